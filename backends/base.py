@@ -1,0 +1,100 @@
+"""The Backend protocol: what the decode loop needs from an inference engine.
+
+A backend holds one sequence of committed tokens in its KV cache. The loop sends a draft tree whose
+root is the last emitted token, reads one row of logits per node, and commits the accepted path;
+everything else of the step is rolled back. A backend knows nothing about drafters or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.tree import DraftTree
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do with the loaded model; `reason` explains a missing one."""
+
+    rollback: bool  # tokens can be taken back, so drafts can be verified
+    tree: bool  # sibling branches can be verified in one step
+    truncate: bool  # the cache can go back to an earlier committed token
+    reason: str = ""
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Ids of `text`; control tokens written in it are recognised."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token stands for (control tokens: none)."""
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends a generation."""
+
+
+class Backend(Protocol):
+    """One loaded model with one sequence in its cache."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def context_size(self) -> int:
+        """Tokens the cache has room for."""
+
+    @property
+    def length(self) -> int:
+        """Committed tokens in the cache."""
+
+    @property
+    def pending(self) -> int:
+        """Committed tokens that the next step feeds again, besides its nodes; mostly 0."""
+
+    @property
+    def max_nodes(self) -> int:
+        """Largest number of nodes one verification step may have."""
+
+    @property
+    def batch_size(self) -> int:
+        """Largest number of tokens one `prefill` may have."""
+
+    def prefill(self, tokens: Sequence[int]) -> Logits:
+        """Append at most `batch_size` tokens and return the logits of the last one, [V].
+
+        Raises ContextFullError before anything is computed when they do not fit.
+        """
+
+    def verify(self, tree: DraftTree) -> Logits:
+        """Run all nodes in one step and return their logits, [n, V].
+
+        The rows are a view that the next step overwrites. Raises ContextFullError before
+        anything is computed when the nodes do not fit.
+        """
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the nodes of `path` (root first) of the last `verify`; roll back the others."""
+
+    def truncate(self, length: int) -> int:
+        """Keep at most the first `length` committed tokens; return how many could be kept."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes the engine says it allocated, by component."""
+
+    def close(self) -> None:
+        """Free everything; safe to call twice."""

@@ -1,0 +1,129 @@
+"""A deterministic backend for tests: logits from a function of the context.
+
+It keeps no tensors, so a test sees exactly what the loop asked for. Trees, roll-back and context
+limits behave as in the real backends; `steps` records how many nodes each step had.
+
+    >>> from edgespec.backends.fake import FakeBackend, markov
+    >>> backend = FakeBackend(markov([[0.0, 9.0], [9.0, 0.0]]), vocab_size=2)   # 0, 1, 0, 1, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from edgespec.backends.base import Capabilities, Logits
+from edgespec.errors import ContextFullError, UnsupportedError
+from edgespec.tree import DraftTree
+
+NextLogits = Callable[[tuple[int, ...]], Sequence[float]]
+
+
+def markov(table: Sequence[Sequence[float]]) -> NextLogits:
+    """Logits that depend on the last token only; `table` is [V, V]."""
+    return lambda context: table[context[-1]]
+
+
+class ByteTokenizer:
+    """One token per byte; ids above 255 have no text, and `end` ends a generation."""
+
+    def __init__(self, vocab_size: int, end: int = -1) -> None:
+        self.vocab_size = vocab_size
+        self._end = end
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """UTF-8 bytes as ids, wrapped into a smaller vocabulary where there is one."""
+        return [byte % self.vocab_size for byte in text.encode()]
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 and token != self._end else b""
+
+    def is_end(self, token: int) -> bool:
+        return token == self._end
+
+
+class FakeBackend:
+    """A model that is a Python function.
+
+    Args:
+        next_logits: the logits after a context, [V].
+        vocab_size: V.
+        end: id of the end token, or -1.
+        tree, rollback: capabilities to pretend.
+    """
+
+    def __init__(
+        self,
+        next_logits: NextLogits,
+        vocab_size: int,
+        *,
+        context_size: int = 4096,
+        max_nodes: int = 64,
+        batch_size: int = 64,
+        end: int = -1,
+        tree: bool = True,
+        rollback: bool = True,
+    ) -> None:
+        self.tokenizer = ByteTokenizer(vocab_size, end)
+        reason = "" if tree and rollback else "pretended for a test"
+        self.capabilities = Capabilities(rollback, tree and rollback, rollback, reason)
+        self.context_size = context_size
+        self.max_nodes = max_nodes if rollback else 1
+        self.batch_size = batch_size
+        self.pending = 0
+        self.steps: list[int] = []
+        self.closed = False
+        self._next_logits = next_logits
+        self._committed: list[int] = []
+        self._tree: DraftTree | None = None
+
+    @property
+    def length(self) -> int:
+        return len(self._committed)
+
+    def prefill(self, tokens: Sequence[int]) -> Logits:
+        """Append `tokens`; logits of the last one."""
+        self._check_room(len(tokens))
+        if len(tokens) > self.batch_size:
+            raise UnsupportedError(f"a prefill has room for {self.batch_size} tokens")
+        self._committed += tokens
+        return self._row(tuple(self._committed))
+
+    def verify(self, tree: DraftTree) -> Logits:
+        """Logits of each node after its own path, [n, V]."""
+        self._check_room(len(tree))
+        if len(tree) > self.max_nodes or not (tree.is_chain or self.capabilities.tree):
+            raise UnsupportedError(f"this model cannot verify {len(tree)} nodes in one step")
+        self._tree = tree
+        self.steps.append(len(tree))
+        rows = [
+            self._row((*self._committed, *(tree.tokens[i] for i in tree.path(node))))
+            for node in range(len(tree))
+        ]
+        return np.stack(rows)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the nodes of `path`."""
+        assert self._tree is not None
+        self._committed += [self._tree.tokens[node] for node in path]
+        self._tree = None
+
+    def truncate(self, length: int) -> int:
+        """Keep the first `length` tokens, or none where nothing can be rolled back."""
+        if length < len(self._committed):
+            del self._committed[length if self.capabilities.truncate else 0 :]
+        return len(self._committed)
+
+    def memory_bytes(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _check_room(self, count: int) -> None:
+        if len(self._committed) + count > self.context_size:
+            raise ContextFullError(f"{count} more tokens do not fit in {self.context_size}")
+
+    def _row(self, context: tuple[int, ...]) -> Logits:
+        return np.asarray(self._next_logits(context), dtype=np.float32)

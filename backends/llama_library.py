@@ -1,0 +1,92 @@
+"""llama.cpp's shared library: imported on first use, its log kept out of the terminal.
+
+The low-level module of llama-cpp-python is used throughout: its high-level class allocates logits
+for the whole context and hides the sequence functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import deque
+from types import ModuleType
+from typing import Any
+
+from edgespec.errors import MissingDependencyError
+
+_WARN, _ERROR, _CONTINUATION = 3, 4, 5  # values of ggml_log_level
+_BUFFER_LINE = re.compile(r"(\S+) +(model|KV|RS|compute|output) buffer size = +([\d.]+) MiB")
+_COMPONENT = {"model": "weights", "KV": "kv_cache", "RS": "recurrent_state"}
+
+
+class LibraryLog:
+    """What llama.cpp said lately: error text for exceptions, buffer sizes for reports."""
+
+    def __init__(self) -> None:
+        self._level = 0
+        self._line = ""
+        self._problems: deque[str] = deque(maxlen=8)
+        self._buffers: list[tuple[str, str, int]] = []  # device, component, bytes
+
+    def write(self, level: int, text: bytes | None) -> None:
+        """Take one piece of log output; pieces of a line arrive one by one."""
+        self._level = self._level if level == _CONTINUATION else level
+        self._line += (text or b"").decode("utf-8", errors="replace")
+        if self._line.endswith("\n"):
+            self._end_line(self._line.strip())
+            self._line = ""
+
+    def _end_line(self, line: str) -> None:
+        if self._level in (_WARN, _ERROR) and line:
+            self._problems.append(line)
+        elif match := _BUFFER_LINE.search(line):
+            device, kind, mebibytes = match.groups()
+            size_bytes = round(float(mebibytes) * 2**20)
+            self._buffers.append((device, _COMPONENT.get(kind, kind), size_bytes))
+
+    def clear(self) -> None:
+        """Forget everything; called before a model or a context is made."""
+        self._problems.clear()
+        self._buffers.clear()
+
+    def problem(self) -> str:
+        """The last error or warning lines in one sentence, or ``""``."""
+        texts = [line.split(": ", 1)[-1] for line in self._problems]
+        return "; ".join(dict.fromkeys(texts[-2:]))
+
+    def buffer_bytes(self) -> dict[str, int]:
+        """Bytes llama.cpp allocated or mapped since `clear`, by component."""
+        total: dict[str, int] = {}
+        for device, component, size_bytes in self._buffers:
+            name = "weights_mapped" if "Mapped" in device else component
+            name = "weights_repacked" if "REPACK" in device.upper() else name
+            total[name] = total.get(name, 0) + size_bytes
+        return total
+
+
+LOG = LibraryLog()
+
+
+@functools.cache
+def library() -> ModuleType:
+    """The low-level module, initialised once per process.
+
+    Raises:
+        MissingDependencyError: llama-cpp-python is not installed.
+    """
+    try:
+        from llama_cpp import llama_cpp
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"llama-cpp-python cannot be imported: {error}",
+            hint="pip install 'llama-cpp-python==0.3.36' (builds from source with a C++ compiler)",
+        ) from error
+
+    def receive(level: int, text: bytes | None, _data: Any) -> None:
+        LOG.write(level, text)
+
+    callback = llama_cpp.llama_log_callback(receive)
+    llama_cpp.llama_log_set(callback, None)
+    llama_cpp.edgespec_log_callback = callback  # C keeps the pointer: it must outlive this call
+    llama_cpp.llama_backend_init()
+    return llama_cpp

@@ -1,0 +1,57 @@
+"""The `edgespec` command: one sub-command a file, errors without tracebacks.
+
+Exit status: 0 done, 1 the request cannot be met, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from edgespec.cli.models import models_app
+from edgespec.cli.plan import plan
+from edgespec.cli.render import error, note
+from edgespec.cli.run import run
+from edgespec.errors import EdgespecError
+
+app = typer.Typer(
+    name="edgespec",
+    help="Run quantized language models as fast as this device can produce correct tokens.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(run)
+app.command()(plan)
+app.add_typer(models_app, name="models")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    print(f"edgespec {installed('edgespec')}")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except EdgespecError as problem:
+        error(problem)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        note("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:  # the reader has gone, as with `| head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()

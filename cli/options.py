@@ -1,0 +1,77 @@
+"""Options that several commands share, and how their texts become values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgespec.errors import UnsupportedError
+from edgespec.memory.plan import Request
+
+ContextOption = Annotated[
+    int | None, typer.Option("--ctx", "-c", help="Tokens of context. Default: chosen to fit.")
+]
+DrafterOption = Annotated[
+    str, typer.Option("--drafter", help="auto, none, or a drafter's name. Example: suffix.")
+]
+DraftMaxOption = Annotated[
+    int | None, typer.Option("--draft-max", help="Most tokens drafted at once. Default: 31.")
+]
+KvTypeOption = Annotated[
+    str, typer.Option("--kv-type", help="KV cache type: f16, q8_0, q4_0 or auto (f16).")
+]
+GpuLayersOption = Annotated[
+    str, typer.Option("--gpu-layers", "-ngl", help="Layers on the GPU: a number or auto (all).")
+]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", "-t", help="CPU threads. Default: physical cores.")
+]
+BackendOption = Annotated[str, typer.Option("--backend", help="auto or llamacpp.")]
+ExactOption = Annotated[
+    bool, typer.Option("--exact", help="Only settings whose output equals plain decoding's.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+def make_request(
+    *,
+    ctx: int | None,
+    drafter: str,
+    draft_max: int | None,
+    kv_type: str,
+    gpu_layers: str,
+    threads: int | None,
+    backend: str,
+    exact: bool,
+    prompt_tokens: int = 0,
+    max_tokens: int = 0,
+) -> Request:
+    """A planner's request from option texts.
+
+    Raises:
+        UnsupportedError: a text that is no value of its option.
+    """
+    if backend not in ("auto", "llamacpp"):
+        raise UnsupportedError(f"there is no backend {backend!r}", hint="use auto or llamacpp")
+    if gpu_layers != "auto" and not gpu_layers.lstrip("-").isdigit():
+        raise UnsupportedError(f"--gpu-layers {gpu_layers} is no number", hint="use 0, 20, or auto")
+    return Request(
+        context_size=ctx,
+        drafter=drafter,
+        draft_max=draft_max,
+        kv_type=None if kv_type == "auto" else kv_type,
+        gpu_layers=None if gpu_layers == "auto" else int(gpu_layers),
+        threads=threads,
+        exact=exact,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+    )
+
+
+def model_path(model: str | None) -> Path:
+    """The file that was named, or the embedded model."""
+    from edgespec.models.embedded import embedded_model
+
+    return embedded_model() if model is None else Path(model).expanduser()

@@ -1,0 +1,78 @@
+"""All output of the command line: sizes, lines, tables, progress, errors.
+
+stdout carries what another program may read; everything else goes to stderr.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from edgespec.errors import EdgespecError
+
+_MIBI, _GIBI = 1 << 20, 1 << 30
+
+
+def size_text(size_bytes: float) -> str:
+    """Bytes in MiB or GiB (powers of two)."""
+    if size_bytes >= _GIBI:
+        return f"{size_bytes / _GIBI:.2f} GiB"
+    return f"{size_bytes / _MIBI:.0f} MiB" if size_bytes >= _MIBI else f"{size_bytes / 1024:.0f} KiB"
+
+
+def printable(text: str) -> str:
+    """`text` without control characters that could steer a terminal."""
+    return "".join(c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f"))
+
+
+def note(text: str) -> None:
+    """One line for the person, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def error(problem: EdgespecError) -> None:
+    """A failure: one sentence, and what to do next."""
+    note(f"error: {problem}")
+    if problem.hint:
+        note(f"\nhint: {problem.hint}")
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Left-aligned columns; the last one is wrapped to the width of the terminal."""
+    columns = max(40, shutil.get_terminal_size((100, 24)).columns)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    indent = sum(widths) + 2 * len(widths)
+    lines = []
+    for row in rows:
+        head = "".join(cell.ljust(width + 2) for cell, width in zip(row, widths, strict=False))
+        wrapped = textwrap.wrap(row[-1], max(16, columns - indent - 1)) or [""]
+        lines.append((head + wrapped[0]).rstrip())
+        lines += [" " * indent + line for line in wrapped[1:]]
+    return "\n".join(lines)
+
+
+class Progress:
+    """One line on stderr that is overwritten; silent when stderr is not a terminal."""
+
+    def __init__(self) -> None:
+        self._shown = 0
+        self._enabled = sys.stderr.isatty()
+
+    def __call__(self, what: str, fraction: float) -> None:
+        """Show that `fraction` (0..1) of `what` is done."""
+        if not self._enabled:
+            return
+        width = max(1, shutil.get_terminal_size().columns - 1)
+        line = f"{what} {fraction:4.0%}"[:width]
+        sys.stderr.write("\r" + line.ljust(self._shown))
+        sys.stderr.flush()
+        self._shown = len(line)
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self._shown:
+            sys.stderr.write("\r" + " " * self._shown + "\r")
+            sys.stderr.flush()
+            self._shown = 0

@@ -1,0 +1,303 @@
+"""`edgespec run`: one prompt in, one answer out."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgespec.cli import options
+from edgespec.cli.render import Progress, note, printable, size_text
+from edgespec.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from edgespec.compare import Divergence
+    from edgespec.engine import Engine, Prompt, Result
+    from edgespec.memory.plan import Plan
+    from edgespec.models.spec import ModelSpec
+    from edgespec.sampling import SamplingParams
+
+
+def run(
+    model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Text. Default: --file or stdin.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt here.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Send the prompt without chat format.")] = False,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1)] = 512,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
+    ctx: options.ContextOption = None,
+    drafter: options.DrafterOption = "auto",
+    draft_max: options.DraftMaxOption = None,
+    kv_type: options.KvTypeOption = "auto",
+    gpu_layers: options.GpuLayersOption = "auto",
+    threads: options.ThreadsOption = None,
+    backend: options.BackendOption = "auto",
+    exact: options.ExactOption = False,
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed of sampling.")] = None,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Keep this probability mass.")] = 1.0,
+    min_p: Annotated[float, typer.Option("--min-p", help="Drop below this x the best.")] = 0.0,
+    repeat_penalty: Annotated[float, typer.Option("--repeat-penalty", help="1 is off.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option("--presence-penalty")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option("--frequency-penalty")] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option("--logit-bias", help="TOKEN=BIAS, e.g. 42=-5.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Generate again plainly and compare.")
+    ] = False,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Answer one prompt. Example: edgespec run model.gguf "Why is the sky blue?"
+
+    With one argument that is no GGUF file, it is the prompt of the embedded model.
+    """
+    from edgespec.sampling import SamplingParams
+
+    model, prompt = _model_and_prompt(model, prompt)
+    text = _prompt_text(prompt, file)
+    sampling = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repeat_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=_biases(logit_bias or []),
+        seed=seed,
+    )
+    request = options.make_request(
+        ctx=ctx,
+        drafter=drafter,
+        draft_max=draft_max,
+        kv_type=kv_type,
+        gpu_layers=gpu_layers,
+        threads=threads,
+        backend=backend,
+        exact=exact,
+        prompt_tokens=len(text.encode()) // 2 + 64,  # more than two bytes a token, usually four
+        max_tokens=max_tokens,
+    )
+    cancel = _cancel_on_interrupt()
+    spec, plan, engine = _load(model, request, cancel, quiet=as_json)
+    with engine:
+        messages: Prompt = text if raw else _messages(system, text, engine)
+        arguments = {"max_tokens": max_tokens, "stop": stop or (), "raw": raw, "cancel": cancel}
+        result, seed_used = _generate(engine, messages, sampling, arguments, show=not as_json)
+        checked = _check(engine, messages, sampling, seed_used, arguments, result) if check else None
+        measured = _report(plan, engine, result, seed_used, checked)
+    if as_json:
+        print(json.dumps(measured))
+    else:
+        note(_summary(measured))
+    if result.finish_reason == "cancelled":
+        raise typer.Exit(130)
+
+
+# -- what to run ---------------------------------------------------------------------------
+
+
+def _model_and_prompt(model: str | None, prompt: str | None) -> tuple[str | None, str | None]:
+    """With one argument, tell a model file from a prompt."""
+    if model is None or prompt is not None:
+        return model, prompt
+    is_file = model.lower().endswith(".gguf") or Path(model).expanduser().exists()
+    return (model, None) if is_file else (None, model)
+
+
+def _prompt_text(prompt: str | None, file: Path | None) -> str:
+    if prompt is not None and file is not None:
+        raise typer.BadParameter("give the prompt as an argument or with --file, not both")
+    if file is not None:
+        try:
+            prompt = file.read_text(encoding="utf-8", errors="replace")
+        except OSError as problem:
+            raise UnsupportedError(f"cannot read {file}: {problem.strerror}") from problem
+    elif prompt is None:
+        if sys.stdin.isatty():
+            raise typer.BadParameter("no prompt: give one as an argument, with --file, or on stdin")
+        prompt = sys.stdin.read()
+    if not prompt.strip():
+        raise typer.BadParameter("the prompt is empty")
+    return prompt
+
+
+def _biases(texts: list[str]) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for text in texts:
+        token, _, bias = text.partition("=")
+        try:
+            pairs.append((int(token), float(bias)))
+        except ValueError:
+            raise typer.BadParameter(f"--logit-bias {text} is not TOKEN=BIAS") from None
+    return tuple(pairs)
+
+
+def _messages(system: str | None, text: str, engine: Engine) -> Prompt:
+    if system is None:
+        return text
+    if engine.chat_template is None:
+        raise UnsupportedError("this model has no chat template, so --system has no place")
+    return [{"role": "system", "content": system}, {"role": "user", "content": text}]
+
+
+# -- running -------------------------------------------------------------------------------
+
+
+def _cancel_on_interrupt() -> threading.Event:
+    """An event that the first Ctrl-C sets; the second one interrupts at once."""
+    cancel = threading.Event()
+
+    def handle(_signal: int, _frame: Any) -> None:
+        if cancel.is_set():
+            raise KeyboardInterrupt
+        cancel.set()
+
+    signal.signal(signal.SIGINT, handle)
+    return cancel
+
+
+def _load(
+    model: str | None, request: Any, cancel: threading.Event, *, quiet: bool
+) -> tuple[ModelSpec, Plan, Engine]:
+    from edgespec.loading import load_plan
+    from edgespec.models.spec import read_model_spec
+    from edgespec.planning import make_run_plan
+
+    spec = read_model_spec(options.model_path(model))
+    plan = make_run_plan(spec, request)
+    if not quiet:
+        note(_headline(spec, plan))
+    progress = Progress()
+    try:
+        engine = load_plan(spec, plan, progress=progress)
+    finally:
+        progress.clear()
+    if cancel.is_set():
+        engine.close()
+        raise KeyboardInterrupt
+    return spec, plan, engine
+
+
+def _headline(spec: ModelSpec, plan: Plan) -> str:
+    drafts = "no drafts" if plan.drafter == "none" else f"{plan.drafter} drafts where they pay"
+    return (
+        f"{printable(spec.name) or spec.path.name} {spec.file_type}, {plan.context_size} tokens of "
+        f"context, {plan.threads} threads, {drafts}; at most "
+        f"{size_text(plan.predicted_peak_bytes)} of {size_text(plan.available_bytes)} free"
+    )
+
+
+def _generate(
+    engine: Engine, prompt: Prompt, sampling: SamplingParams, arguments: Any, *, show: bool
+) -> tuple[Result, int | None]:
+    stream = engine.stream(prompt, sampling=sampling, **arguments)
+    safe = printable if sys.stdout.isatty() else str
+    for chunk in stream:
+        if show and chunk.text:
+            sys.stdout.write(safe(chunk.text))
+            sys.stdout.flush()
+    if show:
+        print(flush=True)
+    return stream.result, stream.seed
+
+
+def _check(
+    engine: Engine,
+    prompt: Prompt,
+    sampling: SamplingParams,
+    seed: int | None,
+    arguments: Any,
+    result: Result,
+) -> dict[str, Any]:
+    """Generate again with plain decoding; where the outputs part, how close the choice was."""
+    import dataclasses
+
+    from edgespec.compare import find_divergence
+    from edgespec.noise import measure_batch_noise
+
+    again = dataclasses.replace(sampling, seed=seed)
+    plain = engine.generate(prompt, sampling=again, speculate=False, **arguments)
+    ids = engine.encode(prompt, raw=bool(arguments["raw"]))
+    compared = min(len(plain.token_ids), len(result.token_ids))
+    divergence: Divergence | None = find_divergence(
+        engine.backend, ids, plain.token_ids[:compared], result.token_ids[:compared]
+    )
+    return {
+        "identical": divergence is None,
+        "compared_tokens": compared,
+        "position": divergence.position if divergence else None,
+        "best_two_logits_gap": divergence.gap if divergence else None,
+        "batch_noise": measure_batch_noise(engine.backend) if divergence else None,
+        "plain_tokens_per_s": plain.counters.tokens_per_s,
+    }
+
+
+# -- reporting -----------------------------------------------------------------------------
+
+
+def _report(
+    plan: Plan, engine: Engine, result: Result, seed: int | None, checked: dict[str, Any] | None
+) -> dict[str, Any]:
+    from edgespec.memory.track import peak_resident_bytes
+
+    counters = result.counters
+    report: dict[str, Any] = {
+        "text": result.text,
+        "token_ids": list(result.token_ids),
+        "finish_reason": result.finish_reason,
+        "prompt_tokens": counters.prompt_tokens,
+        "generated_tokens": len(result.token_ids),
+        "rounds": counters.rounds,
+        "drafted_tokens": counters.drafted_tokens,
+        "accepted_tokens": counters.accepted_tokens,
+        "acceptance_length": counters.acceptance_length,
+        "time_to_first_token_s": counters.time_to_first_token_s,
+        "decode_s": counters.decode_s,
+        "tokens_per_s": counters.tokens_per_s,
+        "host_share": counters.host_share,
+        "seed": seed,
+        "plan": plan.as_json(),
+        "memory": {
+            "predicted_peak_bytes": plan.predicted_peak_bytes,
+            "measured_peak_bytes": peak_resident_bytes(),
+            "components": plan.components,
+            "allocated_bytes": engine.backend.memory_bytes(),
+        },
+    }
+    if checked is not None:
+        report["check"] = checked
+    return report
+
+
+def _summary(report: dict[str, Any]) -> str:
+    line = (
+        f"{report['generated_tokens']} tokens, {report['tokens_per_s']:.1f} tokens/s, acceptance "
+        f"length {report['acceptance_length']:.2f} (plain is 1.00), first token after "
+        f"{report['time_to_first_token_s']:.2f} s, peak memory "
+        f"{size_text(report['memory']['measured_peak_bytes'])}"
+    )
+    if report["finish_reason"] in ("length", "context_full"):
+        limit = "--max-tokens" if report["finish_reason"] == "length" else "--ctx"
+        line += f"; cut off by {limit}"
+    return line + _check_text(report.get("check"))
+
+
+def _check_text(checked: dict[str, Any] | None) -> str:
+    if checked is None:
+        return ""
+    if checked["identical"]:
+        return f"\ncheck: identical to plain decoding ({checked['compared_tokens']} tokens)"
+    return (
+        f"\ncheck: differs from plain decoding at token {checked['position']}, where the two best "
+        f"logits are {checked['best_two_logits_gap']:.3f} apart (batch noise here: "
+        f"{checked['batch_noise']:.3f})"
+    )

@@ -1,0 +1,103 @@
+"""Acceptance probabilities by counting.
+
+A drafter describes each node it proposes by a small integer (its `cell`: how long the match was,
+how many earlier places agree, ...). Counting how often nodes of a cell were right gives their
+probability. Three levels are shrunk into each other, because fine cells are rarely seen:
+
+    p_coarse = (hits + 1 * prior) / (tries + 1)      of the group the cell belongs to
+    p_cell   = (hits + k_cell * p_coarse) / (tries + k_cell)
+    p        = (recent hits + k_recent * p_cell) / (recent tries + k_recent)
+
+which are posterior means of Beta distributions. `recent` counts fade (half-life of about 7
+trials) and are forgotten with each new text: some texts repeat themselves far more than others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_CELL_STRENGTH = 6.0
+_RECENT_STRENGTH = 40.0
+_RECENT_DECAY = 0.9
+_GROUP_STRENGTH = 1.0
+_MAX_TRIES = 4000.0  # older counts fade beyond this, so that a table never gets stuck
+
+
+class Calibration:
+    """Hit and miss counts by cell, by group of cells, and lately.
+
+    Args:
+        num_cells: how many different cells there are.
+        groups: the group of each cell, [num_cells].
+        recents: the class of recent counts each cell shares, [num_cells].
+        priors: probability of each group before anything was counted.
+    """
+
+    def __init__(
+        self,
+        num_cells: int,
+        groups: Sequence[int],
+        recents: Sequence[int],
+        priors: Sequence[float],
+    ) -> None:
+        self._groups, self._recents = groups, recents
+        self._hits = [0.0] * num_cells
+        self._tries = [0.0] * num_cells
+        self._group_hits = [_GROUP_STRENGTH * prior for prior in priors]
+        self._group_tries = [_GROUP_STRENGTH] * len(priors)
+        self._recent_hits = [0.0] * (max(recents) + 1)
+        self._recent_tries = [0.0] * (max(recents) + 1)
+
+    def probability(self, cell: int) -> float:
+        """Chance that a node of this cell is right, given that its parent was."""
+        group, recent = self._groups[cell], self._recents[cell]
+        coarse = self._group_hits[group] / self._group_tries[group]
+        fine = (self._hits[cell] + _CELL_STRENGTH * coarse) / (self._tries[cell] + _CELL_STRENGTH)
+        return (self._recent_hits[recent] + _RECENT_STRENGTH * fine) / (
+            self._recent_tries[recent] + _RECENT_STRENGTH
+        )
+
+    def count(self, cell: int, hit: bool) -> None:
+        """Record that a node of this cell, whose parent was right, was right or wrong."""
+        group, recent = self._groups[cell], self._recents[cell]
+        self._recent_hits[recent] = _RECENT_DECAY * self._recent_hits[recent] + hit
+        self._recent_tries[recent] = _RECENT_DECAY * self._recent_tries[recent] + 1.0
+        self._hits[cell] += hit
+        self._tries[cell] += 1.0
+        self._group_hits[group] += hit
+        self._group_tries[group] += 1.0
+        if self._tries[cell] > _MAX_TRIES:
+            self._hits[cell] *= 0.5
+            self._tries[cell] *= 0.5
+
+    def forget_recent(self) -> None:
+        """Start a new text."""
+        self._recent_hits = [0.0] * len(self._recent_hits)
+        self._recent_tries = [0.0] * len(self._recent_tries)
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts that were touched, for the next run."""
+        cells = {
+            str(cell): [round(self._hits[cell], 3), round(self._tries[cell], 3)]
+            for cell in range(len(self._tries))
+            if self._tries[cell] > 0
+        }
+        return {"num_cells": len(self._tries), "cells": cells}
+
+    def load_json(self, document: dict[str, Any] | None) -> None:
+        """Take over counts of an earlier run; a document of another layout is ignored."""
+        if not document or document.get("num_cells") != len(self._tries):
+            return
+        cells = document.get("cells")
+        for name, counts in (cells if isinstance(cells, dict) else {}).items():
+            try:
+                cell, hits, tries = int(name), float(counts[0]), float(counts[1])
+                if not 0 <= hits <= tries <= 2 * _MAX_TRIES:
+                    continue
+                self._hits[cell] += hits
+                self._tries[cell] += tries
+                self._group_hits[self._groups[cell]] += hits
+                self._group_tries[self._groups[cell]] += tries
+            except (ValueError, TypeError, IndexError, KeyError):
+                continue

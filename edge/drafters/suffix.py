@@ -1,0 +1,267 @@
+"""The suffix drafter: what followed the last time the text ended like this?
+
+History (past texts, then the current prompt and output) is kept as one run of token ids. Hash
+chains over its last 4, 2 and 1 tokens, as in LZ77 compressors, give earlier places where the text
+ended the same way. Every place votes for the token that followed it, with the square of its match
+length as weight; the winner becomes a node. Its probability is calibrated by counting over
+
+    match length x share of the votes x number of places that agree x this text or an older one
+
+(Edges deeper in the draft are described as if the draft had already been accepted, so one table
+serves every depth.) Ideas: prompt lookup decoding, SuffixDecoding (arXiv 2411.04975), consensus of
+several matches from GOOSE (arXiv 2604.02047).
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+from edgespec.calibration import Calibration
+from edgespec.drafters.base import EMPTY, Proposal
+
+_ORDERS = (4, 2, 1)  # lengths of the indexed endings, longest first
+_MAX_PLACES = 16  # links followed in one hash chain
+_LENGTH_CAP = 32  # matches are not followed further back than this
+_HASH_BITS = 16
+_HASH_MASK = (1 << _HASH_BITS) - 1
+_MIX = 0x9E3779B1  # 2^32 / golden ratio, the usual multiplicative hash
+_OLD_TEXT_WEIGHT = 0.05  # a vote from an older text against one from this text
+_MIN_PROBABILITY = 0.02  # nodes below this never pay on any measured curve
+
+# Borders of the calibration cells. A value lands in the bucket of the last border it reaches.
+_LENGTH_BORDERS = (2, 3, 4, 5, 7, 10, 15, 23)
+_SHARE_BORDERS = (0.3, 0.5, 0.65, 0.8, 0.9, 0.97, 0.995)
+_COUNT_BORDERS = (2, 3, 5, 9)
+_NUM_LENGTHS = len(_LENGTH_BORDERS) + 1
+_NUM_SHARES = len(_SHARE_BORDERS) + 1
+_NUM_COUNTS = len(_COUNT_BORDERS) + 1
+_LENGTH_BUCKET = [bisect_right(_LENGTH_BORDERS, length) for length in range(2 * _LENGTH_CAP + 1)]
+
+
+def _new_calibration() -> Calibration:
+    """Cells are numbered ((length * shares + share) * counts + count) * 2 + this_text."""
+    num_cells = _NUM_LENGTHS * _NUM_SHARES * _NUM_COUNTS * 2
+    lengths = [cell // (2 * _NUM_COUNTS * _NUM_SHARES) for cell in range(num_cells)]
+    groups = [2 * length + cell % 2 for cell, length in enumerate(lengths)]
+    recents = [0 if length < 4 else 1 if length < 6 else 2 for length in lengths]
+    # Before anything was counted: a longer match is likelier to go on, an older text less so.
+    priors = [
+        (0.3 + 0.6 * length / (_NUM_LENGTHS - 1)) * (1.0 if this_text else 0.7)
+        for length in range(_NUM_LENGTHS)
+        for this_text in (0, 1)
+    ]
+    return Calibration(num_cells, groups, recents, priors)
+
+
+class SuffixDrafter:
+    """Drafts from repetitions in the text, in older texts of this process, and of itself.
+
+    Args:
+        capacity: tokens of history kept; the older half is dropped when it is full.
+        max_children: branches per node; 1 proposes chains.
+    """
+
+    name = "suffix"
+
+    def __init__(self, *, capacity: int = 1 << 16, max_children: int = 1) -> None:
+        self._capacity = capacity
+        self._max_children = max_children
+        self._calibration = _new_calibration()
+        self._text_start = 0
+        self._cells: list[int] = []
+        self._proposal = EMPTY
+        self._clear()
+
+    def _clear(self) -> None:
+        self._tokens = array("i")
+        # By order: where an ending with this hash was seen last (1 + position, 0 for never),
+        # and for each position the one before it.
+        self._heads = [array("i", bytes(4 << _HASH_BITS)) for _ in _ORDERS]
+        self._links = [array("i") for _ in _ORDERS]
+
+    @property
+    def nbytes(self) -> int:
+        """Ceiling of the tables in bytes; 4 bytes a token for the text and for each order."""
+        per_token = 4 * (1 + len(_ORDERS))
+        return self._capacity * per_token + len(_ORDERS) * (4 << _HASH_BITS)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start a new text; older ones stay as a weaker source."""
+        self._calibration.forget_recent()
+        self._proposal = EMPTY
+        self._text_start = len(self._tokens)
+        self.extend(tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append to the history and its hash chains, about 2 us a token."""
+        if len(self._tokens) + len(tokens) > self._capacity:
+            self._drop_older_half(len(tokens))
+        text = self._tokens
+        (heads4, heads2, heads1), (links4, links2, links1) = self._heads, self._links
+        a, b, c = ([0, 0, 0, *text[-3:]])[-3:]
+        for d in tokens[-self._capacity :]:
+            text.append(d)
+            end = len(text)
+            pair = c * _MIX + d
+            for key, heads, links in (
+                (((a * _MIX + b) * _MIX + pair) * _MIX >> 16, heads4, links4),
+                (pair * _MIX >> 16, heads2, links2),
+                (d, heads1, links1),
+            ):
+                slot = key & _HASH_MASK
+                links.append(heads[slot])
+                heads[slot] = end
+            a, b, c = b, c, d
+
+    def _drop_older_half(self, incoming: int) -> None:
+        keep = max(0, min(len(self._tokens), self._capacity // 2, self._capacity - incoming))
+        dropped = len(self._tokens) - keep
+        kept = self._tokens[dropped:]
+        self._clear()
+        self._text_start = max(0, self._text_start - dropped)
+        self.extend(kept)
+
+    # -- proposing -------------------------------------------------------------------------
+
+    def propose(self, max_nodes: int) -> Proposal:
+        """The most probable continuations, best first."""
+        places = self._places()
+        self._proposal = self._grow(places, max_nodes) if places else EMPTY
+        return self._proposal
+
+    def _places(self) -> list[tuple[int, int, float, bool]]:
+        """Earlier places that ended like the text does now.
+
+        Each is (position of what followed, match length, weight of its vote, in this text).
+        """
+        text = self._tokens
+        end = len(text)
+        lengths: dict[int, int] = {}
+        for order, links in zip(_ORDERS, self._links, strict=True):
+            if end < order:
+                continue
+            place = links[end - 1]
+            for _ in range(_MAX_PLACES):
+                if place == 0:
+                    break
+                if place not in lengths:
+                    back, length = place, 0
+                    limit = min(_LENGTH_CAP, place)
+                    while length < limit and text[back - 1] == text[end - 1 - length]:
+                        back -= 1
+                        length += 1
+                    if length >= order:  # a smaller one is a hash collision
+                        lengths[place] = length
+                place = links[place - 1]
+        start = self._text_start
+        return [
+            (place, length, float(length * length), True)
+            if place >= start
+            else (place, length, _OLD_TEXT_WEIGHT * length * length, False)
+            for place, length in lengths.items()
+        ]
+
+    def _grow(self, places: list[tuple[int, int, float, bool]], max_nodes: int) -> Proposal:
+        """Best-first expansion of the votes into nodes."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        probabilities: list[float] = []
+        cells: list[int] = []
+        heap: list[tuple[float, int, int, int, list[tuple[int, int, float, bool]]]] = []
+        self._push_children(heap, places, [], -1, 1.0)
+        while heap and len(tokens) < max_nodes:
+            negative, token, cell, parent, supporters = heapq.heappop(heap)
+            node = len(tokens)
+            tokens.append(token)
+            parents.append(parent)
+            probabilities.append(-negative)
+            cells.append(cell)
+            path = self._path(tokens, parents, node)
+            self._push_children(heap, supporters, path, node, -negative)
+        self._cells = cells
+        return Proposal(tokens, parents, probabilities)
+
+    def _path(self, tokens: list[int], parents: list[int], node: int) -> list[int]:
+        if self._max_children == 1:
+            return tokens
+        path = []
+        while node >= 0:
+            path.append(tokens[node])
+            node = parents[node]
+        return path[::-1]
+
+    def _push_children(
+        self,
+        heap: list[tuple[float, int, int, int, list[tuple[int, int, float, bool]]]],
+        places: list[tuple[int, int, float, bool]],
+        path: list[int],
+        parent: int,
+        parent_probability: float,
+    ) -> None:
+        """Let `places` vote on the token after `path` and push the winners onto the heap."""
+        text, depth = self._tokens, len(path)
+        end = len(text)
+        votes: dict[int, list[tuple[int, int, float, bool]]] = {}
+        for place in places:
+            at = place[0] + depth
+            # A place near the end reads on in the draft itself: that is how loops continue.
+            token = text[at] if at < end else path[at - end]
+            if token in votes:
+                votes[token].append(place)
+            else:
+                votes[token] = [place]
+        total = sum(place[2] for place in places)
+        ranked = sorted(
+            ((sum(place[2] for place in agreeing), token) for token, agreeing in votes.items()),
+            reverse=True,
+        )
+        for weight, token in ranked[: self._max_children]:
+            agreeing = votes[token]
+            cell = _cell(agreeing, depth, weight / total)
+            probability = parent_probability * self._calibration.probability(cell)
+            if probability >= _MIN_PROBABILITY:
+                heapq.heappush(heap, (-probability, token, cell, parent, agreeing))
+
+    # -- learning --------------------------------------------------------------------------
+
+    def observe(self, emitted: Sequence[int]) -> None:
+        """Count every proposed node whose parent was right, then extend the history.
+
+        Nodes that were proposed but not sent to the target are counted too where the target's
+        own text shows whether they were right.
+        """
+        proposal, node, depth = self._proposal, -1, 0
+        while depth < len(emitted):
+            right = -1
+            for i in range(node + 1, len(proposal.tokens)):
+                if proposal.parents[i] == node:
+                    hit = proposal.tokens[i] == emitted[depth]
+                    self._calibration.count(self._cells[i], hit)
+                    right = i if hit else right
+                    if self._max_children == 1:
+                        break
+            if right < 0:
+                break
+            node, depth = right, depth + 1
+        self._proposal = EMPTY
+        self.extend(emitted)
+
+    def state(self) -> dict[str, Any]:
+        """The counts."""
+        return self._calibration.as_json()
+
+    def load_state(self, document: dict[str, Any] | None) -> None:
+        """Start from the counts of an earlier run."""
+        self._calibration.load_json(document)
+
+
+def _cell(agreeing: list[tuple[int, int, float, bool]], depth: int, share: float) -> int:
+    length = max(place[1] for place in agreeing) + depth
+    bucket = _LENGTH_BUCKET[min(length, 2 * _LENGTH_CAP)]
+    this_text = any(place[3] for place in agreeing)
+    cell = bucket * _NUM_SHARES + bisect_right(_SHARE_BORDERS, share)
+    return (cell * _NUM_COUNTS + bisect_right(_COUNT_BORDERS, len(agreeing))) * 2 + this_text

@@ -1,0 +1,364 @@
+"""The engine: one loaded model, and the loop that makes it write.
+
+    prompt ids -> drafter proposes -> controller chooses a DraftTree -> backend verifies it in one
+    step -> accept -> commit, roll back -> text
+
+The engine knows no inference library (the backend does) and no probabilities (the drafter does).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from types import TracebackType
+
+from edgespec.accept import accept
+from edgespec.backends.base import Backend, Logits
+from edgespec.controller import build_tree, choose_size
+from edgespec.drafters.base import Drafter
+from edgespec.errors import ContextFullError, UnsupportedError
+from edgespec.memory.curve import CostCurve
+from edgespec.models.chat import Message, render_chat
+from edgespec.sampling import Sampler, SamplingParams
+from edgespec.stats import Counters
+from edgespec.stream import TextStream
+from edgespec.tree import DraftTree
+
+Prompt = str | Sequence[Message] | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one round added: text that is safe to show, and the ids behind it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One finished generation.
+
+    `finish_reason` is "stop" (the model ended, or a stop string came), "length" (max_tokens),
+    "context_full" or "cancelled".
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    counters: Counters
+
+
+@dataclass(slots=True)
+class _Run:
+    """State of the generation in progress."""
+
+    sampler: Sampler
+    limit: int  # tokens that may be generated
+    cancel: threading.Event
+    counters: Counters = field(default_factory=Counters)
+    speculate: bool = True
+
+
+class Engine:
+    """A loaded model. Use `edgespec.load` to make one from a file.
+
+    Args:
+        backend: the model.
+        curve: measured step times; None disables speculation.
+        drafter: where drafts come from; None disables speculation.
+        chat_template: Jinja source of the model's chat format, or None.
+        on_close: called once when the engine is closed.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        curve: CostCurve | None = None,
+        drafter: Drafter | None = None,
+        chat_template: str | None = None,
+        special_tokens: tuple[str, str] = ("", ""),
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self.backend = backend
+        self.curve = curve
+        self.drafter = drafter if backend.capabilities.rollback and curve is not None else None
+        self.chat_template = chat_template
+        self._special_tokens = special_tokens
+        self._on_close = on_close
+        self._lock = threading.Lock()
+        self._closed = False
+
+    # -- public ----------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = 512,
+        sampling: SamplingParams | None = None,
+        stop: Sequence[str] = (),
+        raw: bool = False,
+        speculate: bool = True,
+        cancel: threading.Event | None = None,
+    ) -> Result:
+        """Write the continuation of `prompt` and return it whole. Arguments as in `stream`."""
+        stream = self.stream(
+            prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop=stop,
+            raw=raw,
+            speculate=speculate,
+            cancel=cancel,
+        )
+        for _ in stream:
+            pass
+        return stream.result
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = 512,
+        sampling: SamplingParams | None = None,
+        stop: Sequence[str] = (),
+        raw: bool = False,
+        speculate: bool = True,
+        cancel: threading.Event | None = None,
+    ) -> Stream:
+        """Write the continuation of `prompt`, chunk by chunk.
+
+        Args:
+            prompt: text, a list of chat messages, or token ids. Text is one user message in the
+                model's chat format; `raw=True` sends it as it is.
+            max_tokens: most tokens to generate.
+            sampling: how tokens are picked; greedy by default.
+            stop: strings that end the answer; they are not part of it.
+            speculate: False decodes plainly, one token a step.
+            cancel: set it from another thread to stop after the current step.
+
+        Raises:
+            ContextFullError: the prompt leaves no room for an answer.
+            UnsupportedError: an argument cannot be honoured.
+        """
+        if self._closed:
+            raise UnsupportedError("the engine is closed", hint="load the model again")
+        if max_tokens < 1:
+            raise UnsupportedError(f"max_tokens must be at least 1, not {max_tokens}")
+        ids = self.encode(prompt, raw=raw)
+        room = self.backend.context_size - len(ids)
+        if room < 1:
+            raise ContextFullError(
+                f"the prompt has {len(ids)} tokens and the context {self.backend.context_size}",
+                hint="raise --ctx, or shorten the prompt",
+            )
+        params = sampling or SamplingParams()
+        run = _Run(
+            sampler=Sampler(params, self.backend.tokenizer.vocab_size, ids),
+            limit=min(max_tokens, room),
+            cancel=cancel or threading.Event(),
+            counters=Counters(prompt_tokens=len(ids)),
+            speculate=speculate and self.drafter is not None,
+        )
+        text = TextStream(self.backend.tokenizer.token_bytes, stop)
+        return Stream(self._locked(ids, run), text, self.backend.tokenizer.is_end, run, max_tokens)
+
+    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+        """Token ids of a prompt, in the model's chat format unless it is `raw` or ids already."""
+        if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
+            ids = [item for item in prompt if isinstance(item, int)]
+        else:
+            ids = self.backend.tokenizer.encode(self._prompt_text(prompt, raw))
+        if not ids:
+            raise UnsupportedError("the prompt is empty", hint="give at least one character")
+        outside = [i for i in ids if not 0 <= i < self.backend.tokenizer.vocab_size]
+        if outside:
+            raise UnsupportedError(f"token id {outside[0]} is not in the vocabulary")
+        return ids
+
+    def close(self) -> None:
+        """Free the model; safe to call twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._on_close is not None:
+                self._on_close()
+            self.backend.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- the loop --------------------------------------------------------------------------
+
+    def _decode(self, prompt: list[int], run: _Run) -> Iterator[list[int]]:
+        """Yield the tokens of each round. The first "round" is the prompt's last logits."""
+        logits = self._prefill(prompt, run.cancel)
+        if logits is None:
+            return
+        root, previous = run.sampler.pick(logits), 0
+        if run.speculate and self.drafter is not None:
+            self.drafter.begin([*prompt, root])
+        run.counters.generated_tokens = 1
+        yield [root]
+        is_end = self.backend.tokenizer.is_end
+        while run.counters.generated_tokens < run.limit and not is_end(root):
+            if run.cancel.is_set():
+                return
+            start = perf_counter()
+            tree, extra = self._draft(root, run, previous), self.backend.pending
+            drafted = perf_counter()
+            logits, depth = self.backend.verify(tree), self.backend.length
+            verified = perf_counter()
+            path, emitted = accept(tree, logits, run.sampler.pick)
+            emitted = _until_end(emitted, is_end)
+            self.backend.commit(path[: len(emitted)])
+            if run.speculate and self.drafter is not None:
+                self.drafter.observe(emitted)
+            if self.curve is not None:
+                previous, last = len(tree) + extra, previous
+                self.curve.observe(previous, depth, last, (verified - drafted) * 1e3)
+            root = emitted[-1]
+            host_s = perf_counter() - verified + drafted - start
+            run.counters.add_round(len(tree) - 1, len(emitted), verified - drafted, host_s)
+            yield emitted
+
+    def _prefill(self, prompt: list[int], cancel: threading.Event) -> Logits | None:
+        """Logits after the prompt, or None when cancelled on the way."""
+        self.backend.truncate(0)
+        logits, size = None, self.backend.batch_size
+        for start in range(0, len(prompt), size):
+            if cancel.is_set():
+                return None
+            logits = self.backend.prefill(prompt[start : start + size])
+        return logits
+
+    def _draft(self, root: int, run: _Run, previous: int) -> DraftTree:
+        """The tree to verify next: the root, and drafts where they are worth their time."""
+        backend = self.backend
+        room = min(
+            run.limit - run.counters.generated_tokens - 1,
+            backend.context_size - backend.length - 1,
+            backend.max_nodes - 1,
+        )
+        if not run.speculate or self.drafter is None or self.curve is None or room < 1:
+            return DraftTree.chain((root,))
+        proposal = self.drafter.propose(room)
+        size = choose_size(
+            proposal.probabilities, self.curve, backend.length, previous, room, backend.pending
+        )
+        return build_tree(root, proposal, size)
+
+    # -- details ---------------------------------------------------------------------------
+
+    def _locked(self, prompt: list[int], run: _Run) -> Iterator[list[int]]:
+        """One generation at a time: a second one waits until the first has ended."""
+        with self._lock:
+            start = first = perf_counter()
+            for emitted in self._decode(prompt, run):
+                now = perf_counter()
+                if run.counters.rounds == 0:
+                    run.counters.time_to_first_token_s = now - start
+                    first = now
+                run.counters.decode_s = now - first
+                yield emitted
+
+    def _prompt_text(self, prompt: Prompt, raw: bool) -> str:
+        if isinstance(prompt, str) and (raw or self.chat_template is None):
+            return prompt
+        if self.chat_template is None or raw:
+            raise UnsupportedError("this model has no chat template", hint="pass the prompt as text")
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        bos_token, eos_token = self._special_tokens
+        return render_chat(
+            self.chat_template,
+            [message for message in messages if not isinstance(message, int)],
+            bos_token=bos_token,
+            eos_token=eos_token,
+        )
+
+
+class Stream:
+    """Chunks of one generation; `result` is complete when the iteration has ended."""
+
+    def __init__(
+        self,
+        rounds: Iterator[list[int]],
+        text: TextStream,
+        is_end: Callable[[int], bool],
+        run: _Run,
+        max_tokens: int,
+    ) -> None:
+        self._rounds = rounds
+        self._text = text
+        self._is_end = is_end
+        self._run = run
+        self._max_tokens = max_tokens
+        self._ids: list[int] = []
+        self._finished = False
+
+    @property
+    def seed(self) -> int | None:
+        """Seed the sampler draws with; repeat it to get the same tokens."""
+        return self._run.sampler.seed
+
+    def __iter__(self) -> Iterator[Chunk]:
+        try:
+            for emitted in self._rounds:
+                yield self._chunk(emitted)
+                if self._text.stopped:
+                    break
+            rest = self._text.finish()
+            self._finished = True
+            if rest:
+                yield Chunk(rest, ())
+        finally:
+            close = getattr(self._rounds, "close", None)
+            if close is not None:
+                close()
+
+    def _chunk(self, emitted: list[int]) -> Chunk:
+        pieces: list[str] = []
+        used = 0
+        for token in emitted:
+            pieces.append(self._text.push(token))
+            used += 1
+            if self._text.stopped:
+                break
+        self._ids += emitted[:used]
+        return Chunk("".join(pieces), tuple(emitted[:used]))
+
+    @property
+    def result(self) -> Result:
+        """The generation so far; its finish reason is "cancelled" while it is not complete."""
+        ids = tuple(self._ids)
+        return Result(self._text.text, ids, self._finish_reason(), self._run.counters)
+
+    def _finish_reason(self) -> str:
+        if self._text.stopped or (self._ids and self._is_end(self._ids[-1])):
+            return "stop"
+        if len(self._ids) >= self._max_tokens:
+            return "length"
+        if len(self._ids) >= self._run.limit:
+            return "context_full"
+        return "cancelled"
+
+
+def _until_end(emitted: list[int], is_end: Callable[[int], bool]) -> list[int]:
+    """Drop what came after a token that ends the generation."""
+    for place, token in enumerate(emitted):
+        if is_end(token):
+            return emitted[: place + 1]
+    return emitted

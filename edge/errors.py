@@ -1,0 +1,52 @@
+"""Everything edgespec raises on purpose.
+
+    EdgespecError
+    ├── ModelFileError        (ValueError)    the file is not a model that can be read
+    ├── ModelNotFoundError    (FileNotFoundError)  there is no such model file
+    ├── DoesNotFitError       (MemoryError)   the request needs more memory than there is
+    ├── ContextFullError      (ValueError)    the prompt or the answer leaves no room in the context
+    ├── UnsupportedError      (ValueError)    this backend, model or setting cannot do what was asked
+    ├── MissingDependencyError (ImportError)  an optional package is not installed
+    └── BackendError          (RuntimeError)  the inference library failed
+
+Each message is one sentence with the values in it; `hint` says what to do next. The command line
+prints both and never a traceback. A class also inherits the builtin a caller would catch.
+"""
+
+from __future__ import annotations
+
+
+class EdgespecError(Exception):
+    """Base of all errors raised on purpose. `hint` is a next step in one sentence, or ``""``."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ModelFileError(EdgespecError, ValueError):
+    """The file is truncated, foreign, hostile, or of a kind edgespec does not read."""
+
+
+class ModelNotFoundError(EdgespecError, FileNotFoundError):
+    """No model file lies at the path that was given."""
+
+
+class DoesNotFitError(EdgespecError, MemoryError):
+    """The request needs more memory than the machine or the budget has."""
+
+
+class ContextFullError(EdgespecError, ValueError):
+    """The tokens do not fit into the context; raised before the step that would overflow."""
+
+
+class UnsupportedError(EdgespecError, ValueError):
+    """A backend, model file or setting cannot honour what was asked."""
+
+
+class MissingDependencyError(EdgespecError, ImportError):
+    """An optional package is needed and not installed; the hint is the install command."""
+
+
+class BackendError(EdgespecError, RuntimeError):
+    """The inference library reported a failure; the message carries its own words."""

@@ -1,0 +1,176 @@
+"""From a model file to an Engine: read, plan, load, measure what was not measured yet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from edgespec.backends.base import Backend
+from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.drafters import make_drafter
+from edgespec.drafters.base import Drafter
+from edgespec.engine import Engine
+from edgespec.errors import UnsupportedError
+from edgespec.memory import cache
+from edgespec.memory.curve import CostCurve, add_depth, measure_curve
+from edgespec.memory.plan import Plan, Request
+from edgespec.models.embedded import embedded_model
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.noise import measure_batch_noise
+from edgespec.planning import calibration_key, make_run_plan, settings_key, stored_curve
+from edgespec.tree import DraftTree
+
+Progress = Callable[[str, float], None]  # what is being done, and which part of it is done (0..1)
+
+# Together with warm-up and one large step too many these stay below two seconds.
+_CURVE_SECONDS = 1.2
+_DEPTH_SECONDS = 0.4
+_MAX_DEPTH = 1024
+
+
+def load(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    context_size: int | None = None,
+    threads: int | None = None,
+    kv_type: str | None = None,
+    gpu_layers: int | None = None,
+    drafter: str = "auto",
+    draft_max: int | None = None,
+    exact: bool = False,
+    progress: Progress | None = None,
+) -> Engine:
+    """Load a GGUF model; without a path, the embedded one of the `demo` extra.
+
+    Args:
+        context_size: tokens of context; None lets the planner choose.
+        threads: CPU threads; None takes the physical cores this process may use.
+        kv_type: f16, q8_0 or q4_0.
+        gpu_layers: layers on the GPU; None takes all of them where llama.cpp has one.
+        drafter: "auto", "none" or a name of `edgespec.drafters.NAMES`.
+        draft_max: most tokens drafted at once.
+        exact: only settings in which a token's logits do not depend on what else is in its step.
+        progress: called while it works.
+
+    Raises:
+        ModelNotFoundError, ModelFileError: no such file, or not a model.
+        DoesNotFitError: the context does not fit into free memory.
+        UnsupportedError: an option cannot be honoured with this model.
+        BackendError: llama.cpp failed, with its own words.
+    """
+    spec = read_model_spec(model if model is not None else embedded_model())
+    request = Request(
+        context_size=context_size,
+        threads=threads,
+        kv_type=kv_type,
+        gpu_layers=gpu_layers,
+        drafter=drafter,
+        draft_max=draft_max,
+        exact=exact,
+    )
+    return load_plan(spec, make_run_plan(spec, request), progress=progress)
+
+
+def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) -> Engine:
+    """Load exactly `plan`. Raises as `load`."""
+    report = progress or (lambda _what, _fraction: None)
+    settings = LlamaSettings(
+        context_size=plan.context_size,
+        batch_size=plan.batch_size,
+        max_nodes=plan.draft_max + 1,
+        max_leaves=1,
+        threads=plan.threads,
+        kv_type_k=plan.kv_type_k,
+        kv_type_v=plan.kv_type_v,
+        gpu_layers=plan.gpu_layers,
+    )
+    backend = LlamaBackend(
+        spec.path, settings, progress=lambda fraction: report("loading", fraction)
+    )
+    try:
+        if plan.exact:
+            _require_batch_invariance(backend, settings_key(spec, plan), report)
+        drafter = make_drafter(plan.drafter)
+        curve = _curve(backend, spec, plan, report) if drafter else None
+        if drafter is not None:
+            drafter.load_state(cache.load("calibration", calibration_key(spec, drafter.name)))
+    except BaseException:
+        backend.close()
+        raise
+    return Engine(
+        backend,
+        curve=curve,
+        drafter=drafter,
+        chat_template=spec.chat_template,
+        special_tokens=(backend.tokenizer.bos_text, backend.tokenizer.eos_text),
+        on_close=lambda: _remember(spec, plan, curve, drafter),
+    )
+
+
+def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> CostCurve:
+    """The stored curve, or a measurement of at most two seconds.
+
+    A slow model leaves some sizes unmeasured; each later load goes on with those.
+    """
+    known = stored_curve(spec, plan)
+    if known is not None and float("inf") not in known.base[1:]:
+        return known
+    report("measuring step times", 0.0)
+    curve = measure_curve(
+        lambda nodes: _one_step(backend, nodes),
+        backend.max_nodes,
+        seconds=_CURVE_SECONDS,
+        known=known,
+    )
+    if known is None:
+        _measure_depth(backend, curve)
+    cache.store("curves", settings_key(spec, plan), curve.as_json())
+    report("measuring step times", 1.0)
+    return curve
+
+
+def _one_step(backend: Backend, nodes: int) -> None:
+    """Verify a chain of arbitrary tokens and take it back."""
+    tokens = [token % backend.tokenizer.vocab_size for token in range(100, 100 + nodes)]
+    backend.verify(DraftTree.chain(tokens))
+    backend.truncate(backend.length)
+
+
+def _measure_depth(backend: Backend, curve: CostCurve) -> None:
+    """Fill the cache for a moment and see how much slower steps get."""
+    deadline = perf_counter() + _DEPTH_SECONDS
+    depth = min(_MAX_DEPTH, backend.context_size - backend.max_nodes)
+    tokens = [token % backend.tokenizer.vocab_size for token in range(100, 100 + depth)]
+    chunk = min(64, backend.batch_size)
+    while perf_counter() < deadline and backend.length + chunk <= depth:
+        backend.prefill(tokens[backend.length : backend.length + chunk])
+    add_depth(curve, lambda nodes: _one_step(backend, nodes), backend.length)
+    backend.truncate(0)
+
+
+def _require_batch_invariance(backend: Backend, key: str, report: Progress) -> None:
+    document = cache.load("noise", key)
+    noise: Any = document.get("noise") if document else None
+    if not isinstance(noise, float):
+        report("checking that batches round like single tokens", 0.0)
+        noise = measure_batch_noise(backend)
+        cache.store("noise", key, {"noise": noise})
+        report("checking that batches round like single tokens", 1.0)
+    if noise > 0.0:
+        raise UnsupportedError(
+            f"--exact is not possible: logits of this file change by up to {noise:.3g} with the "
+            f"number of tokens in a step, on this device",
+            hint="Q4_0, Q4_1 and Q8_0 files are batch-invariant on CPUs; or leave out --exact",
+        )
+
+
+def _remember(
+    spec: ModelSpec, plan: Plan, curve: CostCurve | None, drafter: Drafter | None
+) -> None:
+    """Keep the acceptance counts; forget a curve that stopped fitting."""
+    if curve is not None and curve.stopped_fitting:
+        cache.remove("curves", settings_key(spec, plan))
+    if drafter is not None:
+        cache.store("calibration", calibration_key(spec, drafter.name), drafter.state())

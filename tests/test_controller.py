@@ -1,0 +1,204 @@
+"""The one rule, against trying every size; and the tree it builds, against the proposal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.controller import build_tree, choose_size
+from edgespec.drafters.base import EMPTY, Proposal
+from edgespec.memory.curve import CostCurve
+
+INF = float("inf")
+MARGIN = 1.03  # what a draft must promise over plain decoding
+quick = settings(max_examples=300, deadline=None, derandomize=True, database=None)
+
+
+def curve_of(*ms: float, **effects: float) -> CostCurve:
+    """A curve with t(1), t(2), ... in ms."""
+    return CostCurve([INF, *ms], **effects)
+
+
+def rate(
+    probabilities: Sequence[float],
+    curve: CostCurve,
+    depth: int,
+    previous: int,
+    extra: int,
+    num_drafted: int,
+) -> float:
+    """E(n) / t(n) of the docstring, and t(n, depth, changed) of the curve's."""
+    nodes = num_drafted + 1 + extra
+    ms = curve.base[nodes] + (curve.depth_ms + curve.depth_node_ms * nodes) * depth
+    ms += curve.change_ms if previous not in (0, nodes) else 0.0
+    return (1.0 + math.fsum(probabilities[:num_drafted])) / ms
+
+
+step_times = st.lists(
+    st.one_of(st.floats(0.1, 100.0), st.just(INF)), min_size=1, max_size=12
+).filter(lambda ms: ms[0] != INF)
+
+
+@quick
+@given(
+    ms=step_times,
+    probabilities=st.lists(st.floats(0.0, 1.0), max_size=14),
+    depth=st.integers(0, 4000),
+    slopes=st.tuples(st.floats(0.0, 0.01), st.floats(0.0, 0.001), st.floats(0.0, 20.0)),
+    previous=st.integers(0, 12),
+    max_drafted=st.integers(0, 14),
+    extra=st.integers(0, 3),
+)
+def test_no_size_has_a_better_rate(
+    ms: list[float],
+    probabilities: list[float],
+    depth: int,
+    slopes: tuple[float, float, float],
+    previous: int,
+    max_drafted: int,
+    extra: int,
+) -> None:
+    """The choice is the best of all sizes tried one by one, plain decoding with its margin."""
+    extra = min(extra, len(ms) - 1)
+    probabilities.sort(reverse=True)
+    curve = CostCurve([INF, *ms], *slopes)
+    chosen = choose_size(probabilities, curve, depth, previous, max_drafted, extra)
+    possible = range(min(len(probabilities), max_drafted, len(ms) - 1 - extra) + 1)
+    rates = [rate(probabilities, curve, depth, previous, extra, n) for n in possible]
+    rates[0] *= MARGIN
+    assert chosen in possible
+    assert rates[chosen] >= max(rates) * (1 - 1e-12)
+    assert chosen == 0 or ms[chosen + extra] != INF
+
+
+def test_hand_worked() -> None:
+    """With 0.9, 0.6, 0.5: 1.9 / 12 = 0.158, 2.5 / 15 = 0.167, 3.0 / 20 = 0.150; plain 0.103."""
+    assert choose_size((0.9, 0.6, 0.5), curve_of(10, 12, 15, 20), 0, 0, 31) == 2
+
+
+def test_a_curve_that_is_not_monotone_is_read_at_every_size() -> None:
+    """Three nodes cost more than four here, as on CPUs whose kernels take rows by four."""
+    curve = curve_of(10, 30, 31, 12)
+    assert choose_size((0.5, 0.4, 0.3), curve, 0, 0, 31) == 3
+    assert choose_size((0.5, 0.4), curve, 0, 0, 31) == 0
+
+
+def test_plain_when_no_draft_pays() -> None:
+    """Each node costs as much as a step of its own, and no guess is certain."""
+    assert choose_size((0.99, 0.98, 0.97), curve_of(10, 20, 30, 40), 0, 0, 31) == 0
+    assert choose_size((), curve_of(10, 10), 0, 0, 31) == 0
+
+
+def test_a_draft_must_promise_more_than_the_margin() -> None:
+    assert choose_size((0.029,), curve_of(10, 10), 0, 0, 31) == 0
+    assert choose_size((0.031,), curve_of(10, 10), 0, 0, 31) == 1
+
+
+def test_sizes_that_were_not_measured_are_never_chosen() -> None:
+    certain = (1.0,) * 5
+    assert choose_size(certain, curve_of(10, INF, INF, 11, INF, INF), 0, 0, 31) == 3
+    assert choose_size(certain, curve_of(10, INF, INF, INF), 0, 0, 31) == 0
+
+
+def test_the_curve_and_the_caller_bound_the_size() -> None:
+    free = curve_of(*[10.0] * 4)
+    assert choose_size((1.0,) * 9, free, 0, 0, 31) == 3
+    assert choose_size((1.0,) * 9, free, 0, 0, 2) == 2
+    assert choose_size((1.0,) * 9, free, 0, 0, 0) == 0
+    assert choose_size((1.0,) * 9, free, 0, 0, 31, extra=2) == 1
+
+
+def test_a_change_of_size_is_paid_for() -> None:
+    """1.3 / 11 beats 1.03 / 10; after a plain step the new graph makes it 1.3 / 15."""
+    curve = curve_of(10, 11, change_ms=4)
+    assert choose_size((0.3,), curve, 0, 0, 31) == 1
+    assert choose_size((0.3,), curve, 0, 2, 31) == 1
+    assert choose_size((0.3,), curve, 0, 1, 31) == 0
+
+
+def test_extra_tokens_are_paid_for_by_every_size() -> None:
+    """Two tokens fed again: plain is a step of three, and one drafted node a step of four."""
+    curve = curve_of(10, 11, 30, 31)
+    assert choose_size((0.3, 0.1), curve, 0, 0, 31, extra=2) == 1
+    curve = curve_of(10, 11, 12, 40)
+    assert choose_size((0.3, 0.1), curve, 0, 0, 31, extra=2) == 0
+
+
+def test_depth_moves_the_choice() -> None:
+    """At 10,000 tokens a node costs 10 ms more, so a guess of 0.5 no longer pays."""
+    curve = curve_of(10, 11, depth_node_ms=0.001)
+    assert choose_size((0.5,), curve, 0, 0, 31) == 1
+    assert choose_size((0.5,), curve, 10_000, 0, 31) == 0
+
+
+# ------------------------------------------------------------------------------ the tree
+
+
+def test_a_chain_of_a_proposal() -> None:
+    proposal = Proposal((7, 8, 9), (-1, 0, 1), (0.9, 0.8, 0.7))
+    tree = build_tree(5, proposal, 2)
+    assert (list(tree.tokens), list(tree.parents)) == ([5, 7, 8], [-1, 0, 1])
+
+
+@pytest.mark.parametrize("proposal", [EMPTY, Proposal((7,), (-1,), (0.9,))])
+def test_nothing_drafted_is_the_root_alone(proposal: Proposal) -> None:
+    tree = build_tree(5, proposal, 0)
+    assert (list(tree.tokens), list(tree.parents)) == ([5], [-1])
+
+
+def test_the_likeliest_path_comes_first_and_in_order() -> None:
+    """root -> {7 -> {9, 11 -> 12}, 8 -> 10}: each branch lies after the one it leaves."""
+    proposal = Proposal(
+        (7, 8, 9, 10, 11, 12), (-1, -1, 0, 1, 0, 4), (0.6, 0.3, 0.3, 0.2, 0.1, 0.1)
+    )
+    tree = build_tree(5, proposal, 6)
+    assert list(tree.tokens) == [5, 7, 9, 11, 12, 8, 10]
+    assert list(tree.parents) == [-1, 0, 1, 1, 3, 0, 5]
+
+
+@st.composite
+def proposals(draw: st.DrawFn) -> Proposal:
+    """Proposals of up to 12 nodes that keep the contract: parents come first and are likelier."""
+    size = draw(st.integers(1, 12))
+    parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
+    tokens = draw(st.lists(st.integers(0, 99), min_size=size, max_size=size))
+    probabilities = draw(st.lists(st.floats(0.0, 1.0), min_size=size, max_size=size))
+    return Proposal(tokens, parents, sorted(probabilities, reverse=True))
+
+
+def paths_of(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
+    """The tokens from below the root to each node."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
+
+
+@quick
+@given(proposals(), st.integers(0, 12))
+def test_the_tree_holds_the_best_nodes_with_their_paths(proposal: Proposal, size: int) -> None:
+    size = min(size, len(proposal))
+    tree = build_tree(5, proposal, size)
+    assert (tree.tokens[0], tree.parents[0]) == (5, -1)
+    assert all(0 <= parent < node for node, parent in enumerate(tree.parents) if node)
+    expected = paths_of(proposal.tokens[:size], proposal.parents[:size])
+    drafted = [
+        tuple(tree.tokens[i] for i in tree.path(node)[1:]) for node in range(1, len(tree))
+    ]
+    assert sorted(drafted) == sorted(expected)
+
+
+@quick
+@given(proposals())
+def test_the_first_branch_of_the_tree_is_the_likeliest_one(proposal: Proposal) -> None:
+    """Nodes 0, 1, 2, ... walk down the first (so likeliest) child of each node, to a leaf."""
+    tree = build_tree(5, proposal, len(proposal))
+    node, place = -1, 0
+    while node in proposal.parents:
+        node, place = list(proposal.parents).index(node), place + 1
+        assert tree.tokens[place] == proposal.tokens[node]
+        assert tree.parents[place] == place - 1

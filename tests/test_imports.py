@@ -1,0 +1,231 @@
+"""What importing costs, which way imports point, and what `import edgespec` offers."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edgespec
+import edgespec.errors
+
+ROOT = Path(__file__).parent.parent
+INFERENCE = {"llama_cpp", "onnxruntime", "torch", "optimum", "transformers", "tokenizers", "gguf"}
+
+# ---------------------------------------------------------------------- cost, in fresh processes
+
+
+def modules_after(code: str) -> tuple[set[str], str]:
+    """Top-level modules a fresh interpreter holds after `code`, and what `code` printed."""
+    script = (
+        "import atexit, json, sys\n"
+        "atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))\n" + code
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = json.loads(done.stderr.splitlines()[-1])
+    return {name.partition(".")[0] for name in loaded}, done.stdout
+
+
+def command(*arguments: str) -> str:
+    """Code that runs the command line in a fresh interpreter."""
+    return (
+        f"sys.argv = ['edgespec', *{list(arguments)!r}]\n"
+        "from edgespec.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code in (0, None), end.code\n"
+    )
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    loaded, _ = modules_after("import edgespec, edgespec.errors")
+    assert "edgespec" in loaded
+    assert loaded & (INFERENCE | {"numpy", "jinja2", "typer", "psutil", "platformdirs"}) == set()
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("run", "--help"), ("plan", "--help")])
+def test_help_imports_no_inference_library_and_no_numpy(arguments: tuple[str, ...]) -> None:
+    loaded, printed = modules_after(command(*arguments))
+    assert printed.startswith("Usage: edgespec")
+    assert "typer" in loaded
+    assert loaded & (INFERENCE | {"numpy", "jinja2"}) == set()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("arguments", [("plan",), ("plan", "--json"), ("models", "show")])
+def test_reading_a_file_imports_no_inference_library_and_no_numpy(
+    arguments: tuple[str, ...],
+) -> None:
+    loaded, printed = modules_after(command(*arguments))
+    assert "Q4_1" in printed
+    assert loaded & (INFERENCE | {"numpy", "jinja2"}) == set()
+
+
+# --------------------------------------------------------------------------------- layering
+
+# Folder, the package it is installed as, and what it may import besides itself and
+# edgespec.errors. A layer may import every layer below it.
+MODELS = {"edgespec.models"}
+MEMORY = {"edgespec.memory"} | MODELS
+BACKENDS = {"edgespec.backends"} | MEMORY
+QUANTIZE = {"edgespec.quantize"} | MEMORY
+# The one file of edge/ that a backend needs: the tree it verifies.
+TREE = {"edgespec.tree"}
+# The quantizer is a function of llama.cpp's library, and there is one place that loads it.
+LIBRARY = {"edgespec.backends.llama_library"}
+
+LAYERS: dict[str, tuple[str, set[str]]] = {
+    "models": ("edgespec.models", MODELS),
+    "memory": ("edgespec.memory", MEMORY),
+    "backends": ("edgespec.backends", BACKENDS | TREE),
+    "quantize": ("edgespec.quantize", QUANTIZE | LIBRARY),
+    "edge": ("edgespec", {"edgespec"}),  # everything but cli, see `allowed`
+    "cli": ("edgespec.cli", {"edgespec"}),
+}
+BASE = "edgespec.errors"
+
+
+def package_files() -> Iterator[tuple[str, str, Path]]:
+    """(folder, module name, file) of every Python file that is shipped."""
+    for folder, (package, _) in LAYERS.items():
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            parts = file.relative_to(ROOT / folder).with_suffix("").parts
+            name = ".".join([package, *(part for part in parts if part != "__init__")])
+            yield folder, name, file
+
+
+MODULES = {name: file for _, name, file in package_files()}
+
+
+def imports_of(file: Path) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of everything `file` imports, at any depth of the code."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            for alias in node.names:
+                is_module = f"{module}.{alias.name}" in MODULES
+                yield node.lineno, f"{module}.{alias.name}" if is_module else module
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def allowed(folder: str, name: str, target: str) -> bool:
+    if target == BASE or not within(target, "edgespec"):
+        return True
+    if name == BASE:
+        return False
+    if folder == "edge" and within(target, "edgespec.cli"):
+        return False
+    return any(within(target, package) for package in LAYERS[folder][1])
+
+
+def test_every_folder_has_files() -> None:
+    folders = {folder for folder, _, _ in package_files()}
+    assert folders == set(LAYERS)
+    assert {"edgespec", "edgespec.tree", "edgespec.cli.main", BASE} <= set(MODULES)
+
+
+def test_imports_point_one_way() -> None:
+    violations = [
+        f"{folder}/{file.name}:{line} imports {target}"
+        for folder, name, file in package_files()
+        for line, target in imports_of(file)
+        if not allowed(folder, name, target)
+    ]
+    assert violations == []
+
+
+def test_imports_are_absolute_and_name_the_file_that_defines() -> None:
+    """No relative imports, no source folders as packages, no names through the package root."""
+    wrong = [
+        f"{folder}/{file.name}:{line} imports {target}"
+        for folder, _, file in package_files()
+        for line, target in imports_of(file)
+        if target.startswith(".") or target.partition(".")[0] in LAYERS or target == "edgespec"
+    ]
+    assert wrong == []
+
+
+def test_imports_of_ours_exist() -> None:
+    missing = [
+        f"{file.name}:{line} imports {target}"
+        for _, _, file in package_files()
+        for line, target in imports_of(file)
+        if within(target, "edgespec") and target not in MODULES
+    ]
+    assert missing == []
+
+
+def test_imports_have_no_cycle() -> None:
+    edges = {
+        name: {target for _, target in imports_of(file) if target in MODULES}
+        for name, file in MODULES.items()
+        if name != "edgespec"  # resolves names on first use
+    }
+    done: set[str] = set()
+    while ready := {name for name in edges if name not in done and edges[name] <= done}:
+        done |= ready
+    assert sorted(set(edges) - done) == []
+
+
+def test_inference_libraries_are_imported_inside_functions() -> None:
+    """So that `edgespec.backends.llamacpp` can be imported where llama.cpp is missing."""
+    at_top = [
+        f"{file.name}:{node.lineno}"
+        for _, _, file in package_files()
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+        )
+        if name.partition(".")[0] in INFERENCE
+    ]
+    assert at_top == []
+
+
+# ------------------------------------------------------------------------------- public names
+
+
+@pytest.mark.parametrize("name", edgespec.__all__)
+def test_public_names_resolve_to_the_object_that_is_defined(name: str) -> None:
+    found = getattr(edgespec, name)
+    assert found.__name__ == name
+    assert getattr(sys.modules[found.__module__], name) is found
+    assert found.__module__ in MODULES
+
+
+def test_all_is_sorted_and_complete() -> None:
+    assert list(edgespec.__all__) == sorted(set(edgespec.__all__))
+    errors = {name for name, value in vars(edgespec.errors).items() if isinstance(value, type)}
+    assert errors <= set(edgespec.__all__)
+
+
+def test_public_names_are_listed_by_dir_before_they_are_used() -> None:
+    """For completion in a shell; a fresh process, because use could add the names."""
+    _, printed = modules_after("import edgespec; print(*dir(edgespec))")
+    assert set(edgespec.__all__) <= set(printed.split())
+
+
+@pytest.mark.parametrize("name", ["nothing", "Load", "_MODULE", "__path_of__"])
+def test_unknown_names_are_attribute_errors(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"^module 'edgespec' has no attribute '{name}'$"):
+        getattr(edgespec, name)
+    assert not hasattr(edgespec, name)
+
+
+def test_star_import_brings_the_public_names() -> None:
+    _, printed = modules_after(
+        "space = {}\nexec('from edgespec import *', space)\nprint(*sorted(space))"
+    )
+    assert printed.split() == sorted(["__builtins__", *edgespec.__all__])

@@ -1,0 +1,196 @@
+"""llama.cpp's log: what it says becomes error sentences and byte counts, never terminal output."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends.llama_library import LibraryLog, library
+from edgespec.errors import MissingDependencyError
+
+NONE, DEBUG, INFO, WARN, ERROR, CONTINUATION = range(6)  # ggml_log_level
+MEBIBYTE = 2**20
+
+
+def log_of(*pieces: tuple[int, str]) -> LibraryLog:
+    log = LibraryLog()
+    for level, text in pieces:
+        log.write(level, text.encode())
+    return log
+
+
+# ---------------------------------------------------------------------------------- problems
+
+
+def test_nothing_was_said() -> None:
+    log = LibraryLog()
+    assert (log.problem(), log.buffer_bytes()) == ("", {})
+
+
+def test_only_warnings_and_errors_are_problems() -> None:
+    log = log_of(
+        (NONE, "print_info: a\n"), (DEBUG, "b\n"), (INFO, "c\n"), (WARN, "load: d\n"), (INFO, "e\n")
+    )
+    assert log.problem() == "d"
+
+
+def test_the_last_two_problems_make_a_sentence() -> None:
+    log = log_of(
+        (ERROR, "llama_model_load: first\n"),
+        (WARN, "ggml: second\n"),
+        (INFO, "load: not this\n"),
+        (ERROR, "llama_load_model_from_file: third: with a colon\n"),
+    )
+    assert log.problem() == "second; third: with a colon"
+
+
+def test_a_problem_said_twice_is_told_once() -> None:
+    assert log_of((ERROR, "a: same\n"), (ERROR, "b: same\n")).problem() == "same"
+
+
+def test_pieces_of_a_line_are_joined() -> None:
+    log = log_of((ERROR, "load: missing "), (ERROR, "tensor "), (ERROR, "'x'\n"))
+    assert log.problem() == "missing tensor 'x'"
+
+
+def test_a_line_counts_when_it_ends() -> None:
+    log = log_of((ERROR, "load: half"))
+    assert log.problem() == ""
+    log.write(ERROR, b" and whole\n")
+    assert log.problem() == "half and whole"
+
+
+def test_continuations_keep_the_level_of_what_they_continue() -> None:
+    log = log_of((ERROR, "load: bad "), (CONTINUATION, "value "), (CONTINUATION, "7\n"))
+    assert log.problem() == "bad value 7"
+    quiet = log_of((INFO, "load: dots "), (CONTINUATION, "...."), (CONTINUATION, ".\n"))
+    assert quiet.problem() == ""
+
+
+def test_empty_lines_are_no_problem() -> None:
+    log = log_of((ERROR, "load: real\n"), (ERROR, "\n"), (WARN, "   \n"), (ERROR, ""))
+    log.write(ERROR, None)
+    assert log.problem() == "real"
+
+
+def test_bytes_that_are_no_text_are_replaced() -> None:
+    log = LibraryLog()
+    log.write(ERROR, b"load: \xff name\n")
+    assert log.problem() == "\ufffd name"
+
+
+def test_clear_forgets_problems_and_buffers() -> None:
+    log = log_of((ERROR, "a: b\n"), (INFO, "x: CPU model buffer size = 1.00 MiB\n"))
+    assert (log.problem(), log.buffer_bytes()) == ("b", {"weights": MEBIBYTE})
+    log.clear()
+    assert (log.problem(), log.buffer_bytes()) == ("", {})
+
+
+def test_a_chatty_library_costs_no_memory() -> None:
+    log = log_of(*((WARN, f"load: number {i}\n") for i in range(1000)))
+    assert log.problem() == "number 998; number 999"
+    assert len(log._problems) <= 8
+
+
+# ----------------------------------------------------------------------------------- buffers
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("load_tensors:   CPU_Mapped model buffer size =    12.50 MiB", "weights_mapped"),
+        ("load_tensors:   CPU_REPACK model buffer size =    12.50 MiB", "weights_repacked"),
+        ("load_tensors:          CPU model buffer size =    12.50 MiB", "weights"),
+        ("load_tensors:        CUDA0 model buffer size =    12.50 MiB", "weights"),
+        ("llama_kv_cache:        CPU KV buffer size =    12.50 MiB", "kv_cache"),
+        ("llama_memory_recurrent: CPU RS buffer size =    12.50 MiB", "recurrent_state"),
+        ("sched_reserve:        CPU compute buffer size =    12.50 MiB", "compute"),
+        ("llama_context:        CPU  output buffer size =    12.50 MiB", "output"),
+    ],
+)
+def test_buffers_by_component(line: str, name: str) -> None:
+    assert log_of((INFO, f"{line}\n")).buffer_bytes() == {name: 12.5 * MEBIBYTE}
+
+
+def test_buffers_of_a_component_add_up() -> None:
+    """A sliding-window model has two caches, a split file several mappings."""
+    log = log_of(
+        (INFO, "llama_kv_cache:        CPU KV buffer size =     1.50 MiB\n"),
+        (INFO, "llama_kv_cache: size =    1.50 MiB (   256 cells,   2 layers)\n"),
+        (INFO, "llama_kv_cache:        CPU KV buffer "),
+        (CONTINUATION, "size =     2.25 MiB\n"),
+        (INFO, "load_tensors:   CPU_Mapped model buffer size =     4.00 MiB\n"),
+        (INFO, "load_tensors:   CPU_Mapped model buffer size =     8.00 MiB\n"),
+    )
+    assert log.buffer_bytes() == {
+        "kv_cache": 3.75 * MEBIBYTE,
+        "weights_mapped": 12 * MEBIBYTE,
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "common: buffer size = 12.50 MiB",
+        "ggml: CPU compute buffer size of 12.5000 MiB, does not match expectation of 1.0 MiB",
+        "load: CPU model buffer size = many MiB",
+        "llama_adapter: CPU LoRA buffer size = 12.50 MiB",
+    ],
+)
+def test_other_lines_are_not_buffers(line: str) -> None:
+    assert log_of((INFO, f"{line}\n")).buffer_bytes() == {}
+
+
+# ---------------------------------------------------------------------------- the library itself
+
+
+def test_a_missing_library_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(MissingDependencyError, match="llama-cpp-python cannot be imported") as info:
+        library.__wrapped__()
+    assert "pip install 'llama-cpp-python==" in info.value.hint
+
+
+@pytest.mark.model
+def test_the_library_is_initialised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lib = library()
+
+    def again() -> None:
+        raise AssertionError("initialised twice")
+
+    monkeypatch.setattr(lib, "llama_backend_init", again)
+    assert library() is lib
+
+
+CHATTER = """
+import edgespec
+with edgespec.load(context_size=256, drafter="none", threads=1) as engine:
+    engine.generate("Hi", max_tokens=2)
+try:
+    edgespec.load("{garbage}")
+except edgespec.EdgespecError:
+    pass
+from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+try:
+    LlamaBackend("{garbage}", LlamaSettings(64))
+except edgespec.BackendError as error:
+    assert str(error)
+"""
+
+
+@pytest.mark.model
+def test_nothing_is_printed(tmp_path: Path) -> None:
+    """Loading, generating, failing and closing leave stdout and stderr to the program."""
+    garbage = tmp_path / "garbage.gguf"
+    garbage.write_bytes(b"GGUF" + bytes(range(256)) * 16)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", CHATTER.format(garbage=garbage)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

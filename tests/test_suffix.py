@@ -1,0 +1,416 @@
+"""The suffix drafter: hand-worked proposals, and all others against a slow, obvious drafter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.drafters import NAMES, make_drafter, suffix
+from edgespec.drafters.base import Proposal
+from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.errors import UnsupportedError
+
+quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+Path = tuple[int, ...]
+
+
+def paths_of(proposal: Proposal) -> list[Path]:
+    """The tokens from below the root to each node."""
+    paths: list[Path] = []
+    for token, parent in zip(proposal.tokens, proposal.parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
+
+
+def drafter_of(text: Sequence[int], **options: int) -> SuffixDrafter:
+    drafter = SuffixDrafter(**options)
+    drafter.begin(text)
+    return drafter
+
+
+# ------------------------------------------------------------------------- the slow, obvious drafter
+
+
+class SlowDrafter:
+    """What the module's docstring says, with lists and a search through all of the text."""
+
+    def __init__(self, max_children: int) -> None:
+        self.max_children = max_children
+        self.calibration = suffix._new_calibration()
+        self.text: list[int] = []
+        self.start = 0
+        self.cells: dict[Path, int] = {}
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self.calibration.forget_recent()
+        self.start = len(self.text)
+        self.text += tokens
+        self.cells = {}
+
+    def match_length(self, place: int) -> int:
+        """How many tokens before `place` equal the last ones of the text, at most 32."""
+        length = 0
+        while length < min(32, place) and self.text[place - 1 - length] == self.text[-1 - length]:
+            length += 1
+        return length
+
+    def places(self) -> dict[int, int]:
+        """The 16 latest places after the last 4, 2 and 1 tokens of the text -> match length."""
+        lengths: dict[int, int] = {}
+        for order in (4, 2, 1):
+            found = [
+                place
+                for place in range(len(self.text) - 1, order - 1, -1)
+                if self.text[place - order : place] == self.text[-order:]
+            ]
+            for place in found[:16]:
+                lengths.setdefault(place, self.match_length(place))
+        return lengths
+
+    def continuation(self, place: int, path: Path) -> int:
+        """The token that a place predicts after `path`: the text goes on with the draft itself."""
+        return [*self.text, *path][place + len(path)]
+
+    def weight(self, place: int, length: int) -> float:
+        return (1.0 if place >= self.start else 0.05) * length * length
+
+    def cell(self, agreeing: dict[int, int], depth: int, share: float) -> int:
+        def bucket(value: float, borders: Sequence[float]) -> int:
+            return sum(value >= border for border in borders)
+
+        length = bucket(
+            min(max(agreeing.values()) + depth, 64), (2, 3, 4, 5, 7, 10, 15, 23)
+        )
+        shared = bucket(share, (0.3, 0.5, 0.65, 0.8, 0.9, 0.97, 0.995))
+        count = bucket(len(agreeing), (2, 3, 5, 9))
+        this_text = any(place >= self.start for place in agreeing)
+        return ((length * 8 + shared) * 5 + count) * 2 + this_text
+
+    def candidates(self, max_depth: int) -> dict[Path, float]:
+        """All nodes down to `max_depth` -> path probability."""
+        self.cells = {}
+        found: dict[Path, float] = {}
+        self.expand(self.places(), (), 1.0, max_depth, found)
+        return found
+
+    def expand(
+        self,
+        places: dict[int, int],
+        path: Path,
+        probability: float,
+        max_depth: int,
+        found: dict[Path, float],
+    ) -> None:
+        if len(path) == max_depth or not places:
+            return
+        weights = {place: self.weight(place, length) for place, length in places.items()}
+        votes: dict[int, dict[int, int]] = {}
+        for place, length in places.items():
+            votes.setdefault(self.continuation(place, path), {})[place] = length
+        ranked = sorted(
+            ((sum(weights[place] for place in agreeing), token) for token, agreeing in votes.items()),
+            reverse=True,
+        )
+        for weight, token in ranked[: self.max_children]:
+            cell = self.cell(votes[token], len(path), weight / sum(weights.values()))
+            below = probability * self.calibration.probability(cell)
+            if below >= 0.02:
+                found[(*path, token)] = below
+                self.cells[(*path, token)] = cell
+                self.expand(votes[token], (*path, token), below, max_depth, found)
+
+    def observe(self, emitted: Sequence[int], proposed: Sequence[Path]) -> None:
+        """Count the proposed nodes whose parent was right; then the text is longer."""
+        for path in sorted(proposed, key=len):
+            depth = len(path) - 1
+            if depth < len(emitted) and path[:depth] == tuple(emitted[:depth]):
+                self.calibration.count(self.cells[path], path[depth] == emitted[depth])
+        self.text += emitted
+
+
+def markov_text(seed: int, length: int, vocab_size: int, sharpness: int) -> list[int]:
+    """A text in which each pair of tokens has a favourite successor, taken most of the time."""
+    rng = random.Random(seed)
+    favourites: dict[tuple[int, int], int] = {}
+    text = [0, 1]
+    for _ in range(length):
+        pair = (text[-2], text[-1])
+        favourite = favourites.setdefault(pair, rng.randrange(vocab_size))
+        text.append(favourite if rng.randrange(sharpness) else rng.randrange(vocab_size))
+    return text
+
+
+PROSE = (
+    b"the cat sat on the mat. the cat saw the rat on the mat. a rat that the cat saw sat on the "
+    b"cat. then the mat sat on the rat, and the cat sat on the mat, and that was that."
+)
+TEXTS = {
+    "nothing repeats": list(range(40)),
+    "one token for ever": [7] * 60,
+    "a loop of three": [1, 2, 3] * 25,
+    "a loop that slips": [1, 2, 3, 4] * 8 + [1, 2, 4, 3] + [1, 2, 3, 4] * 8,
+    "a long loop": [*range(50)] * 4,
+    "prose": list(PROSE),
+    "sharp": markov_text(1, 200, 6, 12),
+    "blunt": markov_text(2, 200, 6, 2),
+    "two tokens": markov_text(3, 150, 2, 3),
+    "large ids": [token * 15_001 for token in markov_text(4, 150, 10, 6)],
+}
+
+
+@pytest.mark.parametrize("max_children", [1, 2, 3])
+@pytest.mark.parametrize("name", TEXTS)
+def test_proposals_and_counts_are_those_of_the_slow_drafter(name: str, max_children: int) -> None:
+    """At every position: the same nodes with the same probabilities, learning as they go.
+
+    Chains are compared node by node. Branches of equal probability may come in any order, so
+    trees are compared as the best probabilities, each belonging to the right path.
+    """
+    text, older, rng = TEXTS[name], TEXTS["prose"][:60], random.Random(0)
+    fast, slow = SuffixDrafter(max_children=max_children), SlowDrafter(max_children)
+    for tokens in (older, text[:5]):
+        fast.begin(tokens)
+        slow.begin(tokens)
+    at = 5
+    while at < len(text):
+        max_nodes = rng.choice((1, 4, 12))
+        proposal = fast.propose(max_nodes)
+        expected = slow.candidates(max_nodes)
+        paths = paths_of(proposal)
+        assert len(set(paths)) == len(paths) == min(max_nodes, len(expected))
+        assert [expected[path] for path in paths] == pytest.approx(list(proposal.probabilities))
+        best = sorted(expected.values(), reverse=True)[: len(paths)]
+        assert list(proposal.probabilities) == pytest.approx(best)
+        if max_children == 1:
+            assert paths == sorted(expected, key=len)[: len(paths)]
+        emitted = text[at : at + rng.choice((1, 1, 3))]
+        fast.observe(emitted)
+        slow.observe(emitted, paths)
+        at += len(emitted)
+    assert fast.state() == slow.calibration.as_json()
+
+
+# ------------------------------------------------------------------------------ by hand
+
+
+def test_a_match_reads_on_into_its_own_draft() -> None:
+    """1 2 3 1 2: after "1 2" came 3, then 1 2, then the draft itself: the loop goes on.
+
+    Lengths 2, 3, 4, 5, 6, 7 have the priors 0.375, 0.45, 0.525, 0.6, 0.6, 0.675; with the next
+    one the path would fall below 0.02.
+    """
+    proposal = drafter_of([1, 2, 3, 1, 2]).propose(31)
+    assert list(proposal.tokens) == [3, 1, 2, 3, 1, 2]
+    assert list(proposal.parents) == [-1, 0, 1, 2, 3, 4]
+    steps = [after / before for before, after in pairwise((1.0, *proposal.probabilities))]
+    assert steps == pytest.approx([0.375, 0.45, 0.525, 0.6, 0.6, 0.675])
+
+
+def test_at_most_as_many_nodes_as_asked_for() -> None:
+    drafter = drafter_of([1, 2, 3, 1, 2])
+    assert [len(drafter.propose(n)) for n in (0, 1, 2, 4)] == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize("text", [[5], [1, 2, 3, 4]])
+def test_nothing_is_proposed_where_nothing_repeats(text: list[int]) -> None:
+    assert len(drafter_of(text).propose(31)) == 0
+
+
+def test_the_longer_match_wins() -> None:
+    """Three places follow 9 with 5; one follows 8 9 with 6: weight 4 against 3."""
+    text = [1, 9, 5, 2, 9, 5, 3, 9, 5, 8, 9, 6, 8, 9]
+    assert drafter_of(text).propose(1).tokens == [6]
+
+
+def test_branches_are_the_votes_in_order() -> None:
+    """After 9: weights 4 for 6 (one match of two tokens), 3 for 5 (three of one), 1 for 4."""
+    text = [1, 9, 5, 2, 9, 5, 3, 9, 5, 0, 9, 4, 8, 9, 6, 8, 9]
+    proposal = drafter_of(text, max_children=2).propose(31)
+    assert {path[0] for path in paths_of(proposal)} == {5, 6}
+    proposal = drafter_of(text, max_children=3).propose(31)
+    assert {path[0] for path in paths_of(proposal)} == {4, 5, 6}
+
+
+def test_an_older_text_is_a_weaker_source() -> None:
+    """Ten places of an older text weigh half as much as one of this text."""
+    drafter = drafter_of([1, 5] * 10)
+    drafter.begin([2, 1, 6, 3, 1])
+    assert drafter.propose(1).tokens == [6]
+
+
+def test_the_older_text_speaks_where_this_one_is_silent() -> None:
+    """Its probability is 0.7 of what a place in this text has (length 1: 0.3)."""
+    drafter = drafter_of([1, 5, 9])
+    drafter.begin([2, 1])
+    proposal = drafter.propose(1)
+    assert (list(proposal.tokens), list(proposal.probabilities)) == ([5], [pytest.approx(0.21)])
+    same_text = drafter_of([1, 5, 9, 2, 1]).propose(1)
+    assert list(same_text.probabilities) == [pytest.approx(0.3)]
+
+
+def test_nodes_that_were_not_verified_are_counted_too() -> None:
+    """Nothing says how much of a proposal the target saw: 3 1 are right here, and 2 is wrong.
+
+    Below the wrong node nothing is known, so the three others are not counted.
+    """
+    drafter = drafter_of([1, 2, 3, 1, 2])
+    assert len(drafter.propose(31)) == 6
+    drafter.observe([3, 1, 4, 4, 4])
+    assert sorted(drafter.state()["cells"].values()) == [[0.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
+
+
+def test_only_what_was_emitted_is_judged() -> None:
+    drafter = drafter_of([1, 2, 3, 1, 2])
+    drafter.propose(31)
+    drafter.observe([3])
+    assert list(drafter.state()["cells"].values()) == [[1.0, 1.0]]
+
+
+def test_a_proposal_is_counted_once_and_not_after_a_new_text() -> None:
+    drafter = drafter_of([1, 2, 3, 1, 2])
+    drafter.propose(31)
+    drafter.begin([1, 2, 3, 1, 2])
+    drafter.observe([3])
+    assert drafter.state()["cells"] == {}
+    drafter.propose(31)
+    drafter.observe([1])
+    drafter.observe([2])
+    assert [counts[1] for counts in drafter.state()["cells"].values()] == [1.0]
+
+
+def test_counts_of_an_earlier_run_move_the_probabilities() -> None:
+    """Six right guesses of one cell: (6 + 6 * 6.375 / 7) / 12 with the prior 0.375."""
+    first = SuffixDrafter()
+    for _ in range(6):
+        first.begin([1, 2, 3, 1, 2])
+        first._text_start = 0
+        first._tokens = first._tokens[-5:]
+        first = _restarted(first, [1, 2, 3, 1, 2])
+        first.propose(1)
+        first.observe([3])
+    proposal = _restarted(first, [1, 2, 3, 1, 2]).propose(1)
+    assert list(proposal.probabilities) == [pytest.approx((6 + 6 * 6.375 / 7) / 12)]
+
+
+def _restarted(drafter: SuffixDrafter, text: Sequence[int]) -> SuffixDrafter:
+    """A drafter of a new process, with the old one's counts only."""
+    fresh = SuffixDrafter()
+    fresh.load_state(drafter.state())
+    fresh.begin(text)
+    return fresh
+
+
+# ------------------------------------------------------------------------------ any text
+
+
+@quick
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=80),
+    st.lists(st.integers(0, 3), max_size=40),
+    st.integers(1, 3),
+    st.integers(1, 20),
+)
+def test_a_proposal_keeps_its_contract(
+    older: list[int], text: list[int], max_children: int, max_nodes: int
+) -> None:
+    """Parents come first and are likelier; the order is by probability; siblings differ."""
+    drafter = SuffixDrafter(max_children=max_children)
+    drafter.begin(older)
+    for start in range(0, len(text), 2):
+        drafter.propose(max_nodes)
+        drafter.observe(text[start : start + 2])
+    proposal = drafter.propose(max_nodes)
+    assert len(proposal) <= max_nodes
+    probabilities = list(proposal.probabilities)
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert all(0.02 <= probability <= 1.0 for probability in probabilities)
+    assert all(-1 <= parent < node for node, parent in enumerate(proposal.parents))
+    paths = paths_of(proposal)
+    assert len(set(paths)) == len(paths)
+    children = [list(proposal.parents).count(node) for node in range(-1, len(proposal))]
+    assert max(children) <= max_children
+
+
+# ------------------------------------------------------------------------------ capacity
+
+
+@quick
+@given(st.lists(st.integers(0, 60), max_size=12), st.integers(8, 40))
+def test_history_never_exceeds_the_capacity(sizes: list[int], capacity: int) -> None:
+    """And it is always the latest part of the text, half the capacity or more if there is so much."""
+    drafter = SuffixDrafter(capacity=capacity)
+    text: list[int] = []
+    for size in sizes:
+        tokens = [(len(text) + i) % 1000 for i in range(size)]
+        drafter.extend(tokens)
+        text += tokens
+        kept = list(drafter._tokens)
+        assert len(kept) <= capacity
+        assert kept == text[len(text) - len(kept) :]
+        assert len(kept) >= min(len(text), capacity // 2)
+
+
+def test_the_older_half_is_dropped_and_the_newer_one_still_speaks() -> None:
+    """Of 64 tokens the first 32 go when one more comes; places in the others still match."""
+    drafter = SuffixDrafter(capacity=64)
+    drafter.begin(range(100, 164))
+    drafter.extend([131])  # the last one of the older half
+    assert len(drafter.propose(4)) == 0
+    drafter.extend([132])  # the first one of the newer half
+    assert list(drafter.propose(4).tokens)[:1] == [133]
+
+
+def test_after_dropping_it_is_like_a_drafter_that_never_saw_more() -> None:
+    text = markov_text(5, 300, 6, 8)
+    full, fresh = SuffixDrafter(capacity=128), SuffixDrafter(capacity=1024)
+    full.begin(text[:100])
+    for token in text[100:]:
+        full.extend([token])
+    fresh.begin(list(full._tokens))
+    assert len(full._tokens) < 128
+    assert full.propose(8) == fresh.propose(8)
+    assert len(full.propose(8)) > 0
+
+
+def test_dropping_keeps_older_and_this_text_apart() -> None:
+    """The border moves with the text: the older 1 5 stays weak, also when part of it is gone."""
+    drafter = SuffixDrafter(capacity=64)
+    drafter.begin([*range(100, 140), 1, 5])
+    drafter.begin([2, 1, 6, 3, *range(200, 215)])
+    drafter.extend([4, 1])  # 63 tokens
+    assert drafter.propose(1).tokens == [6]
+    drafter.extend([8, 1])  # 65: the first 32 and more are dropped
+    assert len(drafter._tokens) < 64
+    drafter.extend([6, 9, 5, 1])
+    assert drafter.propose(1).tokens == [6]
+
+
+def test_the_tables_stay_below_their_ceiling() -> None:
+    """16 bytes a token and three tables of 65,536 heads of 4 bytes, counted by Python itself.
+
+    The 3 KiB are for the headers of the arrays.
+    """
+    capacity = 20_000
+    drafter = SuffixDrafter(capacity=capacity)
+    assert drafter.nbytes == 16 * capacity + 3 * 4 * 65_536
+    for start in range(0, 50_000, 1000):
+        drafter.extend(range(start, start + 1000))
+        arrays = [drafter._tokens, *drafter._heads, *drafter._links]
+        assert sum(array.__sizeof__() for array in arrays) <= drafter.nbytes + 3072
+
+
+# ------------------------------------------------------------------------------ the table
+
+
+def test_drafters_are_made_by_name() -> None:
+    assert make_drafter("none") is None
+    made = [make_drafter(name) for name in NAMES]
+    assert [drafter.name for drafter in made if drafter is not None] == list(NAMES)
+    with pytest.raises(UnsupportedError, match="no drafter 'lookahead'") as caught:
+        make_drafter("lookahead")
+    assert all(name in caught.value.hint for name in ("auto", "none", *NAMES))
