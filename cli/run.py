@@ -28,7 +28,9 @@ def run(
     prompt: Annotated[str | None, typer.Argument(help="Text. Default: --file or stdin.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt here.")] = None,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Send the prompt without chat format.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Send the prompt without chat format.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1)] = 512,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
     ctx: options.ContextOption = None,
@@ -87,12 +89,14 @@ def run(
         max_tokens=max_tokens,
     )
     cancel = _cancel_on_interrupt()
-    spec, plan, engine = _load(model, request, cancel, quiet=as_json)
+    plan, engine = _load(model, request, cancel, quiet=as_json)
     with engine:
         messages: Prompt = text if raw else _messages(system, text, engine)
         arguments = {"max_tokens": max_tokens, "stop": stop or (), "raw": raw, "cancel": cancel}
         result, seed_used = _generate(engine, messages, sampling, arguments, show=not as_json)
-        checked = _check(engine, messages, sampling, seed_used, arguments, result) if check else None
+        checked = (
+            _check(engine, messages, sampling, seed_used, arguments, result) if check else None
+        )
         measured = _report(plan, engine, result, seed_used, checked)
     if as_json:
         print(json.dumps(measured))
@@ -167,7 +171,7 @@ def _cancel_on_interrupt() -> threading.Event:
 
 def _load(
     model: str | None, request: Any, cancel: threading.Event, *, quiet: bool
-) -> tuple[ModelSpec, Plan, Engine]:
+) -> tuple[Plan, Engine]:
     from edgespec.loading import load_plan
     from edgespec.models.spec import read_model_spec
     from edgespec.planning import make_run_plan
@@ -184,7 +188,7 @@ def _load(
     if cancel.is_set():
         engine.close()
         raise KeyboardInterrupt
-    return spec, plan, engine
+    return plan, engine
 
 
 def _headline(spec: ModelSpec, plan: Plan) -> str:

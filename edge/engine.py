@@ -60,6 +60,7 @@ class _Run:
     cancel: threading.Event
     counters: Counters = field(default_factory=Counters)
     speculate: bool = True
+    min_probability: float = 0.0  # of a draft node that can pay
 
 
 class Engine:
@@ -164,6 +165,8 @@ class Engine:
             counters=Counters(prompt_tokens=len(ids)),
             speculate=speculate and self.drafter is not None,
         )
+        if self.curve is not None:
+            run.min_probability = self.curve.least_useful_probability(len(ids))
         text = TextStream(self.backend.tokenizer.token_bytes, stop)
         return Stream(self._locked(ids, run), text, self.backend.tokenizer.is_end, run, max_tokens)
 
@@ -255,7 +258,7 @@ class Engine:
         )
         if not run.speculate or self.drafter is None or self.curve is None or room < 1:
             return DraftTree.chain((root,))
-        proposal = self.drafter.propose(room)
+        proposal = self.drafter.propose(room, run.min_probability)
         size = choose_size(
             proposal.probabilities, self.curve, backend.length, previous, room, backend.pending
         )
@@ -279,7 +282,9 @@ class Engine:
         if isinstance(prompt, str) and (raw or self.chat_template is None):
             return prompt
         if self.chat_template is None or raw:
-            raise UnsupportedError("this model has no chat template", hint="pass the prompt as text")
+            raise UnsupportedError(
+                "this model has no chat template", hint="pass the prompt as text"
+            )
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         bos_token, eos_token = self._special_tokens
         return render_chat(

@@ -5,7 +5,7 @@
     ├── ModelNotFoundError    (FileNotFoundError)  there is no such model file
     ├── DoesNotFitError       (MemoryError)   the request needs more memory than there is
     ├── ContextFullError      (ValueError)    the prompt or the answer leaves no room in the context
-    ├── UnsupportedError      (ValueError)    this backend, model or setting cannot do what was asked
+    ├── UnsupportedError      (ValueError)    a backend, model or setting cannot do what was asked
     ├── MissingDependencyError (ImportError)  an optional package is not installed
     └── BackendError          (RuntimeError)  the inference library failed
 

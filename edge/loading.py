@@ -154,10 +154,11 @@ def _require_batch_invariance(backend: Backend, key: str, report: Progress) -> N
     document = cache.load("noise", key)
     noise: Any = document.get("noise") if document else None
     if not isinstance(noise, float):
-        report("checking that batches round like single tokens", 0.0)
-        noise = measure_batch_noise(backend)
+        noise = measure_batch_noise(
+            backend,
+            progress=lambda part: report("checking that batches round like single tokens", part),
+        )
         cache.store("noise", key, {"noise": noise})
-        report("checking that batches round like single tokens", 1.0)
     if noise > 0.0:
         raise UnsupportedError(
             f"--exact is not possible: logits of this file change by up to {noise:.3g} with the "

@@ -58,6 +58,21 @@ class CostCurve:
         slope = self.depth_ms + self.depth_node_ms * num_nodes
         return self.base[num_nodes] + slope * depth + changed
 
+    def least_useful_probability(self, depth: int) -> float:
+        """A node less likely than this cannot pay for itself.
+
+        A draft raises the rate only if its nodes bring more per millisecond than a plain step
+        does, so a node must be worth its share of the cheapest batch. Half of that, because
+        steps are not monotone: a node can be a cheap neighbour of a dear one.
+        """
+        plain = self.step_ms(1, depth)
+        added = [
+            (self.step_ms(n, depth) - plain) / (n - 1)
+            for n in range(2, len(self.base))
+            if self.base[n] != float("inf")
+        ]
+        return min(0.5, max(0.01, 0.5 * min(added, default=plain) / plain))
+
     def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
         """Correct the curve with a step that was timed while generating."""
         predicted = self.step_ms(num_nodes, depth, previous)
@@ -124,7 +139,10 @@ def measure_curve(
     same = min(timed(1) for _ in range(4))
     if max_nodes == 1:
         return CostCurve([float("inf"), same])
-    changed = min((run(2), timed(1))[1] for _ in range(3))
+    changed = float("inf")
+    for _ in range(3):
+        run(2)
+        changed = min(changed, timed(1))
     change_ms = max(0.0, changed - same)
     times: dict[int, list[float]] = {1: [same]}
     if known is not None:  # times of another moment: bring them to the speed of this one

@@ -35,7 +35,9 @@ def _cgroup_cpus() -> float:
     """Cores a container's quota grants, or infinity (cgroup v2, then v1)."""
     fields = _read(_CGROUP / "cpu.max").split()
     if not fields:
-        quota, period = (_read(_CGROUP / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        quota, period = (
+            _read(_CGROUP / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period")
+        )
         fields = [quota, period]
     try:
         quota_us, period_us = float(fields[0]), float(fields[1])

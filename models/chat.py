@@ -37,7 +37,9 @@ def render_chat(
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     if len(template) > _MAX_TEMPLATE_CHARS:
-        raise ModelFileError(f"the chat template has {len(template)} characters; that is no template")
+        raise ModelFileError(
+            f"the chat template has {len(template)} characters; that is no template"
+        )
 
     def refuse(message: str) -> NoReturn:
         raise _Refused(message)
@@ -59,7 +61,8 @@ def render_chat(
         raise UnsupportedError(f"the model's chat template refuses: {error}") from error
     except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise ModelFileError(
-            f"the model's chat template fails: {error}", hint="use --raw to send the prompt as it is"
+            f"the model's chat template fails: {error}",
+            hint="use --raw to send the prompt as it is",
         ) from error
 
 

@@ -112,12 +112,12 @@ def test_namespaces() -> None:
     [
         ("messages[0] | tojson", '{"role": "user", "content": "Hello"}'),
         ("{'k': '<é>日'} | tojson", '{"k": "<é>日"}'),  # neither HTML nor ASCII escapes
-        ("{'a': [1, true, none]} | tojson(indent=2)", '{\n  "a": [\n    1,\n    true,\n    null\n  ]\n}'),
+        ("[1, true, none] | tojson(indent=2)", "[\n  1,\n  true,\n  null\n]"),
         # Arguments that transformers' filter takes and templates in the wild use.
         ("{'a': 'é'} | tojson(ensure_ascii=False)", '{"a": "é"}'),
         ("[1, 2] | tojson(separators=(',', ':'))", "[1,2]"),
     ],
-)  # fmt: skip
+)
 def test_tojson(expression: str, expected: str) -> None:
     assert render_chat("{{ " + expression + " }}", HELLO) == expected
 
@@ -197,7 +197,7 @@ def test_a_huge_template_is_not_compiled() -> None:
         "cycler.__init__.__globals__.os.popen('id').read()",
         "(''|attr('__class__')).__mro__",
         "'{0.__class__.__mro__}'.format(1)",
-        "'{x.__class__}'.format_map({'x': 1})",
+        "'{x.__class__.__mro__}'.format_map({'x': 1})",
         "self.__init__.__globals__",
         "lipsum.__globals__.os",
         "messages.append(1)",

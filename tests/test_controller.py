@@ -128,6 +128,35 @@ def test_extra_tokens_are_paid_for_by_every_size() -> None:
     assert choose_size((0.3, 0.1), curve, 0, 0, 31, extra=2) == 0
 
 
+def test_the_least_useful_probability_by_hand() -> None:
+    """The cheapest batch adds (13 - 10) / 3 = 1 ms a node, a tenth of a plain step; half of it."""
+    assert curve_of(10, 12, 14, 13).least_useful_probability(0) == pytest.approx(0.05)
+    assert curve_of(10, INF, 11.2).least_useful_probability(0) == pytest.approx(0.03)
+    assert curve_of(10, 10, 10).least_useful_probability(0) == pytest.approx(0.01)
+    assert curve_of(10, 40, 90).least_useful_probability(0) == pytest.approx(0.5)
+    assert curve_of(10).least_useful_probability(0) == pytest.approx(0.5)
+    deep = curve_of(10, 11, depth_ms=0.01, depth_node_ms=0.002)
+    assert deep.least_useful_probability(1000) == pytest.approx(0.5 * (1 + 2) / (10 + 10 + 2))
+
+
+@quick
+@given(
+    ms=step_times,
+    depth=st.integers(0, 4000),
+    slopes=st.tuples(st.floats(0.0, 0.01), st.floats(0.0, 0.001)),
+    part=st.floats(0.0, 1.0),
+    count=st.integers(1, 14),
+)
+def test_no_draft_of_useless_nodes_is_ever_verified(
+    ms: list[float], depth: int, slopes: tuple[float, float], part: float, count: int
+) -> None:
+    """So a drafter that leaves them out loses nothing (0.01 is the least bound there is)."""
+    curve = CostCurve([INF, *ms], *slopes)
+    least = curve.least_useful_probability(depth)
+    if least > 0.01:
+        assert choose_size([least * part] * count, curve, depth, 0, 31) == 0
+
+
 def test_depth_moves_the_choice() -> None:
     """At 10,000 tokens a node costs 10 ms more, so a guess of 0.5 no longer pays."""
     curve = curve_of(10, 11, depth_node_ms=0.001)
@@ -152,9 +181,7 @@ def test_nothing_drafted_is_the_root_alone(proposal: Proposal) -> None:
 
 def test_the_likeliest_path_comes_first_and_in_order() -> None:
     """root -> {7 -> {9, 11 -> 12}, 8 -> 10}: each branch lies after the one it leaves."""
-    proposal = Proposal(
-        (7, 8, 9, 10, 11, 12), (-1, -1, 0, 1, 0, 4), (0.6, 0.3, 0.3, 0.2, 0.1, 0.1)
-    )
+    proposal = Proposal((7, 8, 9, 10, 11, 12), (-1, -1, 0, 1, 0, 4), (0.6, 0.3, 0.3, 0.2, 0.1, 0.1))
     tree = build_tree(5, proposal, 6)
     assert list(tree.tokens) == [5, 7, 9, 11, 12, 8, 10]
     assert list(tree.parents) == [-1, 0, 1, 1, 3, 0, 5]
@@ -186,9 +213,7 @@ def test_the_tree_holds_the_best_nodes_with_their_paths(proposal: Proposal, size
     assert (tree.tokens[0], tree.parents[0]) == (5, -1)
     assert all(0 <= parent < node for node, parent in enumerate(tree.parents) if node)
     expected = paths_of(proposal.tokens[:size], proposal.parents[:size])
-    drafted = [
-        tuple(tree.tokens[i] for i in tree.path(node)[1:]) for node in range(1, len(tree))
-    ]
+    drafted = [tuple(tree.tokens[i] for i in tree.path(node)[1:]) for node in range(1, len(tree))]
     assert sorted(drafted) == sorted(expected)
 
 

@@ -17,6 +17,8 @@ from edgespec.errors import UnsupportedError
 
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 Path = tuple[int, ...]
+Vote = tuple[float, int, int]  # weight, place, match length
+LEAST = 0.02  # probability of a node that is asked for
 
 
 def paths_of(proposal: Proposal) -> list[Path]:
@@ -33,7 +35,7 @@ def drafter_of(text: Sequence[int], **options: int) -> SuffixDrafter:
     return drafter
 
 
-# ------------------------------------------------------------------------- the slow, obvious drafter
+# ------------------------------------------------------------------------ the slow, obvious drafter
 
 
 class SlowDrafter:
@@ -76,53 +78,53 @@ class SlowDrafter:
         """The token that a place predicts after `path`: the text goes on with the draft itself."""
         return [*self.text, *path][place + len(path)]
 
-    def weight(self, place: int, length: int) -> float:
-        return (1.0 if place >= self.start else 0.05) * length * length
+    def votes(self) -> list[Vote]:
+        """What each place weighs, heaviest first, and the latest of equals."""
+        votes = [
+            ((1.0 if place >= self.start else 0.05) * length * length, place, length)
+            for place, length in self.places().items()
+        ]
+        return sorted(votes, reverse=True)
 
-    def cell(self, agreeing: dict[int, int], depth: int, share: float) -> int:
+    def cell(self, agreeing: Sequence[Vote], depth: int, share: float) -> int:
         def bucket(value: float, borders: Sequence[float]) -> int:
             return sum(value >= border for border in borders)
 
-        length = bucket(
-            min(max(agreeing.values()) + depth, 64), (2, 3, 4, 5, 7, 10, 15, 23)
-        )
+        _, place, match_length = agreeing[0]
+        length = bucket(min(match_length + depth, 64), (2, 3, 4, 5, 7, 10, 15, 23))
         shared = bucket(share, (0.3, 0.5, 0.65, 0.8, 0.9, 0.97, 0.995))
         count = bucket(len(agreeing), (2, 3, 5, 9))
-        this_text = any(place >= self.start for place in agreeing)
-        return ((length * 8 + shared) * 5 + count) * 2 + this_text
+        return ((length * 8 + shared) * 5 + count) * 2 + (place >= self.start)
 
     def candidates(self, max_depth: int) -> dict[Path, float]:
         """All nodes down to `max_depth` -> path probability."""
         self.cells = {}
         found: dict[Path, float] = {}
-        self.expand(self.places(), (), 1.0, max_depth, found)
+        self.expand(self.votes(), (), 1.0, max_depth, found)
         return found
 
     def expand(
         self,
-        places: dict[int, int],
+        votes: Sequence[Vote],
         path: Path,
         probability: float,
         max_depth: int,
         found: dict[Path, float],
     ) -> None:
-        if len(path) == max_depth or not places:
+        if len(path) == max_depth or not votes:
             return
-        weights = {place: self.weight(place, length) for place, length in places.items()}
-        votes: dict[int, dict[int, int]] = {}
-        for place, length in places.items():
-            votes.setdefault(self.continuation(place, path), {})[place] = length
-        ranked = sorted(
-            ((sum(weights[place] for place in agreeing), token) for token, agreeing in votes.items()),
-            reverse=True,
-        )
-        for weight, token in ranked[: self.max_children]:
-            cell = self.cell(votes[token], len(path), weight / sum(weights.values()))
+        parties: dict[int, list[Vote]] = {}
+        for vote in votes:
+            parties.setdefault(self.continuation(vote[1], path), []).append(vote)
+        weights = {token: sum(vote[0] for vote in party) for token, party in parties.items()}
+        for token in sorted(weights, key=lambda token: -weights[token])[: self.max_children]:
+            share = weights[token] / sum(weights.values())
+            cell = self.cell(parties[token], len(path), share)
             below = probability * self.calibration.probability(cell)
-            if below >= 0.02:
+            if below >= LEAST or not path:
                 found[(*path, token)] = below
                 self.cells[(*path, token)] = cell
-                self.expand(votes[token], (*path, token), below, max_depth, found)
+                self.expand(parties[token], (*path, token), below, max_depth, found)
 
     def observe(self, emitted: Sequence[int], proposed: Sequence[Path]) -> None:
         """Count the proposed nodes whose parent was right; then the text is longer."""
@@ -179,7 +181,7 @@ def test_proposals_and_counts_are_those_of_the_slow_drafter(name: str, max_child
     at = 5
     while at < len(text):
         max_nodes = rng.choice((1, 4, 12))
-        proposal = fast.propose(max_nodes)
+        proposal = fast.propose(max_nodes, LEAST)
         expected = slow.candidates(max_nodes)
         paths = paths_of(proposal)
         assert len(set(paths)) == len(paths) == min(max_nodes, len(expected))
@@ -204,7 +206,7 @@ def test_a_match_reads_on_into_its_own_draft() -> None:
     Lengths 2, 3, 4, 5, 6, 7 have the priors 0.375, 0.45, 0.525, 0.6, 0.6, 0.675; with the next
     one the path would fall below 0.02.
     """
-    proposal = drafter_of([1, 2, 3, 1, 2]).propose(31)
+    proposal = drafter_of([1, 2, 3, 1, 2]).propose(31, LEAST)
     assert list(proposal.tokens) == [3, 1, 2, 3, 1, 2]
     assert list(proposal.parents) == [-1, 0, 1, 2, 3, 4]
     steps = [after / before for before, after in pairwise((1.0, *proposal.probabilities))]
@@ -213,26 +215,34 @@ def test_a_match_reads_on_into_its_own_draft() -> None:
 
 def test_at_most_as_many_nodes_as_asked_for() -> None:
     drafter = drafter_of([1, 2, 3, 1, 2])
-    assert [len(drafter.propose(n)) for n in (0, 1, 2, 4)] == [0, 1, 2, 4]
+    assert [len(drafter.propose(n, LEAST)) for n in (0, 1, 2, 4)] == [0, 1, 2, 4]
+
+
+def test_nodes_that_cannot_pay_are_left_out_but_the_first_guess_is_always_made() -> None:
+    """Of 0.375, 0.169, 0.089, 0.053, 0.032, 0.022: a first guess that is never made is never
+    counted, and its probability would never be known."""
+    drafter = drafter_of([1, 2, 3, 1, 2])
+    sizes = [len(drafter.propose(31, least)) for least in (0.025, 0.05, 0.1, 0.2, 0.9)]
+    assert sizes == [5, 4, 2, 1, 1]
 
 
 @pytest.mark.parametrize("text", [[5], [1, 2, 3, 4]])
 def test_nothing_is_proposed_where_nothing_repeats(text: list[int]) -> None:
-    assert len(drafter_of(text).propose(31)) == 0
+    assert len(drafter_of(text).propose(31, LEAST)) == 0
 
 
 def test_the_longer_match_wins() -> None:
     """Three places follow 9 with 5; one follows 8 9 with 6: weight 4 against 3."""
     text = [1, 9, 5, 2, 9, 5, 3, 9, 5, 8, 9, 6, 8, 9]
-    assert drafter_of(text).propose(1).tokens == [6]
+    assert drafter_of(text).propose(1, LEAST).tokens == [6]
 
 
 def test_branches_are_the_votes_in_order() -> None:
     """After 9: weights 4 for 6 (one match of two tokens), 3 for 5 (three of one), 1 for 4."""
     text = [1, 9, 5, 2, 9, 5, 3, 9, 5, 0, 9, 4, 8, 9, 6, 8, 9]
-    proposal = drafter_of(text, max_children=2).propose(31)
+    proposal = drafter_of(text, max_children=2).propose(31, LEAST)
     assert {path[0] for path in paths_of(proposal)} == {5, 6}
-    proposal = drafter_of(text, max_children=3).propose(31)
+    proposal = drafter_of(text, max_children=3).propose(31, LEAST)
     assert {path[0] for path in paths_of(proposal)} == {4, 5, 6}
 
 
@@ -240,16 +250,16 @@ def test_an_older_text_is_a_weaker_source() -> None:
     """Ten places of an older text weigh half as much as one of this text."""
     drafter = drafter_of([1, 5] * 10)
     drafter.begin([2, 1, 6, 3, 1])
-    assert drafter.propose(1).tokens == [6]
+    assert drafter.propose(1, LEAST).tokens == [6]
 
 
 def test_the_older_text_speaks_where_this_one_is_silent() -> None:
     """Its probability is 0.7 of what a place in this text has (length 1: 0.3)."""
     drafter = drafter_of([1, 5, 9])
     drafter.begin([2, 1])
-    proposal = drafter.propose(1)
+    proposal = drafter.propose(1, LEAST)
     assert (list(proposal.tokens), list(proposal.probabilities)) == ([5], [pytest.approx(0.21)])
-    same_text = drafter_of([1, 5, 9, 2, 1]).propose(1)
+    same_text = drafter_of([1, 5, 9, 2, 1]).propose(1, LEAST)
     assert list(same_text.probabilities) == [pytest.approx(0.3)]
 
 
@@ -259,25 +269,25 @@ def test_nodes_that_were_not_verified_are_counted_too() -> None:
     Below the wrong node nothing is known, so the three others are not counted.
     """
     drafter = drafter_of([1, 2, 3, 1, 2])
-    assert len(drafter.propose(31)) == 6
+    assert len(drafter.propose(31, LEAST)) == 6
     drafter.observe([3, 1, 4, 4, 4])
     assert sorted(drafter.state()["cells"].values()) == [[0.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
 
 
 def test_only_what_was_emitted_is_judged() -> None:
     drafter = drafter_of([1, 2, 3, 1, 2])
-    drafter.propose(31)
+    drafter.propose(31, LEAST)
     drafter.observe([3])
     assert list(drafter.state()["cells"].values()) == [[1.0, 1.0]]
 
 
 def test_a_proposal_is_counted_once_and_not_after_a_new_text() -> None:
     drafter = drafter_of([1, 2, 3, 1, 2])
-    drafter.propose(31)
+    drafter.propose(31, LEAST)
     drafter.begin([1, 2, 3, 1, 2])
     drafter.observe([3])
     assert drafter.state()["cells"] == {}
-    drafter.propose(31)
+    drafter.propose(31, LEAST)
     drafter.observe([1])
     drafter.observe([2])
     assert [counts[1] for counts in drafter.state()["cells"].values()] == [1.0]
@@ -285,19 +295,16 @@ def test_a_proposal_is_counted_once_and_not_after_a_new_text() -> None:
 
 def test_counts_of_an_earlier_run_move_the_probabilities() -> None:
     """Six right guesses of one cell: (6 + 6 * 6.375 / 7) / 12 with the prior 0.375."""
-    first = SuffixDrafter()
+    drafter = SuffixDrafter()
     for _ in range(6):
-        first.begin([1, 2, 3, 1, 2])
-        first._text_start = 0
-        first._tokens = first._tokens[-5:]
-        first = _restarted(first, [1, 2, 3, 1, 2])
-        first.propose(1)
-        first.observe([3])
-    proposal = _restarted(first, [1, 2, 3, 1, 2]).propose(1)
+        drafter = restarted(drafter, [1, 2, 3, 1, 2])
+        drafter.propose(1, LEAST)
+        drafter.observe([3])
+    proposal = restarted(drafter, [1, 2, 3, 1, 2]).propose(1, LEAST)
     assert list(proposal.probabilities) == [pytest.approx((6 + 6 * 6.375 / 7) / 12)]
 
 
-def _restarted(drafter: SuffixDrafter, text: Sequence[int]) -> SuffixDrafter:
+def restarted(drafter: SuffixDrafter, text: Sequence[int]) -> SuffixDrafter:
     """A drafter of a new process, with the old one's counts only."""
     fresh = SuffixDrafter()
     fresh.load_state(drafter.state())
@@ -322,14 +329,16 @@ def test_a_proposal_keeps_its_contract(
     drafter = SuffixDrafter(max_children=max_children)
     drafter.begin(older)
     for start in range(0, len(text), 2):
-        drafter.propose(max_nodes)
+        drafter.propose(max_nodes, LEAST)
         drafter.observe(text[start : start + 2])
-    proposal = drafter.propose(max_nodes)
+    proposal = drafter.propose(max_nodes, LEAST)
     assert len(proposal) <= max_nodes
     probabilities = list(proposal.probabilities)
     assert probabilities == sorted(probabilities, reverse=True)
-    assert all(0.02 <= probability <= 1.0 for probability in probabilities)
-    assert all(-1 <= parent < node for node, parent in enumerate(proposal.parents))
+    assert all(0.0 < probability <= 1.0 for probability in probabilities)
+    for node, parent in enumerate(proposal.parents):
+        assert -1 <= parent < node
+        assert parent == -1 or LEAST <= probabilities[node] <= probabilities[parent]
     paths = paths_of(proposal)
     assert len(set(paths)) == len(paths)
     children = [list(proposal.parents).count(node) for node in range(-1, len(proposal))]
@@ -342,7 +351,7 @@ def test_a_proposal_keeps_its_contract(
 @quick
 @given(st.lists(st.integers(0, 60), max_size=12), st.integers(8, 40))
 def test_history_never_exceeds_the_capacity(sizes: list[int], capacity: int) -> None:
-    """And it is always the latest part of the text, half the capacity or more if there is so much."""
+    """It is always the latest part of the text, and at least half the capacity of it."""
     drafter = SuffixDrafter(capacity=capacity)
     text: list[int] = []
     for size in sizes:
@@ -360,9 +369,9 @@ def test_the_older_half_is_dropped_and_the_newer_one_still_speaks() -> None:
     drafter = SuffixDrafter(capacity=64)
     drafter.begin(range(100, 164))
     drafter.extend([131])  # the last one of the older half
-    assert len(drafter.propose(4)) == 0
+    assert len(drafter.propose(4, LEAST)) == 0
     drafter.extend([132])  # the first one of the newer half
-    assert list(drafter.propose(4).tokens)[:1] == [133]
+    assert list(drafter.propose(4, LEAST).tokens)[:1] == [133]
 
 
 def test_after_dropping_it_is_like_a_drafter_that_never_saw_more() -> None:
@@ -373,21 +382,19 @@ def test_after_dropping_it_is_like_a_drafter_that_never_saw_more() -> None:
         full.extend([token])
     fresh.begin(list(full._tokens))
     assert len(full._tokens) < 128
-    assert full.propose(8) == fresh.propose(8)
-    assert len(full.propose(8)) > 0
+    assert full.propose(8, LEAST) == fresh.propose(8, LEAST)
+    assert len(full.propose(8, LEAST)) > 0
 
 
 def test_dropping_keeps_older_and_this_text_apart() -> None:
-    """The border moves with the text: the older 1 5 stays weak, also when part of it is gone."""
+    """The border moves with the text: three older "7 5" stay weaker than one "7 6" of this text."""
     drafter = SuffixDrafter(capacity=64)
-    drafter.begin([*range(100, 140), 1, 5])
-    drafter.begin([2, 1, 6, 3, *range(200, 215)])
-    drafter.extend([4, 1])  # 63 tokens
-    assert drafter.propose(1).tokens == [6]
-    drafter.extend([8, 1])  # 65: the first 32 and more are dropped
-    assert len(drafter._tokens) < 64
-    drafter.extend([6, 9, 5, 1])
-    assert drafter.propose(1).tokens == [6]
+    drafter.begin([*range(100, 134), 7, 5, 7, 5, 7, 5])
+    drafter.begin([2, 7, 6, 3, *range(200, 217)])
+    drafter.extend([4, 3, 8, 9])  # 65 tokens: only the last 32 and these are kept
+    assert len(drafter._tokens) == 36
+    drafter.extend([7])
+    assert drafter.propose(1, LEAST).tokens == [6]
 
 
 def test_the_tables_stay_below_their_ceiling() -> None:

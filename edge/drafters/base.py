@@ -42,8 +42,11 @@ class Drafter(Protocol):
     def extend(self, tokens: Sequence[int]) -> None:
         """`tokens` were emitted."""
 
-    def propose(self, max_nodes: int) -> Proposal:
-        """Candidates for what comes after the text so far, at most `max_nodes`."""
+    def propose(self, max_nodes: int, min_probability: float) -> Proposal:
+        """Candidates for what comes after the text so far, at most `max_nodes`.
+
+        Nodes below `min_probability` cannot pay and need not be proposed.
+        """
 
     def observe(self, emitted: Sequence[int]) -> None:
         """`emitted` is what the target wrote after the last `propose`; count and extend."""

@@ -7,8 +7,9 @@ length as weight; the winner becomes a node. Its probability is calibrated by co
 
     match length x share of the votes x number of places that agree x this text or an older one
 
-(Edges deeper in the draft are described as if the draft had already been accepted, so one table
-serves every depth.) Ideas: prompt lookup decoding, SuffixDecoding (arXiv 2411.04975), consensus of
+where length and age are those of the heaviest place that voted for it. (Edges deeper in the draft
+are described as if the draft had already been accepted, so one table serves every depth.)
+Ideas: prompt lookup decoding, SuffixDecoding (arXiv 2411.04975), consensus of
 several matches from GOOSE (arXiv 2604.02047).
 """
 
@@ -30,7 +31,6 @@ _HASH_BITS = 16
 _HASH_MASK = (1 << _HASH_BITS) - 1
 _MIX = 0x9E3779B1  # 2^32 / golden ratio, the usual multiplicative hash
 _OLD_TEXT_WEIGHT = 0.05  # a vote from an older text against one from this text
-_MIN_PROBABILITY = 0.02  # nodes below this never pay on any measured curve
 
 # Borders of the calibration cells. A value lands in the bucket of the last border it reaches.
 _LENGTH_BORDERS = (2, 3, 4, 5, 7, 10, 15, 23)
@@ -40,6 +40,10 @@ _NUM_LENGTHS = len(_LENGTH_BORDERS) + 1
 _NUM_SHARES = len(_SHARE_BORDERS) + 1
 _NUM_COUNTS = len(_COUNT_BORDERS) + 1
 _LENGTH_BUCKET = [bisect_right(_LENGTH_BORDERS, length) for length in range(2 * _LENGTH_CAP + 1)]
+
+
+# Weight of its vote, position of what followed, match length, whether it is in this text.
+_Place = tuple[float, int, int, bool]
 
 
 def _new_calibration() -> Calibration:
@@ -127,17 +131,15 @@ class SuffixDrafter:
 
     # -- proposing -------------------------------------------------------------------------
 
-    def propose(self, max_nodes: int) -> Proposal:
+    def propose(self, max_nodes: int, min_probability: float = 0.02) -> Proposal:
         """The most probable continuations, best first."""
         places = self._places()
-        self._proposal = self._grow(places, max_nodes) if places else EMPTY
+        self._cells = []
+        self._proposal = self._grow(places, max_nodes, min_probability) if places else EMPTY
         return self._proposal
 
-    def _places(self) -> list[tuple[int, int, float, bool]]:
-        """Earlier places that ended like the text does now.
-
-        Each is (position of what followed, match length, weight of its vote, in this text).
-        """
+    def _places(self) -> list[_Place]:
+        """Earlier places that ended like the text does now, heaviest first."""
         text = self._tokens
         end = len(text)
         lengths: dict[int, int] = {}
@@ -158,73 +160,59 @@ class SuffixDrafter:
                         lengths[place] = length
                 place = links[place - 1]
         start = self._text_start
-        return [
-            (place, length, float(length * length), True)
+        places = [
+            (float(length * length), place, length, True)
             if place >= start
-            else (place, length, _OLD_TEXT_WEIGHT * length * length, False)
+            else (_OLD_TEXT_WEIGHT * length * length, place, length, False)
             for place, length in lengths.items()
         ]
+        places.sort(reverse=True)
+        return places
 
-    def _grow(self, places: list[tuple[int, int, float, bool]], max_nodes: int) -> Proposal:
+    def _grow(self, places: list[_Place], max_nodes: int, min_probability: float) -> Proposal:
         """Best-first expansion of the votes into nodes."""
         tokens: list[int] = []
         parents: list[int] = []
         probabilities: list[float] = []
-        cells: list[int] = []
-        heap: list[tuple[float, int, int, int, list[tuple[int, int, float, bool]]]] = []
-        self._push_children(heap, places, [], -1, 1.0)
-        while heap and len(tokens) < max_nodes:
-            negative, token, cell, parent, supporters = heapq.heappop(heap)
-            node = len(tokens)
+        heap: list[tuple[float, int, int, int, list[_Place]]] = []
+        node, parent_probability, path = -1, 1.0, tokens
+        while True:
+            for token, cell, agreeing in self._vote(places, path):
+                probability = parent_probability * self._calibration.probability(cell)
+                if probability >= min_probability or node < 0:
+                    heapq.heappush(heap, (-probability, token, cell, node, agreeing))
+            if not heap or len(tokens) == max_nodes:
+                return Proposal(tokens, parents, probabilities)
+            negative, token, cell, parent, places = heapq.heappop(heap)
+            node, parent_probability = len(tokens), -negative
             tokens.append(token)
             parents.append(parent)
-            probabilities.append(-negative)
-            cells.append(cell)
-            path = self._path(tokens, parents, node)
-            self._push_children(heap, supporters, path, node, -negative)
-        self._cells = cells
-        return Proposal(tokens, parents, probabilities)
+            probabilities.append(parent_probability)
+            self._cells.append(cell)
+            path = tokens if self._max_children == 1 else _path(tokens, parents, node)
 
-    def _path(self, tokens: list[int], parents: list[int], node: int) -> list[int]:
-        if self._max_children == 1:
-            return tokens
-        path = []
-        while node >= 0:
-            path.append(tokens[node])
-            node = parents[node]
-        return path[::-1]
-
-    def _push_children(
-        self,
-        heap: list[tuple[float, int, int, int, list[tuple[int, int, float, bool]]]],
-        places: list[tuple[int, int, float, bool]],
-        path: list[int],
-        parent: int,
-        parent_probability: float,
-    ) -> None:
-        """Let `places` vote on the token after `path` and push the winners onto the heap."""
+    def _vote(
+        self, places: list[_Place], path: Sequence[int]
+    ) -> list[tuple[int, int, list[_Place]]]:
+        """What `places` say comes after the text and `path`: (token, cell, who voted for it)."""
         text, depth = self._tokens, len(path)
         end = len(text)
-        votes: dict[int, list[tuple[int, int, float, bool]]] = {}
+        votes: dict[int, float] = {}
+        ballots: list[int] = []
         for place in places:
-            at = place[0] + depth
+            at = place[1] + depth
             # A place near the end reads on in the draft itself: that is how loops continue.
             token = text[at] if at < end else path[at - end]
-            if token in votes:
-                votes[token].append(place)
-            else:
-                votes[token] = [place]
-        total = sum(place[2] for place in places)
-        ranked = sorted(
-            ((sum(place[2] for place in agreeing), token) for token, agreeing in votes.items()),
-            reverse=True,
-        )
-        for weight, token in ranked[: self._max_children]:
-            agreeing = votes[token]
-            cell = _cell(agreeing, depth, weight / total)
-            probability = parent_probability * self._calibration.probability(cell)
-            if probability >= _MIN_PROBABILITY:
-                heapq.heappush(heap, (-probability, token, cell, parent, agreeing))
+            ballots.append(token)
+            votes[token] = votes.get(token, 0.0) + place[0]
+        if len(votes) == 1:
+            return [(ballots[0], _cell(places, depth, 1.0), places)]
+        total = sum(votes.values())
+        winners = []
+        for token in sorted(votes, key=votes.__getitem__, reverse=True)[: self._max_children]:
+            agreeing = [place for place, vote in zip(places, ballots, strict=True) if vote == token]
+            winners.append((token, _cell(agreeing, depth, votes[token] / total), agreeing))
+        return winners
 
     # -- learning --------------------------------------------------------------------------
 
@@ -259,9 +247,18 @@ class SuffixDrafter:
         self._calibration.load_json(document)
 
 
-def _cell(agreeing: list[tuple[int, int, float, bool]], depth: int, share: float) -> int:
-    length = max(place[1] for place in agreeing) + depth
-    bucket = _LENGTH_BUCKET[min(length, 2 * _LENGTH_CAP)]
-    this_text = any(place[3] for place in agreeing)
+def _cell(agreeing: list[_Place], depth: int, share: float) -> int:
+    """The calibration cell of a token that these places voted for."""
+    _, _, length, this_text = agreeing[0]
+    bucket = _LENGTH_BUCKET[min(length + depth, 2 * _LENGTH_CAP)]
     cell = bucket * _NUM_SHARES + bisect_right(_SHARE_BORDERS, share)
     return (cell * _NUM_COUNTS + bisect_right(_COUNT_BORDERS, len(agreeing))) * 2 + this_text
+
+
+def _path(tokens: list[int], parents: list[int], node: int) -> list[int]:
+    """Tokens from below the root down to `node`."""
+    path = []
+    while node >= 0:
+        path.append(tokens[node])
+        node = parents[node]
+    return path[::-1]

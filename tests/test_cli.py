@@ -1,0 +1,606 @@
+"""The command line: what goes to which stream, exit status, errors, JSON documents."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import gguf
+import numpy as np
+import pytest
+
+from edgespec.cli.main import main
+from edgespec.memory import device
+from edgespec.models.embedded import embedded_model
+
+ESCAPE = "\x1b"
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished command."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """stdout as one JSON document on one line, and nothing else."""
+        assert self.out.endswith("\n") and self.out.count("\n") == 1
+        found = json.loads(self.out)
+        assert isinstance(found, dict)
+        return found
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Command]:
+    """Runs the command line in this process, for what loads no model."""
+
+    def call(*arguments: str, stdin: str = "") -> Done:
+        monkeypatch.setattr(sys, "argv", ["edgespec", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        status: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code or 0
+        return Done(status, *capsys.readouterr())
+
+    monkeypatch.setenv("COLUMNS", "100")
+    before = signal.getsignal(signal.SIGINT)
+    yield call
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One cache folder for all processes of this file, so that steps are timed once."""
+    return str(tmp_path_factory.mktemp("cli-cache"))
+
+
+def start(arguments: Sequence[str], cache: str, **environment: str) -> subprocess.Popen[bytes]:
+    """The command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "edgespec.cli.main", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "EDGESPEC_CACHE": cache, "COLUMNS": "100", **environment},
+    )
+
+
+def run(*arguments: str, cache: str, stdin: str = "", **environment: str) -> Done:
+    process = start(arguments, cache, **environment)
+    out, err = process.communicate(stdin.encode(), timeout=120)
+    return Done(process.returncode, out.decode(), err.decode())
+
+
+# ------------------------------------------------------------------------------------- errors
+
+EMBEDDED = "EMBEDDED"  # stands for the path of the embedded model
+FOLDER = "FOLDER"  # stands for the test's folder
+
+# Arguments, and the whole of stderr: a sentence, an empty line, what to do next.
+REFUSALS = {
+    "missing file": (
+        ["run", "FOLDER/no.gguf", "Hi"],
+        "error: there is no file FOLDER/no.gguf\n",
+    ),
+    "missing file, the only argument": (
+        ["run", "FOLDER/no.gguf"],
+        "error: there is no file FOLDER/no.gguf\n",
+    ),
+    "plan of a missing file": (
+        ["plan", "FOLDER/no.gguf", "--json"],
+        "error: there is no file FOLDER/no.gguf\n",
+    ),
+    "folder": (
+        ["run", "FOLDER", "Hi"],
+        "error: FOLDER is a folder\n\nhint: name the .gguf file in it\n",
+    ),
+    "garbage": (
+        ["run", "FOLDER/garbage.gguf", "Hi", "--json"],
+        "error: FOLDER/garbage.gguf is a file that begins with the bytes 00 01 02 03, not a GGUF "
+        "model\n\nhint: download it again\n",
+    ),
+    "web page": (
+        ["models", "show", "FOLDER/page.gguf"],
+        "error: FOLDER/page.gguf is a web page, not a GGUF model\n\n"
+        "hint: the link led to a login or an error; download the file itself\n",
+    ),
+    "missing prompt file": (
+        ["run", "--file", "FOLDER/no.txt"],
+        "error: cannot read FOLDER/no.txt: No such file or directory\n",
+    ),
+    "folder as prompt file": (
+        ["run", "--file", "FOLDER"],
+        "error: cannot read FOLDER: Is a directory\n",
+    ),
+    "context beyond what was trained": (
+        ["plan", "--ctx", "100000"],
+        "error: --ctx 100000 exceeds the 8192 tokens the model was trained for\n\n"
+        "hint: use --ctx 8192 or less\n",
+    ),
+    "temperature below zero": (
+        ["run", "--temperature=-1", "Hi"],
+        "error: temperature must be ",
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "garbage.gguf").write_bytes(bytes(range(256)) * 8)
+    (tmp_path / "page.gguf").write_bytes(b"<!doctype html><title>404</title>")
+    return tmp_path
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("arguments", "expected"), REFUSALS.values(), ids=REFUSALS.keys())
+def test_what_cannot_be_met_is_one_sentence_and_a_hint(
+    command: Command, folder: Path, arguments: list[str], expected: str
+) -> None:
+    done = command(*(text.replace(FOLDER, str(folder)) for text in arguments))
+    told = done.err.replace(str(folder), FOLDER)
+    assert (done.status, done.out) == (1, "")
+    assert told.startswith(expected)
+    assert re.fullmatch(r"error: [^\n]+\n\nhint: [^\n]+\n", told)
+
+
+MISUSES = {
+    "no such command": (["fly"], "fly"),
+    "no such option": (["run", "--fly", "Hi"], "--fly"),
+    "too many arguments": (["plan", "a", "b"], "b"),
+    "empty prompt": (["run", EMBEDDED, ""], "the prompt is empty"),
+    "blank prompt": (["run", EMBEDDED, " \n\t"], "the prompt is empty"),
+    "nothing on stdin": (["run"], "the prompt is empty"),
+    "two prompts": (["run", EMBEDDED, "Hi", "--file", "FOLDER/p.txt"], "not both"),
+    "logit bias without a value": (["run", "Hi", "--logit-bias", "junk"], "--logit-bias junk"),
+    "logit bias of a word": (["run", "Hi", "--logit-bias", "the=2"], "--logit-bias the=2"),
+    "no tokens": (["run", "Hi", "--max-tokens", "0"], "--max-tokens"),
+    "tokens in words": (["run", "Hi", "--max-tokens", "ten"], "--max-tokens"),
+    "threads in words": (["run", "Hi", "--threads", "all"], "--threads"),
+    "layers in words": (["run", "Hi", "--gpu-layers", "x"], "--gpu-layers"),
+    "no threads": (["run", "Hi", "--threads", "0"], "--threads"),
+    "no context": (["run", "Hi", "--ctx", "0"], "--ctx"),
+    "unheard-of cache type": (["run", "Hi", "--kv-type", "q9_9"], "q9_9"),
+    "unheard-of drafter": (["run", "Hi", "--drafter", "psychic"], "psychic"),
+    "unheard-of backend": (["run", "Hi", "--backend", "abacus"], "abacus"),
+}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("arguments", "named"), MISUSES.values(), ids=MISUSES.keys())
+def test_wrong_usage_names_the_option_or_value(
+    command: Command, folder: Path, arguments: list[str], named: str
+) -> None:
+    """What no model on no machine could honour is wrong usage: status 2, not 1."""
+    words = {EMBEDDED: str(embedded_model()), FOLDER: str(folder)}
+    done = command(*(words.get(text, text) for text in arguments))
+    assert done.out == ""
+    assert named in done.err
+    assert "Traceback" not in done.err and ESCAPE not in done.err
+    assert done.status == 2
+
+
+@pytest.mark.model
+def test_what_does_not_fit_names_the_largest_that_does(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "available_bytes", lambda: 380 << 20)
+    done = command("plan", "--ctx", "8192")
+    assert (done.status, done.out) == (1, "")
+    match = re.fullmatch(
+        r"error: needs \d+ MiB for 8192 tokens of context \(.+ MiB\); free: 380 MiB\n\n"
+        r"hint: `--ctx (\d+)` fits, or `--kv-type q8_0`\n",
+        done.err,
+    )
+    assert match is not None
+    assert command("plan", "--ctx", match[1]).status == 0, "the hint is true"
+    assert command("plan", "--ctx", str(int(match[1]) + 256)).status == 1, "and the largest"
+
+
+@pytest.mark.model
+def test_hints_name_commands_and_options_that_exist(command: Command, folder: Path) -> None:
+    known = command("run", "--help").out + command("plan", "--help").out
+    for arguments, _ in REFUSALS.values():
+        told = command(*(text.replace(FOLDER, str(folder)) for text in arguments)).err
+        for option in re.findall(r"(?<!\w)--[a-z-]+", told):
+            assert option in known, told
+        for named in re.findall(r"`edgespec ([a-z ]+)`", told):
+            assert command(*named.split(), "--help").status == 0, told
+
+
+@pytest.mark.model
+def test_errors_in_a_process_of_their_own_leave_no_traceback(measured: str, folder: Path) -> None:
+    done = run("run", str(folder / "garbage.gguf"), "Hi", "--json", cache=measured)
+    assert (done.status, done.out) == (1, "")
+    assert done.err.startswith("error: ") and "Traceback" not in done.err
+
+
+# --------------------------------------------------------------------------------------- help
+
+
+def test_help_is_plain_text(command: Command) -> None:
+    done = command("--help")
+    assert (done.status, done.err) == (0, "")
+    assert done.out.startswith("Usage: edgespec [OPTIONS] COMMAND [ARGS]...\n")
+    for name in ("run", "plan", "models"):
+        assert re.search(rf"^  {name} +[A-Z]", done.out, re.MULTILINE), name
+    assert ESCAPE not in done.out
+
+
+def test_version(command: Command) -> None:
+    done = command("version")
+    assert re.fullmatch(r"edgespec \d+\.\d+\.\d+\S*\n", done.out)
+
+
+# --------------------------------------------------------------------------------------- plan
+
+CHOICES = {
+    "kv_type", "threads", "drafter", "draft_max", "gpu_layers", "batch_size", "context_size",
+}  # fmt: skip
+COMPONENTS = {
+    "weights", "weights_repacked", "kv_cache", "compute", "logits", "drafter_tables", "runtime",
+}  # fmt: skip
+
+
+def first_column(block: str) -> list[str]:
+    """What begins a line; wrapped lines are indented."""
+    lines = [line for line in block.splitlines() if not line.startswith(" ")]
+    return [line.split("  ")[0] for line in lines]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("columns", [40, 100])
+def test_plan_fits_the_terminal(
+    command: Command, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = command("plan", "--ctx", "1024", "--exact")
+    assert (done.status, done.err) == (0, "")
+    title, components, choices, speed = done.out.rstrip("\n").split("\n\n")
+    assert title.endswith("(Q4_1)")
+    *names, total = first_column(components)
+    assert {name.replace(" ", "_") for name in names} <= COMPONENTS
+    assert total == "at most"
+    assert {name.replace(" ", "_") for name in first_column(choices)} == CHOICES
+    assert speed.startswith("speed: ")
+    assert [line for line in done.out.splitlines() if len(line) > columns] == []
+    assert [line for line in done.out.splitlines() if line != line.rstrip()] == []
+    assert ESCAPE not in done.out
+
+
+@pytest.mark.model
+def test_plan_says_the_same_at_every_width(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "available_bytes", lambda: 8 << 30)
+    texts = []
+    for columns in ("40", "60", "100", "1000"):
+        monkeypatch.setenv("COLUMNS", columns)
+        texts.append(command("plan", "--ctx", "1024").out.split())
+    assert all(sorted(text) == sorted(texts[0]) for text in texts)
+    assert len(texts[0]) > 60
+
+
+@pytest.mark.model
+def test_plan_json(command: Command) -> None:
+    done = command("plan", "--ctx", "512", "--kv-type", "q8_0", "--threads", "3", "--json")
+    assert (done.status, done.err) == (0, "")
+    document = done.document
+    assert Path(document["model"]) == embedded_model()
+    assert document["file_type"] == "Q4_1" and "SmolLM2" in document["name"]
+    assert set(document["plan"]) == CHOICES
+    for choice in document["plan"].values():
+        assert set(choice) == {"value", "reason"} and choice["reason"]
+    values = {name: choice["value"] for name, choice in document["plan"].items()}
+    assert (values["context_size"], values["kv_type"], values["threads"]) == (512, "q8_0", 3)
+    memory = document["memory"]
+    assert memory["predicted_peak_bytes"] == sum(memory["components"].values())
+    assert set(memory["components"]) <= COMPONENTS
+    # 30 layers x 3 heads x (64 + 64) numbers of 34/32 bytes for 512 tokens.
+    assert memory["components"]["kv_cache"] == 30 * 3 * 128 * 34 // 32 * 512
+    assert memory["available_bytes"] > 0
+    assert document["measured_step_ms"] is None
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"FORCE_COLOR": "1"}, {"TERM": ""}]
+)
+def test_colour_settings_change_nothing(
+    command: Command, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> None:
+    monkeypatch.setattr(device, "available_bytes", lambda: 8 << 30)
+    calls = [("plan",), ("models", "show"), ("--help",), ("run", "--max-tokens", "0", "Hi")]
+    expected = [command(*arguments) for arguments in calls]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert [command(*arguments) for arguments in calls] == expected
+    assert not any(ESCAPE in done.out + done.err for done in expected)
+
+
+# ------------------------------------------------------------------------------------- models
+
+
+@pytest.mark.model
+def test_models_show_json(command: Command) -> None:
+    document = command("models", "show", "--json").document
+    expected = {
+        "path": str(embedded_model()),
+        "arch": "llama",
+        "file_type": "Q4_1",
+        "file_bytes": embedded_model().stat().st_size,
+        "num_layers": 30,
+        "vocab_size": 49152,
+        "context_length": 8192,
+        "embedding_size": 576,
+        "tied_embeddings": True,
+    }
+    assert {name: document[name] for name in expected} == expected
+    assert len(document["layer_bytes"]) == 30
+    assert document["fingerprint"] and document["chat_template"].startswith("{%")
+
+
+@pytest.mark.model
+def test_models_show(command: Command) -> None:
+    done = command("models", "show")
+    assert (done.status, done.err) == (0, "")
+    assert first_column(done.out) == [
+        "name", "architecture", "file", "context", "vocabulary", "KV cache", "chat template",
+        "fingerprint",
+    ]  # fmt: skip
+    assert "llama, 30 layers, 9 heads, 3 for keys and values" in done.out
+    assert "22.5 KiB per token in f16" in done.out
+
+
+@pytest.mark.model
+def test_models_path(command: Command) -> None:
+    assert command("models", "path").out == f"{embedded_model()}\n"
+
+
+def write_named(path: Path, name: str) -> Path:
+    """Just enough of a model file to be planned."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(name)
+    for key, value in {
+        "block_count": 1,
+        "context_length": 512,
+        "embedding_length": 64,
+        "feed_forward_length": 64,
+        "attention.head_count": 1,
+    }.items():
+        writer.add_uint32(f"llama.{key}", value)
+    writer.add_token_list(["a", "b"])
+    writer.add_tensor("token_embd.weight", np.zeros((2, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("arguments", [["plan"], ["models", "show"]])
+def test_a_file_cannot_steer_the_terminal(
+    command: Command, tmp_path: Path, arguments: list[str]
+) -> None:
+    path = write_named(tmp_path / "model.gguf", "red\x1b[31m\x07\nfake: line\x9b1m")
+    done = command(*arguments, str(path))
+    assert done.status == 0
+    assert re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", done.out) is None
+    assert not any(line.startswith("fake:") for line in done.out.splitlines())
+
+
+def test_a_name_the_terminal_cannot_show_is_no_traceback(tmp_path: Path, measured: str) -> None:
+    """As on a Windows console, or under `PYTHONIOENCODING=ascii`."""
+    path = write_named(tmp_path / "model.gguf", "naïve 日本")
+    done = run("plan", str(path), cache=measured, PYTHONIOENCODING="ascii")
+    assert (done.status, done.err) == (0, "")
+    assert done.out.startswith("na")
+
+
+# ---------------------------------------------------------------------------------------- run
+
+QUESTION = "What is the capital of France? Say it twice."
+SHORT = ("--max-tokens", "8", "--ctx", "256")
+SUMMARY = re.compile(
+    r"(\d+) tokens, [\d.]+ tokens/s, acceptance length \d\.\d\d \(plain is 1\.00\), first token "
+    r"after \d+\.\d\d s, peak memory \d+ MiB(; cut off by --max-tokens)?"
+)
+
+
+@pytest.fixture(scope="module")
+def report(measured: str) -> dict[str, Any]:
+    done = run("run", str(embedded_model()), QUESTION, *SHORT, "--json", cache=measured)
+    assert (done.status, done.err) == (0, ""), done.err
+    return done.document
+
+
+@pytest.mark.model
+def test_run_json_has_every_promised_key(report: dict[str, Any]) -> None:
+    assert set(report) >= {
+        "text", "token_ids", "finish_reason", "prompt_tokens", "generated_tokens", "rounds",
+        "drafted_tokens", "accepted_tokens", "acceptance_length", "time_to_first_token_s",
+        "decode_s", "tokens_per_s", "plan", "memory",
+    }  # fmt: skip
+    assert set(report["memory"]) >= {"predicted_peak_bytes", "measured_peak_bytes", "components"}
+    assert set(report["plan"]) == CHOICES
+    for name, choice in report["plan"].items():
+        assert choice["reason"], name
+
+
+@pytest.mark.model
+def test_numbers_of_a_run_agree(report: dict[str, Any]) -> None:
+    assert report["generated_tokens"] == len(report["token_ids"]) == 8
+    assert report["finish_reason"] == "length"
+    assert report["generated_tokens"] == 1 + report["rounds"] + report["accepted_tokens"]
+    assert 0 <= report["accepted_tokens"] <= report["drafted_tokens"]
+    expected = (report["accepted_tokens"] + report["rounds"]) / report["rounds"]
+    assert report["acceptance_length"] == pytest.approx(expected)
+    assert report["tokens_per_s"] == pytest.approx(7 / report["decode_s"])
+    assert 0 < report["time_to_first_token_s"] < 60
+    assert 20 < report["prompt_tokens"] < 60
+    assert report["plan"]["context_size"]["value"] == 256
+    assert "Paris" in report["text"]
+
+
+@pytest.mark.model
+def test_a_run_stays_inside_what_was_predicted(report: dict[str, Any]) -> None:
+    memory = report["memory"]
+    assert memory["predicted_peak_bytes"] == sum(memory["components"].values())
+    assert 50 << 20 < memory["measured_peak_bytes"] <= memory["predicted_peak_bytes"]
+
+
+@pytest.mark.model
+def test_text_goes_to_stdout_and_the_rest_to_stderr(report: dict[str, Any], measured: str) -> None:
+    done = run("run", str(embedded_model()), QUESTION, *SHORT, cache=measured)
+    assert done.status == 0
+    assert done.out == report["text"] + "\n"
+    headline, summary = done.err.splitlines()
+    assert headline.startswith("SmolLM2") and "256 tokens of context" in headline
+    match = SUMMARY.fullmatch(summary)
+    assert match is not None and (match[1], match[2]) == ("8", "; cut off by --max-tokens")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("source", ["one argument", "file", "stdin", "stdin and a model"])
+def test_a_prompt_from_anywhere_is_the_same_prompt(
+    report: dict[str, Any], measured: str, tmp_path: Path, source: str
+) -> None:
+    arguments, stdin = [], ""
+    if source == "one argument":
+        arguments = [QUESTION]
+    elif source == "file":
+        (tmp_path / "prompt.txt").write_text(QUESTION, encoding="utf-8")
+        arguments = ["--file", str(tmp_path / "prompt.txt")]
+    else:
+        stdin = QUESTION
+        arguments = [str(embedded_model())] if source == "stdin and a model" else []
+    done = run("run", *arguments, *SHORT, "--json", cache=measured, stdin=stdin)
+    assert (done.status, done.err) == (0, "")
+    assert done.document["token_ids"] == report["token_ids"]
+    assert done.document["prompt_tokens"] == report["prompt_tokens"]
+
+
+@pytest.mark.model
+def test_options_reach_the_engine(report: dict[str, Any], measured: str) -> None:
+    """A stop string, a bias that forbids a token, a system message, a seed, no drafter."""
+    first = report["token_ids"][0]
+    options = ["--drafter", "none", "--system", "Answer in French.", "--temperature", "0.7"]
+    options += ["--seed", "5", "--logit-bias", f"{first}=-1000", "--stop", "is"]
+    done = run("run", QUESTION, *SHORT, *options, "--json", cache=measured)
+    assert done.status == 0, done.err
+    document = done.document
+    assert first not in document["token_ids"]
+    assert document["prompt_tokens"] != report["prompt_tokens"]
+    assert document["seed"] == 5
+    assert (document["drafted_tokens"], document["plan"]["drafter"]["value"]) == (0, "none")
+    assert "is" not in document["text"]
+
+
+@pytest.mark.model
+def test_check_compares_with_plain_decoding(measured: str) -> None:
+    prompt = "Repeat ten times: the cat sat on the mat."
+    arguments = ("run", prompt, "--max-tokens", "48", "--ctx", "256", "--check")
+    done = run(*arguments, cache=measured)
+    assert done.status == 0
+    assert re.fullmatch(
+        r"check: identical to plain decoding \(\d+ tokens\)", done.err.splitlines()[-1]
+    )
+    document = run(*arguments, "--json", cache=measured).document
+    assert document["check"]["identical"] is True
+    assert document["check"]["compared_tokens"] == document["generated_tokens"] > 8
+    assert document["text"] + "\n" == done.out
+
+
+@pytest.mark.model
+def test_a_full_context_says_which_option_cut_it_off(measured: str) -> None:
+    done = run("run", "Count to one thousand.", "--ctx", "64", "--max-tokens", "99", cache=measured)
+    assert done.status == 0
+    assert done.err.splitlines()[-1].endswith("; cut off by --ctx")
+
+
+@pytest.mark.model
+def test_a_prompt_longer_than_the_context(measured: str) -> None:
+    done = run("run", "word " * 300, "--ctx", "256", cache=measured)
+    assert (done.status, done.out) == (1, "")
+    *_, problem, blank, hint = done.err.splitlines()
+    assert re.fullmatch(r"error: the prompt has \d+ tokens and the context 256", problem)
+    assert (blank, hint) == ("", "hint: raise --ctx, or shorten the prompt")
+
+
+# ------------------------------------------------------------------------------ interruptions
+
+ENDLESS = ("run", "Count from 1 to 500 in words.", "--max-tokens", "900", "--ctx", "1024")
+
+
+def stream_of(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
+
+
+@pytest.mark.model
+def test_ctrl_c_keeps_the_text_so_far(measured: str) -> None:
+    process = start(ENDLESS, measured)
+    begun = stream_of(process.stdout).read(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err.decode()
+    assert len((begun + out).decode().strip()) > 0 and out.endswith(b"\n")
+    assert "Traceback" not in err.decode()
+    match = SUMMARY.fullmatch(err.decode().splitlines()[-1])
+    assert match is not None and int(match[1]) < 900
+
+
+@pytest.mark.model
+def test_ctrl_c_keeps_the_document(measured: str) -> None:
+    """With --json nothing is shown before the end, so this waits until the model is loaded."""
+    with_progress = (*ENDLESS, "--json")
+    process = start(with_progress, measured)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.communicate(timeout=3.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    document = Done(process.returncode, out.decode(), err.decode()).document
+    assert (process.returncode, err) == (130, b"")
+    assert document["finish_reason"] == "cancelled"
+    assert 0 < document["generated_tokens"] == len(document["token_ids"]) < 900
+
+
+@pytest.mark.model
+def test_ctrl_c_while_the_model_loads(measured: str) -> None:
+    process = start(ENDLESS, measured)
+    stream_of(process.stderr).readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b"")
+    assert "Traceback" not in err.decode()
+
+
+@pytest.mark.model
+def test_a_reader_that_has_gone_ends_the_run_quietly(measured: str) -> None:
+    """As in `edgespec run ... | head -c1`."""
+    process = start(ENDLESS, measured)
+    assert len(stream_of(process.stdout).read(1)) == 1
+    stream_of(process.stdout).close()
+    err = stream_of(process.stderr).read().decode()
+    assert process.wait(timeout=60) not in (0, 2, 130)
+    stream_of(process.stdin).close()
+    stream_of(process.stderr).close()
+    assert "Traceback" not in err and "Exception ignored" not in err and "Error" not in err

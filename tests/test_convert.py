@@ -1,0 +1,142 @@
+"""Changing the type of a model file with llama.cpp's quantizer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.errors import BackendError, EdgespecError, ModelNotFoundError, UnsupportedError
+from edgespec.loading import load_plan
+from edgespec.memory.plan import Request
+from edgespec.models.embedded import embedded_model
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.planning import make_run_plan
+from edgespec.quantize.convert import FILE_TYPES, convert
+from edgespec.tree import DraftTree
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def q4_0(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("convert") / "smollm2-q4_0.gguf"
+    convert(embedded_model(), target, "Q4_0", threads=2)
+    return target
+
+
+@pytest.fixture(scope="module")
+def specs(q4_0: Path) -> tuple[ModelSpec, ModelSpec]:
+    return read_model_spec(embedded_model()), read_model_spec(q4_0)
+
+
+def test_the_file_type_changes_and_nothing_else(specs: tuple[ModelSpec, ModelSpec]) -> None:
+    """Q4_0 stores 18 bytes for 32 weights, Q4_1 20."""
+    source, converted = specs
+    assert (source.file_type, converted.file_type) == ("Q4_1", "Q4_0")
+    blocks = dict(source.type_bytes)["Q4_1"] // 20
+    assert dict(converted.type_bytes)["Q4_0"] == pytest.approx(18 * blocks, rel=0.02)
+    assert converted.weight_bytes < source.weight_bytes
+    for name in ("arch", "num_layers", "vocab_size", "context_length", "tokenizer_hash"):
+        assert getattr(converted, name) == getattr(source, name), name
+    assert converted.chat_template == source.chat_template
+    assert converted.num_kv_heads == source.num_kv_heads
+
+
+def test_only_the_target_is_left(q4_0: Path) -> None:
+    assert [file.name for file in q4_0.parent.iterdir()] == [q4_0.name]
+
+
+def test_the_converted_model_still_speaks(q4_0: Path) -> None:
+    backend = LlamaBackend(q4_0, LlamaSettings(256, threads=2))
+    ids = backend.tokenizer.encode("The capital of France is")
+    backend.prefill(ids[:-1])
+    best = backend.verify(DraftTree.chain(ids[-1:]))[0].argmax()
+    piece = backend.tokenizer.token_bytes(int(best))
+    backend.close()
+    assert piece == b" Paris"
+
+
+def test_the_plan_of_a_repacked_file_is_a_ceiling(specs: tuple[ModelSpec, ModelSpec]) -> None:
+    """The CPU backend keeps a rewritten copy of Q4_0 weights beside the mapped file."""
+    plan = make_run_plan(specs[1], Request(context_size=512, drafter="none"))
+    with load_plan(specs[1], plan) as engine:
+        found = engine.backend.memory_bytes()
+    planned = plan.components.get("weights_repacked", 0)
+    assert found.get("weights_repacked", 0) <= planned + (1 << 14)
+
+
+def test_an_existing_target_is_replaced_whole(specs: tuple[ModelSpec, ModelSpec]) -> None:
+    target = specs[1].path.with_name("again.gguf")
+    target.write_bytes(b"old")
+    convert(specs[1].path, target, "Q8_0", threads=2)
+    file_type = read_model_spec(target).file_type
+    target.unlink()
+    assert file_type == "Q8_0"
+
+
+# ---------------------------------------------------------------------------------- failures
+
+
+def fails(source: Path, target: Path, file_type: str = "Q4_0") -> EdgespecError:
+    """Converting raises, and what was in the target's folder before is all that is there after."""
+    before = {file: file.read_bytes() for file in target.parent.glob("*") if file.is_file()}
+    with pytest.raises(EdgespecError) as caught:
+        convert(source, target, file_type)
+    assert {f: f.read_bytes() for f in target.parent.glob("*") if f.is_file()} == before
+    assert len(str(caught.value)) > 10 and "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_a_missing_source(tmp_path: Path) -> None:
+    error = fails(tmp_path / "nothing.gguf", tmp_path / "target.gguf")
+    assert isinstance(error, ModelNotFoundError) and "nothing.gguf" in str(error)
+
+
+@pytest.mark.parametrize("file_type", ["Q9_9", "q4_0", "", "F64"])
+def test_an_unknown_type_names_the_known_ones(tmp_path: Path, file_type: str) -> None:
+    error = fails(embedded_model(), tmp_path / "target.gguf", file_type)
+    assert isinstance(error, UnsupportedError) and repr(file_type) in str(error)
+    assert all(name in error.hint for name in FILE_TYPES)
+
+
+def test_a_broken_source_leaves_the_old_target(tmp_path: Path) -> None:
+    source, target = tmp_path / "broken.gguf", tmp_path / "target.gguf"
+    source.write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(range(256)) * 64)
+    target.write_bytes(b"precious")
+    assert isinstance(fails(source, target), BackendError)
+
+
+def test_a_source_that_ends_too_early(tmp_path: Path) -> None:
+    source = tmp_path / "cut.gguf"
+    with embedded_model().open("rb") as whole:
+        source.write_bytes(whole.read(30 << 20))
+    assert isinstance(fails(source, tmp_path / "target.gguf"), BackendError)
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    error = fails(embedded_model(), tmp_path / "no folder" / "target.gguf")
+    assert not (tmp_path / "no folder").exists()
+    assert isinstance(error, BackendError)
+
+
+def test_a_folder_in_the_way(tmp_path: Path, specs: tuple[ModelSpec, ModelSpec]) -> None:
+    """The target cannot be replaced: the error is one of ours, and no partial file stays."""
+    target = tmp_path / "target.gguf"
+    target.mkdir()
+    fails(specs[1].path, target, "Q8_0")
+    assert target.is_dir()
+
+
+def test_source_and_target_may_be_the_same_file(
+    tmp_path: Path, specs: tuple[ModelSpec, ModelSpec]
+) -> None:
+    """The source is mapped while the partial file is written, and replaced at the end."""
+    file = tmp_path / "model.gguf"
+    shutil.copy(specs[1].path, file)
+    convert(file, file, "Q8_0", threads=2)
+    assert read_model_spec(file).file_type == "Q8_0"
+    assert os.listdir(tmp_path) == ["model.gguf"]

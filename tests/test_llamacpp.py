@@ -1,0 +1,1062 @@
+"""llama.cpp behind the Backend protocol, on the embedded model and on random-weight files.
+
+A second backend that only ever decodes single tokens in one sequence is the slow, obvious reference
+of trees, roll-backs and pending tokens: every row must equal its row bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec.backends.base import Logits
+from edgespec.backends.llama_library import library
+from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.compare import find_divergence
+from edgespec.drafters.base import Drafter
+from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.engine import Engine, Result
+from edgespec.errors import (
+    BackendError,
+    ContextFullError,
+    ModelNotFoundError,
+    UnsupportedError,
+)
+from edgespec.loading import load_plan
+from edgespec.memory.curve import CostCurve
+from edgespec.memory.footprint import kv_cache_bytes
+from edgespec.memory.plan import Request
+from edgespec.models.embedded import embedded_model
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.noise import measure_batch_noise
+from edgespec.planning import make_run_plan
+from edgespec.sampling import SamplingParams
+from edgespec.tree import DraftTree
+
+pytestmark = pytest.mark.model
+
+THREADS = 2
+MEBIBYTE = 2**20
+# llama.cpp's log gives sizes with two decimals.
+LOG_ROUNDING = 0.006 * MEBIBYTE
+
+
+class RecordingBackend(LlamaBackend):
+    """Remembers what it verified: how many nodes and leaves, and how many tokens were pending."""
+
+    seen: list[tuple[int, int, int]]
+
+    def verify(self, tree: DraftTree) -> Logits:
+        self.seen.append((len(tree), len(tree.leaves()), self.pending))
+        return super().verify(tree)
+
+
+def settings(context_size: int = 512, **changes: Any) -> LlamaSettings:
+    values: dict[str, Any] = {"batch_size": 64, "max_nodes": 32, "max_leaves": 8}
+    return LlamaSettings(context_size, threads=THREADS, **{**values, **changes})
+
+
+def recording(path: Path, chosen: LlamaSettings) -> RecordingBackend:
+    made = RecordingBackend(path, chosen)
+    made.seen = []
+    return made
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return embedded_model()
+
+
+@pytest.fixture(scope="module")
+def spec(model: Path) -> ModelSpec:
+    return read_model_spec(model)
+
+
+@pytest.fixture(scope="module")
+def loaded(model: Path) -> Iterator[RecordingBackend]:
+    made = recording(model, settings())
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def loaded_reference(model: Path) -> Iterator[LlamaBackend]:
+    made = LlamaBackend(model, settings(max_leaves=1, max_nodes=8))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def backend(loaded: RecordingBackend) -> RecordingBackend:
+    loaded.truncate(0)
+    loaded.seen.clear()
+    return loaded
+
+
+@pytest.fixture
+def reference(loaded_reference: LlamaBackend) -> LlamaBackend:
+    loaded_reference.truncate(0)
+    return loaded_reference
+
+
+def feed(backend: LlamaBackend, tokens: Sequence[int], chunk: int = 0) -> Logits:
+    """Prefill everything; the last token's logits, copied."""
+    size = chunk or backend.batch_size
+    rows = [backend.prefill(tokens[i : i + size]) for i in range(0, len(tokens), size)]
+    return rows[-1].copy()
+
+
+def step(backend: LlamaBackend, token: int) -> Logits:
+    """One token of plain decoding; its logits, copied."""
+    row = backend.verify(DraftTree.chain((token,)))[0].copy()
+    backend.commit([0])
+    return row
+
+
+def plain_rows(reference: LlamaBackend, text: Sequence[int], start: int) -> list[Logits]:
+    """The slow way: logits of `text[start:]`, one token a step."""
+    reference.truncate(0)
+    feed(reference, text[:start])
+    return [step(reference, token) for token in text[start:]]
+
+
+def assert_tree_rows(
+    rows: Logits, tree: DraftTree, reference: LlamaBackend, text: Sequence[int]
+) -> None:
+    """Every node's row equals that of its path decoded after `text`, token by token."""
+    for leaf in tree.leaves():
+        path = tree.path(leaf)
+        expected = plain_rows(reference, [*text, *(tree.tokens[n] for n in path)], len(text))
+        for node, row in zip(path, expected, strict=True):
+            assert np.array_equal(rows[node], row), f"node {node} on the way to leaf {leaf}"
+
+
+def random_tokens(seed: int, count: int) -> list[int]:
+    return random.Random(seed).choices(range(100, 40_000), k=count)
+
+
+PROMPT = random_tokens(0, 40)
+
+# ------------------------------------------------------------------------------------- trees
+
+TREES = {
+    "a fork": (-1, 0, 0),
+    "three children, the first with a child": (-1, 0, 0, 0, 1),
+    "two levels of forks": (-1, 0, 0, 1, 1, 2, 2),
+    "three forks in depth-first order": (-1, 0, 1, 2, 1, 4, 0, 6),
+    "the deep branch comes last": (-1, 0, 0, 2, 3, 4, 5),
+    "two chains, interleaved": (-1, 0, 0, 1, 2, 3, 4, 5, 6),
+    "three chains, interleaved, one forks": (-1, 0, 0, 0, 3, 2, 1, 4, 5, 6, 7, 7),
+    "children far behind their parents": (-1, 0, 0, 2, 3, 1, 4, 1, 6, 5),
+    "as many leaves as there are sequences": (-1, 0, 0, 0, 0, 0, 0, 0, 0),
+}
+
+
+def random_parents(seed: int, count: int, max_leaves: int = 8) -> list[int]:
+    """A random tree of at most `max_leaves` leaves."""
+    source = random.Random(seed)
+    while True:
+        parents = [-1, *(source.randrange(max(0, i - 5), i) for i in range(1, count))]
+        if len(DraftTree([0] * count, parents).leaves()) <= max_leaves:
+            return parents
+
+
+@pytest.mark.parametrize("parents", TREES.values(), ids=TREES.keys())
+def test_tree_rows_equal_their_paths_decoded_as_chains(
+    backend: RecordingBackend, reference: LlamaBackend, parents: Sequence[int]
+) -> None:
+    tree = DraftTree(random_tokens(1, len(parents)), parents)
+    feed(backend, PROMPT)
+    rows = backend.verify(tree).copy()
+    assert rows.shape == (len(parents), backend.tokenizer.vocab_size)
+    assert_tree_rows(rows, tree, reference, PROMPT)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_tree_rows_equal_their_paths_decoded_as_chains(
+    backend: RecordingBackend, reference: LlamaBackend, seed: int
+) -> None:
+    tree = DraftTree(random_tokens(seed, 14), random_parents(seed, 14))
+    feed(backend, PROMPT[: 10 + seed])
+    rows = backend.verify(tree).copy()
+    assert not tree.is_chain
+    assert_tree_rows(rows, tree, reference, PROMPT[: 10 + seed])
+
+
+def test_equal_tokens_in_different_places_get_different_rows(backend: RecordingBackend) -> None:
+    """Branches do not see each other, and a node sees its own path."""
+    tree = DraftTree((7, 8, 9, 500, 500), (-1, 0, 0, 1, 2))
+    feed(backend, PROMPT)
+    rows = backend.verify(tree)
+    assert not np.array_equal(rows[3], rows[4])
+    twins = DraftTree((7, 8, 8, 500, 500), (-1, 0, 0, 1, 2))
+    backend.truncate(backend.length)
+    rows = backend.verify(twins)
+    assert np.array_equal(rows[1], rows[2]) and np.array_equal(rows[3], rows[4])
+
+
+@pytest.mark.parametrize("context_size", [300, 512])
+def test_steps_round_alike_while_the_cache_holds_less_than_512_cells(
+    model: Path, reference: LlamaBackend, context_size: int
+) -> None:
+    """A batch against single tokens, at depths on both sides of 256 (llama.cpp pads to it)."""
+    text = random_tokens(3, context_size - 1)
+    backend = LlamaBackend(model, settings(context_size))
+    different = []
+    for depth in (64, 200, 250, 258, context_size - 20):
+        backend.truncate(0)
+        feed(backend, text[:depth])
+        rows = backend.verify(DraftTree.chain(text[depth : depth + 8]))
+        singles = plain_rows(reference, text[: depth + 8], depth)
+        if not np.array_equal(rows, np.stack(singles)):
+            different.append(depth)
+    backend.close()
+    assert different == []
+
+
+# ------------------------------------------------------------------------- commit and pending
+
+
+@pytest.mark.parametrize(
+    ("name", "leaf"),
+    [
+        ("a fork", 2),
+        ("three children, the first with a child", 3),
+        ("three forks in depth-first order", 7),
+        ("two chains, interleaved", 8),
+        ("children far behind their parents", 8),
+        ("as many leaves as there are sequences", 8),
+    ],
+)
+def test_decoding_goes_on_after_a_branch_that_is_not_the_first(
+    backend: RecordingBackend, reference: LlamaBackend, name: str, leaf: int
+) -> None:
+    """30 more tokens of plain decoding are those of a cache that never saw a tree."""
+    tree = DraftTree(random_tokens(2, len(TREES[name])), TREES[name])
+    path = tree.path(leaf)
+    feed(backend, PROMPT)
+    backend.verify(tree)
+    backend.commit(path)
+    assert 0 < backend.pending < len(path), "a branch out of order is fed again"
+    assert backend.length == len(PROMPT) + len(path)
+    feed(reference, [*PROMPT, *(tree.tokens[node] for node in path)])
+    token = 1234
+    for count in range(30):
+        row, expected = step(backend, token), step(reference, token)
+        assert np.array_equal(row, expected), f"token {count} after the tree"
+        token = int(expected.argmax())
+    assert (backend.pending, backend.length) == (0, reference.length)
+
+
+def test_the_first_branch_leaves_nothing_pending(
+    backend: RecordingBackend, reference: LlamaBackend
+) -> None:
+    tree = DraftTree(random_tokens(4, 8), TREES["three forks in depth-first order"])
+    feed(backend, PROMPT)
+    backend.verify(tree)
+    backend.commit([0, 1, 2, 3])
+    assert (backend.pending, backend.length) == (0, len(PROMPT) + 4)
+    expected = plain_rows(reference, [*PROMPT, *tree.tokens[:4], 77], len(PROMPT) + 4)
+    assert np.array_equal(step(backend, 77), expected[0])
+
+
+def test_part_of_a_path_can_be_committed(
+    backend: RecordingBackend, reference: LlamaBackend
+) -> None:
+    tree = DraftTree(random_tokens(5, 9), TREES["two chains, interleaved"])
+    for path in ([0], [0, 1], [0, 2], [0, 2, 4]):
+        backend.truncate(0)
+        feed(backend, PROMPT)
+        backend.verify(tree)
+        backend.commit(path)
+        text = [*PROMPT, *(tree.tokens[node] for node in path)]
+        assert backend.length == len(text)
+        assert np.array_equal(step(backend, 99), plain_rows(reference, [*text, 99], len(text))[0])
+
+
+@pytest.mark.parametrize("follower", ["chain", "tree", "prefill", "truncate"])
+def test_pending_tokens_come_with_whatever_is_next(
+    backend: RecordingBackend, reference: LlamaBackend, follower: str
+) -> None:
+    tree = DraftTree(random_tokens(6, 9), TREES["two chains, interleaved"])
+    feed(backend, PROMPT)
+    backend.verify(tree)
+    backend.commit([0, 2, 4, 6])
+    text = [*PROMPT, *(tree.tokens[node] for node in (0, 2, 4, 6))]
+    assert backend.pending == 3
+    if follower == "truncate":
+        assert backend.truncate(len(text) - 2) == len(text) - 2 == backend.length
+        assert backend.pending == 1
+        del text[-2:]
+    if follower in ("chain", "truncate"):
+        chain = DraftTree.chain((31, 32, 33))
+        assert_tree_rows(backend.verify(chain).copy(), chain, reference, text)
+    elif follower == "tree":
+        assert_tree_rows(backend.verify(tree).copy(), tree, reference, text)
+    else:
+        row = feed(backend, [41, 42])
+        assert row.argmax() == plain_rows(reference, [*text, 41, 42], len(text))[-1].argmax()
+        assert backend.length == len(text) + 2
+
+
+class Mirror:
+    """Random operations on a backend, with the text it should hold beside it."""
+
+    def __init__(self, backend: LlamaBackend, reference: LlamaBackend, seed: int) -> None:
+        self.backend, self.reference = backend, reference
+        self.random = random.Random(seed)
+        self.text: list[int] = []
+
+    def tokens(self, count: int) -> list[int]:
+        return self.random.choices(range(100, 40_000), k=count)
+
+    def prefill(self) -> None:
+        added = self.tokens(self.random.randint(1, 20))
+        self.text += added
+        self.backend.prefill(added)
+
+    def chain(self) -> None:
+        self._verify(DraftTree.chain(self.tokens(self.random.randint(1, 8))))
+
+    def tree(self) -> None:
+        count = self.random.randint(3, 12)
+        parents = random_parents(self.random.randrange(10**6), count)
+        self._verify(DraftTree(self.tokens(count), parents))
+
+    def truncate(self) -> None:
+        length = self.random.randint(max(0, len(self.text) - 30), len(self.text))
+        del self.text[length:]
+        assert self.backend.truncate(length) == length
+
+    def abandon(self) -> None:
+        """A step whose result nobody wanted, as after an interrupt."""
+        self.backend.verify(DraftTree(self.tokens(4), (-1, 0, 0, 1)))
+        self.backend.truncate(self.backend.length)
+
+    def _verify(self, tree: DraftTree) -> None:
+        assert_tree_rows(self.backend.verify(tree).copy(), tree, self.reference, self.text)
+        path = tree.path(self.random.randrange(len(tree)))
+        self.text += [tree.tokens[node] for node in path]
+        self.backend.commit(path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_of_operations_keeps_the_text(
+    backend: RecordingBackend, reference: LlamaBackend, seed: int
+) -> None:
+    """Trees after chains after trees, prefills and truncations between them."""
+    mirror = Mirror(backend, reference, seed)
+    operations = [mirror.prefill, mirror.chain, mirror.tree, mirror.truncate, mirror.abandon]
+    mirror.prefill()
+    for _ in range(14):
+        mirror.random.choices(operations, (2, 3, 5, 2, 1))[0]()
+        assert backend.length == len(mirror.text)
+        if len(mirror.text) > 150:
+            assert backend.truncate(20) == 20
+            del mirror.text[20:]
+    mirror.chain()
+    assert any(leaves > 1 and pending > 0 for _, leaves, pending in backend.seen)
+
+
+# ---------------------------------------------------------------------- prefill and truncation
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_chunks_of_a_prefill_do_not_change_the_choice(backend: RecordingBackend, seed: int) -> None:
+    text = random_tokens(seed, 120)
+    rows = []
+    for chunk in (1, 7, 33, 64):
+        backend.truncate(0)
+        rows.append(feed(backend, text, chunk))
+        assert backend.length == len(text)
+    assert {int(row.argmax()) for row in rows} == {int(rows[0].argmax())}
+    assert all(np.allclose(row, rows[0], atol=0.05) for row in rows)
+    assert not np.allclose(feed(backend, text[:7]), rows[0], atol=0.05), "the text matters"
+
+
+def test_truncated_text_can_be_continued(
+    backend: RecordingBackend, reference: LlamaBackend
+) -> None:
+    feed(backend, PROMPT)
+    assert backend.truncate(1000) == len(PROMPT), "more than there is keeps everything"
+    assert backend.truncate(25) == 25 == backend.length
+    other = random_tokens(8, 10)
+    rows = [step(backend, token) for token in other]
+    assert all(map(np.array_equal, rows, plain_rows(reference, [*PROMPT[:25], *other], 25)))
+    assert backend.truncate(0) == 0 == backend.length
+    feed(backend, other)
+    expected = plain_rows(reference, [*other, 5], len(other))
+    assert np.array_equal(step(backend, 5), expected[0])
+
+
+# ------------------------------------------------------------------------------------- limits
+
+
+def test_a_full_context_is_refused_before_the_step(model: Path, reference: LlamaBackend) -> None:
+    text = random_tokens(9, 256)
+    backend = LlamaBackend(model, settings(256, max_nodes=8))
+    feed(backend, text[:250])
+    with pytest.raises(ContextFullError, match=r"^7 more tokens .* has 256 and 250 are used$"):
+        backend.verify(DraftTree.chain(text[:7]))
+    with pytest.raises(ContextFullError, match=r"^8 more") as caught:
+        backend.prefill(text[:8])
+    assert "--ctx" in caught.value.hint
+    assert (backend.length, backend.pending) == (250, 0)
+    rows = backend.verify(DraftTree.chain(text[250:])).copy()
+    backend.commit(range(6))
+    assert np.array_equal(rows, np.stack(plain_rows(reference, text, 250)))
+    assert backend.length == 256 == backend.context_size
+    with pytest.raises(ContextFullError):
+        backend.verify(DraftTree.chain((1,)))
+    assert backend.truncate(100) == 100
+    assert np.array_equal(step(backend, 5), plain_rows(reference, [*text[:100], 5], 100)[0])
+    backend.close()
+
+
+def test_pending_tokens_count_as_used(model: Path, reference: LlamaBackend) -> None:
+    backend = LlamaBackend(model, settings(256, max_nodes=8, max_leaves=2))
+    text = random_tokens(9, 250)
+    feed(backend, text)
+    backend.verify(DraftTree((1, 2, 3, 4, 5, 6), (-1, 0, 0, 2, 3, 4)))
+    backend.commit([0, 2, 3, 4, 5])
+    assert (backend.length, backend.pending) == (255, 4)
+    with pytest.raises(ContextFullError, match=r"^2 more tokens .* 255 are used$"):
+        backend.verify(DraftTree.chain((7, 8)))
+    expected = plain_rows(reference, [*text, 1, 3, 4, 5, 6, 7], 255)
+    assert np.array_equal(step(backend, 7), expected[0])
+    backend.close()
+
+
+def test_too_many_nodes_or_leaves(backend: RecordingBackend, reference: LlamaBackend) -> None:
+    feed(backend, PROMPT)
+    with pytest.raises(UnsupportedError, match="32 nodes, not 33"):
+        backend.verify(DraftTree.chain(range(33)))
+    with pytest.raises(UnsupportedError, match=r"9 leaves .* at most 8"):
+        backend.verify(DraftTree(range(10), (-1, *[0] * 9)))
+    assert backend.length == len(PROMPT)
+    assert np.array_equal(step(backend, 5), plain_rows(reference, [*PROMPT, 5], len(PROMPT))[0])
+    rows = backend.verify(DraftTree.chain(random_tokens(1, 32)))
+    assert rows.shape == (32, backend.tokenizer.vocab_size), "as many as promised do fit"
+
+
+@pytest.mark.parametrize("changes", [{"kv_type_k": "q9_9"}, {"kv_type_v": "iq4_nl"}])
+def test_an_unknown_cache_type_names_the_known_ones(model: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match=r"no KV cache type 'i?q") as caught:
+        LlamaBackend(model, settings(256, **changes))
+    assert "q8_0" in caught.value.hint
+
+
+# ------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize(
+    ("context_size", "type_k", "type_v"),
+    [
+        (256, "f16", "f16"),
+        (300, "f16", "f16"),  # rounded up to 512 cells
+        (512, "q8_0", "q8_0"),
+        (512, "q4_0", "q4_0"),
+        (512, "f16", "bf16"),
+        (256, "f32", "f32"),
+    ],
+)
+def test_cache_bytes_are_those_of_the_footprint(
+    model: Path, spec: ModelSpec, context_size: int, type_k: str, type_v: str
+) -> None:
+    backend = LlamaBackend(model, settings(context_size, kv_type_k=type_k, kv_type_v=type_v))
+    measured = backend.memory_bytes()["kv_cache"]
+    backend.close()
+    expected = kv_cache_bytes(spec, context_size, 64, type_k, type_v)
+    assert measured == pytest.approx(expected, abs=LOG_ROUNDING)
+
+
+def test_memory_is_named(backend: RecordingBackend, model: Path, spec: ModelSpec) -> None:
+    found = backend.memory_bytes()
+    names = {"weights_mapped", "weights_repacked", "weights", "kv_cache", "compute", "output"}
+    assert {"weights_mapped", "kv_cache", "compute"} <= set(found) <= names
+    assert found["weights_mapped"] == pytest.approx(spec.weight_bytes, rel=0.02)
+    assert found.get("weights_repacked", 0) <= spec.weight_bytes
+    assert 4 * MEBIBYTE < found["compute"] < 64 * MEBIBYTE
+    found.clear()
+    assert backend.memory_bytes() != {}, "the caller's copy is its own"
+
+
+def test_a_plan_is_a_ceiling(spec: ModelSpec) -> None:
+    """What llama.cpp says it allocated, against what the plan said before."""
+    plan = make_run_plan(spec, Request(context_size=1024, drafter="none", draft_max=31))
+    with load_plan(spec, plan) as engine:
+        found = engine.backend.memory_bytes()
+    planned = plan.components
+    assert found["weights_mapped"] <= planned["weights"] + LOG_ROUNDING
+    assert found.get("weights_repacked", 0) <= planned.get("weights_repacked", 0) + LOG_ROUNDING
+    assert found["kv_cache"] <= planned["kv_cache"] + LOG_ROUNDING
+    assert found["compute"] <= planned["compute"] + LOG_ROUNDING
+    assert found["output"] <= planned["logits"] + LOG_ROUNDING
+
+
+def test_closing_twice_frees_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lib, freed = library(), []
+    backend = LlamaBackend(model, settings(256))
+    for name in ("llama_free", "llama_model_free"):
+        original = getattr(lib, name)
+
+        def count(pointer: Any, name: str = name, original: Any = original) -> None:
+            freed.append(name)
+            original(pointer)
+
+        monkeypatch.setattr(lib, name, count)
+    backend.close()
+    backend.close()
+    assert freed == ["llama_free", "llama_model_free"]
+
+
+def test_a_failed_context_frees_the_model(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lib, freed = library(), []
+    original = lib.llama_model_free
+
+    def free(pointer: Any) -> None:
+        freed.append(pointer)
+        original(pointer)
+
+    monkeypatch.setattr(lib, "llama_model_free", free)
+    monkeypatch.setattr(lib, "llama_init_from_model", lambda model, params: None)
+    with pytest.raises(BackendError, match="cannot make a context of 256 tokens") as caught:
+        LlamaBackend(model, settings(256))
+    assert "--ctx" in caught.value.hint
+    assert len(freed) == 1
+
+
+def test_two_backends_live_side_by_side(
+    backend: RecordingBackend, reference: LlamaBackend, model: Path
+) -> None:
+    one, two = random_tokens(11, 30), random_tokens(12, 50)
+    expected_one = plain_rows(reference, one, 20)
+    expected_two = plain_rows(reference, two, 40)
+    other = LlamaBackend(model, settings(256, kv_type_k="f16"))
+    feed(backend, one[:20])
+    feed(other, two[:40])
+    for i in range(5):
+        assert np.array_equal(step(backend, one[20 + i]), expected_one[i])
+        assert np.array_equal(step(other, two[40 + i]), expected_two[i])
+    assert other.memory_bytes()["kv_cache"] * 2 == backend.memory_bytes()["kv_cache"]
+    other.close()
+    for i in range(5, 10):
+        assert np.array_equal(step(backend, one[20 + i]), expected_one[i])
+
+
+# ---------------------------------------------------------------------------------- tokenizer
+
+TEXTS = {
+    "code": "def f(x):\n\treturn [i**2 for i in range(10) if i % 2]  # ok\r\n\n\n    pass\n",
+    "emoji": "👍🏽 👩\u200d👩\u200d👧 🇩🇪 ☕️",
+    "CJK": "日本語と한국어、中文。「引用」",
+    "digits": "0 12 345 6789 1234567890 3.14159e-10 1,000,000 ²³½",
+    "spaces": "  two leading,   three inside, trailing  ",
+    "accents": "naïve Ångström e\u0301 ﬁ Straße ПРИВЕТ שלום",
+    "control characters": "a\x00b\x01c\x7f\x1b[0m",
+    "long": "antidisestablishmentarianism" * 40,
+    "no text": "",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_bytes_of_the_tokens_are_the_text(backend: RecordingBackend, text: str) -> None:
+    tokenizer = backend.tokenizer
+    ids = tokenizer.encode(text, add_special=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == text
+    assert all(0 <= i < tokenizer.vocab_size for i in ids)
+    assert bool(ids) == bool(text)
+
+
+def test_control_tokens_are_recognised_and_have_no_bytes(backend: RecordingBackend) -> None:
+    tokenizer = backend.tokenizer
+    ids = tokenizer.encode("<|im_start|>user\nHi<|im_end|>", add_special=False)
+    assert [tokenizer.token_text(ids[0]), tokenizer.token_text(ids[-1])] == [
+        "<|im_start|>",
+        "<|im_end|>",
+    ]
+    assert tokenizer.token_bytes(ids[0]) == tokenizer.token_bytes(ids[-1]) == b""
+    assert b"".join(map(tokenizer.token_bytes, ids)) == b"user\nHi"
+
+
+def test_ends(backend: RecordingBackend) -> None:
+    tokenizer = backend.tokenizer
+    (end,) = tokenizer.encode("<|im_end|>", add_special=False)
+    (start,) = tokenizer.encode("<|im_start|>", add_special=False)
+    (word,) = tokenizer.encode("the", add_special=False)
+    assert [tokenizer.is_end(token) for token in (end, start, word, end)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert tokenizer.eos_text == "<|im_end|>"
+    assert tokenizer.token_text(-1) == ""
+
+
+def test_vocabulary_is_the_file_s(backend: RecordingBackend, spec: ModelSpec) -> None:
+    assert backend.tokenizer.vocab_size == spec.vocab_size == 49152
+    pieces = {backend.tokenizer.token_bytes(token) for token in range(300, 3000)}
+    assert len(pieces) == 2700, "no two tokens of the ordinary ones stand for the same bytes"
+
+
+def test_text_that_is_no_unicode_is_encoded(backend: RecordingBackend) -> None:
+    """A lone surrogate, as a file name or a broken JSON escape brings it."""
+    ids = backend.tokenizer.encode("a\ud800b", add_special=False)
+    joined = b"".join(map(backend.tokenizer.token_bytes, ids))
+    assert joined.startswith(b"a") and joined.endswith(b"b")
+
+
+# ------------------------------------------------------------------------------ damaged files
+
+OPEN_ALL = """
+import json, sys
+import edgespec
+from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+def outcome(open_file):
+    try:
+        open_file().close()
+    except edgespec.EdgespecError as error:
+        return [type(error).__name__, str(error), error.hint]
+    return ["loaded", "", ""]
+print(json.dumps([[
+    outcome(lambda: edgespec.load(path, context_size=256, drafter="none")),
+    outcome(lambda: LlamaBackend(path, LlamaSettings(256))),
+] for path in sys.argv[1:]]))
+"""
+
+
+def test_damaged_files_are_errors_with_a_sentence(model: Path, tmp_path: Path) -> None:
+    """In a process of its own, since a crash of the library would take the tests along."""
+    with model.open("rb") as file:
+        head = file.read(4 * MEBIBYTE)
+    noise = random.Random(0).randbytes(MEBIBYTE)
+    contents = {
+        "empty": b"",
+        "four bytes": b"GGUF",
+        "cut in the metadata": head[:5000],
+        "cut in the vocabulary": head[:300_000],
+        "cut in the weights": head,
+        "noise": noise,
+        "noise after the magic": b"GGUF\x03\x00\x00\x00" + noise,
+        "noise in the metadata": head[:200] + noise + head[200 + MEBIBYTE :],
+        "text": b"<!doctype html><title>404</title>" * 100,
+    }
+    paths = []
+    for name, data in contents.items():
+        paths.append(tmp_path / f"{name}.gguf")
+        paths[-1].write_bytes(data)
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN_ALL, *map(str, paths)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for name, (loaded, direct) in zip(contents, json.loads(done.stdout), strict=True):
+        assert loaded[0] == "ModelFileError", (name, loaded)
+        assert direct[0] == "BackendError", (name, direct)
+        for _, message, hint in (loaded, direct):
+            assert len(message) > 20 and "\n" not in message, name
+            assert hint, name
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"nothing\.gguf"):
+        edgespec.load(tmp_path / "nothing.gguf")
+    with pytest.raises(ModelNotFoundError, match=r"no such file: .*nothing\.gguf"):
+        LlamaBackend(tmp_path / "nothing.gguf", settings(256))
+
+
+def test_weights_that_are_no_numbers_are_noticed(model: Path, tmp_path: Path) -> None:
+    """The metadata is whole, so the file loads; what it computes is not finite."""
+    broken = tmp_path / "broken.gguf"
+    data = bytearray(model.read_bytes())
+    data[len(data) // 2 :] = b"\xff" * (len(data) - len(data) // 2)
+    broken.write_bytes(data)
+    with (
+        edgespec.load(broken, context_size=256, drafter="none", threads=THREADS) as engine,
+        pytest.raises(BackendError),
+    ):
+        engine.generate("Hello", max_tokens=4)
+
+
+# ------------------------------------------------------------------------------- lossless runs
+
+PROMPTS = [
+    "Count from 1 to 20, then again.",
+    "Repeat after me: the cat sat on the mat. The cat sat on the mat.",
+    "Write a Python class with four getters.",
+    'List three people as JSON: [{"name": "Ann", "age": 1},',
+    "Why is the sky blue?",
+]
+
+
+class FlatCurve(CostCurve):
+    """Made up: every step costs the same, so that all drafts are sent, whatever they promise."""
+
+    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+        pass
+
+
+def flat(max_nodes: int = 32) -> FlatCurve:
+    return FlatCurve([0.0, *[1.0] * max_nodes])
+
+
+def engine_on(backend: LlamaBackend, spec: ModelSpec, drafter: Drafter) -> Engine:
+    return Engine(backend, curve=flat(), drafter=drafter, chat_template=spec.chat_template)
+
+
+def assert_lossless(engine: Engine, prompts: Sequence[Any], **arguments: Any) -> list[Result]:
+    """Speculative output equals plain output, and drafts were really used."""
+    results = []
+    for prompt in prompts:
+        plain = engine.generate(prompt, speculate=False, **arguments)
+        assert plain.counters.drafted_tokens == 0
+        result = engine.generate(prompt, **arguments)
+        assert result.token_ids == plain.token_ids, prompt
+        assert (result.text, result.finish_reason) == (plain.text, plain.finish_reason)
+        results.append(result)
+    counters = [result.counters for result in results]
+    drafted = sum(c.drafted_tokens for c in counters)
+    accepted = sum(c.accepted_tokens for c in counters)
+    assert 0 < accepted < drafted, "some drafts are right and some are wrong"
+    return results
+
+
+def test_chains_are_lossless(backend: RecordingBackend, spec: ModelSpec) -> None:
+    results = assert_lossless(engine_on(backend, spec, SuffixDrafter()), PROMPTS, max_tokens=64)
+    assert {leaves for _, leaves, _ in backend.seen} == {1}
+    assert len({result.token_ids for result in results}) == len(PROMPTS)
+
+
+def test_trees_are_lossless(backend: RecordingBackend, spec: ModelSpec) -> None:
+    drafter = SuffixDrafter(max_children=2)
+    backend_nodes = engine_on(backend, spec, drafter)
+    backend_nodes.curve = flat(6)  # small, so that leaves stay below the number of sequences
+    assert_lossless(backend_nodes, PROMPTS, max_tokens=64)
+    assert any(leaves > 1 for _, leaves, _ in backend.seen)
+    assert any(pending > 0 for _, _, pending in backend.seen)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.8, seed=7),
+        SamplingParams(temperature=1.0, top_k=40, top_p=0.95, min_p=0.05, seed=8),
+        SamplingParams(repetition_penalty=1.1, presence_penalty=0.2),
+    ],
+    ids=["temperature", "filters", "penalties"],
+)
+def test_the_same_seed_gives_the_same_tokens(
+    backend: RecordingBackend, spec: ModelSpec, params: SamplingParams
+) -> None:
+    engine = engine_on(backend, spec, SuffixDrafter(max_children=2))
+    engine.curve = flat(6)
+    results = assert_lossless(engine, PROMPTS[:3], max_tokens=48, sampling=params)
+    if params.seed is not None:
+        other = SamplingParams(temperature=params.temperature, seed=params.seed + 1)
+        assert engine.generate(PROMPTS[0], max_tokens=48, sampling=other).token_ids != (
+            results[0].token_ids
+        )
+
+
+def test_a_quantized_cache_is_lossless(model: Path, spec: ModelSpec) -> None:
+    backend = recording(model, settings(kv_type_k="q8_0", kv_type_v="q8_0"))
+    assert_lossless(engine_on(backend, spec, SuffixDrafter()), PROMPTS, max_tokens=64)
+    backend.close()
+
+
+def test_exact_settings_are_lossless_beyond_512_cells(
+    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`load` measures that batches round like single tokens; 600 tokens of prompt put it to use."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    sentence = "The quick brown fox jumps over the lazy dog, and the dog does not mind. "
+    with edgespec.load(context_size=1024, exact=True, threads=THREADS) as engine:
+        assert list(tmp_path.glob("noise/*.json"))
+        engine.curve = flat()
+        prompt = engine.encode(sentence * 34 + "\nThe next", raw=True)
+        assert 560 < len(prompt) < 700
+        assert_lossless(engine, [prompt, [*prompt, 28, 198, 788]], max_tokens=64)
+
+
+# ---------------------------------------------------------------------- other architectures
+
+
+def byte_tokens() -> list[str]:
+    """The 256 tokens of a byte-level BPE, as GPT-2 names them."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    names = {byte: chr(byte) for byte in shown}
+    hidden = (byte for byte in range(256) if byte not in names)
+    names |= {byte: chr(256 + place) for place, byte in enumerate(hidden)}
+    return [names[byte] for byte in range(256)]
+
+
+END = 257  # id of the end token; 256 is the only merge
+
+
+def write_random(path: Path, arch: str, keys: dict[str, Any], tensors: dict[str, Any]) -> Path:
+    """A model with a byte vocabulary of 258 tokens. Tensor shapes are (rows, columns)."""
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in keys.items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{arch}.{key}", value)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*byte_tokens(), "Ġt", "<|end|>"])
+    writer.add_token_types([gguf.TokenType.NORMAL] * 257 + [gguf.TokenType.CONTROL])
+    writer.add_token_merges(["Ġ t"])
+    writer.add_eos_token_id(END)
+    writer.add_add_bos_token(False)
+    for name, values in tensors.items():
+        writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_gemma3(path: Path, window: int, num_layers: int = 4) -> Path:
+    """Random weights; layers alternate between sliding and global."""
+    source = np.random.default_rng(5)
+
+    def normal(*shape: int) -> Any:
+        return source.normal(0.0, shape[-1] ** -0.5, shape)
+
+    keys = {
+        "context_length": 4096,
+        "embedding_length": 64,
+        "block_count": num_layers,
+        "feed_forward_length": 128,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+        "attention.key_length": 32,
+        "attention.value_length": 32,
+        "attention.sliding_window": window,
+        "attention.sliding_window_pattern": 2,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 10000.0,
+    }
+    ones = np.ones(64)
+    tensors: dict[str, Any] = {
+        "token_embd.weight": normal(258, 64),
+        "output.weight": 8 * normal(258, 64),
+        "output_norm.weight": ones,
+    }
+    for layer in range(num_layers):
+        parts = {
+            "attn_norm": ones,
+            "attn_q": normal(64, 64),
+            "attn_k": normal(32, 64),
+            "attn_v": normal(32, 64),
+            "attn_q_norm": 2 * np.ones(32),
+            "attn_k_norm": 2 * np.ones(32),
+            "attn_output": normal(64, 64),
+            "post_attention_norm": 4 * ones,
+            "ffn_norm": ones,
+            "ffn_gate": normal(128, 64),
+            "ffn_up": normal(128, 64),
+            "ffn_down": normal(64, 128),
+            "post_ffw_norm": 2 * ones,
+        }
+        tensors |= {f"blk.{layer}.{name}.weight": values for name, values in parts.items()}
+    return write_random(path, "gemma3", keys, tensors)
+
+
+def write_mamba(path: Path, num_layers: int = 2) -> Path:
+    source = np.random.default_rng(6)
+
+    def normal(*shape: int) -> Any:
+        return source.normal(0.0, shape[-1] ** -0.5, shape)
+
+    inner, state, rank, kernel = 128, 8, 4, 4
+    keys = {
+        "context_length": 4096,
+        "embedding_length": 64,
+        "block_count": num_layers,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "ssm.conv_kernel": kernel,
+        "ssm.inner_size": inner,
+        "ssm.state_size": state,
+        "ssm.time_step_rank": rank,
+    }
+    tensors: dict[str, Any] = {
+        "token_embd.weight": normal(258, 64),
+        "output.weight": 8 * normal(258, 64),
+        "output_norm.weight": np.ones(64),
+    }
+    for layer in range(num_layers):
+        block = f"blk.{layer}"
+        tensors |= {
+            f"{block}.attn_norm.weight": np.ones(64),
+            f"{block}.ssm_in.weight": normal(2 * inner, 64),
+            f"{block}.ssm_conv1d.weight": normal(inner, kernel),
+            f"{block}.ssm_conv1d.bias": np.zeros(inner),
+            f"{block}.ssm_x.weight": normal(rank + 2 * state, inner),
+            f"{block}.ssm_dt.weight": normal(inner, rank),
+            f"{block}.ssm_dt.bias": np.zeros(inner),
+            f"{block}.ssm_a": -np.tile(np.arange(1.0, state + 1), (inner, 1)) / 4,
+            f"{block}.ssm_d": np.ones(inner),
+            f"{block}.ssm_out.weight": normal(64, inner),
+        }
+    return write_random(path, "mamba", keys, tensors)
+
+
+WORDS = "to be or not to be that is the question to be or not to be that is the answer "
+BYTES = list(WORDS.encode())
+
+
+@pytest.fixture(scope="module")
+def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gemma3(tmp_path_factory.mktemp("gemma3") / "model.gguf", window=64)
+
+
+@pytest.fixture(scope="module")
+def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mamba(tmp_path_factory.mktemp("mamba") / "model.gguf")
+
+
+def test_a_sliding_window_allows_chains_only(gemma3: Path) -> None:
+    backend = LlamaBackend(gemma3, settings())
+    capabilities = backend.capabilities
+    assert (capabilities.rollback, capabilities.tree, capabilities.truncate) == (True, False, False)
+    assert "sliding" in capabilities.reason
+    feed(backend, BYTES)
+    with pytest.raises(UnsupportedError, match="sliding"):
+        backend.verify(DraftTree((1, 2, 3), (-1, 0, 0)))
+    assert backend.verify(DraftTree.chain((1, 2, 3))).shape == (3, 258)
+    backend.close()
+
+
+def test_a_sliding_window_is_emptied_rather_than_cut(gemma3: Path) -> None:
+    backend = LlamaBackend(gemma3, settings())
+    first = feed(backend, BYTES)
+    assert backend.truncate(len(BYTES)) == len(BYTES)
+    assert backend.truncate(len(BYTES) - 1) == 0 == backend.length
+    assert np.array_equal(feed(backend, BYTES), first)
+    backend.close()
+
+
+def test_roll_backs_in_a_sliding_window_lose_no_cells(gemma3: Path) -> None:
+    """300 tokens, every step with 15 wrong drafts, against a cache that never rolled back.
+
+    The rows differ by rounding only (logits have a standard deviation of about 8).
+    """
+    source = random.Random(1)
+    text = source.choices(range(256), k=300)
+    one, other = LlamaBackend(gemma3, settings()), LlamaBackend(gemma3, settings())
+    feed(one, text[:100], 50)
+    feed(other, text[:100], 50)
+    worst, at = 0.0, 100
+    while at < len(text):
+        right = source.randint(1, 3)
+        tokens = [*text[at : at + right], *source.choices(range(256), k=15)]
+        rows = one.verify(DraftTree.chain(tokens)).copy()
+        one.commit(range(len(text[at : at + right])))
+        for row in rows[: len(text[at : at + right])]:
+            worst = max(worst, float(np.abs(row - step(other, text[at])).max()))
+            at += 1
+    assert one.length == other.length == 300
+    one.close()
+    other.close()
+    assert worst < 0.02
+
+
+def test_a_sliding_window_is_lossless(gemma3: Path) -> None:
+    """Prompt and output are longer than the window of 64 tokens.
+
+    F32 weights are not batch-invariant: outputs may part where the target itself is undecided.
+    """
+    backend = recording(gemma3, settings())
+    noise = measure_batch_noise(backend, depths=(40, 200))
+    assert noise < 0.02
+    engine = Engine(backend, curve=flat(), drafter=SuffixDrafter())
+    accepted = 0
+    for prompt in (BYTES * 2, list(b"abcdefg " * 20), BYTES[20:60] * 3):
+        assert len(prompt) > 64
+        plain = engine.generate(prompt, max_tokens=160, speculate=False)
+        result = engine.generate(prompt, max_tokens=160)
+        assert len(plain.token_ids) == 160
+        found = find_divergence(backend, prompt, plain.token_ids, result.token_ids)
+        assert found is None or found.gap <= 2 * noise, f"{found}, noise {noise}"
+        accepted += result.counters.accepted_tokens
+    assert accepted > 50
+    assert {leaves for _, leaves, _ in backend.seen} == {1}
+    backend.close()
+
+
+@pytest.mark.parametrize("window", [64, 512])
+def test_a_plan_is_a_ceiling_for_sliding_caches(tmp_path: Path, window: int) -> None:
+    spec = read_model_spec(write_gemma3(tmp_path / "model.gguf", window, num_layers=6))
+    plan = make_run_plan(spec, Request(context_size=2048, drafter="none", draft_max=31))
+    with load_plan(spec, plan) as engine:
+        found = engine.backend.memory_bytes()
+    assert found["kv_cache"] <= plan.components["kv_cache"] + LOG_ROUNDING
+    assert found["kv_cache"] < 2048 * spec.kv_values_per_token * 2, "layers that slide keep less"
+
+
+def test_a_recurrent_model_says_what_it_cannot(mamba: Path) -> None:
+    backend = LlamaBackend(mamba, settings())
+    capabilities = backend.capabilities
+    assert (capabilities.rollback, capabilities.tree, capabilities.truncate) == (False,) * 3
+    assert "recurrent" in capabilities.reason
+    assert backend.max_nodes == 1
+    feed(backend, BYTES)
+    with pytest.raises(UnsupportedError, match="1 nodes, not 2"):
+        backend.verify(DraftTree.chain((1, 2)))
+    assert backend.truncate(10) == 0 == backend.length
+    backend.close()
+
+
+def test_a_recurrent_model_decodes_plainly(mamba: Path) -> None:
+    """Also right after a longer text, whose state must not be seen."""
+    with edgespec.load(mamba, context_size=512, threads=THREADS) as engine:
+        assert engine.drafter is None
+        first = engine.generate(BYTES, max_tokens=40)
+        engine.generate(list(b"something else entirely" * 5), max_tokens=20)
+        again = engine.generate(BYTES, max_tokens=40)
+        text = list(BYTES)
+        for _ in range(40):  # the slow way: everything again for every token
+            engine.backend.truncate(0)
+            rows = [
+                engine.backend.prefill(text[i : i + engine.backend.batch_size])
+                for i in range(0, len(text), engine.backend.batch_size)
+            ]
+            text.append(int(rows[-1].argmax()))
+        assert first.token_ids == again.token_ids == tuple(text[len(BYTES) :])
+    counters = first.counters
+    assert (counters.drafted_tokens, counters.rounds, counters.generated_tokens) == (0, 39, 40)
+    assert first.finish_reason == "length"
+    assert len(set(first.token_ids)) > 1
+
+
+def test_a_recurrent_model_refuses_a_drafter(mamba: Path) -> None:
+    with pytest.raises(UnsupportedError, match="cannot be rolled back") as caught:
+        edgespec.load(mamba, context_size=512, drafter="suffix")
+    assert "--drafter" in caught.value.hint
+
+
+def test_a_recurrent_state_is_planned(mamba: Path) -> None:
+    spec = read_model_spec(mamba)
+    plan = make_run_plan(spec, Request(context_size=512))
+    with load_plan(spec, plan) as engine:
+        found = engine.backend.memory_bytes()
+    assert 0 < found["recurrent_state"] <= plan.components["kv_cache"] + LOG_ROUNDING
+    assert "kv_cache" not in found
+    assert os.fspath(spec.path) == os.fspath(mamba)
