@@ -124,7 +124,7 @@ class LlamaBackend:
 
             callback = self._lib.llama_progress_callback(report)
             params.progress_callback = callback
-        self._model = self._lib.llama_model_load_from_file(path.encode(), params)
+        self._model = self._lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise BackendError(
                 f"llama.cpp cannot load {os.path.basename(path)}: {LOG.problem() or 'no reason'}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 
 from edgespec.backends.base import Backend
@@ -14,7 +13,7 @@ from edgespec.drafters.base import Drafter
 from edgespec.engine import Engine
 from edgespec.errors import UnsupportedError
 from edgespec.memory import cache
-from edgespec.memory.curve import CostCurve, add_depth, measure_curve
+from edgespec.memory.curve import CostCurve, measure_curve, measure_depth
 from edgespec.memory.plan import Plan, Request
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
@@ -25,9 +24,9 @@ from edgespec.tree import DraftTree
 Progress = Callable[[str, float], None]  # what is being done, and which part of it is done (0..1)
 
 # Together with warm-up and one large step too many these stay below two seconds.
-_CURVE_SECONDS = 1.2
-_DEPTH_SECONDS = 0.4
-_MAX_DEPTH = 1024
+_CURVE_SECONDS = 1.1
+_DEPTH_SECONDS = 0.5
+_DEPTHS = range(256, 1025, 256)  # attention looks at blocks of 256 cells
 
 
 def load(
@@ -133,20 +132,38 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
 
 def _one_step(backend: Backend, nodes: int) -> None:
     """Verify a chain of arbitrary tokens and take it back."""
-    tokens = [token % backend.tokenizer.vocab_size for token in range(100, 100 + nodes)]
-    backend.verify(DraftTree.chain(tokens))
+    backend.verify(DraftTree.chain(_tokens(backend, nodes)))
     backend.truncate(backend.length)
 
 
+def _tokens(backend: Backend, count: int) -> list[int]:
+    """Some tokens; which ones makes no difference to the time of a step."""
+    return [token % backend.tokenizer.vocab_size for token in range(100, 100 + count)]
+
+
 def _measure_depth(backend: Backend, curve: CostCurve) -> None:
-    """Fill the cache for a moment and see how much slower steps get."""
-    deadline = perf_counter() + _DEPTH_SECONDS
-    depth = min(_MAX_DEPTH, backend.context_size - backend.max_nodes)
-    tokens = [token % backend.tokenizer.vocab_size for token in range(100, 100 + depth)]
-    chunk = min(64, backend.batch_size)
-    while perf_counter() < deadline and backend.length + chunk <= depth:
-        backend.prefill(tokens[backend.length : backend.length + chunk])
-    add_depth(curve, lambda nodes: _one_step(backend, nodes), backend.length)
+    """Fill the cache for a moment and see how much slower steps get.
+
+    A model that cannot prefill the smallest depth in time is left without: next to its weights
+    a short context costs little.
+    """
+    largest = curve.max_nodes
+    fitting = [
+        depth
+        for depth in _DEPTHS
+        if depth + largest <= backend.context_size
+        and depth * curve.base[largest] / largest <= _DEPTH_SECONDS * 1e3
+    ]
+    if not fitting:
+        return
+
+    def fill() -> int:
+        tokens = _tokens(backend, fitting[-1])
+        for start in range(0, len(tokens), backend.batch_size):
+            backend.prefill(tokens[start : start + backend.batch_size])
+        return len(tokens)
+
+    measure_depth(curve, lambda nodes: _one_step(backend, nodes), fill)
     backend.truncate(0)
 
 

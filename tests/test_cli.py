@@ -9,8 +9,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -133,12 +135,8 @@ REFUSALS = {
     ),
     "context beyond what was trained": (
         ["plan", "--ctx", "100000"],
-        "error: --ctx 100000 exceeds the 8192 tokens the model was trained for\n\n"
+        "error: --ctx 100000 exceeds the 8192 tokens the model is made for\n\n"
         "hint: use --ctx 8192 or less\n",
-    ),
-    "temperature below zero": (
-        ["run", "--temperature=-1", "Hi"],
-        "error: temperature must be ",
     ),
 }
 
@@ -155,7 +153,7 @@ def folder(tmp_path: Path) -> Path:
 def test_what_cannot_be_met_is_one_sentence_and_a_hint(
     command: Command, folder: Path, arguments: list[str], expected: str
 ) -> None:
-    done = command(*(text.replace(FOLDER, str(folder)) for text in arguments))
+    done = command(*(text.replace(FOLDER, str(folder)) for text in arguments), stdin="Hi")
     told = done.err.replace(str(folder), FOLDER)
     assert (done.status, done.out) == (1, "")
     assert told.startswith(expected)
@@ -176,6 +174,7 @@ MISUSES = {
     "tokens in words": (["run", "Hi", "--max-tokens", "ten"], "--max-tokens"),
     "threads in words": (["run", "Hi", "--threads", "all"], "--threads"),
     "layers in words": (["run", "Hi", "--gpu-layers", "x"], "--gpu-layers"),
+    "a temperature below zero": (["run", "Hi", "--temperature=-1"], "temperature"),
     "no threads": (["run", "Hi", "--threads", "0"], "--threads"),
     "no context": (["run", "Hi", "--ctx", "0"], "--ctx"),
     "unheard-of cache type": (["run", "Hi", "--kv-type", "q9_9"], "q9_9"),
@@ -202,11 +201,11 @@ def test_wrong_usage_names_the_option_or_value(
 def test_what_does_not_fit_names_the_largest_that_does(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "available_bytes", lambda: 380 << 20)
+    monkeypatch.setattr(device, "available_bytes", lambda: 300 << 20)
     done = command("plan", "--ctx", "8192")
     assert (done.status, done.out) == (1, "")
     match = re.fullmatch(
-        r"error: needs \d+ MiB for 8192 tokens of context \(.+ MiB\); free: 380 MiB\n\n"
+        r"error: needs \d+ MiB for 8192 tokens of context \(.+ MiB\); free: 300 MiB\n\n"
         r"hint: `--ctx (\d+)` fits, or `--kv-type q8_0`\n",
         done.err,
     )
@@ -305,7 +304,7 @@ def test_plan_json(command: Command) -> None:
     assert (done.status, done.err) == (0, "")
     document = done.document
     assert Path(document["model"]) == embedded_model()
-    assert document["file_type"] == "Q4_1" and "SmolLM2" in document["name"]
+    assert document["file_type"] == "Q4_1" and "135M" in document["name"]
     assert set(document["plan"]) == CHOICES
     for choice in document["plan"].values():
         assert set(choice) == {"value", "reason"} and choice["reason"]
@@ -417,7 +416,7 @@ def test_a_name_the_terminal_cannot_show_is_no_traceback(tmp_path: Path, measure
 
 # ---------------------------------------------------------------------------------------- run
 
-QUESTION = "What is the capital of France? Say it twice."
+QUESTION = "Why is the sky blue? Explain it at length."
 SHORT = ("--max-tokens", "8", "--ctx", "256")
 SUMMARY = re.compile(
     r"(\d+) tokens, [\d.]+ tokens/s, acceptance length \d\.\d\d \(plain is 1\.00\), first token "
@@ -455,9 +454,9 @@ def test_numbers_of_a_run_agree(report: dict[str, Any]) -> None:
     assert report["acceptance_length"] == pytest.approx(expected)
     assert report["tokens_per_s"] == pytest.approx(7 / report["decode_s"])
     assert 0 < report["time_to_first_token_s"] < 60
-    assert 20 < report["prompt_tokens"] < 60
+    assert 20 < report["prompt_tokens"] < 80
     assert report["plan"]["context_size"]["value"] == 256
-    assert "Paris" in report["text"]
+    assert len(report["text"].split()) > 2
 
 
 @pytest.mark.model
@@ -473,7 +472,7 @@ def test_text_goes_to_stdout_and_the_rest_to_stderr(report: dict[str, Any], meas
     assert done.status == 0
     assert done.out == report["text"] + "\n"
     headline, summary = done.err.splitlines()
-    assert headline.startswith("SmolLM2") and "256 tokens of context" in headline
+    assert headline.startswith("Smollm2 135M") and "256 tokens of context" in headline
     match = SUMMARY.fullmatch(summary)
     assert match is not None and (match[1], match[2]) == ("8", "; cut off by --max-tokens")
 
@@ -516,7 +515,7 @@ def test_options_reach_the_engine(report: dict[str, Any], measured: str) -> None
 
 @pytest.mark.model
 def test_check_compares_with_plain_decoding(measured: str) -> None:
-    prompt = "Repeat ten times: the cat sat on the mat."
+    prompt = "Count from 1 to 40, one number a line."
     arguments = ("run", prompt, "--max-tokens", "48", "--ctx", "256", "--check")
     done = run(*arguments, cache=measured)
     assert done.status == 0
@@ -538,16 +537,31 @@ def test_a_full_context_says_which_option_cut_it_off(measured: str) -> None:
 
 @pytest.mark.model
 def test_a_prompt_longer_than_the_context(measured: str) -> None:
-    done = run("run", "word " * 300, "--ctx", "256", cache=measured)
+    done = run("run", str(embedded_model()), "word " * 300, "--ctx", "256", cache=measured)
     assert (done.status, done.out) == (1, "")
     *_, problem, blank, hint = done.err.splitlines()
     assert re.fullmatch(r"error: the prompt has \d+ tokens and the context 256", problem)
     assert (blank, hint) == ("", "hint: raise --ctx, or shorten the prompt")
 
 
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "prompt",
+    ["Say one word. " * 30, "~nobody was here", "/a/b or c?", "*.txt?", "é" * 200],
+    ids=["longer than a file name", "a tilde", "slashes", "a pattern", "long in bytes"],
+)
+def test_any_single_argument_that_is_no_file_is_a_prompt(command: Command, prompt: str) -> None:
+    """The context is refused after the arguments were understood, and before anything loads."""
+    done = command("run", prompt, "--ctx", "100000")
+    assert (done.status, done.out) == (1, "")
+    assert done.err.startswith("error: --ctx 100000 exceeds the 8192 tokens")
+
+
 # ------------------------------------------------------------------------------ interruptions
 
-ENDLESS = ("run", "Count from 1 to 500 in words.", "--max-tokens", "900", "--ctx", "1024")
+# The tokens that would end the answer are forbidden.
+ENDLESS = ["run", QUESTION, "--max-tokens", "3000", "--ctx", "4096"]
+ENDLESS += ["--logit-bias", "0=-1000", "--logit-bias", "2=-1000"]
 
 
 def stream_of(pipe: IO[bytes] | None) -> IO[bytes]:
@@ -565,22 +579,28 @@ def test_ctrl_c_keeps_the_text_so_far(measured: str) -> None:
     assert len((begun + out).decode().strip()) > 0 and out.endswith(b"\n")
     assert "Traceback" not in err.decode()
     match = SUMMARY.fullmatch(err.decode().splitlines()[-1])
-    assert match is not None and int(match[1]) < 900
+    assert match is not None and int(match[1]) < 3000
+
+
+class AfterAWhile(threading.Event):
+    """As if Ctrl-C came in the middle of the answer."""
+
+    asked = 0
+
+    def is_set(self) -> bool:
+        self.asked += 1
+        return self.asked > 10
 
 
 @pytest.mark.model
-def test_ctrl_c_keeps_the_document(measured: str) -> None:
-    """With --json nothing is shown before the end, so this waits until the model is loaded."""
-    with_progress = (*ENDLESS, "--json")
-    process = start(with_progress, measured)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.communicate(timeout=3.5)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    document = Done(process.returncode, out.decode(), err.decode()).document
-    assert (process.returncode, err) == (130, b"")
-    assert document["finish_reason"] == "cancelled"
-    assert 0 < document["generated_tokens"] == len(document["token_ids"]) < 900
+def test_ctrl_c_keeps_the_document(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_module = import_module("edgespec.cli.run")
+    monkeypatch.setattr(run_module, "_cancel_on_interrupt", AfterAWhile)
+    done = command(*ENDLESS, "--json", "--drafter", "none")
+    assert (done.status, done.err) == (130, "")
+    assert done.document["finish_reason"] == "cancelled"
+    assert 0 < done.document["generated_tokens"] == len(done.document["token_ids"]) <= 10
+    assert done.document["text"]
 
 
 @pytest.mark.model

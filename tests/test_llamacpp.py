@@ -46,7 +46,9 @@ from edgespec.tree import DraftTree
 
 pytestmark = pytest.mark.model
 
-THREADS = 2
+# One thread: a second one waits in a busy loop, which is slow wherever something else runs. The
+# tests about rounding take two, because llama.cpp splits a row's attention among the threads.
+THREADS = 1
 MEBIBYTE = 2**20
 # llama.cpp's log gives sizes with two decimals.
 LOG_ROUNDING = 0.006 * MEBIBYTE
@@ -63,8 +65,9 @@ class RecordingBackend(LlamaBackend):
 
 
 def settings(context_size: int = 512, **changes: Any) -> LlamaSettings:
-    values: dict[str, Any] = {"batch_size": 64, "max_nodes": 32, "max_leaves": 8}
-    return LlamaSettings(context_size, threads=THREADS, **{**values, **changes})
+    """Steps of at most 32 tokens: from 64 on llama.cpp's attention works in tiles of rows."""
+    values: dict[str, Any] = {"batch_size": 32, "max_nodes": 32, "max_leaves": 8}
+    return LlamaSettings(context_size, **{**values, "threads": THREADS, **changes})
 
 
 def recording(path: Path, chosen: LlamaSettings) -> RecordingBackend:
@@ -206,23 +209,19 @@ def test_equal_tokens_in_different_places_get_different_rows(backend: RecordingB
     assert np.array_equal(rows[1], rows[2]) and np.array_equal(rows[3], rows[4])
 
 
-@pytest.mark.parametrize("context_size", [300, 512])
-def test_steps_round_alike_while_the_cache_holds_less_than_512_cells(
-    model: Path, reference: LlamaBackend, context_size: int
+@pytest.mark.parametrize(("type_k", "type_v"), [("f16", "f16"), ("q8_0", "q8_0")])
+def test_batches_round_like_single_tokens_up_to_256_cells(
+    model: Path, type_k: str, type_v: str
 ) -> None:
-    """A batch against single tokens, at depths on both sides of 256 (llama.cpp pads to it)."""
-    text = random_tokens(3, context_size - 1)
-    backend = LlamaBackend(model, settings(context_size))
-    different = []
-    for depth in (64, 200, 250, 258, context_size - 20):
-        backend.truncate(0)
-        feed(backend, text[:depth])
-        rows = backend.verify(DraftTree.chain(text[depth : depth + 8]))
-        singles = plain_rows(reference, text[: depth + 8], depth)
-        if not np.array_equal(rows, np.stack(singles)):
-            different.append(depth)
+    """llama.cpp looks at cells in blocks of 256, and splits single rows of f16 from 512 on."""
+    backend = LlamaBackend(model, settings(512, threads=2, kv_type_k=type_k, kv_type_v=type_v))
+    text = random_tokens(3, 256)
+    for depth, size in ((64, 2), (64, 3), (100, 32), (200, 8), (248, 8)):
+        singles = plain_rows(backend, text[: depth + size], depth)
+        backend.truncate(depth)
+        rows = backend.verify(DraftTree.chain(text[depth : depth + size]))
+        assert np.array_equal(rows, np.stack(singles)), f"{size} tokens after {depth}"
     backend.close()
-    assert different == []
 
 
 # ------------------------------------------------------------------------- commit and pending
@@ -374,15 +373,29 @@ def test_any_order_of_operations_keeps_the_text(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_chunks_of_a_prefill_do_not_change_the_choice(backend: RecordingBackend, seed: int) -> None:
-    text = random_tokens(seed, 120)
+    text = random_tokens(seed, 100)
     rows = []
-    for chunk in (1, 7, 33, 64):
+    for chunk in (1, 7, 20, 32):
         backend.truncate(0)
         rows.append(feed(backend, text, chunk))
         assert backend.length == len(text)
-    assert {int(row.argmax()) for row in rows} == {int(rows[0].argmax())}
-    assert all(np.allclose(row, rows[0], atol=0.05) for row in rows)
-    assert not np.allclose(feed(backend, text[:7]), rows[0], atol=0.05), "the text matters"
+    assert all(np.array_equal(row, rows[0]) for row in rows)
+    assert not np.array_equal(feed(backend, text[:7]), rows[0]), "the text matters"
+
+
+def test_large_chunks_of_a_prefill_choose_alike(model: Path, reference: LlamaBackend) -> None:
+    """Chunks of 64 and more round differently, so only the choice of a clear case is the same."""
+    backend = LlamaBackend(model, settings(batch_size=256))
+    text = backend.tokenizer.encode("one two three four five six seven eight nine ten\n" * 15)
+    del text[-2:]  # " ten" is next
+    assert 150 < len(text) < 256
+    expected = feed(reference, text)
+    for chunk in (64, 100, 256):
+        backend.truncate(0)
+        row = feed(backend, text, chunk)
+        assert row.argmax() == expected.argmax(), chunk
+        assert float(np.abs(row - expected).max()) < 1.5, chunk
+    backend.close()
 
 
 def test_truncated_text_can_be_continued(
@@ -477,7 +490,7 @@ def test_cache_bytes_are_those_of_the_footprint(
     backend = LlamaBackend(model, settings(context_size, kv_type_k=type_k, kv_type_v=type_v))
     measured = backend.memory_bytes()["kv_cache"]
     backend.close()
-    expected = kv_cache_bytes(spec, context_size, 64, type_k, type_v)
+    expected = kv_cache_bytes(spec, context_size, 32, type_k, type_v)
     assert measured == pytest.approx(expected, abs=LOG_ROUNDING)
 
 
@@ -543,13 +556,14 @@ def test_two_backends_live_side_by_side(
     one, two = random_tokens(11, 30), random_tokens(12, 50)
     expected_one = plain_rows(reference, one, 20)
     expected_two = plain_rows(reference, two, 40)
-    other = LlamaBackend(model, settings(256, kv_type_k="f16"))
+    other = LlamaBackend(model, settings(256))
     feed(backend, one[:20])
     feed(other, two[:40])
     for i in range(5):
         assert np.array_equal(step(backend, one[20 + i]), expected_one[i])
         assert np.array_equal(step(other, two[40 + i]), expected_two[i])
-    assert other.memory_bytes()["kv_cache"] * 2 == backend.memory_bytes()["kv_cache"]
+    caches = [made.memory_bytes()["kv_cache"] for made in (backend, other)]
+    assert caches[0] == pytest.approx(2 * caches[1], rel=0.01)
     other.close()
     for i in range(5, 10):
         assert np.array_equal(step(backend, one[20 + i]), expected_one[i])
@@ -711,42 +725,48 @@ class FlatCurve(CostCurve):
         pass
 
 
-def flat(max_nodes: int = 32) -> FlatCurve:
+def flat(max_nodes: int = 6) -> FlatCurve:
+    """Small, so that the leaves of a step stay below the number of sequences."""
     return FlatCurve([0.0, *[1.0] * max_nodes])
 
 
-def engine_on(backend: LlamaBackend, spec: ModelSpec, drafter: Drafter) -> Engine:
+def engine_on(backend: LlamaBackend, spec: ModelSpec, drafter: Drafter | None = None) -> Engine:
     return Engine(backend, curve=flat(), drafter=drafter, chat_template=spec.chat_template)
 
 
-def assert_lossless(engine: Engine, prompts: Sequence[Any], **arguments: Any) -> list[Result]:
+@pytest.fixture(scope="module")
+def plain(loaded_reference: LlamaBackend, spec: ModelSpec) -> list[Result]:
+    """Plain greedy answers to PROMPTS, from a backend that sees no drafts."""
+    engine = engine_on(loaded_reference, spec)
+    return [engine.generate(prompt, max_tokens=48) for prompt in PROMPTS]
+
+
+def assert_lossless(plain: Sequence[Result], results: Sequence[Result]) -> None:
     """Speculative output equals plain output, and drafts were really used."""
-    results = []
-    for prompt in prompts:
-        plain = engine.generate(prompt, speculate=False, **arguments)
-        assert plain.counters.drafted_tokens == 0
-        result = engine.generate(prompt, **arguments)
-        assert result.token_ids == plain.token_ids, prompt
-        assert (result.text, result.finish_reason) == (plain.text, plain.finish_reason)
-        results.append(result)
-    counters = [result.counters for result in results]
-    drafted = sum(c.drafted_tokens for c in counters)
-    accepted = sum(c.accepted_tokens for c in counters)
+    for expected, result in zip(plain, results, strict=True):
+        assert expected.counters.drafted_tokens == 0
+        assert result.token_ids == expected.token_ids
+        assert (result.text, result.finish_reason) == (expected.text, expected.finish_reason)
+    drafted = sum(result.counters.drafted_tokens for result in results)
+    accepted = sum(result.counters.accepted_tokens for result in results)
     assert 0 < accepted < drafted, "some drafts are right and some are wrong"
-    return results
 
 
-def test_chains_are_lossless(backend: RecordingBackend, spec: ModelSpec) -> None:
-    results = assert_lossless(engine_on(backend, spec, SuffixDrafter()), PROMPTS, max_tokens=64)
+def test_chains_are_lossless(
+    backend: RecordingBackend, spec: ModelSpec, plain: list[Result]
+) -> None:
+    engine = engine_on(backend, spec, SuffixDrafter())
+    results = [engine.generate(prompt, max_tokens=48) for prompt in PROMPTS]
+    assert_lossless(plain, results)
     assert {leaves for _, leaves, _ in backend.seen} == {1}
     assert len({result.token_ids for result in results}) == len(PROMPTS)
 
 
-def test_trees_are_lossless(backend: RecordingBackend, spec: ModelSpec) -> None:
-    drafter = SuffixDrafter(max_children=2)
-    backend_nodes = engine_on(backend, spec, drafter)
-    backend_nodes.curve = flat(6)  # small, so that leaves stay below the number of sequences
-    assert_lossless(backend_nodes, PROMPTS, max_tokens=64)
+def test_trees_are_lossless(
+    backend: RecordingBackend, spec: ModelSpec, plain: list[Result]
+) -> None:
+    engine = engine_on(backend, spec, SuffixDrafter(max_children=2))
+    assert_lossless(plain, [engine.generate(prompt, max_tokens=48) for prompt in PROMPTS])
     assert any(leaves > 1 for _, leaves, _ in backend.seen)
     assert any(pending > 0 for _, _, pending in backend.seen)
 
@@ -761,36 +781,60 @@ def test_trees_are_lossless(backend: RecordingBackend, spec: ModelSpec) -> None:
     ids=["temperature", "filters", "penalties"],
 )
 def test_the_same_seed_gives_the_same_tokens(
-    backend: RecordingBackend, spec: ModelSpec, params: SamplingParams
+    backend: RecordingBackend, reference: LlamaBackend, spec: ModelSpec, params: SamplingParams
 ) -> None:
     engine = engine_on(backend, spec, SuffixDrafter(max_children=2))
-    engine.curve = flat(6)
-    results = assert_lossless(engine, PROMPTS[:3], max_tokens=48, sampling=params)
-    if params.seed is not None:
-        other = SamplingParams(temperature=params.temperature, seed=params.seed + 1)
-        assert engine.generate(PROMPTS[0], max_tokens=48, sampling=other).token_ids != (
-            results[0].token_ids
-        )
+    slow = engine_on(reference, spec)
+    arguments: dict[str, Any] = {"max_tokens": 40, "sampling": params}
+    results = [engine.generate(prompt, **arguments) for prompt in PROMPTS[:2]]
+    assert_lossless([slow.generate(prompt, **arguments) for prompt in PROMPTS[:2]], results)
+
+
+def test_another_seed_gives_other_tokens(reference: LlamaBackend, spec: ModelSpec) -> None:
+    engine = engine_on(reference, spec)
+    outputs = {
+        engine.generate(
+            PROMPTS[4], max_tokens=12, sampling=SamplingParams(temperature=1.0, seed=seed)
+        ).token_ids
+        for seed in (1, 2, 1)
+    }
+    assert len(outputs) == 2
 
 
 def test_a_quantized_cache_is_lossless(model: Path, spec: ModelSpec) -> None:
-    backend = recording(model, settings(kv_type_k="q8_0", kv_type_v="q8_0"))
-    assert_lossless(engine_on(backend, spec, SuffixDrafter()), PROMPTS, max_tokens=64)
+    """At q8_0 no step takes the split path, so this holds with two threads at any depth."""
+    backend = LlamaBackend(model, settings(threads=2, kv_type_k="q8_0", kv_type_v="q8_0"))
+    engine = engine_on(backend, spec, SuffixDrafter())
+    prompts = [PROMPTS[1], "the cat sat on the mat and the dog on the log; " * 22]
+    assert len(engine.encode(prompts[1])) > 256
+    assert_lossless(
+        [engine.generate(prompt, max_tokens=40, speculate=False) for prompt in prompts],
+        [engine.generate(prompt, max_tokens=40) for prompt in prompts],
+    )
     backend.close()
 
 
-def test_exact_settings_are_lossless_beyond_512_cells(
-    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`load` measures that batches round like single tokens; 600 tokens of prompt put it to use."""
-    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
-    sentence = "The quick brown fox jumps over the lazy dog, and the dog does not mind. "
-    with edgespec.load(context_size=1024, exact=True, threads=THREADS) as engine:
-        assert list(tmp_path.glob("noise/*.json"))
+def test_exact_settings_are_lossless_beyond_512_cells(cache_folder: Path) -> None:
+    """`load` measures that batches round like single tokens; 530 tokens of prompt put it to use.
+
+    Without `exact` both outputs part within 60 tokens where this was written.
+    """
+    days = ("Monday", "a rainy Tuesday", "the last Wednesday", "Thursday", "market day")
+    ways = ("north", "far south", "east", "west")
+    text = "".join(
+        f"On {days[i % 5]} the harbour master counted {i * 7 % 12 + 2} ships from the "
+        f"{ways[i % 4]}.\n"
+        for i in range(32)
+    )
+    with edgespec.load(context_size=1024, exact=True, threads=2) as engine:
+        assert list(cache_folder.glob("noise/*.json")), "the noise was measured"
         engine.curve = flat()
-        prompt = engine.encode(sentence * 34 + "\nThe next", raw=True)
-        assert 560 < len(prompt) < 700
-        assert_lossless(engine, [prompt, [*prompt, 28, 198, 788]], max_tokens=64)
+        prompts = [text + "Write a poem about this.", text + "Continue the list."]
+        assert all(512 < len(engine.encode(prompt)) < 600 for prompt in prompts)
+        assert_lossless(
+            [engine.generate(prompt, max_tokens=60, speculate=False) for prompt in prompts],
+            [engine.generate(prompt, max_tokens=60) for prompt in prompts],
+        )
 
 
 # ---------------------------------------------------------------------- other architectures
@@ -830,6 +874,12 @@ def write_random(path: Path, arch: str, keys: dict[str, Any], tensors: dict[str,
     return path
 
 
+def output_rows(rows: Any) -> Any:
+    """Logits with a standard deviation of 8, and an end that never comes."""
+    rows[END] = 0.0
+    return 8.0 * rows
+
+
 def write_gemma3(path: Path, window: int, num_layers: int = 4) -> Path:
     """Random weights; layers alternate between sliding and global."""
     source = np.random.default_rng(5)
@@ -854,7 +904,7 @@ def write_gemma3(path: Path, window: int, num_layers: int = 4) -> Path:
     ones = np.ones(64)
     tensors: dict[str, Any] = {
         "token_embd.weight": normal(258, 64),
-        "output.weight": 8 * normal(258, 64),
+        "output.weight": output_rows(normal(258, 64)),
         "output_norm.weight": ones,
     }
     for layer in range(num_layers):
@@ -863,15 +913,15 @@ def write_gemma3(path: Path, window: int, num_layers: int = 4) -> Path:
             "attn_q": normal(64, 64),
             "attn_k": normal(32, 64),
             "attn_v": normal(32, 64),
-            "attn_q_norm": 2 * np.ones(32),
-            "attn_k_norm": 2 * np.ones(32),
+            "attn_q_norm": np.ones(32),
+            "attn_k_norm": np.ones(32),
             "attn_output": normal(64, 64),
-            "post_attention_norm": 4 * ones,
+            "post_attention_norm": 2 * ones,
             "ffn_norm": ones,
             "ffn_gate": normal(128, 64),
             "ffn_up": normal(128, 64),
             "ffn_down": normal(64, 128),
-            "post_ffw_norm": 2 * ones,
+            "post_ffw_norm": ones,
         }
         tensors |= {f"blk.{layer}.{name}.weight": values for name, values in parts.items()}
     return write_random(path, "gemma3", keys, tensors)
@@ -898,7 +948,7 @@ def write_mamba(path: Path, num_layers: int = 2) -> Path:
     }
     tensors: dict[str, Any] = {
         "token_embd.weight": normal(258, 64),
-        "output.weight": 8 * normal(258, 64),
+        "output.weight": output_rows(normal(258, 64)),
         "output_norm.weight": np.ones(64),
     }
     for layer in range(num_layers):
@@ -956,26 +1006,31 @@ def test_a_sliding_window_is_emptied_rather_than_cut(gemma3: Path) -> None:
 def test_roll_backs_in_a_sliding_window_lose_no_cells(gemma3: Path) -> None:
     """300 tokens, every step with 15 wrong drafts, against a cache that never rolled back.
 
-    The rows differ by rounding only (logits have a standard deviation of about 8).
+    Rounding to F16 in the cache moves the logits (standard deviation 8) by less than 0.1; one
+    wrong token among those the window shows moves them by more than 1.
     """
     source = random.Random(1)
     text = source.choices(range(256), k=300)
     one, other = LlamaBackend(gemma3, settings()), LlamaBackend(gemma3, settings())
-    feed(one, text[:100], 50)
-    feed(other, text[:100], 50)
+    feed(one, text[:100])
+    feed(other, text[:100])
     worst, at = 0.0, 100
     while at < len(text):
-        right = source.randint(1, 3)
-        tokens = [*text[at : at + right], *source.choices(range(256), k=15)]
-        rows = one.verify(DraftTree.chain(tokens)).copy()
-        one.commit(range(len(text[at : at + right])))
-        for row in rows[: len(text[at : at + right])]:
-            worst = max(worst, float(np.abs(row - step(other, text[at])).max()))
-            at += 1
+        right = text[at : at + source.randint(1, 3)]
+        rows = one.verify(DraftTree.chain([*right, *source.choices(range(256), k=15)])).copy()
+        one.commit(range(len(right)))
+        for row, token in zip(rows, right, strict=False):
+            worst = max(worst, float(np.abs(row - step(other, token)).max()))
+        at += len(right)
     assert one.length == other.length == 300
+    right_row, wrong = step(other, 7), list(text)
+    wrong[-30] ^= 1
+    one.truncate(0)
+    feed(one, wrong)
+    mistake = float(np.abs(step(one, 7) - right_row).max())
     one.close()
     other.close()
-    assert worst < 0.02
+    assert worst < 0.3 < 0.6 < mistake
 
 
 def test_a_sliding_window_is_lossless(gemma3: Path) -> None:
@@ -985,18 +1040,19 @@ def test_a_sliding_window_is_lossless(gemma3: Path) -> None:
     """
     backend = recording(gemma3, settings())
     noise = measure_batch_noise(backend, depths=(40, 200))
-    assert noise < 0.02
+    assert noise < 1.0
     engine = Engine(backend, curve=flat(), drafter=SuffixDrafter())
-    accepted = 0
+    accepted = compared = 0
     for prompt in (BYTES * 2, list(b"abcdefg " * 20), BYTES[20:60] * 3):
         assert len(prompt) > 64
-        plain = engine.generate(prompt, max_tokens=160, speculate=False)
+        plain = engine.generate(prompt, max_tokens=160, speculate=False).token_ids
         result = engine.generate(prompt, max_tokens=160)
-        assert len(plain.token_ids) == 160
-        found = find_divergence(backend, prompt, plain.token_ids, result.token_ids)
-        assert found is None or found.gap <= 2 * noise, f"{found}, noise {noise}"
+        assert len(plain) == len(result.token_ids) == 160
+        found = find_divergence(backend, prompt, plain, result.token_ids)
+        assert found is None or found.gap <= noise, f"{found}, noise {noise}"
+        compared += 160 if found is None else found.position
         accepted += result.counters.accepted_tokens
-    assert accepted > 50
+    assert accepted > 50 and compared > 240
     assert {leaves for _, leaves, _ in backend.seen} == {1}
     backend.close()
 
