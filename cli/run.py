@@ -94,9 +94,9 @@ def run(
         messages: Prompt = text if raw else _messages(system, text, engine)
         arguments = {"max_tokens": max_tokens, "stop": stop or (), "raw": raw, "cancel": cancel}
         result, seed_used = _generate(engine, messages, sampling, arguments, show=not as_json)
-        checked = (
-            _check(engine, messages, sampling, seed_used, arguments, result) if check else None
-        )
+        checked = None
+        if check and result.finish_reason != "cancelled":
+            checked = _check(engine, messages, sampling, seed_used, arguments, result)
         measured = _report(plan, engine, result, seed_used, checked)
     if as_json:
         print(json.dumps(measured))

@@ -44,7 +44,7 @@ def kv_cache_bytes(
 def compute_bytes(spec: ModelSpec, batch_size: int, output_rows: int) -> int:
     """Bytes of intermediate results: the widest layer over one batch, and the logits rows."""
     widest = max(spec.feed_forward_size, default=0) or 4 * spec.embedding_size
-    activations = batch_size * (2 * widest + 4 * spec.embedding_size) * 4
+    activations = (batch_size + output_rows) * (2 * widest + 4 * spec.embedding_size) * 4
     return activations + output_rows * spec.vocab_size * 4
 
 

@@ -417,7 +417,8 @@ def test_a_name_the_terminal_cannot_show_is_no_traceback(tmp_path: Path, measure
 # ---------------------------------------------------------------------------------------- run
 
 QUESTION = "Why is the sky blue? Explain it at length."
-SHORT = ("--max-tokens", "8", "--ctx", "256")
+# One thread: a second one waits in a busy loop, which is slow wherever something else runs.
+SHORT = ("--max-tokens", "8", "--ctx", "256", "--threads", "1")
 SUMMARY = re.compile(
     r"(\d+) tokens, [\d.]+ tokens/s, acceptance length \d\.\d\d \(plain is 1\.00\), first token "
     r"after \d+\.\d\d s, peak memory \d+ MiB(; cut off by --max-tokens)?"
@@ -516,7 +517,7 @@ def test_options_reach_the_engine(report: dict[str, Any], measured: str) -> None
 @pytest.mark.model
 def test_check_compares_with_plain_decoding(measured: str) -> None:
     prompt = "Count from 1 to 40, one number a line."
-    arguments = ("run", prompt, "--max-tokens", "48", "--ctx", "256", "--check")
+    arguments = ("run", prompt, *SHORT, "--max-tokens", "40", "--check")
     done = run(*arguments, cache=measured)
     assert done.status == 0
     assert re.fullmatch(
@@ -530,7 +531,8 @@ def test_check_compares_with_plain_decoding(measured: str) -> None:
 
 @pytest.mark.model
 def test_a_full_context_says_which_option_cut_it_off(measured: str) -> None:
-    done = run("run", "Count to one thousand.", "--ctx", "64", "--max-tokens", "99", cache=measured)
+    options = (*SHORT, "--ctx", "64", "--max-tokens", "99")
+    done = run("run", "Count to one thousand.", *options, cache=measured)
     assert done.status == 0
     assert done.err.splitlines()[-1].endswith("; cut off by --ctx")
 
@@ -560,7 +562,7 @@ def test_any_single_argument_that_is_no_file_is_a_prompt(command: Command, promp
 # ------------------------------------------------------------------------------ interruptions
 
 # The tokens that would end the answer are forbidden.
-ENDLESS = ["run", QUESTION, "--max-tokens", "3000", "--ctx", "4096"]
+ENDLESS = ["run", QUESTION, "--max-tokens", "3000", "--ctx", "4096", "--threads", "1"]
 ENDLESS += ["--logit-bias", "0=-1000", "--logit-bias", "2=-1000"]
 
 

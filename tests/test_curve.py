@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.memory import curve as curve_module
-from edgespec.memory.curve import CostCurve, add_depth, measure_curve
+from edgespec.memory.curve import CostCurve, measure_curve, measure_depth
 
 INF = float("inf")
 # Milliseconds of n = 1, 2, ...: three nodes cost more than four, as in the design's table.
@@ -170,38 +168,54 @@ def test_whatever_is_measured_is_right(
             assert curve.base[n] == pytest.approx(max(ms, times[0] / 2))
 
 
-@pytest.fixture
-def use_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], float]], None]:
-    """Lets `add_depth` read another clock."""
-
-    def use(clock: Callable[[], float]) -> None:
-        monkeypatch.setattr(curve_module, "time", SimpleNamespace(perf_counter=clock))
-
-    return use
-
-
-def test_depth_is_a_part_per_step_and_a_part_per_node(
-    use_clock: Callable[[Callable[[], float]], None],
-) -> None:
+@pytest.mark.parametrize("max_nodes", [12, 8, 5, 2])
+def test_depth_is_a_part_per_step_and_a_part_per_node(max_nodes: int) -> None:
     machine = Machine(change_ms=2.0)
-    use_clock(machine.clock)
-    curve = CostCurve([INF, *TIMES], change_ms=2.0)
-    machine.depth, machine.slopes = 500, (0.003, 0.0005)
-    add_depth(curve, machine.run, 500)
+
+    def fill() -> int:
+        machine.depth, machine.slopes = 500, (0.003, 0.0005)
+        return 500
+
+    curve = CostCurve([INF, *TIMES[:max_nodes]], change_ms=2.0)
+    measure_depth(curve, machine.run, fill, clock=machine.clock)
     assert curve.depth_ms == pytest.approx(0.003)
     assert curve.depth_node_ms == pytest.approx(0.0005)
-    assert curve.base[1:] == pytest.approx(TIMES)
-    assert curve.step_ms(4, 500) == pytest.approx(8.5 + 500 * (0.003 + 4 * 0.0005))
+    assert curve.base[1:] == pytest.approx(TIMES[:max_nodes])
+    assert curve.step_ms(2, 500) == pytest.approx(6.5 + 500 * (0.003 + 2 * 0.0005))
+    assert max(machine.steps) <= max_nodes
 
 
-def test_without_depth_there_are_no_slopes(
-    use_clock: Callable[[Callable[[], float]], None],
-) -> None:
+def test_depth_of_single_tokens_is_a_part_per_step() -> None:
     machine = Machine()
-    use_clock(machine.clock)
-    curve = machine.measure(12, seconds=10.0)
-    machine.times = [10 * ms for ms in TIMES]
-    add_depth(curve, machine.run, 0)
+
+    def fill() -> int:
+        machine.depth, machine.slopes = 1000, (0.002, 0.001)
+        return 1000
+
+    curve = CostCurve([INF, TIMES[0]])
+    measure_depth(curve, machine.run, fill, clock=machine.clock)
+    assert [curve.depth_ms, curve.depth_node_ms] == pytest.approx([0.003, 0.0])
+    assert set(machine.steps) == {1}
+
+
+def test_depth_is_measured_against_the_same_moment() -> None:
+    """The curve is of a moment at which the machine was twice as fast: that is not depth."""
+    machine = Machine(slow=2.0)
+    curve = CostCurve([INF, *TIMES])
+    measure_depth(curve, machine.run, lambda: 500, clock=machine.clock)
+    assert [curve.depth_ms, curve.depth_node_ms] == pytest.approx([0.0, 0.0])
+
+
+def test_slopes_are_never_negative() -> None:
+    """The machine recovers while the cache is filled, so deeper steps seem to be faster."""
+    machine = Machine()
+
+    def fill() -> int:
+        machine.slow = 0.5
+        return 500
+
+    curve = CostCurve([INF, *TIMES])
+    measure_depth(curve, machine.run, fill, clock=machine.clock)
     assert (curve.depth_ms, curve.depth_node_ms) == (0.0, 0.0)
 
 

@@ -64,6 +64,7 @@ class Prophet:
         self._num_nodes = num_nodes
         self.text: list[int] = []
         self.calls: list[str] = []
+        self.min_probability = -1.0
 
     def begin(self, tokens: Sequence[int]) -> None:
         self.calls.append("begin")
@@ -79,6 +80,7 @@ class Prophet:
 
     def propose(self, max_nodes: int, min_probability: float) -> Proposal:
         self.calls.append("propose")
+        self.min_probability = min_probability
         size = min(self._num_nodes, max_nodes)
         tokens: list[int] = []
         for _ in range(size):
@@ -584,6 +586,16 @@ def test_the_drafter_hears_every_token_once_and_in_order() -> None:
     for _ in range(2):
         engine.generate([0])
         assert engine.drafter.text == [0, *b"abcdefgh", END]
+
+
+def test_the_drafter_is_told_how_likely_a_node_must_be_to_pay() -> None:
+    """A step of two takes a fifth more than one of one: a node must be worth half of that."""
+    drafter = Prophet(echo_model, 2)
+    engine = Engine(
+        FakeBackend(echo_model, VOCAB), curve=Frozen([INF, 10.0, 12.0, 15.0]), drafter=drafter
+    )
+    engine.generate("xabc", max_tokens=9)
+    assert drafter.min_probability == pytest.approx(0.1)
 
 
 def test_without_rollback_there_is_no_drafter() -> None:

@@ -116,13 +116,15 @@ def reference(loaded_reference: LlamaBackend) -> LlamaBackend:
 def feed(backend: LlamaBackend, tokens: Sequence[int], chunk: int = 0) -> Logits:
     """Prefill everything; the last token's logits, copied."""
     size = chunk or backend.batch_size
-    rows = [backend.prefill(tokens[i : i + size]) for i in range(0, len(tokens), size)]
-    return rows[-1].copy()
+    for start in range(0, len(tokens), size):
+        row = backend.prefill(tokens[start : start + size])
+    last: Logits = row.copy()
+    return last
 
 
 def step(backend: LlamaBackend, token: int) -> Logits:
     """One token of plain decoding; its logits, copied."""
-    row = backend.verify(DraftTree.chain((token,)))[0].copy()
+    row: Logits = backend.verify(DraftTree.chain((token,)))[0].copy()
     backend.commit([0])
     return row
 

