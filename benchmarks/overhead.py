@@ -21,9 +21,17 @@ import numpy as np
 import edgespec
 from edgespec.backends.llamacpp import LlamaBackend
 
-_PROMPT = "Write a short story about a lighthouse keeper who finds a message in a bottle."
-_TOKENS = 256
-_REPEATS = 7
+_PROMPTS = (
+    "Write a short story about a lighthouse keeper who finds a message in a bottle.",
+    "Explain how a bicycle stays upright, to a child of ten.",
+    "Write a Python function that merges two sorted lists, with a docstring.",
+    "List the planets of the solar system with one sentence about each.",
+    "Translate into French: The train leaves at nine, and the station is far away.",
+    "What should I pack for three days of hiking in the rain?",
+    "Summarize in two sentences why bread rises when it is baked with yeast.",
+    "A baker sells 12 loaves an hour for 7 hours. How many are left of 100? Show the steps.",
+)
+_TOKENS = 192
 
 
 def main() -> None:
@@ -32,13 +40,14 @@ def main() -> None:
     parser.add_argument("--json", metavar="OUT")
     arguments = parser.parse_args()
     with edgespec.load(arguments.model) as engine:
-        prompt = engine.encode(_PROMPT)
-        bare, plain, host = [], [], []
-        for _ in range(_REPEATS + 1):  # the first pair warms up
+        bare, plain, rounds = [], [], []
+        for text in (_PROMPTS[0], *_PROMPTS):  # the first one warms up
+            prompt = engine.encode(text)
             bare.append(_bare_loop(engine.backend, prompt))
             plain.append(_engine_speed(engine, prompt, speculate=False).tokens_per_s)
-            host.append(_engine_speed(engine, prompt, speculate=True).host_share)
+            rounds.append(_engine_speed(engine, prompt, speculate=True))
     ratios = [b / a for a, b in zip(bare[1:], plain[1:], strict=True)]
+    host_s, step_s = (sum(getattr(c, name) for c in rounds[1:]) for name in ("host_s", "step_s"))
     document = {
         "model": Path(arguments.model).name,
         "bare_tokens_per_s": statistics.median(bare[1:]),
@@ -46,7 +55,7 @@ def main() -> None:
         "ratio": statistics.median(ratios),
         "ratio_min": min(ratios),
         "ratio_max": max(ratios),
-        "host_share": statistics.median(host[1:]),
+        "host_share": host_s / (host_s + step_s),
     }
     print(json.dumps(document, indent=1))
     if arguments.json:

@@ -5,6 +5,7 @@ Exit status: 0 done, 1 the request cannot be met, 2 wrong usage, 130 interrupted
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -40,6 +41,9 @@ def version() -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character
     try:
         app()
     except EdgespecError as problem:

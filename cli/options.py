@@ -7,17 +7,20 @@ from typing import Annotated
 
 import typer
 
-from edgespec.errors import UnsupportedError
+from edgespec.drafters import NAMES
+from edgespec.memory.footprint import KV_TYPE_BYTES
 from edgespec.memory.plan import Request
 
 ContextOption = Annotated[
-    int | None, typer.Option("--ctx", "-c", help="Tokens of context. Default: chosen to fit.")
+    int | None,
+    typer.Option("--ctx", "-c", min=1, help="Tokens of context. Default: chosen to fit."),
 ]
 DrafterOption = Annotated[
     str, typer.Option("--drafter", help="auto, none, or a drafter's name. Example: suffix.")
 ]
 DraftMaxOption = Annotated[
-    int | None, typer.Option("--draft-max", help="Most tokens drafted at once. Default: 31.")
+    int | None,
+    typer.Option("--draft-max", min=0, max=255, help="Most tokens drafted at once. Default: 31."),
 ]
 KvTypeOption = Annotated[
     str, typer.Option("--kv-type", help="KV cache type: f16, q8_0, q4_0 or auto (f16).")
@@ -26,7 +29,8 @@ GpuLayersOption = Annotated[
     str, typer.Option("--gpu-layers", "-ngl", help="Layers on the GPU: a number or auto (all).")
 ]
 ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", "-t", help="CPU threads. Default: physical cores.")
+    int | None,
+    typer.Option("--threads", "-t", min=1, help="CPU threads. Default: physical cores."),
 ]
 BackendOption = Annotated[str, typer.Option("--backend", help="auto or llamacpp.")]
 ExactOption = Annotated[
@@ -48,15 +52,12 @@ def make_request(
     prompt_tokens: int = 0,
     max_tokens: int = 0,
 ) -> Request:
-    """A planner's request from option texts.
-
-    Raises:
-        UnsupportedError: a text that is no value of its option.
-    """
-    if backend not in ("auto", "llamacpp"):
-        raise UnsupportedError(f"there is no backend {backend!r}", hint="use auto or llamacpp")
+    """A planner's request from option texts; a text that is no value of its option is misuse."""
+    _one_of("--backend", backend, ("auto", "llamacpp"))
+    _one_of("--drafter", drafter, ("auto", "none", *NAMES))
+    _one_of("--kv-type", kv_type, ("auto", *KV_TYPE_BYTES))
     if gpu_layers != "auto" and not gpu_layers.lstrip("-").isdigit():
-        raise UnsupportedError(f"--gpu-layers {gpu_layers} is no number", hint="use 0, 20, or auto")
+        raise typer.BadParameter(f"--gpu-layers {gpu_layers} is neither a number nor auto")
     return Request(
         context_size=ctx,
         drafter=drafter,
@@ -68,6 +69,11 @@ def make_request(
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
     )
+
+
+def _one_of(option: str, value: str, values: tuple[str, ...]) -> None:
+    if value not in values:
+        raise typer.BadParameter(f"{option} {value} is none of {', '.join(values)}")
 
 
 def model_path(model: str | None) -> Path:

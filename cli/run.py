@@ -61,11 +61,9 @@ def run(
 
     With one argument that is no GGUF file, it is the prompt of the embedded model.
     """
-    from edgespec.sampling import SamplingParams
-
     model, prompt = _model_and_prompt(model, prompt)
     text = _prompt_text(prompt, file)
-    sampling = SamplingParams(
+    sampling = _sampling(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -113,8 +111,14 @@ def _model_and_prompt(model: str | None, prompt: str | None) -> tuple[str | None
     """With one argument, tell a model file from a prompt."""
     if model is None or prompt is not None:
         return model, prompt
-    is_file = model.lower().endswith(".gguf") or Path(model).expanduser().exists()
-    return (model, None) if is_file else (None, model)
+    return (model, None) if model.lower().endswith(".gguf") or _exists(model) else (None, model)
+
+
+def _exists(text: str) -> bool:
+    try:
+        return Path(text).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # too long for a name, no such home folder
+        return False
 
 
 def _prompt_text(prompt: str | None, file: Path | None) -> str:
@@ -124,7 +128,9 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
         try:
             prompt = file.read_text(encoding="utf-8", errors="replace")
         except OSError as problem:
-            raise UnsupportedError(f"cannot read {file}: {problem.strerror}") from problem
+            raise UnsupportedError(
+                f"cannot read {file}: {problem.strerror}", hint="name a text file with --file"
+            ) from problem
     elif prompt is None:
         if sys.stdin.isatty():
             raise typer.BadParameter("no prompt: give one as an argument, with --file, or on stdin")
@@ -132,6 +138,16 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
     if not prompt.strip():
         raise typer.BadParameter("the prompt is empty")
     return prompt
+
+
+def _sampling(**values: Any) -> SamplingParams:
+    """Sampling parameters; values no model could honour are misuse."""
+    from edgespec.sampling import SamplingParams
+
+    try:
+        return SamplingParams(**values)
+    except UnsupportedError as problem:
+        raise typer.BadParameter(str(problem)) from problem
 
 
 def _biases(texts: list[str]) -> tuple[tuple[int, float], ...]:

@@ -93,11 +93,11 @@ class Calibration:
         for name, counts in (cells if isinstance(cells, dict) else {}).items():
             try:
                 cell, hits, tries = int(name), float(counts[0]), float(counts[1])
-                if not 0 <= hits <= tries <= 2 * _MAX_TRIES:
+                if not (0 <= hits <= tries <= 2 * _MAX_TRIES and cell >= 0):
                     continue
                 self._hits[cell] += hits
                 self._tries[cell] += tries
                 self._group_hits[self._groups[cell]] += hits
                 self._group_tries[self._groups[cell]] += tries
-            except (ValueError, TypeError, IndexError, KeyError):
+            except (ValueError, TypeError, LookupError, OverflowError):
                 continue

@@ -47,6 +47,19 @@ def choose_size(
     return best
 
 
+def likeliest_chain(proposal: Proposal) -> Proposal:
+    """The best node, its best child, and so on: for models that cannot verify branches."""
+    tokens: list[int] = []
+    probabilities: list[float] = []
+    last = -1
+    for node, parent in enumerate(proposal.parents):
+        if parent == last:
+            tokens.append(proposal.tokens[node])
+            probabilities.append(proposal.probabilities[node])
+            last = node
+    return Proposal(tokens, range(-1, len(tokens) - 1), probabilities)
+
+
 def build_tree(root: int, proposal: Proposal, num_drafted: int) -> DraftTree:
     """The root and the best `num_drafted` nodes, each branch after the one it leaves."""
     if num_drafted == 0:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from types import TracebackType
 
 from edgespec.accept import accept
 from edgespec.backends.base import Backend, Logits
-from edgespec.controller import build_tree, choose_size
+from edgespec.controller import build_tree, choose_size, likeliest_chain
 from edgespec.drafters.base import Drafter
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.curve import CostCurve
@@ -146,8 +146,7 @@ class Engine:
             ContextFullError: the prompt leaves no room for an answer.
             UnsupportedError: an argument cannot be honoured.
         """
-        if self._closed:
-            raise UnsupportedError("the engine is closed", hint="load the model again")
+        self._check_open()
         if max_tokens < 1:
             raise UnsupportedError(f"max_tokens must be at least 1, not {max_tokens}")
         ids = self.encode(prompt, raw=raw)
@@ -259,16 +258,23 @@ class Engine:
         if not run.speculate or self.drafter is None or self.curve is None or room < 1:
             return DraftTree.chain((root,))
         proposal = self.drafter.propose(room, run.min_probability)
+        if not backend.capabilities.tree:
+            proposal = likeliest_chain(proposal)
         size = choose_size(
             proposal.probabilities, self.curve, backend.length, previous, room, backend.pending
         )
         return build_tree(root, proposal, size)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnsupportedError("the engine is closed", hint="load the model again")
 
     # -- details ---------------------------------------------------------------------------
 
     def _locked(self, prompt: list[int], run: _Run) -> Iterator[list[int]]:
         """One generation at a time: a second one waits until the first has ended."""
         with self._lock:
+            self._check_open()
             start = first = perf_counter()
             for emitted in self._decode(prompt, run):
                 now = perf_counter()
@@ -348,8 +354,8 @@ class Stream:
     @property
     def result(self) -> Result:
         """The generation so far; its finish reason is "cancelled" while it is not complete."""
-        ids = tuple(self._ids)
-        return Result(self._text.text, ids, self._finish_reason(), self._run.counters)
+        counters = replace(self._run.counters, generated_tokens=len(self._ids))
+        return Result(self._text.text, tuple(self._ids), self._finish_reason(), counters)
 
     def _finish_reason(self) -> str:
         if self._text.stopped or (self._ids and self._is_end(self._ids[-1])):

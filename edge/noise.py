@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Backend, Logits
+from edgespec.errors import UnsupportedError
 from edgespec.tree import DraftTree
 
 _DEPTHS = (64, 640)  # tokens in the cache; llama.cpp's CPU attention changes its path at 512
@@ -44,8 +45,13 @@ def measure_batch_noise(
     of them (or the largest one seen, if that is more). The cache is empty afterwards.
     """
     sizes = [size for size in sizes if size <= backend.max_nodes]
-    depths = [depth for depth in depths if depth + _NUM_TOKENS <= backend.context_size]
-    text = _text(backend, max(depths, default=0) + _NUM_TOKENS)
+    room = backend.context_size - _NUM_TOKENS
+    if room < 1:
+        raise UnsupportedError(
+            f"batch noise needs a context of more than {_NUM_TOKENS} tokens", hint="raise --ctx"
+        )
+    depths = sorted({min(depth, room) for depth in depths})
+    text = _text(backend, depths[-1] + _NUM_TOKENS)
     runs = len(depths) * (len(sizes) + 1)
     noise = 0.0
     for i, depth in enumerate(depths):

@@ -34,7 +34,7 @@ def load(kind: str, key: str) -> dict[str, Any] | None:
     """The document stored under `kind` and `key`, or None."""
     try:
         document = json.loads(_path(kind, key).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     is_ours = isinstance(document, dict) and document.get("key") == key
     return document if is_ours else None

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _MEASURE_ORDER = (4, 8, 2, 16, 3, 12, 32, 6, 5, 24, 7, 20, 10, 28, 9, 11, 14, 13, 15)
+_AGREEMENT = 1.3  # samples further apart than this: the slower one was disturbed
 _SCALE_RATE = 0.05  # of a single-token step
 _BASE_RATE = 0.03  # of any other step
 _MAX_CORRECTION = 1.5  # how far steps may move base[n] from its measurement
@@ -108,11 +109,16 @@ class CostCurve:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> CostCurve:
         """The curve of `as_json`; raises KeyError, TypeError or ValueError on a damaged one."""
-        base = [float("inf") if ms is None else float(ms) for ms in document["base_ms"]]
+        try:
+            base = [float("inf") if ms is None else float(ms) for ms in document["base_ms"]]
+        except OverflowError as error:
+            raise ValueError("a step time beyond all bounds") from error
         if len(base) < 2 or not all(ms > 0 for ms in base[1:]) or base[1] == float("inf"):
             raise ValueError("no step time for a single token")
-        slopes = (float(document[name]) for name in ("depth_ms", "depth_node_ms", "change_ms"))
-        return cls(base, *slopes)
+        extras = [float(document[name]) for name in ("depth_ms", "depth_node_ms", "change_ms")]
+        if not all(0 <= ms < float("inf") for ms in extras):
+            raise ValueError("a slope or a change that is no time")
+        return cls(base, *extras)
 
 
 def measure_curve(
@@ -152,6 +158,7 @@ def measure_curve(
     order = [n for n in _MEASURE_ORDER if n <= max_nodes]
     order += [n for n in range(2, max_nodes + 1) if n not in order]
     order.sort(key=lambda n: n in times)  # stable: those never measured come first
+    run(2)  # so that the first single token below builds a graph, as all others do
     for n in (*order, *order):
         if clock() > deadline:
             break
@@ -160,7 +167,8 @@ def measure_curve(
         times.setdefault(n, []).append(max(timed(n) / drift - change_ms, same / 2))
     base = [float("inf")] * (max_nodes + 1)
     for n, samples in times.items():
-        base[n] = sum(samples) / len(samples)
+        agree = max(samples) <= _AGREEMENT * min(samples)
+        base[n] = sum(samples) / len(samples) if agree else min(samples)
     curve = CostCurve(base, change_ms=change_ms)
     if known is not None:
         curve.depth_ms, curve.depth_node_ms = known.depth_ms, known.depth_node_ms

@@ -7,6 +7,7 @@ sixty-four has two.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import platform
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 
 _CGROUP = Path("/sys/fs/cgroup")
+_GPU_KINDS = ("cann", "cuda", "hip", "metal", "musa", "opencl", "sycl", "vulkan")
 _CPUS = Path("/sys/devices/system/cpu")
 
 
@@ -91,6 +93,20 @@ def cpu_name() -> str:
         if line.startswith(("model name", "Model")):
             return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+@functools.cache
+def llama_accelerators() -> tuple[str, ...]:
+    """Kinds of GPU llama.cpp was built for: "cuda", "metal", ...; told by its library files.
+
+    The package is located, not imported: planning loads no inference library.
+    """
+    found = importlib.util.find_spec("llama_cpp")
+    kinds = set()
+    for folder in (found.submodule_search_locations or []) if found else []:
+        for file in Path(folder).glob("lib/*ggml-*"):
+            kinds.update(kind for kind in _GPU_KINDS if f"ggml-{kind}" in file.name)
+    return tuple(sorted(kinds))
 
 
 def device_key() -> str:

@@ -41,11 +41,12 @@ def kv_cache_bytes(
     return int(total) + 4 * spec.state_values
 
 
-def compute_bytes(spec: ModelSpec, batch_size: int, output_rows: int) -> int:
-    """Bytes of intermediate results: the widest layer over one batch, and the logits rows."""
+def compute_bytes(spec: ModelSpec, batch_size: int, output_rows: int, context_size: int) -> int:
+    """Bytes of intermediate results: the widest layer over one batch, masks, and logits rows."""
     widest = max(spec.feed_forward_size, default=0) or 4 * spec.embedding_size
-    activations = (batch_size + output_rows) * (2 * widest + 4 * spec.embedding_size) * 4
-    return activations + output_rows * spec.vocab_size * 4
+    activations = batch_size * (2 * widest + 6 * spec.embedding_size) * 4
+    mask = batch_size * padded(context_size) * (4 + 2)  # as numbers, and again in half precision
+    return activations + mask + output_rows * spec.vocab_size * 4
 
 
 def weights_bytes(spec: ModelSpec, gpu_layers: int) -> dict[str, int]:
@@ -74,8 +75,8 @@ def footprint(
     """Bytes by component of a whole run, each a ceiling."""
     return {
         **weights_bytes(spec, gpu_layers),
-        "kv_cache": kv_cache_bytes(spec, context_size, batch_size, type_k, type_v),
-        "compute": compute_bytes(spec, batch_size, max_nodes),
+        "kv_cache": kv_cache_bytes(spec, context_size, batch_size + max_nodes, type_k, type_v),
+        "compute": compute_bytes(spec, batch_size + max_nodes, max_nodes, context_size),
         "logits": max_nodes * spec.vocab_size * 4,
         "drafter_tables": drafter_bytes,
         "runtime": _RUNTIME_BYTES + spec.vocab_size * _VOCABULARY_ENTRY_BYTES,

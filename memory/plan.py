@@ -164,7 +164,9 @@ def _threads(request: Request) -> tuple[int, str]:
 def _gpu_layers(request: Request) -> tuple[int, str]:
     if request.gpu_layers is not None:
         return request.gpu_layers, "as asked"
-    return -1, "all layers, where llama.cpp was built for a GPU; else the CPU runs them"
+    if kinds := device.llama_accelerators():
+        return -1, f"all layers: llama.cpp was built for {', '.join(kinds)}"
+    return 0, "llama.cpp was built for the CPU alone"
 
 
 def _drafter(spec: ModelSpec, request: Request) -> tuple[str, str]:
@@ -229,10 +231,9 @@ def _does_not_fit(
 ) -> DoesNotFitError:
     largest = sorted(needed.items(), key=lambda item: -item[1])[:3]
     parts = ", ".join(f"{name} {size // _MEBIBYTE}" for name, size in largest)
-    total = sum(needed.values()) // _MEBIBYTE
-    hint = f"`--ctx {fitting}` fits, or `--kv-type q8_0`" if fitting else "use a smaller model file"
+    total = -(-sum(needed.values()) // _MEBIBYTE)
     return DoesNotFitError(
         f"needs {total} MiB for {context_size} tokens of context ({parts} MiB); "
         f"free: {available // _MEBIBYTE} MiB",
-        hint=hint,
+        hint=f"`--ctx {fitting}` fits" if fitting else "use a smaller model file",
     )

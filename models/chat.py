@@ -6,6 +6,7 @@ and one that fails is an error with a sentence.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -59,7 +60,15 @@ def render_chat(
         )
     except _Refused as error:
         raise UnsupportedError(f"the model's chat template refuses: {error}") from error
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+    except (
+        TemplateError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         raise ModelFileError(
             f"the model's chat template fails: {error}",
             hint="use --raw to send the prompt as it is",
@@ -76,7 +85,18 @@ def _now(format_: str) -> str:
     return datetime.now().strftime(format_)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    import json
-
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter of transformers' chat templates: jinja's own escapes for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

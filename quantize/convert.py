@@ -60,5 +60,9 @@ def convert(
         if status != 0:
             raise BackendError(f"llama.cpp cannot convert {source}: {LOG.problem() or status}")
         os.replace(partial, target)
+    except OSError as problem:
+        raise UnsupportedError(
+            f"cannot write {os.fspath(target)}: {problem.strerror}", hint="name another target"
+        ) from problem
     finally:
         partial.unlink(missing_ok=True)

@@ -206,7 +206,7 @@ def test_what_does_not_fit_names_the_largest_that_does(
     assert (done.status, done.out) == (1, "")
     match = re.fullmatch(
         r"error: needs \d+ MiB for 8192 tokens of context \(.+ MiB\); free: 300 MiB\n\n"
-        r"hint: `--ctx (\d+)` fits, or `--kv-type q8_0`\n",
+        r"hint: `--ctx (\d+)` fits\n",
         done.err,
     )
     assert match is not None

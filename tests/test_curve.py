@@ -58,13 +58,7 @@ class Machine:
 # ------------------------------------------------------------------------------ measuring
 
 
-FIRST_SIZE = pytest.mark.xfail(
-    reason="bug: the single token before the first size does not pay for a change, so the machine "
-    "looks faster than it is and that size looks slower"
-)
-
-
-@pytest.mark.parametrize("change_ms", [0.0, pytest.param(2.25, marks=FIRST_SIZE)])
+@pytest.mark.parametrize("change_ms", [0.0, 2.25])
 def test_measuring_recovers_every_step_time_and_the_cost_of_a_change(change_ms: float) -> None:
     curve = Machine(change_ms=change_ms).measure(12, seconds=10.0)
     assert curve.base[0] == INF
@@ -80,7 +74,6 @@ def test_a_machine_that_slows_down_while_measuring_keeps_its_ratios() -> None:
     assert curve.base[1:] == pytest.approx(TIMES)
 
 
-@pytest.mark.xfail(reason="bug: the mean of two times keeps half of a hiccup, and it is stored")
 def test_a_hiccup_while_measuring_does_not_spoil_a_size() -> None:
     """One of the steps takes half a second more: no size may look half as dear again."""
     for hiccup in range(11, 40):
@@ -123,7 +116,7 @@ def test_a_later_measurement_goes_on_with_what_is_missing() -> None:
     known, counts = None, []
     for _ in range(6):
         machine = Machine(times=(100.0, *(100.0 + n for n in range(2, 13))))
-        known = machine.measure(12, seconds=1.4, known=known)
+        known = machine.measure(12, seconds=1.5, known=known)
         counts.append(sum(ms != INF for ms in known.base))
     assert counts == sorted(counts)
     assert counts[0] < 6
@@ -147,9 +140,7 @@ def test_times_of_another_moment_are_brought_to_the_speed_of_this_one() -> None:
     assert curve.base[1:] == pytest.approx([8.0, 13.0, 18.0])
 
 
-@pytest.mark.parametrize(
-    "change_ms", [0.0, pytest.param(0.5, marks=FIRST_SIZE), pytest.param(20.0, marks=FIRST_SIZE)]
-)
+@pytest.mark.parametrize("change_ms", [0.0, 0.5, 20.0])
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(times=st.lists(st.floats(1.0, 50.0), min_size=2, max_size=33), seconds=st.floats(0.0, 3.0))
 def test_whatever_is_measured_is_right(
@@ -382,10 +373,6 @@ GOOD: dict[str, Any] = {
 }
 
 
-UNCHECKED = pytest.mark.xfail(reason="bug: only base_ms is checked")
-HUGE = pytest.mark.xfail(reason="bug: OverflowError", raises=OverflowError)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -398,18 +385,18 @@ HUGE = pytest.mark.xfail(reason="bug: OverflowError", raises=OverflowError)
         {"base_ms": [None, 4.0, float("nan")]},
         {"base_ms": [None, "fast"]},
         {"base_ms": [None, [4.0]]},
-        pytest.param({"base_ms": [None, 10**400]}, marks=HUGE),
+        {"base_ms": [None, 10**400]},
         {"base_ms": None},
         {"base_ms": 4.0},
         {"depth_ms": None},
         {"depth_ms": "deep"},
-        pytest.param({"depth_ms": float("nan")}, marks=UNCHECKED),
-        pytest.param({"depth_ms": -1.0}, marks=UNCHECKED),
-        pytest.param({"depth_node_ms": float("nan")}, marks=UNCHECKED),
-        pytest.param({"depth_node_ms": -1.0}, marks=UNCHECKED),
+        {"depth_ms": float("nan")},
+        {"depth_ms": -1.0},
+        {"depth_node_ms": float("nan")},
+        {"depth_node_ms": -1.0},
         {"change_ms": {}},
-        pytest.param({"change_ms": float("nan")}, marks=UNCHECKED),
-        pytest.param({"change_ms": -1.0}, marks=UNCHECKED),
+        {"change_ms": float("nan")},
+        {"change_ms": -1.0},
     ],
     ids=lambda change: str(change)[:40],
 )

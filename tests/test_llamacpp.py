@@ -140,10 +140,12 @@ def assert_tree_rows(
     rows: Logits, tree: DraftTree, reference: LlamaBackend, text: Sequence[int]
 ) -> None:
     """Every node's row equals that of its path decoded after `text`, token by token."""
+    reference.truncate(0)
+    feed(reference, text)
     for leaf in tree.leaves():
-        path = tree.path(leaf)
-        expected = plain_rows(reference, [*text, *(tree.tokens[n] for n in path)], len(text))
-        for node, row in zip(path, expected, strict=True):
+        reference.truncate(len(text))
+        for node in tree.path(leaf):
+            row = step(reference, tree.tokens[node])
             assert np.array_equal(rows[node], row), f"node {node} on the way to leaf {leaf}"
 
 
@@ -373,9 +375,9 @@ def test_any_order_of_operations_keeps_the_text(
 # ---------------------------------------------------------------------- prefill and truncation
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_chunks_of_a_prefill_do_not_change_the_choice(backend: RecordingBackend, seed: int) -> None:
-    text = random_tokens(seed, 100)
+    text = random_tokens(seed, 70)
     rows = []
     for chunk in (1, 7, 20, 32):
         backend.truncate(0)
@@ -828,7 +830,7 @@ def test_exact_settings_are_lossless_beyond_512_cells(cache_folder: Path) -> Non
         f"{ways[i % 4]}.\n"
         for i in range(32)
     )
-    with edgespec.load(context_size=1024, exact=True, threads=2) as engine:
+    with edgespec.load(context_size=1024, exact=True, draft_max=5, threads=2) as engine:
         assert list(cache_folder.glob("noise/*.json")), "the noise was measured"
         engine.curve = flat()
         prompts = [text + "Write a poem about this.", text + "Continue the list."]

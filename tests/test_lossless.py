@@ -279,16 +279,7 @@ def test_greedy_output_without_rollback(model: str, drafter: str) -> None:
 
 @pytest.mark.parametrize(
     "drafter",
-    [
-        pytest.param(
-            drafter,
-            marks=pytest.mark.xfail(
-                reason="bug: the engine sends branches to a backend that cannot verify them",
-                condition=drafter in MAKES_TREES,
-            ),
-        )
-        for drafter in DRAFTERS
-    ],
+    list(DRAFTERS),
 )
 @pytest.mark.parametrize("model", MODELS)
 def test_greedy_output_of_a_backend_that_verifies_chains_only(model: str, drafter: str) -> None:
@@ -631,16 +622,16 @@ def test_the_chi_square_of_the_tables(freedom: int, statistic: float, p: float) 
 
 
 def sample_words(drafter: Drafter | None, num_words: int) -> Counter[tuple[int, ...]]:
-    """The words of texts of 300 words each, and a check that drafts were accepted."""
-    backend = FakeBackend(words_model, LAW_V, max_nodes=16)
+    """The words of texts of 100 words each, and a check that drafts were accepted."""
+    backend = FakeBackend(words_model, LAW_V, max_nodes=7)
     engine = Engine(backend, curve=flat(), drafter=drafter)
     counts: Counter[tuple[int, ...]] = Counter()
     accepted = 0
-    for seed in range(num_words // 300):
+    for seed in range(num_words // 100):
         params = SamplingParams(temperature=0.8, top_p=0.95, seed=seed)
-        result = engine.generate([0, 0, 0], max_tokens=900, sampling=params)
+        result = engine.generate([0, 0, 0], max_tokens=300, sampling=params)
         ids = result.token_ids
-        counts.update(ids[i : i + 3] for i in range(0, 900, 3))
+        counts.update(ids[i : i + 3] for i in range(0, 300, 3))
         accepted += result.counters.accepted_tokens
     assert accepted > 0.1 * 3 * num_words
     return counts
@@ -655,12 +646,12 @@ LAW_DRAFTERS: dict[str, Callable[[], Drafter]] = {
 
 @pytest.mark.parametrize("drafter", LAW_DRAFTERS)
 def test_sampled_output_has_the_models_distribution(drafter: str) -> None:
-    """50,100 words with each drafter against the exact law at temperature 0.8 and top-p 0.95.
+    """50,000 words with each drafter against the exact law at temperature 0.8 and top-p 0.95.
 
     A right program fails once in a million seeds; the seeds are fixed, so it is always the same
     run. The last line shows the power: had the temperature been 0.85, it would have failed.
     """
-    counts = sample_words(LAW_DRAFTERS[drafter](), 50_100)
+    counts = sample_words(LAW_DRAFTERS[drafter](), 50_000)
     law = law_of_words(0.8, 0.95)
     assert math.fsum(law.values()) == pytest.approx(1.0)
     assert 40 < len(law) < LAW_V**3  # top-p forbids some words

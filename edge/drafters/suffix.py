@@ -89,9 +89,13 @@ class SuffixDrafter:
 
     @property
     def nbytes(self) -> int:
-        """Ceiling of the tables in bytes; 4 bytes a token for the text and for each order."""
+        """Ceiling of the tables in bytes; 4 bytes a token for the text and for each order.
+
+        Growing arrays take up to an eighth more, and the heads exist twice for the moment in
+        which the older half of the history is dropped.
+        """
         per_token = 4 * (1 + len(_ORDERS))
-        return self._capacity * per_token + len(_ORDERS) * (4 << _HASH_BITS)
+        return self._capacity * per_token * 9 // 8 + 2 * len(_ORDERS) * (4 << _HASH_BITS)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text; older ones stay as a weaker source."""
@@ -110,10 +114,10 @@ class SuffixDrafter:
         for d in tokens[-self._capacity :]:
             text.append(d)
             end = len(text)
-            pair = c * _MIX + d
+            four = ((a * _MIX + b) * _MIX + c) * _MIX + d
             for key, heads, links in (
-                (((a * _MIX + b) * _MIX + pair) * _MIX >> 16, heads4, links4),
-                (pair * _MIX >> 16, heads2, links2),
+                (four * _MIX >> 16, heads4, links4),
+                ((c * _MIX + d) * _MIX >> 16, heads2, links2),
                 (d, heads1, links1),
             ):
                 slot = key & _HASH_MASK
