@@ -116,8 +116,9 @@ def _progress(done: int, total: int, categories: dict[str, list[Sample]]) -> Non
 
 
 def _speed(counters: list[Any]) -> float:
-    tokens = sum(c.accepted_tokens + c.rounds for c in counters)
-    return tokens / max(1e-9, sum(c.decode_s for c in counters))
+    tokens: int = sum(c.accepted_tokens + c.rounds for c in counters)
+    seconds: float = sum(c.decode_s for c in counters)
+    return tokens / max(1e-9, seconds)
 
 
 def _ratio(samples: list[Sample]) -> float:

@@ -102,7 +102,7 @@ def llama_accelerators() -> tuple[str, ...]:
     The package is located, not imported: planning loads no inference library.
     """
     found = importlib.util.find_spec("llama_cpp")
-    kinds = set()
+    kinds: set[str] = set()
     for folder in (found.submodule_search_locations or []) if found else []:
         for file in Path(folder).glob("lib/*ggml-*"):
             kinds.update(kind for kind in _GPU_KINDS if f"ggml-{kind}" in file.name)
