@@ -263,7 +263,8 @@ def _mapped(path: Path) -> Iterator[memoryview]:
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (FileNotFoundError, NotADirectoryError):
         raise ModelNotFoundError(
-            f"there is no file {path}", hint="`edgespec models list` names the models that are here"
+            f"there is no file {path}",
+            hint="check the path; without one, the embedded model is used",
         ) from None
     except ModelFileError:
         raise

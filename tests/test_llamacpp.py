@@ -822,27 +822,41 @@ def test_a_quantized_cache_is_lossless(model: Path, spec: ModelSpec) -> None:
     backend.close()
 
 
-def test_exact_settings_are_lossless_beyond_512_cells(cache_folder: Path) -> None:
-    """`load` measures that batches round like single tokens; 530 tokens of prompt put it to use.
+def test_exact_settings_are_lossless_beyond_512_cells(model: Path, spec: ModelSpec) -> None:
+    """530 tokens of prompt, two threads.
 
-    Without `exact` both outputs part within 60 tokens where this was written.
+    Without `exact` the outputs part within 60 tokens where this was written.
     """
     days = ("Monday", "a rainy Tuesday", "the last Wednesday", "Thursday", "market day")
     ways = ("north", "far south", "east", "west")
-    text = "".join(
+    lines = (
         f"On {days[i % 5]} the harbour master counted {i * 7 % 12 + 2} ships from the "
         f"{ways[i % 4]}.\n"
         for i in range(32)
     )
-    with edgespec.load(context_size=1024, exact=True, draft_max=5, threads=2) as engine:
-        assert list(cache_folder.glob("noise/*.json")), "the noise was measured"
-        engine.curve = flat()
-        prompts = [text + "Write a poem about this.", text + "Continue the list."]
-        assert all(512 < len(engine.encode(prompt)) < 600 for prompt in prompts)
-        assert_lossless(
-            [engine.generate(prompt, max_tokens=60, speculate=False) for prompt in prompts],
-            [engine.generate(prompt, max_tokens=60) for prompt in prompts],
-        )
+    prompt = "".join(lines) + "Write a poem about this."
+    plan = make_run_plan(spec, Request(context_size=1024, exact=True))
+    types = {"kv_type_k": plan.kv_type_k, "kv_type_v": plan.kv_type_v}
+    backend = LlamaBackend(model, settings(1024, threads=2, batch_size=128, **types))
+    engine = engine_on(backend, spec, SuffixDrafter())
+    assert 512 < len(engine.encode(prompt)) < 600
+    plain = engine.generate(prompt, max_tokens=60, speculate=False)
+    assert_lossless([plain], [engine.generate(prompt, max_tokens=60)])
+    backend.close()
+
+
+def test_exact_is_measured_before_it_is_promised(cache_folder: Path) -> None:
+    options: dict[str, Any] = {"context_size": 512, "draft_max": 3, "threads": THREADS}
+    edgespec.load(**options).close()
+    assert not list(cache_folder.glob("noise/*.json"))
+    edgespec.load(**options, exact=True).close()
+    (measured,) = cache_folder.glob("noise/*.json")
+    document = json.loads(measured.read_text())
+    assert document["noise"] == 0.0
+    measured.write_text(json.dumps({**document, "noise": 0.25}))
+    with pytest.raises(UnsupportedError, match=r"--exact is not possible.* 0\.25 ") as caught:
+        edgespec.load(**options, exact=True)
+    assert "--exact" in caught.value.hint
 
 
 # ---------------------------------------------------------------------- other architectures
