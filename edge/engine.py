@@ -318,7 +318,6 @@ class Stream:
         self._run = run
         self._max_tokens = max_tokens
         self._ids: list[int] = []
-        self._finished = False
 
     @property
     def seed(self) -> int | None:
@@ -332,7 +331,6 @@ class Stream:
                 if self._text.stopped:
                     break
             rest = self._text.finish()
-            self._finished = True
             if rest:
                 yield Chunk(rest, ())
         finally:
