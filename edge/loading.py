@@ -26,6 +26,9 @@ Progress = Callable[[str, float], None]  # what is being done, and which part of
 # Together with warm-up and one large step too many these stay below two seconds.
 _CURVE_SECONDS = 1.1
 _DEPTH_SECONDS = 0.5
+# Rounding inside a layer grows a thousandfold on its way up (activations are quantized); what stays
+# below this arose in the output head alone, where it cannot reach the cache or a later token.
+_HEAD_ROUNDING = 1e-4
 _DEPTHS = range(256, 1025, 256)  # attention looks at blocks of 256 cells
 
 
@@ -176,7 +179,7 @@ def _require_batch_invariance(backend: Backend, key: str, report: Progress) -> N
             progress=lambda part: report("checking that batches round like single tokens", part),
         )
         cache.store("noise", key, {"noise": noise})
-    if noise > 0.0:
+    if noise > _HEAD_ROUNDING:
         raise UnsupportedError(
             f"--exact is not possible: logits of this file change by up to {noise:.3g} with the "
             f"number of tokens in a step, on this device",
