@@ -107,6 +107,10 @@ class LlamaBackend:
         self._branches = _Batch(self._lib, 2 * settings.max_nodes, settings.max_leaves)
         self._prompt = _Batch(self._lib, settings.batch_size + settings.max_nodes, 1)
         self._positions = np.arange(settings.context_size + settings.max_nodes, dtype=np.int32)
+        # A second handle on the function: an address is cheaper than a pointer object per step.
+        self._get_logits = self._lib._lib["llama_get_logits"]
+        self._get_logits.argtypes = [ctypes.c_void_p]
+        self._get_logits.restype = ctypes.c_void_p
         self._logits_address = 0
         self._logits: Logits = np.empty((0, 0), np.float32)
 
@@ -287,10 +291,10 @@ class LlamaBackend:
             raise BackendError(f"llama_decode failed with {status}: {LOG.problem() or 'no reason'}")
 
     def _rows(self, count: int) -> Logits:
-        pointer = self._lib.llama_get_logits(self._context)
-        address = ctypes.addressof(pointer.contents)
+        address = self._get_logits(self._context)
         if address != self._logits_address:  # the buffer is allocated once, so nearly never
             shape = (self.settings.max_nodes, self.tokenizer.vocab_size)
+            pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
             self._logits = np.ctypeslib.as_array(pointer, shape)
             self._logits_address = address
         return self._logits[:count]

@@ -3,8 +3,9 @@
     python benchmarks/overhead.py MODEL [--json OUT]
 
 `ratio` is the engine's plain decoding (drafter none) over a bare llama_decode + argmax loop on the
-same file and settings, in tokens/s, alternating A B A B in one process. `host_share` is the part
-of speculative rounds spent drafting, choosing and accepting.
+same file and settings, in tokens/s: short turns of both, in one process, the order changing from
+pair to pair because the machine's speed drifts. `host_share` is the part of speculative rounds
+spent drafting, choosing and accepting.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import json
 import statistics
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,9 @@ _PROMPTS = (
     "Summarize in two sentences why bread rises when it is baked with yeast.",
     "A baker sells 12 loaves an hour for 7 hours. How many are left of 100? Show the steps.",
 )
-_TOKENS = 192
+_TURN = 48  # tokens a turn
+_PAIRS = 12  # turns of each kind, by prompt
+_TOKENS = 192  # of a speculative answer
 
 
 def main() -> None:
@@ -39,22 +41,27 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--json", metavar="OUT")
     arguments = parser.parse_args()
+    ratios: list[float] = []
+    bare_s = plain_s = host_s = step_s = 0.0
     with edgespec.load(arguments.model) as engine:
-        bare, plain, rounds = [], [], []
-        for text in (_PROMPTS[0], *_PROMPTS):  # the first one warms up
+        _pair(engine, engine.encode(_PROMPTS[0]), True)  # warms up
+        for text in _PROMPTS:
             prompt = engine.encode(text)
-            bare.append(_bare_loop(engine.backend, prompt))
-            plain.append(_engine_speed(engine, prompt, speculate=False).tokens_per_s)
-            rounds.append(_engine_speed(engine, prompt, speculate=True))
-    ratios = [b / a for a, b in zip(bare[1:], plain[1:], strict=True)]
-    host_s, step_s = (sum(getattr(c, name) for c in rounds[1:]) for name in ("host_s", "step_s"))
+            for turn in range(_PAIRS):
+                bare, plain = _pair(engine, prompt, turn % 2 == 0)
+                ratios.append(bare / plain)
+                bare_s, plain_s = bare_s + bare, plain_s + plain
+            counters = engine.generate(prompt, max_tokens=_TOKENS).counters
+            host_s, step_s = host_s + counters.host_s, step_s + counters.step_s
+    tokens = len(_PROMPTS) * _PAIRS
+    low, ratio, high = statistics.quantiles(ratios, n=4)
     document = {
         "model": Path(arguments.model).name,
-        "bare_tokens_per_s": statistics.median(bare[1:]),
-        "plain_tokens_per_s": statistics.median(plain[1:]),
-        "ratio": statistics.median(ratios),
-        "ratio_min": min(ratios),
-        "ratio_max": max(ratios),
+        "bare_tokens_per_s": tokens / bare_s,
+        "plain_tokens_per_s": tokens / plain_s,
+        "ratio": ratio,
+        "ratio_quartiles": [low, high],
+        "pairs": len(ratios),
         "host_share": host_s / (host_s + step_s),
     }
     print(json.dumps(document, indent=1))
@@ -62,12 +69,20 @@ def main() -> None:
         Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _engine_speed(engine: edgespec.Engine, prompt: list[int], *, speculate: bool) -> Any:
-    return engine.generate(prompt, max_tokens=_TOKENS, speculate=speculate).counters
+def _pair(engine: edgespec.Engine, prompt: list[int], bare_first: bool) -> tuple[float, float]:
+    """Seconds a token of the bare loop and of the engine's plain decoding."""
+    first = _bare_loop(engine, prompt) if bare_first else 0.0
+    plain = 1.0 / _plain_speed(engine, prompt)
+    return (first or _bare_loop(engine, prompt)), plain
 
 
-def _bare_loop(backend: Any, prompt: list[int]) -> float:
-    """Tokens/s of the shortest loop that decodes greedily, on the engine's own context."""
+def _plain_speed(engine: edgespec.Engine, prompt: list[int]) -> float:
+    return engine.generate(prompt, max_tokens=_TURN, speculate=False).counters.tokens_per_s
+
+
+def _bare_loop(engine: edgespec.Engine, prompt: list[int]) -> float:
+    """Seconds a token of the shortest loop that decodes greedily, on the engine's own context."""
+    backend = engine.backend
     assert isinstance(backend, LlamaBackend)
     lib, context, batch = backend._lib, backend._context, backend._chain.struct
     backend.truncate(0)
@@ -76,7 +91,7 @@ def _bare_loop(backend: Any, prompt: list[int]) -> float:
     batch.n_tokens = 1
     row = None
     start = perf_counter()
-    for place in range(len(prompt), len(prompt) + _TOKENS - 1):
+    for place in range(len(prompt), len(prompt) + _TURN - 1):
         batch.token[0] = token
         batch.pos[0] = place
         lib.llama_decode(context, batch)
@@ -85,9 +100,9 @@ def _bare_loop(backend: Any, prompt: list[int]) -> float:
             row = np.ctypeslib.as_array(pointer, (vocab_size,))
         token = int(np.argmax(row))
     elapsed = perf_counter() - start
-    backend._length = len(prompt) + _TOKENS - 1
+    backend._length = len(prompt) + _TURN - 1
     backend.truncate(0)
-    return (_TOKENS - 1) / elapsed
+    return elapsed / (_TURN - 1)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,7 @@ class Engine:
         backend: the model.
         curve: measured step times; None disables speculation.
         drafter: where drafts come from; None disables speculation.
+        max_nodes: largest step, root included; None leaves it to the backend.
         chat_template: Jinja source of the model's chat format, or None.
         on_close: called once when the engine is closed.
     """
@@ -80,6 +81,7 @@ class Engine:
         *,
         curve: CostCurve | None = None,
         drafter: Drafter | None = None,
+        max_nodes: int | None = None,
         chat_template: str | None = None,
         special_tokens: tuple[str, str] = ("", ""),
         on_close: Callable[[], None] | None = None,
@@ -87,6 +89,7 @@ class Engine:
         self.backend = backend
         self.curve = curve
         self.drafter = drafter if backend.capabilities.rollback and curve is not None else None
+        self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
         self.chat_template = chat_template
         self._special_tokens = special_tokens
         self._on_close = on_close
@@ -227,9 +230,8 @@ class Engine:
             path, emitted = accept(tree, logits, run.sampler.pick)
             emitted = _until_end(emitted, is_end)
             self.backend.commit(path[: len(emitted)])
-            if run.speculate and self.drafter is not None:
+            if run.speculate and self.drafter is not None and self.curve is not None:
                 self.drafter.observe(emitted)
-            if self.curve is not None:
                 previous, last = len(tree) + extra, previous
                 self.curve.observe(previous, depth, last, (verified - drafted) * 1e3)
             root = emitted[-1]
@@ -249,13 +251,15 @@ class Engine:
 
     def _draft(self, root: int, run: _Run, previous: int) -> DraftTree:
         """The tree to verify next: the root, and drafts where they are worth their time."""
+        if not run.speculate or self.drafter is None or self.curve is None:
+            return DraftTree.chain((root,))
         backend = self.backend
         room = min(
             run.limit - run.counters.generated_tokens - 1,
             backend.context_size - backend.length - 1,
-            backend.max_nodes - 1,
+            self._max_nodes - 1,
         )
-        if not run.speculate or self.drafter is None or self.curve is None or room < 1:
+        if room < 1:
             return DraftTree.chain((root,))
         proposal = self.drafter.propose(room, run.min_probability)
         if not backend.capabilities.tree:

@@ -17,7 +17,7 @@ from edgespec.memory.curve import CostCurve, measure_curve, measure_depth
 from edgespec.memory.plan import Plan, Request
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.noise import measure_batch_noise
+from edgespec.noise import largest_invariant_step
 from edgespec.planning import calibration_key, make_run_plan, settings_key, stored_curve
 from edgespec.tree import DraftTree
 
@@ -26,9 +26,6 @@ Progress = Callable[[str, float], None]  # what is being done, and which part of
 # Together with warm-up and one large step too many these stay below two seconds.
 _CURVE_SECONDS = 1.1
 _DEPTH_SECONDS = 0.5
-# Rounding inside a layer grows a thousandfold on its way up (activations are quantized); what stays
-# below this arose in the output head alone, where it cannot reach the cache or a later token.
-_HEAD_ROUNDING = 1e-4
 _DEPTHS = range(256, 1025, 256)  # attention looks at blocks of 256 cells
 
 
@@ -92,8 +89,9 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
         spec.path, settings, progress=lambda fraction: report("loading", fraction)
     )
     try:
+        max_nodes = backend.max_nodes
         if plan.exact:
-            _require_batch_invariance(backend, settings_key(spec, plan), report)
+            max_nodes = _largest_exact_step(backend, settings_key(spec, plan), report)
         drafter = make_drafter(plan.drafter)
         curve = _curve(backend, spec, plan, report) if drafter else None
         if drafter is not None:
@@ -105,6 +103,7 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
         backend,
         curve=curve,
         drafter=drafter,
+        max_nodes=max_nodes,
         chat_template=spec.chat_template,
         special_tokens=(backend.tokenizer.bos_text, backend.tokenizer.eos_text),
         on_close=lambda: _remember(spec, plan, curve, drafter),
@@ -170,21 +169,23 @@ def _measure_depth(backend: Backend, curve: CostCurve) -> None:
     backend.truncate(0)
 
 
-def _require_batch_invariance(backend: Backend, key: str, report: Progress) -> None:
-    document = cache.load("noise", key)
-    noise: Any = document.get("noise") if document else None
-    if not isinstance(noise, float):
-        noise = measure_batch_noise(
+def _largest_exact_step(backend: Backend, key: str, report: Progress) -> int:
+    """Nodes a step may have with `--exact`; measured once for these settings."""
+    document = cache.load("invariance", key)
+    size: Any = document.get("largest_step") if document else None
+    if not isinstance(size, int):
+        size = largest_invariant_step(
             backend,
             progress=lambda part: report("checking that batches round like single tokens", part),
         )
-        cache.store("noise", key, {"noise": noise})
-    if noise > _HEAD_ROUNDING:
+        cache.store("invariance", key, {"largest_step": size})
+    if size == 1 < backend.max_nodes:
         raise UnsupportedError(
-            f"--exact is not possible: logits of this file change by up to {noise:.3g} with the "
-            f"number of tokens in a step, on this device",
+            "--exact is not possible: logits of this file change with the number of tokens in a "
+            "step, on this device",
             hint="Q4_0, Q4_1 and Q8_0 files are batch-invariant on CPUs; or leave out --exact",
         )
+    return size
 
 
 def _remember(

@@ -19,6 +19,7 @@ from edgespec.tree import DraftTree
 
 _DEPTHS = (64, 640)  # tokens in the cache; llama.cpp's CPU attention changes its path at 512
 _SIZES = (2, 3, 4, 8, 16, 32)
+_INVARIANT_SIZES = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)  # kernels take rows in fours and eights
 _NUM_TOKENS = 64
 _NUM_BEST = 8
 _DEVIATIONS = 6.0  # a normal variable is further out once in 5e8 draws
@@ -47,9 +48,7 @@ def measure_batch_noise(
     sizes = [size for size in sizes if size <= backend.max_nodes]
     room = backend.context_size - _NUM_TOKENS
     if room < 1:
-        raise UnsupportedError(
-            f"batch noise needs a context of more than {_NUM_TOKENS} tokens", hint="raise --ctx"
-        )
+        raise _too_short()
     depths = sorted({min(depth, room) for depth in depths})
     text = _text(backend, depths[-1] + _NUM_TOKENS)
     runs = len(depths) * (len(sizes) + 1)
@@ -66,6 +65,36 @@ def measure_batch_noise(
     return noise
 
 
+def largest_invariant_step(
+    backend: Backend,
+    depths: Sequence[int] = _DEPTHS,
+    sizes: Sequence[int] = _INVARIANT_SIZES,
+    progress: Callable[[float], None] = lambda _fraction: None,
+) -> int:
+    """Up to how many nodes a step gives, bit for bit, the logits of one-token steps.
+
+    1 says that no step of several tokens does. Kernels change with the number of rows (Qwen's Q6_K
+    head rounds differently from 8 on), so sizes are tried upwards to the first that differs. The
+    cache is empty afterwards.
+    """
+    largest = backend.max_nodes
+    sizes = sorted({largest, *(size for size in sizes if size < largest)} - {1})
+    room = backend.context_size - _NUM_TOKENS
+    if room < 1:
+        raise _too_short()
+    depths = sorted({min(depth, room) for depth in depths})
+    text = _text(backend, depths[-1] + _NUM_TOKENS)
+    for i, depth in enumerate(depths):
+        singles = _decode_in_steps(backend, text, depth, 1)
+        for j, size in enumerate(sizes):
+            progress((i + (j + 1) / (len(sizes) + 1)) / len(depths))
+            if not np.array_equal(singles, _decode_in_steps(backend, text, depth, size)):
+                sizes = sizes[:j]
+                break
+    backend.truncate(0)
+    return sizes[-1] if sizes else 1
+
+
 def _decode_in_steps(backend: Backend, text: list[int], depth: int, size: int) -> list[Logits]:
     """Logits of the tokens from `depth` on, decoded `size` at a time."""
     backend.truncate(depth)
@@ -77,6 +106,12 @@ def _decode_in_steps(backend: Backend, text: list[int], depth: int, size: int) -
         rows += list(backend.verify(DraftTree.chain(tokens)).copy())
         backend.commit(range(len(tokens)))
     return rows
+
+
+def _too_short() -> UnsupportedError:
+    return UnsupportedError(
+        f"batch noise needs a context of more than {_NUM_TOKENS} tokens", hint="raise --ctx"
+    )
 
 
 def _gap_changes(single: Logits, batch: Logits) -> NDArray[np.float64]:

@@ -80,6 +80,8 @@ class TextStream:
         return shown + rest
 
     def _add(self, new_text: str) -> str:
+        if not self._matchers:
+            return self._emit(new_text, held="")
         text = self._held + new_text
         length = len(self._held)
         for character in new_text:
@@ -88,7 +90,7 @@ class TextStream:
             if completed:
                 self.stop_string = max(completed, key=len)
                 return self._emit(text[: length - len(self.stop_string)], held="")
-        num_held = max((m.num_matched for m in self._matchers), default=0)
+        num_held = max(m.num_matched for m in self._matchers)
         cut = len(text) - num_held
         return self._emit(text[:cut], held=text[cut:])
 

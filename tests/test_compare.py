@@ -12,7 +12,7 @@ import pytest
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.compare import Divergence, find_divergence
-from edgespec.noise import measure_batch_noise
+from edgespec.noise import largest_invariant_step, measure_batch_noise
 from edgespec.tree import DraftTree
 
 V = 16
@@ -176,3 +176,26 @@ def test_a_context_between_the_two_depths_is_measured_as_deep_as_it_goes() -> No
 
 def test_a_small_context_is_measured_too() -> None:
     assert measure_batch_noise(Noisy({4: 0.25}, context_size=100)) > 0.0
+
+
+# ------------------------------------------------------------------------- invariance
+
+
+def test_every_step_of_a_deterministic_backend_is_invariant() -> None:
+    backend = FakeBackend(by_length, V)
+    assert largest_invariant_step(backend) == backend.max_nodes
+    assert backend.length == 0
+
+
+@pytest.mark.parametrize(
+    ("from_size", "largest"), [(2, 1), (3, 2), (4, 3), (8, 7), (9, 8), (32, 24), (33, 32)]
+)
+def test_the_largest_step_that_rounds_like_a_single_token(from_size: int, largest: int) -> None:
+    """However little changes: the 13th best token by 2^-20 is enough."""
+    noisy = Noisy({15: 2.0**-20}, from_size=from_size)
+    assert largest_invariant_step(noisy) == largest
+
+
+def test_an_invariant_step_is_invariant_at_every_depth() -> None:
+    assert largest_invariant_step(Noisy({4: 0.25}, depths=range(512, 9999))) == 1
+    assert largest_invariant_step(Noisy({4: 0.25}, max_nodes=4, from_size=8)) == 4

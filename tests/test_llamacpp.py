@@ -848,13 +848,13 @@ def test_exact_settings_are_lossless_beyond_512_cells(model: Path, spec: ModelSp
 def test_exact_is_measured_before_it_is_promised(cache_folder: Path) -> None:
     options: dict[str, Any] = {"context_size": 512, "draft_max": 3, "threads": THREADS}
     edgespec.load(**options).close()
-    assert not list(cache_folder.glob("noise/*.json"))
+    assert not list(cache_folder.glob("invariance/*.json"))
     edgespec.load(**options, exact=True).close()
-    (measured,) = cache_folder.glob("noise/*.json")
+    (measured,) = cache_folder.glob("invariance/*.json")
     document = json.loads(measured.read_text())
-    assert document["noise"] == 0.0
-    measured.write_text(json.dumps({**document, "noise": 0.25}))
-    with pytest.raises(UnsupportedError, match=r"--exact is not possible.* 0\.25 ") as caught:
+    assert document["largest_step"] == 4
+    measured.write_text(json.dumps({**document, "largest_step": 1}))
+    with pytest.raises(UnsupportedError, match=r"--exact is not possible") as caught:
         edgespec.load(**options, exact=True)
     assert "--exact" in caught.value.hint
 
