@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 from edgespec.backends.base import Backend
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
@@ -172,8 +171,9 @@ def _measure_depth(backend: Backend, curve: CostCurve) -> None:
 def _largest_exact_step(backend: Backend, key: str, report: Progress) -> int:
     """Nodes a step may have with `--exact`; measured once for these settings."""
     document = cache.load("invariance", key)
-    size: Any = document.get("largest_step") if document else None
-    if not isinstance(size, int):
+    known = document.get("largest_step") if document else None
+    size = known if isinstance(known, int) else 0
+    if size < 1:
         size = largest_invariant_step(
             backend,
             progress=lambda part: report("checking that batches round like single tokens", part),
