@@ -15,7 +15,7 @@ from typing import Any
 from edgespec.errors import MissingDependencyError
 
 _WARN, _ERROR, _CONTINUATION = 3, 4, 5  # values of ggml_log_level
-_BUFFER_LINE = re.compile(r"(\S+) +(model|KV|RS|compute|output) buffer size = +([\d.]+) MiB")
+_BUFFER_LINE = re.compile(r"(\S+) +(model|KV|RS|compute) buffer size = +([\d.]+) MiB")
 _COMPONENT = {"model": "weights", "KV": "kv_cache", "RS": "recurrent_state"}
 
 
@@ -58,8 +58,11 @@ class LibraryLog:
         """Bytes llama.cpp allocated or mapped since `clear`, by component."""
         total: dict[str, int] = {}
         for device, component, size_bytes in self._buffers:
-            name = "weights_mapped" if "Mapped" in device else component
-            name = "weights_repacked" if "REPACK" in device.upper() else name
+            name = "weights_repacked" if "REPACK" in device.upper() else component
+            on_gpu = (
+                not device.upper().startswith(("CPU", "HOST")) and "_HOST" not in device.upper()
+            )
+            name = f"gpu_{name}" if on_gpu else name
             total[name] = total.get(name, 0) + size_bytes
         return total
 

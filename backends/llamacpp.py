@@ -26,6 +26,7 @@ from edgespec.tree import DraftTree
 
 _KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # values of ggml_type
 _FLASH_ATTENTION_ON = 1
+_LOAD_COPIED, _LOAD_MAPPED = 0, 1  # values of llama_load_mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class LlamaSettings:
 
     `max_nodes` bounds one verification step (root included), `max_leaves` its branches.
     `batch_size` is the prefill chunk and sizes the compute buffer. `gpu_layers` < 0 means all.
+    `mapped` weights are pages of the file; others are read into memory, which saves the file's
+    own pages where the CPU backend makes repacked copies.
     """
 
     context_size: int
@@ -44,6 +47,7 @@ class LlamaSettings:
     kv_type_k: str = "f16"
     kv_type_v: str = "f16"
     gpu_layers: int = -1
+    mapped: bool = True
 
 
 class _Batch:
@@ -113,12 +117,14 @@ class LlamaBackend:
         self._get_logits.restype = ctypes.c_void_p
         self._logits_address = 0
         self._logits: Logits = np.empty((0, 0), np.float32)
+        self._most_rows = 1  # of logits so far: llama.cpp's buffer for them grows with demand
 
     # -- loading ---------------------------------------------------------------------------
 
     def _load(self, path: str, progress: Callable[[float], None] | None) -> None:
         params = self._lib.llama_model_default_params()
         params.n_gpu_layers = self.settings.gpu_layers
+        params.load_mode = _LOAD_MAPPED if self.settings.mapped else _LOAD_COPIED
         if progress is not None:
             notify = progress
 
@@ -153,7 +159,8 @@ class LlamaBackend:
         params = self._lib.llama_context_default_params()
         params.n_ctx = settings.context_size
         params.swa_full = False  # only as many cells as a sliding window can see
-        params.n_batch = params.n_ubatch = settings.batch_size + settings.max_nodes
+        params.n_batch = settings.batch_size + settings.max_nodes  # pending tokens come first
+        params.n_ubatch = settings.batch_size
         params.n_seq_max = settings.max_leaves if self.capabilities.tree else 1
         params.n_outputs_max = max(settings.max_nodes, settings.max_leaves)
         params.n_threads = params.n_threads_batch = settings.threads
@@ -264,8 +271,9 @@ class LlamaBackend:
         return self.length
 
     def memory_bytes(self) -> dict[str, int]:
-        """What llama.cpp says it allocated, by component."""
-        return dict(self._buffer_bytes)
+        """What llama.cpp says it allocated, by component; logits as far as they were needed."""
+        logits_bytes = 4 * self._most_rows * self.tokenizer.vocab_size
+        return {**self._buffer_bytes, "logits": logits_bytes}
 
     def close(self) -> None:
         if self._context:
@@ -291,6 +299,7 @@ class LlamaBackend:
             raise BackendError(f"llama_decode failed with {status}: {LOG.problem() or 'no reason'}")
 
     def _rows(self, count: int) -> Logits:
+        self._most_rows = max(self._most_rows, count)
         address = self._get_logits(self._context)
         if address != self._logits_address:  # the buffer is allocated once, so nearly never
             shape = (self.settings.max_nodes, self.tokenizer.vocab_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,22 @@ import typer
 
 from edgespec.drafters import NAMES
 from edgespec.memory.footprint import KV_TYPE_BYTES
-from edgespec.memory.plan import Request
+from edgespec.memory.plan import PREFERENCES, Request
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)", re.IGNORECASE)
+_UNITS = {
+    f"{letter}{infix}b": base**power
+    for infix, base in (("", 1000), ("i", 1024))
+    for power, letter in enumerate("kmgt", 1)
+}
+
+BudgetOption = Annotated[
+    str | None,
+    typer.Option("--budget", help="Most memory to take: 512MiB, 1.5GiB, 800MB. Default: free."),
+]
+PreferOption = Annotated[
+    str, typer.Option("--prefer", help="What a tight budget goes to: speed, context or quality.")
+]
 ContextOption = Annotated[
     int | None,
     typer.Option("--ctx", "-c", min=1, help="Tokens of context. Default: chosen to fit."),
@@ -41,6 +56,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 
 def make_request(
     *,
+    budget: str | None = None,
+    prefer: str = "speed",
     ctx: int | None,
     drafter: str,
     draft_max: int | None,
@@ -58,7 +75,10 @@ def make_request(
     _one_of("--kv-type", kv_type, ("auto", *KV_TYPE_BYTES))
     if gpu_layers != "auto" and not gpu_layers.lstrip("-").isdigit():
         raise typer.BadParameter(f"--gpu-layers {gpu_layers} is neither a number nor auto")
+    _one_of("--prefer", prefer, PREFERENCES)
     return Request(
+        budget_bytes=None if budget is None else _size_bytes(budget),
+        prefer=prefer,
         context_size=ctx,
         drafter=drafter,
         draft_max=draft_max,
@@ -69,6 +89,17 @@ def make_request(
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
     )
+
+
+def _size_bytes(text: str) -> int:
+    """Bytes of a size such as 1.5GiB; a number alone has no unit and is misuse."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"--budget {text} is no size such as 512MiB, 1.5GiB or 800MB")
+    size = float(match[1]) * _UNITS[match[2].lower()]
+    if not 1 <= size < 1 << 62:
+        raise typer.BadParameter(f"--budget {text} is out of range")
+    return int(size)
 
 
 def _one_of(option: str, value: str, values: tuple[str, ...]) -> None:

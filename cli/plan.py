@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Annotated, Any
 
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.render import size_text, table
-from edgespec.memory.curve import CostCurve
-from edgespec.memory.plan import Plan
+from edgespec.cli.render import memory_json, printable, size_text, table
+from edgespec.memory.plan import Alternative, Plan
 from edgespec.models.spec import ModelSpec
 
 
 def plan(
     model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
+    budget: options.BudgetOption = None,
     ctx: options.ContextOption = None,
+    prefer: options.PreferOption = "speed",
     drafter: options.DrafterOption = "auto",
     draft_max: options.DraftMaxOption = None,
     kv_type: options.KvTypeOption = "auto",
@@ -28,10 +30,12 @@ def plan(
 ) -> None:
     """Show what a run would allocate and choose, without loading weights."""
     from edgespec.models.spec import read_model_spec
-    from edgespec.planning import make_run_plan, stored_curve
+    from edgespec.planning import make_run_plan
 
     spec = read_model_spec(options.model_path(model))
     request = options.make_request(
+        budget=budget,
+        prefer=prefer,
         ctx=ctx,
         drafter=drafter,
         draft_max=draft_max,
@@ -42,36 +46,46 @@ def plan(
         exact=exact,
     )
     made = make_run_plan(spec, request)
-    curve = stored_curve(spec, made)
-    print(json.dumps(_document(spec, made, curve)) if as_json else _text(spec, made, curve))
+    print(json.dumps(_document(spec, made)) if as_json else _text(spec, made))
 
 
-def _document(spec: ModelSpec, plan: Plan, curve: CostCurve | None) -> dict[str, Any]:
+def _document(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
     return {
         "model": str(spec.path),
         "name": spec.name,
         "file_type": spec.file_type,
         "plan": plan.as_json(),
-        "memory": {
-            "predicted_peak_bytes": plan.predicted_peak_bytes,
-            "available_bytes": plan.available_bytes,
-            "components": plan.components,
-        },
-        "measured_step_ms": None if curve is None else curve.base[1],
+        "memory": memory_json(plan),
+        "predicted_plain_tokens_per_s": plan.plain_tokens_per_s,
+        "predicted_tokens_per_s": plan.tokens_per_s,
+        "speed_source": plan.speed_source,
+        "alternatives": [dataclasses.asdict(other) for other in plan.alternatives],
     }
 
 
-def _text(spec: ModelSpec, plan: Plan, curve: CostCurve | None) -> str:
+def _text(spec: ModelSpec, plan: Plan) -> str:
     components = [
-        (name.replace("_", " "), size_text(size)) for name, size in plan.components.items()
+        (name.replace("_", " "), size_text(size)) for name, size in plan.component_bytes.items()
     ]
-    total = size_text(plan.predicted_peak_bytes)
-    components.append(("at most", f"{total} of {size_text(plan.available_bytes)} free"))
+    whose = "free" if plan.limit_bytes == plan.available_bytes else "budget"
+    left = size_text(plan.limit_bytes - plan.predicted_peak_bytes)
+    peak, limit = size_text(plan.predicted_peak_bytes), size_text(plan.limit_bytes)
+    components.append(("at most", f"{peak} of {limit} {whose}, {left} left"))
     choices = [(c.name.replace("_", " "), str(c.value), c.reason) for c in plan.choices]
     speed = (
-        "not measured on this device yet"
-        if curve is None
-        else f"{1e3 / curve.base[1]:.1f} tokens/s plain, measured earlier; drafts only add to it"
+        f"{plan.tokens_per_s:.1f} tokens/s, plain {plan.plain_tokens_per_s:.1f} "
+        f"({plan.speed_source})"
     )
-    title = f"{spec.name or spec.path} ({spec.file_type})"
-    return "\n\n".join((title, table(components), table(choices), f"speed: {speed}"))
+    title = f"{printable(spec.name) or spec.path.name} ({spec.file_type})"
+    sections = [title, table(components), table(choices), f"predicted: {speed}"]
+    if plan.alternatives:
+        sections.append("you could also have\n" + table([_row(o) for o in plan.alternatives]))
+    return "\n\n".join(sections)
+
+
+def _row(other: Alternative) -> tuple[str, str, str]:
+    brings = (
+        f"{size_text(other.peak_bytes)}, {other.context_size} tokens of context, "
+        f"{other.tokens_per_s:.1f} tokens/s"
+    )
+    return other.name, other.options, brings

@@ -9,8 +9,12 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from edgespec.memory.plan import Plan
 
 _MIBI, _GIBI = 1 << 20, 1 << 30
 
@@ -53,6 +57,18 @@ def table(rows: Sequence[Sequence[str]]) -> str:
         lines.append((head + wrapped[0]).rstrip())
         lines += [" " * indent + line for line in wrapped[1:]]
     return "\n".join(lines)
+
+
+def memory_json(plan: Plan) -> dict[str, Any]:
+    """The predicted memory of a plan; every number is bytes."""
+    return {
+        "predicted_peak_bytes": plan.predicted_peak_bytes,
+        "predicted_gpu_bytes": plan.predicted_gpu_bytes,
+        "available_bytes": plan.available_bytes,
+        "limit_bytes": plan.limit_bytes,
+        "components": plan.component_bytes,
+        "ceilings": [part.name for part in plan.components if part.is_ceiling],
+    }
 
 
 class Progress:

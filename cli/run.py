@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.render import Progress, note, printable, size_text
+from edgespec.cli.render import Progress, memory_json, note, printable, size_text
 from edgespec.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def run(
     ] = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1)] = 512,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
+    budget: options.BudgetOption = None,
+    prefer: options.PreferOption = "speed",
     ctx: options.ContextOption = None,
     drafter: options.DrafterOption = "auto",
     draft_max: options.DraftMaxOption = None,
@@ -75,6 +77,8 @@ def run(
         seed=seed,
     )
     request = options.make_request(
+        budget=budget,
+        prefer=prefer,
         ctx=ctx,
         drafter=drafter,
         draft_max=draft_max,
@@ -212,7 +216,8 @@ def _headline(spec: ModelSpec, plan: Plan) -> str:
     return (
         f"{printable(spec.name) or spec.path.name} {spec.file_type}, {plan.context_size} tokens of "
         f"context, {plan.threads} threads, {drafts}; at most "
-        f"{size_text(plan.predicted_peak_bytes)} of {size_text(plan.available_bytes)} free"
+        f"{size_text(plan.predicted_peak_bytes)} of {size_text(plan.limit_bytes)} "
+        f"{'free' if plan.limit_bytes == plan.available_bytes else 'budget'}"
     )
 
 
@@ -287,9 +292,8 @@ def _report(
         "seed": seed,
         "plan": plan.as_json(),
         "memory": {
-            "predicted_peak_bytes": plan.predicted_peak_bytes,
+            **memory_json(plan),
             "measured_peak_bytes": peak_resident_bytes(),
-            "components": plan.components,
             "allocated_bytes": engine.backend.memory_bytes(),
         },
     }

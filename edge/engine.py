@@ -20,6 +20,7 @@ from edgespec.controller import build_tree, choose_size, likeliest_chain
 from edgespec.drafters.base import Drafter
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.curve import CostCurve
+from edgespec.memory.speed import RoundHistory
 from edgespec.models.chat import Message, render_chat
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.stats import Counters
@@ -71,6 +72,7 @@ class Engine:
         curve: measured step times; None disables speculation.
         drafter: where drafts come from; None disables speculation.
         max_nodes: largest step, root included; None leaves it to the backend.
+        history: counts how many tokens rounds of each size emitted, for later plans.
         chat_template: Jinja source of the model's chat format, or None.
         on_close: called once when the engine is closed.
     """
@@ -82,6 +84,7 @@ class Engine:
         curve: CostCurve | None = None,
         drafter: Drafter | None = None,
         max_nodes: int | None = None,
+        history: RoundHistory | None = None,
         chat_template: str | None = None,
         special_tokens: tuple[str, str] = ("", ""),
         on_close: Callable[[], None] | None = None,
@@ -90,6 +93,7 @@ class Engine:
         self.curve = curve
         self.drafter = drafter if backend.capabilities.rollback and curve is not None else None
         self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
+        self._history = history if history is not None else RoundHistory()
         self.chat_template = chat_template
         self._special_tokens = special_tokens
         self._on_close = on_close
@@ -232,6 +236,7 @@ class Engine:
             self.backend.commit(path[: len(emitted)])
             if run.speculate and self.drafter is not None and self.curve is not None:
                 self.drafter.observe(emitted)
+                self._history.observe(len(tree), len(emitted))
                 previous, last = len(tree) + extra, previous
                 self.curve.observe(previous, depth, last, (verified - drafted) * 1e3)
             root = emitted[-1]

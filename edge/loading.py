@@ -10,14 +10,22 @@ from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.drafters import make_drafter
 from edgespec.drafters.base import Drafter
 from edgespec.engine import Engine
-from edgespec.errors import UnsupportedError
-from edgespec.memory import cache
+from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.memory import cache, device
 from edgespec.memory.curve import CostCurve, measure_curve, measure_depth
 from edgespec.memory.plan import Plan, Request
+from edgespec.memory.speed import RoundHistory
+from edgespec.memory.track import peak_resident_bytes
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.noise import largest_invariant_step
-from edgespec.planning import calibration_key, make_run_plan, settings_key, stored_curve
+from edgespec.planning import (
+    calibration_key,
+    make_run_plan,
+    settings_key,
+    settings_of,
+    stored_curve,
+)
 from edgespec.tree import DraftTree
 
 Progress = Callable[[str, float], None]  # what is being done, and which part of it is done (0..1)
@@ -31,6 +39,8 @@ _DEPTHS = range(256, 1025, 256)  # attention looks at blocks of 256 cells
 def load(
     model: str | os.PathLike[str] | None = None,
     *,
+    budget_bytes: int | None = None,
+    prefer: str = "speed",
     context_size: int | None = None,
     threads: int | None = None,
     kv_type: str | None = None,
@@ -43,6 +53,8 @@ def load(
     """Load a GGUF model; without a path, the embedded one of the `demo` extra.
 
     Args:
+        budget_bytes: most memory the whole process may take; None takes what is free.
+        prefer: "speed", "context" or "quality": what a tight budget is spent on.
         context_size: tokens of context; None lets the planner choose.
         threads: CPU threads; None takes the physical cores this process may use.
         kv_type: f16, q8_0 or q4_0.
@@ -54,12 +66,14 @@ def load(
 
     Raises:
         ModelNotFoundError, ModelFileError: no such file, or not a model.
-        DoesNotFitError: the context does not fit into free memory.
+        DoesNotFitError: what was asked for does not fit into the budget or free memory.
         UnsupportedError: an option cannot be honoured with this model.
         BackendError: llama.cpp failed, with its own words.
     """
     spec = read_model_spec(model if model is not None else embedded_model())
     request = Request(
+        budget_bytes=budget_bytes,
+        prefer=prefer,
         context_size=context_size,
         threads=threads,
         kv_type=kv_type,
@@ -83,17 +97,23 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
         kv_type_k=plan.kv_type_k,
         kv_type_v=plan.kv_type_v,
         gpu_layers=plan.gpu_layers,
+        mapped=plan.mapped,
     )
+    _require_memory(plan)
+    key = settings_key(spec, settings_of(plan))
     backend = LlamaBackend(
         spec.path, settings, progress=lambda fraction: report("loading", fraction)
     )
     try:
         max_nodes = backend.max_nodes
         if plan.exact:
-            max_nodes = _largest_exact_step(backend, settings_key(spec, plan), report)
+            max_nodes = _largest_exact_step(backend, key, report)
         drafter = make_drafter(plan.drafter)
         curve = _curve(backend, spec, plan, report) if drafter else None
+        history = RoundHistory()
         if drafter is not None:
+            counted = cache.load("rounds", calibration_key(spec, drafter.name)) or {}
+            history = RoundHistory.from_json(counted.get("rounds"))
             drafter.load_state(cache.load("calibration", calibration_key(spec, drafter.name)))
     except BaseException:
         backend.close()
@@ -103,10 +123,22 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
         curve=curve,
         drafter=drafter,
         max_nodes=max_nodes,
+        history=history,
         chat_template=spec.chat_template,
         special_tokens=(backend.tokenizer.bos_text, backend.tokenizer.eos_text),
-        on_close=lambda: _remember(spec, plan, curve, drafter),
+        on_close=lambda: _remember(spec, key, curve, drafter, history),
     )
+
+
+def _require_memory(plan: Plan) -> None:
+    """Refuse cleanly where another process took the memory since the plan was made."""
+    free = device.available_bytes()
+    if plan.predicted_peak_bytes > free + peak_resident_bytes():
+        raise DoesNotFitError(
+            f"the plan needs {plan.predicted_peak_bytes >> 20} MiB, but only {free >> 20} MiB are "
+            f"free any more",
+            hint="start it again: the plan will be made for what is free now",
+        )
 
 
 def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> CostCurve:
@@ -114,7 +146,9 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
 
     A slow model leaves some sizes unmeasured; each later load goes on with those.
     """
-    known = stored_curve(spec, plan)
+    settings = settings_of(plan)
+    stored = stored_curve(spec, settings)
+    known = None if stored is None else stored.resized(backend.max_nodes)
     if known is not None and float("inf") not in known.base[1:]:
         return known
     report("measuring step times", 0.0)
@@ -126,7 +160,8 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     )
     if known is None:
         _measure_depth(backend, curve)
-    cache.store("curves", settings_key(spec, plan), curve.as_json())
+    kept = curve if stored is None else stored.updated(curve)
+    cache.store("curves", settings_key(spec, settings), kept.as_json())
     report("measuring step times", 1.0)
     return curve
 
@@ -189,10 +224,16 @@ def _largest_exact_step(backend: Backend, key: str, report: Progress) -> int:
 
 
 def _remember(
-    spec: ModelSpec, plan: Plan, curve: CostCurve | None, drafter: Drafter | None
+    spec: ModelSpec,
+    key: str,
+    curve: CostCurve | None,
+    drafter: Drafter | None,
+    history: RoundHistory,
 ) -> None:
     """Keep the acceptance counts; forget a curve that stopped fitting."""
     if curve is not None and curve.stopped_fitting:
-        cache.remove("curves", settings_key(spec, plan))
+        cache.remove("curves", key)
     if drafter is not None:
-        cache.store("calibration", calibration_key(spec, drafter.name), drafter.state())
+        name = calibration_key(spec, drafter.name)
+        cache.store("calibration", name, drafter.state())
+        cache.store("rounds", name, {"rounds": history.rounds()})

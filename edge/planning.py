@@ -9,25 +9,52 @@ from importlib.metadata import PackageNotFoundError, version
 
 from edgespec.drafters import make_drafter
 from edgespec.memory import cache, device
+from edgespec.memory.bandwidth import memory_bandwidth
 from edgespec.memory.curve import CostCurve
-from edgespec.memory.plan import Plan, Request, make_plan
+from edgespec.memory.plan import Device, Plan, Request, Settings, make_plan, this_device
+from edgespec.memory.speed import DEFAULT_ROUNDS, RoundHistory, SpeedModel, estimated_curve
 from edgespec.models.spec import ModelSpec
 
+_MAX_NODES = 32  # of a step whose time is estimated
+_TELLING_ROUNDS = 500  # fewer say little about what comes next
 
-def make_run_plan(spec: ModelSpec, request: Request) -> Plan:
-    """The plan of a request, with the drafter's tables counted.
+
+def make_run_plan(spec: ModelSpec, request: Request, machine: Device | None = None) -> Plan:
+    """The plan of a request on this machine, with everything that was measured earlier.
 
     Raises UnsupportedError or DoesNotFitError, as `make_plan` does.
     """
     drafter = make_drafter("suffix" if request.drafter == "auto" else request.drafter)
-    return make_plan(spec, request, drafter_bytes=drafter.nbytes if drafter else 0)
+    return make_plan(
+        spec,
+        request,
+        machine or this_device(),
+        lambda settings: speed_model(spec, settings),
+        drafter_bytes=drafter.nbytes if drafter else 0,
+        max_step=_largest_exact_step(spec, request),
+    )
 
 
-def settings_key(spec: ModelSpec, plan: Plan) -> str:
-    """Under what step times and batch noise are stored: device, file, settings, library."""
+def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
+    """Predicts speed from the stored curve and history, or from bandwidth where there is none."""
+    curve = stored_curve(spec, settings)
+    rounds = stored_rounds(spec, settings.drafter)
+    if curve is not None:
+        return SpeedModel(curve, is_measured=True, rounds=rounds)
+    estimate = estimated_curve(spec.weight_bytes, memory_bandwidth(), _MAX_NODES)
+    return SpeedModel(estimate, is_measured=False, rounds=rounds)
+
+
+def settings_of(plan: Plan) -> Settings:
+    """What decides the step times of a plan."""
+    return Settings(plan.threads, plan.kv_type_k, plan.kv_type_v, plan.gpu_layers, plan.drafter)
+
+
+def settings_key(spec: ModelSpec, settings: Settings) -> str:
+    """Under what step times and batch invariance are stored: device, file, settings, library."""
     return (
-        f"{device.device_key()} | {spec.fingerprint} | {plan.threads} threads | "
-        f"{plan.kv_type_k}/{plan.kv_type_v} | {plan.gpu_layers} gpu layers | "
+        f"{device.device_key()} | {spec.fingerprint} | {settings.threads} threads | "
+        f"{settings.kv_type_k}/{settings.kv_type_v} | {settings.gpu_layers} gpu layers | "
         f"llama-cpp-python {_library_version()}"
     )
 
@@ -37,17 +64,32 @@ def calibration_key(spec: ModelSpec, drafter: str) -> str:
     return f"{spec.fingerprint} | {drafter}"
 
 
-def stored_curve(spec: ModelSpec, plan: Plan) -> CostCurve | None:
+def stored_curve(spec: ModelSpec, settings: Settings) -> CostCurve | None:
     """The step-time curve measured earlier under these settings, or None."""
-    document = cache.load("curves", settings_key(spec, plan))
+    document = cache.load("curves", settings_key(spec, settings))
     try:
-        curve = CostCurve.from_json(document) if document else None
+        return CostCurve.from_json(document) if document else None
     except (KeyError, TypeError, ValueError):
         return None
-    if curve is not None:  # the largest step is a setting: cut, or leave room to measure more
-        missing = plan.draft_max + 2 - len(curve.base)
-        curve.base = curve.base[: plan.draft_max + 2] + [float("inf")] * missing
-    return curve
+
+
+def stored_rounds(spec: ModelSpec, drafter: str) -> tuple[tuple[int, int, float], ...]:
+    """What rounds of earlier runs emitted; what is usual as long as there are few of them."""
+    document = cache.load("rounds", calibration_key(spec, drafter))
+    history = RoundHistory.from_json(document.get("rounds") if document else None)
+    return tuple(history.rounds()) if len(history) >= _TELLING_ROUNDS else DEFAULT_ROUNDS
+
+
+def _largest_exact_step(spec: ModelSpec, request: Request) -> int | None:
+    """Steps that round alike with `--exact`, if an earlier run has measured it."""
+    if not request.exact:
+        return None
+    settings = Settings(
+        request.threads or device.usable_cores(), "bf16", "f16", request.gpu_layers or 0, ""
+    )
+    document = cache.load("invariance", settings_key(spec, settings))
+    known = document.get("largest_step") if document else None
+    return known if isinstance(known, int) and known > 1 else None
 
 
 def _library_version() -> str:

@@ -53,6 +53,18 @@ class CostCurve:
         """Largest n that was measured."""
         return max(n for n in range(1, len(self.base)) if self.base[n] != float("inf"))
 
+    def resized(self, max_nodes: int) -> CostCurve:
+        """The same curve for steps of at most `max_nodes`; new sizes are unmeasured."""
+        base = self._measured[: max_nodes + 1]
+        base += [float("inf")] * (max_nodes + 1 - len(base))
+        return CostCurve(base, self.depth_ms, self.depth_node_ms, self.change_ms)
+
+    def updated(self, newer: CostCurve) -> CostCurve:
+        """This curve with the sizes that `newer` measured at the speed of its own moment."""
+        speed = newer._measured[1] / self._measured[1]
+        base = [*newer._measured, *(ms * speed for ms in self._measured[len(newer.base) :])]
+        return CostCurve(base, newer.depth_ms, newer.depth_node_ms, newer.change_ms)
+
     def step_ms(self, num_nodes: int, depth: int, previous: int = 0) -> float:
         """Predicted milliseconds of a step; `previous` is the step before (0: do not care)."""
         changed = self.change_ms if previous not in (0, num_nodes) else 0.0

@@ -16,6 +16,14 @@ import psutil
 
 _CGROUP = Path("/sys/fs/cgroup")
 _GPU_KINDS = ("cann", "cuda", "hip", "metal", "musa", "opencl", "sycl", "vulkan")
+# Our word for an instruction set -> Linux's.
+_FEATURE_FLAGS = {
+    "avx2": "avx2",
+    "avx512": "avx512f",
+    "neon": "asimd",
+    "dotprod": "asimddp",
+    "i8mm": "i8mm",
+}
 _CPUS = Path("/sys/devices/system/cpu")
 
 
@@ -65,15 +73,28 @@ def usable_cores() -> int:
 
 
 def _cgroup_free_bytes() -> float:
-    """Bytes a container's memory limit leaves, or infinity (cgroup v2, then v1)."""
-    for limit_name, used_name in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    """Bytes a container's memory limit leaves, or infinity (cgroup v2, then v1).
+
+    Usage counts cached file pages too; those that were not used lately are given up on demand.
+    """
+    for limit_name, used_name, stat_name in (
+        ("memory.max", "memory.current", "memory.stat"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+        ),
     ):
         limit, used = _read(_CGROUP / limit_name), _read(_CGROUP / used_name)
         if limit.isdigit() and used.isdigit():
-            return max(0, int(limit) - int(used))
+            return max(0, int(limit) - int(used) + _inactive_file_bytes(_CGROUP / stat_name))
     return float("inf")
+
+
+def _inactive_file_bytes(stat: Path) -> int:
+    counts = dict(line.split()[:2] for line in _read(stat).splitlines() if " " in line)
+    value = counts.get("total_inactive_file") or counts.get("inactive_file") or "0"
+    return int(value) if value.isdigit() else 0
 
 
 def available_bytes() -> int:
@@ -107,6 +128,50 @@ def llama_accelerators() -> tuple[str, ...]:
         for file in Path(folder).glob("lib/*ggml-*"):
             kinds.update(kind for kind in _GPU_KINDS if f"ggml-{kind}" in file.name)
     return tuple(sorted(kinds))
+
+
+@functools.cache
+def cpu_features() -> frozenset[str]:
+    """Instruction sets that decide which kernels llama.cpp's CPU backend uses.
+
+    Of "avx2", "avx512", "neon", "dotprod", "i8mm"; empty where the system does not tell.
+    """
+    if platform.system() == "Darwin":
+        return _mac_features()
+    if platform.system() == "Windows":
+        return _windows_features()
+    flags: set[str] = set()
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith(("flags", "Features")):
+            flags.update(line.split(":", 1)[1].split())
+            break
+    return frozenset(ours for ours, theirs in _FEATURE_FLAGS.items() if theirs in flags)
+
+
+def _mac_features() -> frozenset[str]:
+    if platform.machine() == "arm64":
+        return frozenset({"neon", "dotprod"})
+    return frozenset({"avx2"})  # every Intel Mac since 2013 that still gets updates
+
+
+def _windows_features() -> frozenset[str]:
+    """From IsProcessorFeaturePresent (winnt.h: PF_AVX2_INSTRUCTIONS_AVAILABLE and so on)."""
+    if platform.machine().lower() == "arm64":
+        return frozenset({"neon", "dotprod"})
+    import ctypes
+
+    windll = getattr(ctypes, "windll", None)
+    if windll is None:
+        return frozenset()
+    present = windll.kernel32.IsProcessorFeaturePresent
+    return frozenset(name for name, number in (("avx2", 40), ("avx512", 41)) if present(number))
+
+
+def has_unified_memory() -> bool:
+    """Whether the GPU, if there is one, uses the processor's memory: Apple silicon, Jetson."""
+    if platform.system() == "Darwin":
+        return platform.machine() == "arm64"
+    return "jetson" in _read(Path("/proc/device-tree/model")).lower()
 
 
 def device_key() -> str:

@@ -1,21 +1,75 @@
 """How many bytes a run will allocate, by component, before anything is loaded.
 
-Pure arithmetic over a ModelSpec. Every number is a ceiling: buffers are touched lazily, so the
-resident bytes can be smaller.
+Pure arithmetic over a ModelSpec, after `llama.cpp` of llama-cpp-python 0.3.36; docs/memory.md
+compares it with what llama.cpp says it allocated. A component is an allocation (llama.cpp takes
+exactly that and touches it) or a ceiling (it may grow to that, or is touched as it is used).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
+from edgespec.memory.graph import BatchShape, compute_buffer_bytes
+from edgespec.models.gguf import GgufTensor
 from edgespec.models.spec import ModelSpec
 
+HOST, GPU = "host", "gpu"
 # Bytes per value of a KV cache; block types store a 2-byte scale per 32 values.
 KV_TYPE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
-# Tensor types that llama.cpp's CPU backend rewrites into blocks of rows. The copy stays in memory
-# beside the mapped file.
-_REPACKED_TYPES = ("Q4_0", "Q4_K", "IQ4_NL", "Q2_K")
+_KV_BLOCK = {"q8_0": 32, "q4_0": 32}
+# Types that llama.cpp's CPU backend rewrites into blocks of rows, by what the processor must have
+# (`ggml/src/ggml-cpu/repack.cpp`, `ggml_repack_get_optimal_repack_type`): any one set is enough.
+_REPACKED_ON = {
+    "Q4_0": ({"avx2"}, {"neon", "dotprod"}),
+    "Q4_K": ({"avx2"}, {"neon", "dotprod"}),
+    "Q2_K": ({"avx512"},),
+    "Q5_K": ({"neon", "dotprod"},),
+    "Q6_K": ({"neon", "dotprod"},),
+    "Q8_0": ({"neon", "dotprod"},),
+    "IQ4_NL": ({"avx2"}, {"neon", "dotprod"}),
+    "MXFP4": ({"avx2"}, {"neon", "dotprod"}),
+}
+_REPACKED_ROWS = 8
+_LOOKUP_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")
 _CELL_PADDING = 256  # llama.cpp rounds caches up to this many cells
-_RUNTIME_BYTES = 72 << 20  # interpreter, numpy, llama.cpp's library, tokenizer of 50k entries
-_VOCABULARY_ENTRY_BYTES = 320  # llama.cpp's tables per token
+_F32 = 4
+_ACTIVATION_BYTES = {"F32": 4.0, "F16": 2.0, "BF16": 2.0}  # else Q8_0 or Q8_K blocks
+_QUANTIZED_ACTIVATION_BYTES = 292 / 256
+_ATTENTION_TILE = 64  # rows of queries and of keys that one thread works on
+# Interpreter, numpy, the command line and llama.cpp's library, on Linux x86-64 with Python 3.11;
+# then llama.cpp's tables per token: those of a byte-level BPE hold merges too.
+_RUNTIME_BYTES = 61 << 20
+_VOCABULARY_ENTRY_BYTES = {"gpt2": 345}
+_OTHER_VOCABULARY_ENTRY_BYTES = 165
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """Some bytes with a name and a place: `host` or `gpu`."""
+
+    name: str
+    nbytes: int
+    is_ceiling: bool = False
+    device: str = HOST
+
+
+@dataclass(frozen=True, slots=True)
+class RunShape:
+    """The settings that decide how much is allocated; sizes are in tokens.
+
+    `max_nodes` bounds one verification step, and with it the rows of logits. `mapped` weights are
+    pages of the file, which repacked copies come on top of; others are read into memory once.
+    """
+
+    context_size: int
+    batch_size: int
+    max_nodes: int
+    type_k: str = "f16"
+    type_v: str = "f16"
+    threads: int = 1
+    gpu_layers: int = 0  # negative: all
+    mapped: bool = True
+    features: frozenset[str] = frozenset()  # of the processor
 
 
 def padded(cells: int) -> int:
@@ -23,61 +77,135 @@ def padded(cells: int) -> int:
     return -(-cells // _CELL_PADDING) * _CELL_PADDING
 
 
-def kv_cache_bytes(
-    spec: ModelSpec, context_size: int, batch_size: int, type_k: str = "f16", type_v: str = "f16"
-) -> int:
-    """Bytes of K and V over all layers.
+def window_cells(spec: ModelSpec, shape: RunShape) -> int:
+    """Cells of a sliding-window layer: what its window can see, and one batch."""
+    return padded(min(padded(shape.context_size), spec.sliding_window + shape.batch_size))
 
-    A sliding-window layer keeps as many cells as its window can see, plus one batch.
-    """
+
+def kv_cache_bytes(spec: ModelSpec, shape: RunShape, layers: range | None = None) -> int:
+    """Bytes of K and V over `layers` (all of them by default), and of recurrent state."""
     total = 0.0
-    for layer in range(spec.num_layers):
-        cells = padded(context_size)
-        if spec.is_sliding[layer]:
-            cells = min(cells, padded(spec.sliding_window + batch_size))
-        key = spec.key_length[layer] * KV_TYPE_BYTES[type_k]
-        value = spec.value_length[layer] * KV_TYPE_BYTES[type_v]
+    for layer in range(spec.num_layers) if layers is None else layers:
+        sliding = spec.is_sliding[layer]
+        cells = window_cells(spec, shape) if sliding else padded(shape.context_size)
+        key = spec.key_length[layer] * KV_TYPE_BYTES[shape.type_k]
+        value = spec.value_length[layer] * KV_TYPE_BYTES[shape.type_v]
         total += cells * spec.num_kv_heads[layer] * (key + value)
-    return int(total) + 4 * spec.state_values
+    return int(total) + (_F32 * spec.state_values if layers is None else 0)
 
 
-def compute_bytes(spec: ModelSpec, batch_size: int, output_rows: int, context_size: int) -> int:
-    """Bytes of intermediate results: the widest layer over one batch, masks, and logits rows."""
-    widest = max(spec.feed_forward_size, default=0) or 4 * spec.embedding_size
-    activations = batch_size * (2 * widest + 6 * spec.embedding_size) * 4
-    mask = batch_size * padded(context_size) * (4 + 2)  # as numbers, and again in half precision
-    return activations + mask + output_rows * spec.vocab_size * 4
+def kv_type_fits(spec: ModelSpec, kind: str) -> bool:
+    """Whether the heads of all layers are whole blocks of a cache type."""
+    block = _KV_BLOCK.get(kind, 1)
+    return all(length % block == 0 for length in (*spec.key_length, *spec.value_length))
 
 
-def weights_bytes(spec: ModelSpec, gpu_layers: int) -> dict[str, int]:
-    """Bytes of the weights: the file's own, and the copies the CPU backend repacks."""
-    parts = {"weights": spec.weight_bytes}
-    if gpu_layers == 0:
-        embedding = dict(spec.group_bytes).get("token_embd", 0)
-        repacked = sum(size for kind, size in spec.type_bytes if kind in _REPACKED_TYPES)
-        if spec.file_type.startswith(_REPACKED_TYPES) and not spec.tied_embeddings:
-            repacked = max(0, repacked - embedding)  # the lookup table is never repacked
-        parts["weights_repacked"] = repacked
-    return parts
+def compute_bytes(spec: ModelSpec, shape: RunShape) -> int:
+    """Bytes of llama.cpp's buffer for intermediate results of one batch."""
+    tokens = min(shape.batch_size, padded(shape.context_size))
+    return compute_buffer_bytes(
+        spec,
+        BatchShape(
+            num_tokens=tokens,
+            num_outputs=min(tokens, shape.max_nodes),
+            cells=padded(shape.context_size),
+            window_cells=window_cells(spec, shape),
+            rotates=shape.type_k in _KV_BLOCK and all(n % 64 == 0 for n in spec.key_length),
+        ),
+    )
 
 
-def footprint(
-    spec: ModelSpec,
-    *,
-    context_size: int,
-    batch_size: int,
-    max_nodes: int,
-    type_k: str,
-    type_v: str,
-    gpu_layers: int,
-    drafter_bytes: int,
-) -> dict[str, int]:
-    """Bytes by component of a whole run, each a ceiling."""
-    return {
-        **weights_bytes(spec, gpu_layers),
-        "kv_cache": kv_cache_bytes(spec, context_size, batch_size + max_nodes, type_k, type_v),
-        "compute": compute_bytes(spec, batch_size + max_nodes, max_nodes, context_size),
-        "logits": max_nodes * spec.vocab_size * 4,
-        "drafter_tables": drafter_bytes,
-        "runtime": _RUNTIME_BYTES + spec.vocab_size * _VOCABULARY_ENTRY_BYTES,
-    }
+def work_bytes(spec: ModelSpec, shape: RunShape) -> int:
+    """Bytes the CPU kernels share: one batch of activations in the weights' number format.
+
+    (`ggml/src/ggml-cpu/ggml-cpu.c`, `ggml_graph_plan`; with flash attention, tiles by thread.)
+    """
+    tokens = min(shape.batch_size, padded(shape.context_size))
+    products = (
+        tokens
+        * tensor.dims[0]
+        * _ACTIVATION_BYTES.get(tensor.type.name, _QUANTIZED_ACTIVATION_BYTES)
+        for tensor in spec.tensors.values()
+        if len(tensor.dims) > 1 and not tensor.name.startswith(_LOOKUP_TABLES)
+    )
+    head = max(spec.key_length, default=0)
+    tile = _ATTENTION_TILE
+    attention = _F32 * shape.threads * (4 * tile * head + 2 * tile * tile)
+    return int(max(attention, *products, 0))
+
+
+def weights_bytes(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
+    """Bytes of the weights: in the file's format, repacked for the CPU, and on the GPU."""
+    host = repacked = gpu = 0
+    first = _first_gpu_layer(spec, shape.gpu_layers)
+    for tensor in spec.tensors.values():
+        if _layer_of(spec, tensor) >= first:
+            gpu += tensor.data_bytes
+        elif _is_repacked(tensor, shape.features):
+            repacked += tensor.data_bytes
+        else:
+            host += tensor.data_bytes
+    if spec.tied_embeddings and (table := spec.tensors.get("token_embd.weight")):
+        # The head reads the table in its own format or place, so it gets a copy of it there.
+        head = replace(table, name="output.weight")
+        if spec.num_layers >= first:
+            gpu += head.data_bytes
+        elif _is_repacked(head, shape.features):
+            repacked += head.data_bytes
+    if shape.mapped:
+        host = spec.weight_bytes - gpu
+    return (
+        Component("weights", host, is_ceiling=shape.mapped),
+        Component("weights_repacked", repacked),
+        Component("weights", gpu, device=GPU),
+    )
+
+
+def runtime_bytes(spec: ModelSpec) -> int:
+    """Bytes of the interpreter, the libraries and llama.cpp's vocabulary."""
+    entry = _VOCABULARY_ENTRY_BYTES.get(spec.tokenizer_model, _OTHER_VOCABULARY_ENTRY_BYTES)
+    return _RUNTIME_BYTES + entry * spec.vocab_size
+
+
+def footprint(spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0) -> tuple[Component, ...]:
+    """The components of a whole run."""
+    first = min(_first_gpu_layer(spec, shape.gpu_layers), spec.num_layers)
+    on_gpu = range(first, spec.num_layers)
+    gpu_cache = kv_cache_bytes(spec, shape, on_gpu)
+    compute = compute_bytes(spec, shape)
+    parts = (
+        *weights_bytes(spec, shape),
+        Component("kv_cache", kv_cache_bytes(spec, shape) - gpu_cache),
+        Component("kv_cache", gpu_cache, device=GPU),
+        Component("compute", compute, is_ceiling=True),
+        Component("compute", compute if on_gpu else 0, is_ceiling=True, device=GPU),
+        Component("work", work_bytes(spec, shape), is_ceiling=True),
+        Component("logits", shape.max_nodes * spec.vocab_size * _F32, is_ceiling=True),
+        Component("drafter_tables", drafter_bytes, is_ceiling=True),
+        Component("runtime", runtime_bytes(spec), is_ceiling=True),
+    )
+    return tuple(part for part in parts if part.nbytes)
+
+
+def _first_gpu_layer(spec: ModelSpec, gpu_layers: int) -> int:
+    """llama.cpp offloads the last layers; the output head counts as the very last one."""
+    return 0 if gpu_layers < 0 else max(0, spec.num_layers + 1 - gpu_layers)
+
+
+def _layer_of(spec: ModelSpec, tensor: GgufTensor) -> int:
+    """The layer a tensor belongs to; the head comes after all, lookup tables before."""
+    if tensor.name.startswith("blk."):
+        number = tensor.name.split(".", 2)[1]
+        return int(number) if number.isdigit() else 0
+    return -1 if tensor.name.startswith(_LOOKUP_TABLES) else spec.num_layers
+
+
+def _is_repacked(tensor: GgufTensor, features: frozenset[str]) -> bool:
+    """Whether the CPU backend rewrites this tensor: it must be multiplied by, not looked up in."""
+    sets = _REPACKED_ON.get(tensor.type.name, ())
+    return (
+        len(tensor.dims) > 1
+        and tensor.dims[1] % _REPACKED_ROWS == 0
+        and not tensor.name.startswith(_LOOKUP_TABLES)
+        and any(needed <= features for needed in sets)
+    )

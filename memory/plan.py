@@ -1,21 +1,48 @@
 """The plan of a run: every choice with its reason, and the bytes it will allocate.
 
-Made from the file's metadata and the device alone, so it costs milliseconds and loads nothing.
+One budget in, one joint plan out. Made from the file's metadata, the device and what was measured
+earlier, so it costs milliseconds and loads nothing. The search is small on purpose:
+
+1. settings that change what is computed (KV type, drafter) come from the request; a type that
+   costs quality is never chosen silently; as many layers as fit go to a GPU
+2. the largest draft: the least memory that keeps 98% of the best predicted tokens/s
+   (arXiv 2506.01986 calls it the lower bound of memory that retains the speed-up)
+3. what is left goes to the context, up to what is wanted, then to the prompt's batch
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import device
-from edgespec.memory.footprint import KV_TYPE_BYTES, footprint
+from edgespec.memory.accelerators import Accelerator
+from edgespec.memory.footprint import (
+    GPU,
+    HOST,
+    KV_TYPE_BYTES,
+    Component,
+    RunShape,
+    footprint,
+    kv_type_fits,
+)
+from edgespec.memory.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 
 DEFAULT_CONTEXT = 4096
-_BATCH_SIZE = 256
-_DRAFT_MAX = 31
+PREFERENCES = ("speed", "context", "quality")
+_LEAST_CONTEXT = 512  # offered unasked; a question and its answer
+_CONTEXT_STEP = 256
+_DRAFT_SIZES = (31, 15, 7, 3)
+_BATCH_SIZES = (512, 256, 128, 64, 32)
+_GPU_BATCH_SIZE = 512  # a GPU is idle on smaller ones
+# Prompt tokens a second with batches of 64, 128 and 512 on two cores: 0.80, 0.93 and 1 of the best
+# on a model 576 wide, 0.96, 1 and 0.94 on one 1536 wide.
+_CPU_BATCH_SIZES = ((1024, 64), (0, 128))  # from this width on
+_KEPT_SPEED = 0.98  # under a budget
+_KEPT_SPEED_UNASKED = 0.995
 _MEBIBYTE = 1 << 20
 
 
@@ -32,6 +59,8 @@ class Choice:
 class Request:
     """What a person asked for; None leaves the choice to the planner."""
 
+    budget_bytes: int | None = None
+    prefer: str = "speed"
     context_size: int | None = None
     threads: int | None = None
     kv_type: str | None = None
@@ -44,8 +73,45 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Device:
+    """What may be used: bytes that are free, the GPUs, and the processor's instruction sets."""
+
+    free_bytes: int
+    accelerators: tuple[Accelerator, ...] = ()
+    features: frozenset[str] = frozenset()
+
+    @property
+    def is_one_pool(self) -> bool:
+        """Whether GPU and processor share their memory."""
+        return any(gpu.shares_memory for gpu in self.accelerators)
+
+    @property
+    def gpu_free_bytes(self) -> int:
+        """Free bytes of the GPU's own memory; all GPUs together."""
+        return sum(gpu.free_bytes for gpu in self.accelerators if not gpu.shares_memory)
+
+
+def this_device() -> Device:
+    """The machine this process runs on."""
+    from edgespec.memory.accelerators import accelerators
+
+    return Device(device.available_bytes(), accelerators(), device.cpu_features())
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A plan that somebody could prefer: the options that make it, and what it would bring."""
+
+    name: str  # "smaller", "longer context", "faster"
+    options: str
+    peak_bytes: int
+    context_size: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """Settings of one run. Sizes are in tokens; `components` are bytes, each a ceiling."""
+    """Settings of one run. Sizes are in tokens; speeds are predictions."""
 
     context_size: int
     batch_size: int
@@ -56,117 +122,468 @@ class Plan:
     draft_max: int
     drafter: str
     exact: bool
+    mapped: bool
     choices: tuple[Choice, ...]
-    components: dict[str, int]
+    components: tuple[Component, ...]
+    limit_bytes: int
     available_bytes: int
+    plain_tokens_per_s: float
+    tokens_per_s: float
+    speed_source: str
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def predicted_peak_bytes(self) -> int:
-        """Ceiling of what the process will allocate."""
-        return sum(self.components.values())
+        """Ceiling of the process's resident memory, GPU memory not counted unless it is shared."""
+        return sum(part.nbytes for part in self.components if part.device == HOST)
+
+    @property
+    def predicted_gpu_bytes(self) -> int:
+        """Ceiling of what is allocated on the GPU."""
+        return sum(part.nbytes for part in self.components if part.device == GPU)
+
+    @property
+    def component_bytes(self) -> dict[str, int]:
+        """Bytes by component; those on the GPU are called `gpu_...`."""
+        return component_bytes(self.components)
 
     def as_json(self) -> dict[str, Any]:
         """Choices by name, each with value and reason."""
         return {c.name: {"value": c.value, "reason": c.reason} for c in self.choices}
 
 
+def component_bytes(components: Sequence[Component]) -> dict[str, int]:
+    """Bytes by component; those on the GPU are called `gpu_...`."""
+    names = (c.name if c.device == HOST else f"gpu_{c.name}" for c in components)
+    return {name: c.nbytes for name, c in zip(names, components, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What decides step times; a cost curve is stored under these."""
+
+    threads: int
+    kv_type_k: str
+    kv_type_v: str
+    gpu_layers: int
+    drafter: str
+
+
 def make_plan(
     spec: ModelSpec,
-    request: Request = Request(),
+    request: Request,
+    machine: Device,
+    speed_of: Callable[[Settings], SpeedModel],
     *,
     drafter_bytes: int = 0,
-    available_bytes: int | None = None,
+    max_step: int | None = None,
 ) -> Plan:
     """Choose all settings of a run.
 
+    Args:
+        speed_of: predicts decoding speed under some settings.
+        drafter_bytes: ceiling of the drafter's tables.
+        max_step: most nodes a step may have (`--exact`: those that round alike), if it is known.
+
     Raises:
         UnsupportedError: an option is not possible with this model.
-        DoesNotFitError: the context cannot fit; says the largest that does.
+        DoesNotFitError: nothing that was asked for fits; says what would.
     """
-    available = device.available_bytes() if available_bytes is None else available_bytes
-    choices: dict[str, Choice] = {}
+    return _Planner(spec, request, machine, speed_of, drafter_bytes, max_step or 256).plan()
 
-    def choose(name: str, value: Any, reason: str) -> Any:
-        choices[name] = Choice(name, value, reason)
+
+class _Planner:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        request: Request,
+        machine: Device,
+        speed_of: Callable[[Settings], SpeedModel],
+        drafter_bytes: int,
+        max_step: int,
+    ) -> None:
+        self.spec = spec
+        self.request = request
+        self.machine = machine
+        self.max_step = max_step
+        self.choices: dict[str, Choice] = {}
+        _check(request)
+        self.limit = min(machine.free_bytes, request.budget_bytes or machine.free_bytes)
+        self.key_type, self.value_type = self._kv_types()
+        self.threads = self._choose("threads", *_threads(request))
+        self.drafter = self._choose("drafter", *_drafter(spec, request))
+        self.drafter_bytes = drafter_bytes if self.drafter != "none" else 0
+        self.gpu_layers = -1 if machine.accelerators else 0
+        self.wanted_context, self.context_reason = _wanted_context(spec, request)
+        if machine.accelerators or request.gpu_layers is not None:
+            self.gpu_layers = self._gpu_layers()
+        self._choose("gpu_layers", self.gpu_layers, self._gpu_reason())
+        self.settings = Settings(
+            self.threads, self.key_type, self.value_type, self.gpu_layers, self.drafter
+        )
+        self.speed = speed_of(self.settings)
+        self.mapped = self._mapped()
+
+    # -- the plan --------------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        request = self.request
+        least = self._least_context()
+        batch = self._smallest_batch()
+        if not self._fits(least, batch, 0):
+            raise self._refusal(least, batch)
+        context = least
+        if request.prefer == "context":  # context first, drafts from what is left
+            context = self._longest_context(batch, 0)
+            draft_max = self._draft_max(context, batch)
+        else:
+            draft_max = self._draft_max(least, batch)
+            context = self._longest_context(batch, draft_max)
+        batch = self._batch_size(context, draft_max)
+        self._choose("context_size", context, self._context_reason(context))
+        self._choose("draft_max", draft_max, self._draft_reason(draft_max, batch, context))
+        self._choose("batch_size", batch, self._batch_reason(batch))
+        self._choose("mapped", int(self.mapped), self._mapped_reason())
+        depth = self._depth()
+        return Plan(
+            context_size=context,
+            batch_size=batch,
+            threads=self.threads,
+            kv_type_k=self.key_type,
+            kv_type_v=self.value_type,
+            gpu_layers=self.gpu_layers,
+            draft_max=draft_max,
+            drafter=self.drafter,
+            exact=request.exact,
+            mapped=self.mapped,
+            choices=tuple(self.choices.values()),
+            components=self._footprint(context, batch, draft_max),
+            limit_bytes=self.limit,
+            available_bytes=self.machine.free_bytes,
+            plain_tokens_per_s=self.speed.tokens_per_s(0, depth),
+            tokens_per_s=self.speed.tokens_per_s(draft_max, depth),
+            speed_source=self.speed.source,
+            alternatives=tuple(self._alternatives(context, batch, draft_max)),
+        )
+
+    def _alternatives(self, context: int, batch: int, draft_max: int) -> Iterator[Alternative]:
+        """What a person could prefer: less memory, more context, more speed."""
+        depth, least = self._depth(), self._least_context()
+        smallest = self._smallest_batch()
+        if (least, smallest, 0) != (context, batch, draft_max):
+            options = f"--ctx {least} --draft-max 0"
+            yield self._alternative("smaller", options, least, smallest, 0)
+        longest = self._longest_context(smallest, draft_max, self._trained())
+        if longest > context:
+            yield self._alternative(
+                "longer context", f"--ctx {longest}", longest, smallest, draft_max
+            )
+        larger = self._best_draft(lambda _draft: True)
+        gain = self.speed.tokens_per_s(larger, depth) / self.speed.tokens_per_s(draft_max, depth)
+        if larger > draft_max and gain > 1.02 and self.request.draft_max is None:
+            needed = -(-self._host_bytes(context, batch, larger) // _MEBIBYTE)
+            yield self._alternative("faster", f"--budget {needed}MiB", context, batch, larger)
+
+    def _alternative(
+        self, name: str, options: str, context: int, batch: int, draft_max: int
+    ) -> Alternative:
+        return Alternative(
+            name=name,
+            options=options,
+            peak_bytes=self._host_bytes(context, batch, draft_max),
+            context_size=context,
+            tokens_per_s=self.speed.tokens_per_s(draft_max, self._depth()),
+        )
+
+    # -- bytes -----------------------------------------------------------------------------
+
+    def _shape(self, context: int, batch: int, draft_max: int) -> RunShape:
+        return RunShape(
+            context_size=context,
+            batch_size=max(batch, draft_max + 1),
+            max_nodes=draft_max + 1,
+            type_k=self.key_type,
+            type_v=self.value_type,
+            threads=self.threads,
+            gpu_layers=self.gpu_layers,
+            mapped=self.mapped,
+            features=self.machine.features,
+        )
+
+    def _footprint(self, context: int, batch: int, draft_max: int) -> tuple[Component, ...]:
+        parts = footprint(
+            self.spec,
+            self._shape(context, batch, draft_max),
+            drafter_bytes=self.drafter_bytes if draft_max else 0,
+        )
+        if self.machine.is_one_pool:
+            return tuple(replace(part, device=HOST, name=_pooled(part)) for part in parts)
+        return parts
+
+    def _host_bytes(self, context: int, batch: int, draft_max: int) -> int:
+        parts = self._footprint(context, batch, draft_max)
+        return sum(part.nbytes for part in parts if part.device == HOST)
+
+    def _fits(self, context: int, batch: int, draft_max: int) -> bool:
+        parts = self._footprint(context, batch, draft_max)
+        gpu = sum(part.nbytes for part in parts if part.device == GPU)
+        host = sum(part.nbytes for part in parts if part.device == HOST)
+        budget = self.request.budget_bytes
+        if gpu and (gpu > self.machine.gpu_free_bytes or (budget and host + gpu > budget)):
+            return False
+        return host <= self.limit
+
+    # -- choices ---------------------------------------------------------------------------
+
+    def _choose(self, name: str, value: Any, reason: str) -> Any:
+        self.choices[name] = Choice(name, value, reason)
         return value
 
-    key_type, value_type = _kv_types(request, choose)
-    threads = choose("threads", *_threads(request))
-    drafter = choose("drafter", *_drafter(spec, request))
-    draft_max = choose("draft_max", *_draft_max(spec, request, drafter))
-    gpu_layers = choose("gpu_layers", *_gpu_layers(request))
-    batch_size = choose("batch_size", _BATCH_SIZE, "keeps the compute buffer small")
+    def _kv_types(self) -> tuple[str, str]:
+        """Types of K and V. A type that costs quality is never chosen unasked."""
+        request, kind = self.request, self.request.kv_type or "f16"
+        if not kv_type_fits(self.spec, kind):
+            raise UnsupportedError(
+                f"--kv-type {kind} needs heads of a multiple of 32 values; this model's have "
+                f"{min(self.spec.key_length)}",
+                hint="use --kv-type f16",
+            )
+        if request.exact and kind == "f16":
+            # llama.cpp's CPU attention sums a single row in two parts from 512 cells on, and
+            # rounds differently from a batch, unless K and V have different types. bf16 for K
+            # costs nothing in decoding; prefill loses its tiled path (1.25x slower at 800
+            # tokens, 1.7x at 3000).
+            self._choose("kv_type", "bf16/f16", "--exact: makes one-token steps round like batches")
+            return "bf16", "f16"
+        reason = "as asked" if request.kv_type else "half precision costs no measurable quality"
+        self._choose("kv_type", kind, reason)
+        return kind, kind
 
-    def components(context_size: int) -> dict[str, int]:
-        return footprint(
-            spec,
-            context_size=context_size,
-            batch_size=batch_size,
-            max_nodes=draft_max + 1,
-            type_k=key_type,
-            type_v=value_type,
-            gpu_layers=gpu_layers,
-            drafter_bytes=drafter_bytes if drafter != "none" else 0,
+    def _gpu_layers(self) -> int:
+        """All layers where they fit, else the most that do."""
+        if self.request.gpu_layers is not None:
+            return self.request.gpu_layers
+        everything = self.spec.num_layers + 1
+        self.mapped = self._mapped()
+        least, batch = self._least_context(), self._smallest_batch()
+        for layers in range(everything, 0, -1):
+            self.gpu_layers = -1 if layers == everything else layers
+            if self._fits(least, batch, 0):
+                return self.gpu_layers
+        return 0
+
+    def _gpu_reason(self) -> str:
+        if self.request.gpu_layers is not None:
+            return "as asked"
+        if not self.machine.accelerators:
+            return "llama.cpp was built for the CPU alone, or sees no GPU"
+        names = ", ".join(gpu.description for gpu in self.machine.accelerators)
+        return f"as many as fit into {names}" if self.gpu_layers >= 0 else f"all fit into {names}"
+
+    def _mapped(self) -> bool:
+        """Map the file unless that would keep it in memory beside a copy of its weights."""
+        if self.machine.accelerators and self.gpu_layers:
+            return self.machine.is_one_pool  # there the GPU reads the mapped pages themselves
+        shape = RunShape(256, 32, 1, features=self.machine.features, mapped=True)
+        return not any(part.name == "weights_repacked" for part in footprint(self.spec, shape))
+
+    def _mapped_reason(self) -> str:
+        if self.mapped:
+            return "weights are used as they lie in the file, whose pages are shared"
+        return "weights are rewritten for this device; mapping the file would hold them twice"
+
+    def _least_context(self) -> int:
+        """Tokens without which the request makes no sense."""
+        if self.request.context_size is not None:
+            return self.request.context_size
+        needed = self.request.prompt_tokens + self.request.max_tokens
+        return min(self.wanted_context, max(_LEAST_CONTEXT, _rounded(needed)))
+
+    def _longest_context(self, batch: int, draft_max: int, upper: int | None = None) -> int:
+        """The largest context up to `upper` (what is wanted) that fits, in steps of 256."""
+        least = self._least_context()
+        if self.request.context_size is not None and upper is None:
+            return least
+        limit = max(least, self._upper_context() if upper is None else upper)
+        low, high = 0, -(-(limit - least) // _CONTEXT_STEP)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._fits(min(limit, least + middle * _CONTEXT_STEP), batch, draft_max):
+                low = middle
+            else:
+                high = middle - 1
+        return min(limit, least + low * _CONTEXT_STEP)
+
+    def _upper_context(self) -> int:
+        return self._trained() if self.request.prefer == "context" else self.wanted_context
+
+    def _trained(self) -> int:
+        return self.spec.context_length or DEFAULT_CONTEXT
+
+    def _context_reason(self, context: int) -> str:
+        if self.request.context_size is not None:
+            return "as asked"
+        if context == self._upper_context():
+            if self.request.prefer == "context":
+                return "all the model is made for, and it fits"
+            return self.context_reason
+        return "the largest that fits"
+
+    def _depth(self) -> int:
+        """Tokens in the cache halfway through the answer: where speed is predicted."""
+        request = self.request
+        return request.prompt_tokens + (request.max_tokens or 256) // 2
+
+    def _draft_max(self, context: int, batch: int) -> int:
+        """The largest draft of the least memory that keeps nearly all of the speed."""
+        if self.drafter == "none":
+            return 0
+        if self.request.draft_max is not None:
+            if not self._fits(
+                context, max(batch, self.request.draft_max + 1), self.request.draft_max
+            ):
+                raise self._refusal(context, batch)
+            return self.request.draft_max
+        return self._best_draft(lambda draft: self._fits(context, batch, draft))
+
+    def _best_draft(self, fits: Callable[[int], bool]) -> int:
+        """Of the drafts that fit the smallest that keeps nearly all speed; 0 if none fits.
+
+        It is never 0 because drafts seem not to pay: step times measured on a busy machine would
+        then never be corrected, and the controller does not draft where it does not pay.
+        """
+        if self.drafter == "none":
+            return 0
+        drafts = [draft for draft in _DRAFT_SIZES if draft < self.max_step and fits(draft)]
+        if drafts and not self.speed.is_measured and not self.request.budget_bytes:
+            return drafts[0]  # so that all sizes get measured
+        depth = self._depth()
+        speeds = {draft: self.speed.tokens_per_s(draft, depth) for draft in drafts}
+        enough = max(speeds.values(), default=0.0) * self._kept_speed
+        return min((draft for draft, speed in speeds.items() if speed >= enough), default=0)
+
+    def _draft_reason(self, draft_max: int, batch: int, context: int) -> str:
+        if self.drafter == "none":
+            return "no drafter"
+        if self.request.draft_max is not None:
+            return "as asked"
+        depth = self._depth()
+        gain = self.speed.tokens_per_s(draft_max, depth) / self.speed.tokens_per_s(0, depth)
+        if draft_max == 0:
+            return "the budget leaves no room for drafts"
+        if not self.speed.is_measured and not self.request.budget_bytes:
+            return "all sizes are measured on first use"
+        kept = f"the least that keeps {self._kept_speed:.1%} of the predicted speed"
+        return f"{kept}, {gain:.2f}x of plain"
+
+    @property
+    def _kept_speed(self) -> float:
+        return _KEPT_SPEED if self.request.budget_bytes else _KEPT_SPEED_UNASKED
+
+    def _smallest_batch(self) -> int:
+        """Prompt tokens evaluated at once when memory is tight; a step has to fit too."""
+        least = 1 + (self.request.draft_max or 0)
+        return next(size for size in reversed(_BATCH_SIZES) if size >= least)
+
+    def _batch_size(self, context: int, draft_max: int) -> int:
+        """The batch for the prompt: larger ones read it faster and take more memory."""
+        wanted = self._wanted_batch()
+        for size in _BATCH_SIZES:
+            if draft_max < size <= wanted and self._fits(context, size, draft_max):
+                return size
+        return self._smallest_batch()
+
+    def _wanted_batch(self) -> int:
+        if self.gpu_layers:
+            return _GPU_BATCH_SIZE
+        width = self.spec.embedding_size
+        return next(size for from_width, size in _CPU_BATCH_SIZES if width >= from_width)
+
+    def _batch_reason(self, batch: int) -> str:
+        if batch >= self._wanted_batch():
+            return "reads prompts at nearly full speed in little memory"
+        return "what the budget leaves; prompts are read more slowly"
+
+    # -- refusal ---------------------------------------------------------------------------
+
+    def _refusal(self, context: int, batch: int) -> DoesNotFitError:
+        parts = self._footprint(context, batch, self.request.draft_max or 0)
+        largest = sorted(component_bytes(parts).items(), key=lambda item: -item[1])[:4]
+        named = ", ".join(
+            f"{name.replace('_', ' ')} {-(-size // _MEBIBYTE)}" for name, size in largest
+        )
+        total = -(-sum(part.nbytes for part in parts) // _MEBIBYTE)
+        kind = "budget" if self.limit == self.request.budget_bytes else "free"
+        return DoesNotFitError(
+            f"needs {total} MiB for {context} tokens of context ({named} MiB); "
+            f"{kind}: {self.limit // _MEBIBYTE} MiB",
+            hint=self._ways_out(context, batch),
         )
 
-    context_size = choose("context_size", *_context_size(spec, request))
-    needed = components(context_size)
-    if sum(needed.values()) > available:
-        fitting = _largest_context(components, context_size, available)
-        if request.context_size is not None or fitting < max(256, request.prompt_tokens):
-            raise _does_not_fit(needed, available, context_size, fitting)
-        context_size = choose("context_size", fitting, "the largest that fits in free memory")
-        needed = components(context_size)
-    return Plan(
-        context_size=context_size,
-        batch_size=batch_size,
-        threads=threads,
-        kv_type_k=key_type,
-        kv_type_v=value_type,
-        gpu_layers=gpu_layers,
-        draft_max=draft_max,
-        drafter=drafter,
-        exact=request.exact,
-        choices=tuple(choices.values()),
-        components=needed,
-        available_bytes=available,
-    )
+    def _ways_out(self, context: int, batch: int) -> str:
+        """Options that help, tried out before they are named."""
+        ways = []
+        if self.request.draft_max and self._fits(context, batch, 0):
+            ways.append("a smaller --draft-max")
+        if fitting := self._largest_fitting_context(context, batch):
+            ways.append(f"`--ctx {fitting}` fits")
+        if self.request.kv_type in (None, "f16") and not self.request.exact:
+            saved = (self.key_type, self.value_type)
+            self.key_type = self.value_type = "q8_0"
+            fitting = self._largest_fitting_context(context + 1, batch)
+            self.key_type, self.value_type = saved
+            if fitting and kv_type_fits(self.spec, "q8_0"):
+                ways.append(f"`--kv-type q8_0 --ctx {fitting}` fits, at a small cost in quality")
+        if not ways and self.request.budget_bytes == self.limit:
+            needed = -(-self._host_bytes(min(context, _LEAST_CONTEXT), batch, 0) // _MEBIBYTE)
+            ways.append(f"the smallest budget for this file is `--budget {needed}MiB`")
+        return "; ".join(ways) or "use a smaller model file"
+
+    def _largest_fitting_context(self, below: int, batch: int) -> int:
+        """Largest context under `below` that fits without drafts, in steps of 256; 0 if none."""
+        low, high = 0, (below - 1) // _CONTEXT_STEP
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._fits(middle * _CONTEXT_STEP, batch, 0):
+                low = middle
+            else:
+                high = middle - 1
+        return low * _CONTEXT_STEP
 
 
-def _kv_types(request: Request, choose: Any) -> tuple[str, str]:
-    """Types of K and V. A type that costs quality is never chosen unasked."""
-    kind = request.kv_type or "f16"
-    if kind not in KV_TYPE_BYTES:
+def _pooled(part: Component) -> str:
+    return part.name if part.device == HOST else f"gpu_{part.name}"
+
+
+def _rounded(tokens: int) -> int:
+    return -(-tokens // _CONTEXT_STEP) * _CONTEXT_STEP
+
+
+def _check(request: Request) -> None:
+    """Refuse values that no model could honour."""
+    if request.kv_type is not None and request.kv_type not in KV_TYPE_BYTES:
         raise UnsupportedError(
-            f"there is no KV cache type {kind!r}", hint=f"use one of {', '.join(KV_TYPE_BYTES)}"
+            f"there is no KV cache type {request.kv_type!r}",
+            hint=f"use one of {', '.join(KV_TYPE_BYTES)}",
         )
-    reason = "as asked" if request.kv_type else "half precision costs no measurable quality"
-    if request.exact and kind == "f16":
-        # llama.cpp's CPU attention sums a single row in two parts from 512 cells on, and rounds
-        # differently from a batch, unless K and V have different types. bf16 for K costs nothing
-        # in decoding; prefill loses its tiled path (1.25x slower at 800 tokens, 1.7x at 3000).
-        choose("kv_type", "bf16/f16", "--exact: makes one-token steps round like batches")
-        return "bf16", "f16"
-    choose("kv_type", kind, reason)
-    return kind, kind
+    if request.prefer not in PREFERENCES:
+        raise UnsupportedError(
+            f"there is no preference {request.prefer!r}", hint=f"use {', '.join(PREFERENCES)}"
+        )
+    for option, value, low, high in (
+        ("--threads", request.threads, 1, 1 << 16),
+        ("--draft-max", request.draft_max, 0, 255),
+        ("--ctx", request.context_size, 1, 1 << 31),
+        ("--budget", request.budget_bytes, 1, 1 << 62),
+    ):
+        if value is not None and not low <= value <= high:
+            raise UnsupportedError(f"{option} {value} is not possible", hint=f"use {low} or more")
 
 
 def _threads(request: Request) -> tuple[int, str]:
     if request.threads is not None:
-        if request.threads < 1:
-            raise UnsupportedError(
-                f"--threads {request.threads} is not possible", hint="use 1 or more"
-            )
         return request.threads, "as asked"
     return device.usable_cores(), "physical cores this process may use"
-
-
-def _gpu_layers(request: Request) -> tuple[int, str]:
-    if request.gpu_layers is not None:
-        return request.gpu_layers, "as asked"
-    if kinds := device.llama_accelerators():
-        return -1, f"all layers: llama.cpp was built for {', '.join(kinds)}"
-    return 0, "llama.cpp was built for the CPU alone"
 
 
 def _drafter(spec: ModelSpec, request: Request) -> tuple[str, str]:
@@ -183,25 +600,9 @@ def _drafter(spec: ModelSpec, request: Request) -> tuple[str, str]:
     return "suffix", "free: repeats what the text repeats, used only where it pays"
 
 
-def _draft_max(spec: ModelSpec, request: Request, drafter: str) -> tuple[int, str]:
-    if drafter == "none":
-        return 0, "no drafter"
-    if request.draft_max is None:
-        return _DRAFT_MAX, "measured step times decide how much of it is used"
-    if not 0 <= request.draft_max <= 255:
-        raise UnsupportedError(
-            f"--draft-max {request.draft_max} is not possible", hint="use 0 to 255"
-        )
-    return request.draft_max, "as asked"
-
-
-def _context_size(spec: ModelSpec, request: Request) -> tuple[int, str]:
+def _wanted_context(spec: ModelSpec, request: Request) -> tuple[int, str]:
     trained = spec.context_length or DEFAULT_CONTEXT
     if request.context_size is not None:
-        if request.context_size < 1:
-            raise UnsupportedError(
-                f"--ctx {request.context_size} is not possible", hint="use 256 or more"
-            )
         if request.context_size > trained:
             raise UnsupportedError(
                 f"--ctx {request.context_size} exceeds the {trained} tokens the model is made for",
@@ -210,30 +611,5 @@ def _context_size(spec: ModelSpec, request: Request) -> tuple[int, str]:
         return request.context_size, "as asked"
     wanted = request.prompt_tokens + request.max_tokens
     if wanted > DEFAULT_CONTEXT:
-        return min(trained, -(-wanted // 256) * 256), "room for the prompt and the answer"
+        return min(trained, _rounded(wanted)), "room for the prompt and the answer"
     return min(trained, DEFAULT_CONTEXT), "enough for most prompts; --ctx changes it"
-
-
-def _largest_context(components: Any, upper: int, available: int) -> int:
-    """Largest context that fits, in steps of 256 tokens; 0 when none does."""
-    low, high = 0, upper // 256
-    while low < high:
-        middle = (low + high + 1) // 2
-        if sum(components(middle * 256).values()) <= available:
-            low = middle
-        else:
-            high = middle - 1
-    return low * 256
-
-
-def _does_not_fit(
-    needed: dict[str, int], available: int, context_size: int, fitting: int
-) -> DoesNotFitError:
-    largest = sorted(needed.items(), key=lambda item: -item[1])[:3]
-    parts = ", ".join(f"{name} {size // _MEBIBYTE}" for name, size in largest)
-    total = -(-sum(needed.values()) // _MEBIBYTE)
-    return DoesNotFitError(
-        f"needs {total} MiB for {context_size} tokens of context ({parts} MiB); "
-        f"free: {available // _MEBIBYTE} MiB",
-        hint=f"`--ctx {fitting}` fits" if fitting else "use a smaller model file",
-    )

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -178,6 +178,9 @@ class ModelSpec:
     tokenizer_pre: str
     tokenizer_hash: str
 
+    # by name
+    tensors: Mapping[str, GgufTensor] = field(default_factory=dict, repr=False)
+
     @property
     def kv_values_per_token(self) -> int:
         """Numbers cached for one token in all layers, a sliding layer counted as any other.
@@ -245,6 +248,7 @@ def read_model_spec(path: str | os.PathLike[str]) -> ModelSpec:
         tokenizer_model=_label(first.text("tokenizer.ggml.model")),
         tokenizer_pre=_label(first.text("tokenizer.ggml.pre")),
         tokenizer_hash=first.tokenizer_hash,
+        tensors={tensor.name: tensor for tensor in tensors},
     )
 
 

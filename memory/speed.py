@@ -1,0 +1,127 @@
+"""What a plan is worth: predicted tokens per second, before anything is loaded.
+
+    plain        1 / t(1)
+    speculative  sum of e / sum of ceil(e / c) t(min(n, c))   over the rounds of the history
+
+t is the step-time curve at the depth in question; a round of the history verified n nodes and
+emitted e tokens, and c caps the nodes of the plan: a chain of which e tokens were emitted is then
+emitted in pieces. The history is what earlier runs of this file counted; before there were any,
+what Spec-Bench prompts gave on two other models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.memory.curve import CostCurve
+
+Round = tuple[int, int, float]  # nodes, tokens emitted, how often
+
+# Per 1000 rounds, suffix drafter: Spec-Bench, greedy, mean of SmolLM2-135M and Qwen2.5-Coder-1.5B
+# on a curve that rises with every fourth token (2 CPU cores).
+DEFAULT_ROUNDS: tuple[Round, ...] = (
+    (1, 1, 815.0),
+    (4, 1, 36.0),
+    (4, 2, 26.0),
+    (4, 3, 19.0),
+    (4, 4, 56.0),
+    (8, 1, 4.0),
+    (8, 3, 4.0),
+    (8, 6, 2.0),
+    (8, 8, 8.0),
+    (16, 1, 2.0),
+    (16, 4, 3.0),
+    (16, 7, 2.0),
+    (16, 16, 9.0),
+    (32, 1, 1.0),
+    (32, 32, 8.0),
+)
+_KEPT_ROUNDS = 20_000.0  # older ones fade out beyond
+# Bytes moved for one more token of a batch, as a part of those for the first: what a step over
+# several tokens costs beyond reading the weights once, on a device that was not measured.
+_UNMEASURED_SLOPE = 0.35
+
+
+class RoundHistory:
+    """How many tokens rounds of each size emitted."""
+
+    def __init__(self, rounds: Sequence[Round] = ()) -> None:
+        self._counts: dict[tuple[int, int], float] = {(n, e): times for n, e, times in rounds}
+        self._total = sum(self._counts.values())
+
+    def observe(self, num_nodes: int, num_emitted: int) -> None:
+        """Count one round."""
+        key = (num_nodes, num_emitted)
+        self._counts[key] = self._counts.get(key, 0.0) + 1.0
+        self._total += 1.0
+        if self._total > _KEPT_ROUNDS:
+            self._counts = {key: times / 2 for key, times in self._counts.items() if times >= 1.0}
+            self._total = sum(self._counts.values())
+
+    def __len__(self) -> int:
+        return int(self._total)
+
+    def rounds(self) -> list[Round]:
+        """Nodes, tokens emitted and how often, for the cache and for predictions."""
+        return [(n, e, times) for (n, e), times in sorted(self._counts.items())]
+
+    @classmethod
+    def from_json(cls, document: object) -> RoundHistory:
+        """The history of `rounds()`; an empty one from anything else."""
+        if not isinstance(document, list):
+            return cls()
+        rounds = []
+        for item in document:
+            try:
+                nodes, emitted, times = item
+                rounds.append((int(nodes), int(emitted), float(times)))
+            except (TypeError, ValueError):
+                return cls()
+        return cls([r for r in rounds if 1 <= r[1] <= r[0] and 0 < r[2] < float("inf")])
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedModel:
+    """Predicts tokens per second; `source` says what the step times rest on."""
+
+    curve: CostCurve
+    is_measured: bool
+    rounds: tuple[Round, ...] = DEFAULT_ROUNDS
+
+    @property
+    def source(self) -> str:
+        """Where the step times come from, in words."""
+        if self.is_measured:
+            return "from step times measured on this device"
+        return "estimated from memory bandwidth, not measured yet"
+
+    def tokens_per_s(self, draft_max: int, depth: int) -> float:
+        """Decoding speed with drafts of at most `draft_max` tokens, `depth` tokens in the cache."""
+        plain_ms = self.curve.step_ms(1, depth)
+        tokens = spent_ms = 0.0
+        for nodes in {nodes for nodes, _, _ in self.rounds}:
+            size = self._measured_size(min(nodes, draft_max + 1))
+            step_ms = self.curve.step_ms(size, depth)
+            drafted_ms = undrafted_ms = 0.0
+            for _, emitted, times in (r for r in self.rounds if r[0] == nodes):
+                drafted_ms += times * -(-emitted // size) * step_ms
+                undrafted_ms += times * emitted * plain_ms
+                tokens += times * emitted
+            # Where drafts of this size lose on this device the controller does not draft.
+            spent_ms += min(drafted_ms, undrafted_ms)
+        return 1e3 * tokens / spent_ms if spent_ms else 1e3 / plain_ms
+
+    def _measured_size(self, size: int) -> int:
+        """The largest step that was measured and is not larger."""
+        size = min(size, len(self.curve.base) - 1)
+        while size > 1 and self.curve.base[size] == float("inf"):
+            size -= 1
+        return size
+
+
+def estimated_curve(weight_bytes: int, bytes_per_s: float, max_nodes: int) -> CostCurve:
+    """Step times of a device where nothing was measured: every step reads all weights once."""
+    first = max(0.05, 1e3 * weight_bytes / bytes_per_s)
+    base = [first * (1.0 + _UNMEASURED_SLOPE * (n - 1)) for n in range(1, max_nodes + 1)]
+    return CostCurve([float("inf"), *base])
