@@ -2,10 +2,10 @@
 
     python benchmarks/memory_grid.py MODEL... [--json OUT] [--quick]
 
-Each row loads a model in a process of its own with one context size, KV type and largest draft,
-reads a prompt of more than one batch, verifies one step of the largest size and answers. Columns
-are the footprint's prediction and what llama.cpp says it allocated, in MiB, and at the end the
-predicted and measured peak resident set. `worst` lines sum up; the exit status is 1 when a
+Each row is one `edgespec run` with its own context size, KV type and largest draft, over a prompt
+of more than one batch. Columns are the plan's bytes and what llama.cpp says it allocated, in MiB,
+and at the end the predicted and measured peak resident set of the process. `worst` lines sum up;
+the exit status is 1 when a
 component is off by more than 2% and 1 MiB, or the peak by more than 4% and 8 MiB.
 """
 
@@ -31,11 +31,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--quick", action="store_true", help="one row of each column only")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(_measure(arguments.models[0], json.loads(arguments.one))))
-        return
     rows = []
     print(f"{'model':<34} {'ctx':>5} {'KV':<5}{'draft':>5}  component MiB predicted/real ... peak")
     for model in arguments.models:
@@ -58,53 +54,39 @@ def _grid(model: Path, quick: bool) -> list[dict[str, Any]]:
     if quick:
         points = iter(((512, "f16", 1), (4096, "q8_0", 16), (4096, "q4_0", 64)))
     return [
-        {"context_size": context, "kv_type": kv_type, "draft_max": draft}
+        {"ctx": context, "kv-type": kv_type, "draft-max": draft}
         for context, kv_type, draft in points
         if context <= spec.context_length and kv_type_fits(spec, kv_type)
     ]
 
 
 def _in_own_process(model: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    command = [sys.executable, __file__, str(model), "--one", json.dumps(settings)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    row: dict[str, Any] = json.loads(done.stdout)
-    return row
-
-
-def _measure(model: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    import edgespec.cli.main  # noqa: F401  (measured is what the command takes)
-    from edgespec.loading import load_plan
-    from edgespec.memory.plan import Request
-    from edgespec.memory.track import peak_resident_bytes
-    from edgespec.models.spec import read_model_spec
-    from edgespec.planning import make_run_plan
-    from edgespec.tree import DraftTree
-
-    spec = read_model_spec(model)
-    plan = make_run_plan(spec, Request(**settings))
-    with load_plan(spec, plan) as engine:
-        prompt = engine.encode("The quick brown fox jumps over the lazy dog. " * 40)
-        prompt = prompt[: settings["context_size"] - 100]
-        engine.generate(prompt, max_tokens=8)
-        engine.backend.verify(DraftTree.chain(prompt[: plan.draft_max + 1]))
-        engine.generate(prompt, max_tokens=8)
-        real = engine.backend.memory_bytes()
-        peak = peak_resident_bytes()
+    """One `edgespec run`: what it planned, allocated and used at its peak."""
+    prompt = "The quick brown fox jumps over the lazy dog. " * (30 if settings["ctx"] > 512 else 20)
+    options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "edgespec.cli.main", "run", str(model), prompt]
+    done = subprocess.run(
+        [*command, "--json", "--max-tokens", "16", *options],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    memory = json.loads(done.stdout)["memory"]
     return {
-        "model": f"{spec.name} {spec.file_type}",
+        "model": model.stem,
         **settings,
-        "predicted": plan.component_bytes,
-        "real": real,
-        "predicted_peak_bytes": plan.predicted_peak_bytes,
-        "peak_bytes": peak,
+        "predicted": memory["components"],
+        "real": memory["allocated_bytes"],
+        "predicted_peak_bytes": memory["predicted_peak_bytes"],
+        "peak_bytes": memory["measured_peak_bytes"],
     }
 
 
 def _line(row: dict[str, Any]) -> str:
     pairs = (_pair(row["predicted"].get(name, 0), row["real"].get(name, 0)) for name in _COMPONENTS)
     peak = _pair(row["predicted_peak_bytes"], row["peak_bytes"])
-    name = f"{row['model'][:33]:<34} {row['context_size']:>5} {row['kv_type']:<5}"
-    return f"{name}{row['draft_max']:>5}  {''.join(pairs)}{peak}"
+    name = f"{row['model'][:33]:<34} {row['ctx']:>5} {row['kv-type']:<5}"
+    return f"{name}{row['draft-max']:>5}  {''.join(pairs)}{peak}"
 
 
 def _pair(predicted: int, real: int) -> str:

@@ -11,8 +11,10 @@ import sys
 
 import typer
 
+from edgespec.cli.doctor import doctor
 from edgespec.cli.models import models_app
 from edgespec.cli.plan import plan
+from edgespec.cli.profile import profile
 from edgespec.cli.render import error, note
 from edgespec.cli.run import run
 from edgespec.errors import EdgespecError
@@ -28,6 +30,8 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(plan)
+app.command()(profile)
+app.command()(doctor)
 app.add_typer(models_app, name="models")
 
 

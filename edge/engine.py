@@ -93,7 +93,7 @@ class Engine:
         self.curve = curve
         self.drafter = drafter if backend.capabilities.rollback and curve is not None else None
         self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
-        self._history = history if history is not None else RoundHistory()
+        self.history = history if history is not None else RoundHistory()
         self.chat_template = chat_template
         self._special_tokens = special_tokens
         self._on_close = on_close
@@ -236,7 +236,7 @@ class Engine:
             self.backend.commit(path[: len(emitted)])
             if run.speculate and self.drafter is not None and self.curve is not None:
                 self.drafter.observe(emitted)
-                self._history.observe(len(tree), len(emitted))
+                self.history.observe(len(tree), len(emitted))
                 previous, last = len(tree) + extra, previous
                 self.curve.observe(previous, depth, last, (verified - drafted) * 1e3)
             root = emitted[-1]

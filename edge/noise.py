@@ -8,7 +8,8 @@ two best logits are closer than the noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,11 +55,12 @@ def measure_batch_noise(
     runs = len(depths) * (len(sizes) + 1)
     noise = 0.0
     for i, depth in enumerate(depths):
-        singles = _decode_in_steps(backend, text, depth, 1)
+        singles = [_Best(row) for row in _decode_in_steps(backend, text, depth, 1)]
         for j, size in enumerate(sizes):
             progress((i * (len(sizes) + 1) + j + 1) / runs)
             batches = _decode_in_steps(backend, text, depth, size)
-            changes = np.abs([_gap_changes(*rows) for rows in zip(singles, batches, strict=True)])
+            pairs = zip(singles, batches, strict=True)
+            changes = np.abs([single.gap_changes(row) for single, row in pairs])
             deviation = float(np.sqrt(np.mean(changes**2)))
             noise = max(noise, float(changes.max()), _DEVIATIONS * deviation)
     backend.truncate(0)
@@ -85,27 +87,25 @@ def largest_invariant_step(
     depths = sorted({min(depth, room) for depth in depths})
     text = _text(backend, depths[-1] + _NUM_TOKENS)
     for i, depth in enumerate(depths):
-        singles = _decode_in_steps(backend, text, depth, 1)
+        singles = _digests(_decode_in_steps(backend, text, depth, 1))
         for j, size in enumerate(sizes):
             progress((i + (j + 1) / (len(sizes) + 1)) / len(depths))
-            if not np.array_equal(singles, _decode_in_steps(backend, text, depth, size)):
+            if _digests(_decode_in_steps(backend, text, depth, size)) != singles:
                 sizes = sizes[:j]
                 break
     backend.truncate(0)
     return sizes[-1] if sizes else 1
 
 
-def _decode_in_steps(backend: Backend, text: list[int], depth: int, size: int) -> list[Logits]:
-    """Logits of the tokens from `depth` on, decoded `size` at a time."""
+def _decode_in_steps(backend: Backend, text: list[int], depth: int, size: int) -> Iterator[Logits]:
+    """Logits of the tokens from `depth` on, decoded `size` at a time; views, as in `verify`."""
     backend.truncate(depth)
     while backend.length < depth:
         backend.prefill(text[backend.length : min(depth, backend.length + backend.batch_size)])
-    rows: list[Logits] = []
     for start in range(depth, depth + _NUM_TOKENS, size):
         tokens = text[start : min(start + size, depth + _NUM_TOKENS)]
-        rows += list(backend.verify(DraftTree.chain(tokens)).copy())
+        yield from backend.verify(DraftTree.chain(tokens))
         backend.commit(range(len(tokens)))
-    return rows
 
 
 def _too_short() -> UnsupportedError:
@@ -114,12 +114,22 @@ def _too_short() -> UnsupportedError:
     )
 
 
-def _gap_changes(single: Logits, batch: Logits) -> NDArray[np.float64]:
-    """How far the gaps between the best logit and the next ones moved, [_NUM_BEST - 1]."""
-    count = min(_NUM_BEST, len(single))
-    best = np.argsort(single)[::-1][:count]
-    change = batch[best].astype(np.float64) - single[best]
-    return np.asarray(change[1:] - change[0])
+def _digests(rows: Iterator[Logits]) -> list[bytes]:
+    """A fingerprint of each row: whole rows would take as much memory as a plan allows for."""
+    return [blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
+
+
+class _Best:
+    """The best tokens of a row and their logits."""
+
+    def __init__(self, row: Logits) -> None:
+        self._ids = np.argsort(row)[::-1][:_NUM_BEST]
+        self._logits = row[self._ids].astype(np.float64)
+
+    def gap_changes(self, other: Logits) -> NDArray[np.float64]:
+        """How far the gaps between the best logit and the next ones moved, [_NUM_BEST - 1]."""
+        change = other[self._ids] - self._logits
+        return np.asarray(change[1:] - change[0])
 
 
 def _text(backend: Backend, length: int) -> list[int]:

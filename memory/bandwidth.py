@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from edgespec.memory import cache, device
 
-_BLOCK_BYTES = 64 << 20  # far beyond any cache, per thread
+_TOTAL_BYTES = 96 << 20  # beyond most caches, and less than any model takes afterwards
 _REPEATS = 4
 
 
@@ -35,7 +35,7 @@ def memory_bandwidth() -> float:
 
 def _measure(threads: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Copies in all threads at once: a copy reads and writes, and ctypes lets threads overlap."""
-    size = max(1 << 16, min(_BLOCK_BYTES, device.available_bytes() // (8 * threads)))
+    size = max(1 << 16, min(_TOTAL_BYTES, device.available_bytes() // 8) // (2 * threads))
     pairs = [(bytearray(size), bytearray(size)) for _ in range(threads)]
     best = 0.0
     for _ in range(_REPEATS):

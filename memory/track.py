@@ -1,9 +1,15 @@
-"""Memory the process really used."""
+"""Memory the process really used: peaks, parts, and how it changed over time."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+
+_PAGE_FIELDS = {"Anonymous": "anonymous", "Rss": "resident", "Shared_Clean": "shared_file"}
 
 
 def peak_resident_bytes() -> int:
@@ -22,3 +28,72 @@ def peak_resident_bytes() -> int:
         return int(getattr(psutil.Process().memory_info(), "peak_wset", 0))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024
+
+
+def resident_bytes() -> int:
+    """Resident set of this process now."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def resident_parts() -> dict[str, int]:
+    """Resident bytes by kind, from Linux' smaps_rollup; empty elsewhere.
+
+    `anonymous` is memory of the process alone, the rest are pages of files.
+    """
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.split() for line in lines if line.count(":") and line.endswith("kB"))
+    sizes = {words[0].rstrip(":"): int(words[1]) * 1024 for words in fields}
+    return {name: sizes[key] for key, name in _PAGE_FIELDS.items() if key in sizes}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Resident bytes at a moment, in seconds since the tracker began."""
+
+    time_s: float
+    resident_bytes: int
+
+
+@dataclass
+class MemoryTracker:
+    """Samples the resident set in a thread of its own: 20 us every `interval_s`.
+
+    `mark` names the phase that begins, so that a plot can say what the process was doing.
+    """
+
+    interval_s: float = 0.05
+    samples: list[Sample] = field(default_factory=list)
+    phases: list[tuple[float, str]] = field(default_factory=list)
+
+    def __enter__(self) -> MemoryTracker:
+        self._start = time.perf_counter()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._sample()
+
+    def mark(self, phase: str) -> None:
+        """A new phase begins now."""
+        self.phases.append((time.perf_counter() - self._start, phase))
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.interval_s):
+            self._sample()
+
+    def _sample(self) -> None:
+        self.samples.append(Sample(time.perf_counter() - self._start, resident_bytes()))

