@@ -50,9 +50,9 @@ def _grid(model: Path, quick: bool) -> list[dict[str, Any]]:
     from edgespec.models.spec import read_model_spec
 
     spec = read_model_spec(model)
-    points = itertools.product(_CONTEXTS, _KV_TYPES, _DRAFTS)
+    points = list(itertools.product(_CONTEXTS, _KV_TYPES, _DRAFTS))
     if quick:
-        points = iter(((512, "f16", 1), (4096, "q8_0", 16), (4096, "q4_0", 64)))
+        points = [(512, "f16", 1), (4096, "q8_0", 16), (4096, "q4_0", 64)]
     return [
         {"ctx": context, "kv-type": kv_type, "draft-max": draft}
         for context, kv_type, draft in points

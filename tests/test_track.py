@@ -1,0 +1,62 @@
+"""Measured memory: peaks, parts, and samples over time."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+
+from edgespec.memory.track import (
+    MemoryTracker,
+    peak_resident_bytes,
+    resident_bytes,
+    resident_parts,
+)
+
+MIB = 1 << 20
+
+
+def test_the_peak_stays_where_the_memory_was_largest() -> None:
+    before = resident_bytes()
+    block = bytearray(64 * MIB)
+    block[::4096] = b"x" * len(block[::4096])
+    with_block = resident_bytes()
+    del block
+    assert with_block >= before + 60 * MIB
+    assert peak_resident_bytes() >= with_block - MIB
+    assert resident_bytes() <= with_block - 60 * MIB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="smaps_rollup is Linux's")
+def test_anonymous_memory_is_a_part_of_the_resident_one() -> None:
+    parts = resident_parts()
+    assert 0 < parts["anonymous"] < parts["resident"]
+    assert parts["resident"] == pytest.approx(resident_bytes(), rel=0.2)
+
+
+def test_samples_follow_what_happens() -> None:
+    with MemoryTracker(interval_s=0.01) as tracker:
+        tracker.mark("small")
+        time.sleep(0.05)
+        tracker.mark("large")
+        block = bytearray(48 * MIB)
+        block[::4096] = b"x" * len(block[::4096])
+        time.sleep(0.05)
+        del block
+    (start, small), (middle, large) = tracker.phases
+    assert (small, large) == ("small", "large")
+    early = [s.resident_bytes for s in tracker.samples if start <= s.time_s < middle]
+    late = [s.resident_bytes for s in tracker.samples if s.time_s > middle]
+    assert early and max(late) >= max(early) + 40 * MIB
+    times = [sample.time_s for sample in tracker.samples]
+    assert times == sorted(times)
+
+
+def test_a_tracker_stops_when_the_work_raises() -> None:
+    tracker = MemoryTracker(interval_s=0.01)
+    with pytest.raises(ValueError, match="work"), tracker:
+        raise ValueError("work")
+    count = len(tracker.samples)
+    time.sleep(0.05)
+    assert len(tracker.samples) == count
