@@ -55,6 +55,8 @@ def command(
 
     def call(*arguments: str, stdin: str = "") -> Done:
         monkeypatch.setattr(sys, "argv", ["edgespec", *arguments])
+        # Under `python -m pytest` click would name that module as the program.
+        monkeypatch.setattr(sys.modules["__main__"], "__package__", "")
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
         status: Any = 0
         try:
@@ -180,6 +182,14 @@ MISUSES = {
     "unheard-of cache type": (["run", "Hi", "--kv-type", "q9_9"], "q9_9"),
     "unheard-of drafter": (["run", "Hi", "--drafter", "psychic"], "psychic"),
     "unheard-of backend": (["run", "Hi", "--backend", "abacus"], "abacus"),
+    "unheard-of preference": (["plan", "--prefer", "beauty"], "beauty"),
+    "a budget without a unit": (["plan", "--budget", "512"], "--budget 512"),
+    "a budget in words": (["run", "Hi", "--budget", "much"], "--budget much"),
+    "a budget of bits": (["plan", "--budget", "4Gib/s"], "--budget 4Gib/s"),
+    "a budget below zero": (["plan", "--budget=-1GiB"], "--budget -1GiB"),
+    "no budget at all": (["plan", "--budget", "0MiB"], "--budget 0MiB"),
+    "a budget beyond all machines": (["plan", "--budget", "9999999999TiB"], "out of range"),
+    "two dots in a budget": (["plan", "--budget", "1.5.2GiB"], "--budget 1.5.2GiB"),
 }
 
 
@@ -206,12 +216,28 @@ def test_what_does_not_fit_names_the_largest_that_does(
     assert (done.status, done.out) == (1, "")
     match = re.fullmatch(
         r"error: needs \d+ MiB for 8192 tokens of context \(.+ MiB\); free: 300 MiB\n\n"
-        r"hint: `--ctx (\d+)` fits\n",
+        r"hint: `--ctx (\d+)` fits; `--kv-type q8_0 --ctx (\d+)` fits, at a small cost in "
+        r"quality\n",
         done.err,
     )
     assert match is not None
-    assert command("plan", "--ctx", match[1]).status == 0, "the hint is true"
-    assert command("plan", "--ctx", str(int(match[1]) + 256)).status == 1, "and the largest"
+    for options, tokens in (((), int(match[1])), (("--kv-type", "q8_0"), int(match[2]))):
+        assert command("plan", *options, "--ctx", str(tokens)).status == 0, "the hint is true"
+        larger = command("plan", *options, "--ctx", str(tokens + 256))
+        assert larger.status == 1, "and the largest"
+
+
+@pytest.mark.model
+def test_a_budget_that_is_too_small_names_one_that_is_not(command: Command) -> None:
+    done = command("plan", "--budget", "20MiB")
+    assert (done.status, done.out) == (1, "")
+    match = re.fullmatch(
+        r"error: needs \d+ MiB for 512 tokens of context \(.+ MiB\); budget: 20 MiB\n\n"
+        r"hint: the smallest budget for this file is `(--budget) (\d+MiB)`\n",
+        done.err,
+    )
+    assert match is not None
+    assert command("plan", *match.groups()).status == 0
 
 
 @pytest.mark.model
@@ -253,9 +279,10 @@ def test_version(command: Command) -> None:
 
 CHOICES = {
     "kv_type", "threads", "drafter", "draft_max", "gpu_layers", "batch_size", "context_size",
+    "mapped",
 }  # fmt: skip
 COMPONENTS = {
-    "weights", "weights_repacked", "kv_cache", "compute", "logits", "drafter_tables", "runtime",
+    "weights", "kv_cache", "compute", "work", "logits", "drafter_tables", "runtime",
 }  # fmt: skip
 
 
@@ -265,31 +292,75 @@ def first_column(block: str) -> list[str]:
     return [line.split("  ")[0] for line in lines]
 
 
+SPEED = re.compile(r"predicted: [\d.]+ tokens/s, plain [\d.]+ \([a-z ,]+\)")
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 GiB are free whenever it is asked, and nobody measures bandwidth: 20 GB/s."""
+    monkeypatch.setattr(device, "available_bytes", lambda: 8 << 30)
+    monkeypatch.setattr("edgespec.planning.memory_bandwidth", lambda: 20e9)
+
+
 @pytest.mark.model
-@pytest.mark.parametrize("columns", [40, 100])
+@pytest.mark.usefixtures("steady")
+@pytest.mark.parametrize("columns", [100, 200])
 def test_plan_fits_the_terminal(
     command: Command, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     done = command("plan", "--ctx", "1024", "--exact")
     assert (done.status, done.err) == (0, "")
-    title, components, choices, speed = done.out.rstrip("\n").split("\n\n")
+    title, components, choices, speed, others = done.out.rstrip("\n").split("\n\n")
     assert title.endswith("(Q4_1)")
     *names, total = first_column(components)
-    assert {name.replace(" ", "_") for name in names} <= COMPONENTS
-    assert total == "at most"
+    assert {name.replace(" ", "_") for name in names} == COMPONENTS
+    assert total == "at most" and " of 8.00 GiB free, 7.8" in components.splitlines()[-1]
     assert {name.replace(" ", "_") for name in first_column(choices)} == CHOICES
-    assert speed.startswith("speed: ")
+    assert SPEED.fullmatch(speed)
+    first, *rest = others.splitlines()
+    assert first == "you could also have"
+    assert first_column("\n".join(rest)) == ["smaller", "longer context"]
     assert [line for line in done.out.splitlines() if len(line) > columns] == []
     assert [line for line in done.out.splitlines() if line != line.rstrip()] == []
     assert ESCAPE not in done.out
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("steady")
+def test_plan_at_40_columns(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is chosen and what it takes; every line of it, and nothing is cut off."""
+    monkeypatch.setenv("COLUMNS", "40")
+    done = command("plan", "--ctx", "1024", "--threads", "2")
+    _, components, choices, *_ = done.out.split("\n\n")
+    assert {name.replace(" ", "_") for name in first_column(choices)} == CHOICES
+    assert max(len(line) for line in f"{components}\n{choices}".splitlines()) <= 40
+    assert "threads       2       as asked\n" in choices
+    assert (
+        "kv type       f16     half precision\n"
+        "                      costs no\n"
+        "                      measurable\n"
+        "                      quality\n"
+    ) in choices
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("steady")
+def test_plan_of_a_budget_says_so(command: Command) -> None:
+    """The same text for the same bytes, in whatever unit."""
+    texts = [
+        command("plan", "--budget", text).out
+        for text in ("0.25GiB", "256MiB", "262144KiB", " 256 mib ", "268.435456MB")
+    ]
+    assert " of 256 MiB budget, " in texts[0]
+    assert texts == texts[:1] * len(texts)
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("steady")
 def test_plan_says_the_same_at_every_width(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "available_bytes", lambda: 8 << 30)
     texts = []
     for columns in ("40", "60", "100", "1000"):
         monkeypatch.setenv("COLUMNS", columns)
@@ -299,10 +370,16 @@ def test_plan_says_the_same_at_every_width(
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("steady")
 def test_plan_json(command: Command) -> None:
-    done = command("plan", "--ctx", "512", "--kv-type", "q8_0", "--threads", "3", "--json")
+    options = ("--ctx", "512", "--kv-type", "q8_0", "--threads", "3", "--budget", "1GiB")
+    done = command("plan", *options, "--json")
     assert (done.status, done.err) == (0, "")
     document = done.document
+    assert set(document) == {
+        "model", "name", "file_type", "plan", "memory", "predicted_plain_tokens_per_s",
+        "predicted_tokens_per_s", "speed_source", "alternatives",
+    }  # fmt: skip
     assert Path(document["model"]) == embedded_model()
     assert document["file_type"] == "Q4_1" and "135M" in document["name"]
     assert set(document["plan"]) == CHOICES
@@ -311,22 +388,32 @@ def test_plan_json(command: Command) -> None:
     values = {name: choice["value"] for name, choice in document["plan"].items()}
     assert (values["context_size"], values["kv_type"], values["threads"]) == (512, "q8_0", 3)
     memory = document["memory"]
+    assert set(memory) == {
+        "predicted_peak_bytes", "predicted_gpu_bytes", "available_bytes", "limit_bytes",
+        "components", "ceilings",
+    }  # fmt: skip
     assert memory["predicted_peak_bytes"] == sum(memory["components"].values())
-    assert set(memory["components"]) <= COMPONENTS
+    assert set(memory["components"]) == COMPONENTS
     # 30 layers x 3 heads x (64 + 64) numbers of 34/32 bytes for 512 tokens.
     assert memory["components"]["kv_cache"] == 30 * 3 * 128 * 34 // 32 * 512
-    assert memory["available_bytes"] > 0
-    assert document["measured_step_ms"] is None
+    assert (memory["available_bytes"], memory["limit_bytes"]) == (8 << 30, 1 << 30)
+    assert memory["predicted_gpu_bytes"] == 0
+    assert set(memory["ceilings"]) == COMPONENTS - {"kv_cache"}
+    assert document["predicted_tokens_per_s"] >= document["predicted_plain_tokens_per_s"] > 0
+    assert "not measured" in document["speed_source"]
+    for other in document["alternatives"]:
+        assert set(other) == {"name", "options", "peak_bytes", "context_size", "tokens_per_s"}
+    assert [other["name"] for other in document["alternatives"]] == ["smaller", "longer context"]
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize(
     "environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"FORCE_COLOR": "1"}, {"TERM": ""}]
 )
 def test_colour_settings_change_nothing(
     command: Command, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(device, "available_bytes", lambda: 8 << 30)
     calls = [("plan",), ("models", "show"), ("--help",), ("run", "--max-tokens", "0", "Hi")]
     expected = [command(*arguments) for arguments in calls]
     for name, value in environment.items():
@@ -439,7 +526,11 @@ def test_run_json_has_every_promised_key(report: dict[str, Any]) -> None:
         "drafted_tokens", "accepted_tokens", "acceptance_length", "time_to_first_token_s",
         "decode_s", "tokens_per_s", "plan", "memory",
     }  # fmt: skip
-    assert set(report["memory"]) >= {"predicted_peak_bytes", "measured_peak_bytes", "components"}
+    assert set(report["memory"]) == {
+        "predicted_peak_bytes", "predicted_gpu_bytes", "available_bytes", "limit_bytes",
+        "components", "ceilings", "measured_peak_bytes", "allocated_bytes",
+    }  # fmt: skip
+    assert set(report["memory"]["allocated_bytes"]) == {"weights", "kv_cache", "compute", "logits"}
     assert set(report["plan"]) == CHOICES
     for name, choice in report["plan"].items():
         assert choice["reason"], name

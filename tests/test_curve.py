@@ -222,6 +222,54 @@ def test_a_step_by_hand() -> None:
     assert CostCurve([INF, 4.0, INF, 6.0, INF]).max_nodes == 3
 
 
+# ------------------------------------------------------------------------------ other sizes
+
+
+@pytest.mark.parametrize(
+    ("max_nodes", "base"),
+    [
+        (4, [INF, 4.0, 6.0, INF, 7.0]),
+        (2, [INF, 4.0, 6.0]),
+        (6, [INF, 4.0, 6.0, INF, 7.0, INF, INF]),
+    ],
+)
+def test_a_curve_is_cut_or_left_open(max_nodes: int, base: list[float]) -> None:
+    """Cut where steps are smaller, unmeasured where they are larger."""
+    whole = CostCurve([INF, 4.0, 6.0, INF, 7.0], 0.01, 0.002, 0.5)
+    resized = whole.resized(max_nodes)
+    assert resized.base == base
+    assert (resized.depth_ms, resized.depth_node_ms, resized.change_ms) == (0.01, 0.002, 0.5)
+    assert whole.base == [INF, 4.0, 6.0, INF, 7.0]
+
+
+def test_a_resized_curve_is_what_was_measured() -> None:
+    whole = CostCurve([INF, 4.0, 6.0])
+    feed(whole, {1: 4.0, 2: 8.0}, rounds=50)
+    assert whole.base[2] != 6.0
+    assert whole.resized(2).base == [INF, 4.0, 6.0]
+    whole.resized(2).base[2] = 9.0
+    assert whole.resized(2).base == [INF, 4.0, 6.0], "a copy of its own"
+
+
+def test_a_newer_measurement_keeps_the_larger_sizes_of_the_older() -> None:
+    """The machine is half as fast now: what was 10 and 12 ms counts as 20 and 24."""
+    older = CostCurve([INF, 4.0, 6.0, INF, 10.0, 12.0], 0.01, 0.002, 0.5)
+    newer = CostCurve([INF, 8.0, 13.0, 15.0], 0.02, 0.003, 0.6)
+    both = older.updated(newer)
+    assert both.base == [INF, 8.0, 13.0, 15.0, 20.0, 24.0]
+    assert (both.depth_ms, both.depth_node_ms, both.change_ms) == (0.02, 0.003, 0.6)
+
+
+def test_a_newer_measurement_of_all_sizes_replaces_the_older() -> None:
+    newer = CostCurve([INF, 8.0, 13.0, 15.0])
+    assert CostCurve([INF, 4.0, 6.0]).updated(newer) == newer
+
+
+def test_sizes_that_were_never_measured_stay_so() -> None:
+    both = CostCurve([INF, 4.0, 6.0, INF, INF]).updated(CostCurve([INF, 4.0, INF]))
+    assert both.base == [INF, 4.0, INF, INF, INF]
+
+
 # ------------------------------------------------------------------------------ learning
 
 

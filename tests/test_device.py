@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from edgespec.memory import device
+from edgespec.memory import accelerators, device
 from edgespec.memory.track import peak_resident_bytes
 
 GIB = 1 << 30
@@ -131,6 +132,174 @@ def test_the_machine_itself_may_have_less_than_the_container_allows(machine: Mac
     machine({"memory.max": str(8 * GIB), "memory.current": "0"}, free=GIB)
     assert device.available_bytes() == GIB
     assert device.total_bytes() == 16 * GIB
+
+
+@pytest.mark.parametrize(
+    ("stat", "free"),
+    [
+        ("anon 100\ninactive_file 268435456\nactive_file 1000", 7 * GIB // 4),
+        ("inactive_file 0", 3 * GIB // 2),
+        ("inactive_file", 3 * GIB // 2),
+        ("inactive_file many", 3 * GIB // 2),
+        ("", 3 * GIB // 2),
+    ],
+)
+def test_cached_files_that_nobody_used_lately_are_free(
+    machine: Machine, stat: str, free: int
+) -> None:
+    """Of 2 GiB half a GiB is used, and of that a quarter GiB are such pages."""
+    files = {"memory.max": str(2 * GIB), "memory.current": str(GIB // 2), "memory.stat": stat}
+    machine(files)
+    assert device.available_bytes() == free
+
+
+def test_the_older_accounting_counts_nested_groups(machine: Machine) -> None:
+    """cgroup v1: `total_inactive_file` includes the groups below, `inactive_file` does not."""
+    machine(
+        {
+            "memory/memory.limit_in_bytes": str(4 * GIB),
+            "memory/memory.usage_in_bytes": str(3 * GIB),
+            "memory/memory.stat": f"inactive_file 4096\ntotal_inactive_file {GIB}",
+        }
+    )
+    assert device.available_bytes() == 2 * GIB
+
+
+# ------------------------------------------------------------------------------ instruction sets
+
+
+@pytest.fixture
+def cpuinfo(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Pretends a /proc/cpuinfo on Linux."""
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    read = device._read
+
+    def pretend(text: str) -> None:
+        monkeypatch.setattr(
+            device, "_read", lambda path: text if path.name == "cpuinfo" else read(path)
+        )
+        device.cpu_features.cache_clear()
+
+    device.cpu_features.cache_clear()
+    yield pretend
+    device.cpu_features.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("line", "features"),
+    [
+        ("flags\t\t: fpu sse2 avx avx2 fma", {"avx2"}),
+        ("flags\t\t: fpu avx2 avx512f avx512bw", {"avx2", "avx512"}),
+        ("flags\t\t: fpu sse2 avx", set()),
+        ("Features\t: fp asimd evtstrm aes", {"neon"}),
+        ("Features\t: fp asimd asimddp i8mm", {"neon", "dotprod", "i8mm"}),
+        ("vmx flags\t: avx2", set()),
+        ("", set()),
+    ],
+)
+def test_instruction_sets_are_those_of_the_first_processor(
+    cpuinfo: Callable[[str], None], line: str, features: set[str]
+) -> None:
+    cpuinfo(f"processor\t: 0\nmodel name\t: Any\n{line}\n\nprocessor\t: 1\nflags: fpu\n")
+    assert device.cpu_features() == features
+
+
+@pytest.mark.parametrize(
+    ("system", "processor", "features"),
+    [
+        ("Darwin", "arm64", {"neon", "dotprod"}),
+        ("Darwin", "x86_64", {"avx2"}),
+        ("Windows", "ARM64", {"neon", "dotprod"}),
+    ],
+)
+def test_instruction_sets_of_other_systems(
+    cpuinfo: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    system: str,
+    processor: str,
+    features: set[str],
+) -> None:
+    cpuinfo("flags: avx2 avx512f")
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr("platform.machine", lambda: processor)
+    assert device.cpu_features() == features
+
+
+# ------------------------------------------------------------------------------ GPUs
+
+
+def test_without_a_gpu_build_no_library_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(accelerators, "_ggml", refuse)
+    monkeypatch.setattr(device, "llama_accelerators", lambda: ())
+    assert accelerators.accelerators() == ()
+
+
+def test_a_library_that_does_not_load_shows_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "llama_accelerators", lambda: ("cuda",))
+    monkeypatch.setattr(accelerators, "_ggml", lambda: None)
+    assert accelerators.accelerators() == ()
+
+
+class Registry:
+    """ggml's device registry with a processor, a GPU and one that is part of the processor."""
+
+    devices = ((0, b"CPU", 0, 0), (1, b"CUDA0", 5 * GIB, 6 * GIB), (2, b"Vulkan0", GIB, 8 * GIB))
+
+    def ggml_backend_dev_count(self) -> int:
+        return len(self.devices)
+
+    def ggml_backend_dev_get(self, number: int) -> int:
+        return number
+
+    def ggml_backend_dev_type(self, number: int) -> int:
+        return self.devices[number][0]
+
+    def ggml_backend_dev_name(self, number: int) -> bytes:
+        return self.devices[number][1]
+
+    def ggml_backend_dev_description(self, number: int) -> bytes:
+        return b"Some \xff GPU"
+
+    def ggml_backend_dev_memory(self, number: int, free: Any, total: Any) -> None:
+        free._obj.value, total._obj.value = self.devices[number][2:]
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_gpus_are_those_of_the_registry(monkeypatch: pytest.MonkeyPatch, unified: bool) -> None:
+    """The processor is none; an integrated one shares memory, any one does on such a machine."""
+    monkeypatch.setattr(device, "llama_accelerators", lambda: ("cuda", "vulkan"))
+    monkeypatch.setattr(device, "has_unified_memory", lambda: unified)
+    monkeypatch.setattr(accelerators, "_ggml", Registry)
+    found = accelerators.accelerators()
+    assert [gpu.name for gpu in found] == ["CUDA0", "Vulkan0"]
+    assert [gpu.shares_memory for gpu in found] == [unified, True]
+    assert [(gpu.free_bytes, gpu.total_bytes) for gpu in found] == [
+        (5 * GIB, 6 * GIB),
+        (GIB, 8 * GIB),
+    ]
+    assert found[0].description == "Some \ufffd GPU"
+
+
+@pytest.mark.parametrize(
+    ("system", "processor", "board", "unified"),
+    [
+        ("Darwin", "arm64", "", True),
+        ("Darwin", "x86_64", "", False),
+        ("Linux", "aarch64", "NVIDIA Jetson Orin Nano Developer Kit", True),
+        ("Linux", "aarch64", "Raspberry Pi 5", False),
+        ("Linux", "x86_64", "", False),
+    ],
+)
+def test_unified_memory_is_that_of_apple_silicon_and_jetson(
+    monkeypatch: pytest.MonkeyPatch, system: str, processor: str, board: str, unified: bool
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr("platform.machine", lambda: processor)
+    monkeypatch.setattr(device, "_read", lambda path: board if path.name == "model" else "")
+    assert device.has_unified_memory() is unified
 
 
 # ------------------------------------------------------------------------------ key, peak

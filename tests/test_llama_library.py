@@ -101,14 +101,18 @@ def test_a_chatty_library_costs_no_memory() -> None:
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        ("load_tensors:   CPU_Mapped model buffer size =    12.50 MiB", "weights_mapped"),
+        ("load_tensors:   CPU_Mapped model buffer size =    12.50 MiB", "weights"),
         ("load_tensors:   CPU_REPACK model buffer size =    12.50 MiB", "weights_repacked"),
         ("load_tensors:          CPU model buffer size =    12.50 MiB", "weights"),
-        ("load_tensors:        CUDA0 model buffer size =    12.50 MiB", "weights"),
+        ("load_tensors:        CUDA0 model buffer size =    12.50 MiB", "gpu_weights"),
+        ("load_tensors:  MTL0_Mapped model buffer size =    12.50 MiB", "gpu_weights"),
+        ("load_tensors:    CUDA_Host model buffer size =    12.50 MiB", "weights"),
         ("llama_kv_cache:        CPU KV buffer size =    12.50 MiB", "kv_cache"),
+        ("llama_kv_cache:      CUDA0 KV buffer size =    12.50 MiB", "gpu_kv_cache"),
         ("llama_memory_recurrent: CPU RS buffer size =    12.50 MiB", "recurrent_state"),
         ("sched_reserve:        CPU compute buffer size =    12.50 MiB", "compute"),
-        ("llama_context:        CPU  output buffer size =    12.50 MiB", "output"),
+        ("sched_reserve:    Vulkan0 compute buffer size =    12.50 MiB", "gpu_compute"),
+        ("sched_reserve:  CUDA_Host compute buffer size =    12.50 MiB", "compute"),
     ],
 )
 def test_buffers_by_component(line: str, name: str) -> None:
@@ -116,18 +120,21 @@ def test_buffers_by_component(line: str, name: str) -> None:
 
 
 def test_buffers_of_a_component_add_up() -> None:
-    """A sliding-window model has two caches, a split file several mappings."""
+    """A sliding-window model has two caches, a split file several mappings, a machine two GPUs."""
     log = log_of(
         (INFO, "llama_kv_cache:        CPU KV buffer size =     1.50 MiB\n"),
         (INFO, "llama_kv_cache: size =    1.50 MiB (   256 cells,   2 layers)\n"),
         (INFO, "llama_kv_cache:        CPU KV buffer "),
         (CONTINUATION, "size =     2.25 MiB\n"),
         (INFO, "load_tensors:   CPU_Mapped model buffer size =     4.00 MiB\n"),
-        (INFO, "load_tensors:   CPU_Mapped model buffer size =     8.00 MiB\n"),
+        (INFO, "load_tensors:          CPU model buffer size =     8.00 MiB\n"),
+        (INFO, "load_tensors:        CUDA0 model buffer size =     2.00 MiB\n"),
+        (INFO, "load_tensors:        CUDA1 model buffer size =     1.00 MiB\n"),
     )
     assert log.buffer_bytes() == {
         "kv_cache": 3.75 * MEBIBYTE,
-        "weights_mapped": 12 * MEBIBYTE,
+        "weights": 12 * MEBIBYTE,
+        "gpu_weights": 3 * MEBIBYTE,
     }
 
 
@@ -138,6 +145,7 @@ def test_buffers_of_a_component_add_up() -> None:
         "ggml: CPU compute buffer size of 12.5000 MiB, does not match expectation of 1.0 MiB",
         "load: CPU model buffer size = many MiB",
         "llama_adapter: CPU LoRA buffer size = 12.50 MiB",
+        "llama_context:        CPU  output buffer size =    12.50 MiB",
     ],
 )
 def test_other_lines_are_not_buffers(line: str) -> None:

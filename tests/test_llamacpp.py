@@ -35,8 +35,8 @@ from edgespec.errors import (
 )
 from edgespec.loading import load_plan
 from edgespec.memory.curve import CostCurve
-from edgespec.memory.footprint import kv_cache_bytes
-from edgespec.memory.plan import Request
+from edgespec.memory.footprint import RunShape, compute_bytes, kv_cache_bytes
+from edgespec.memory.plan import Plan, Request
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.noise import measure_batch_noise
@@ -498,32 +498,98 @@ def test_cache_bytes_are_those_of_the_footprint(
     backend = LlamaBackend(model, settings(context_size, kv_type_k=type_k, kv_type_v=type_v))
     measured = backend.memory_bytes()["kv_cache"]
     backend.close()
-    expected = kv_cache_bytes(spec, context_size, 32, type_k, type_v)
+    expected = kv_cache_bytes(spec, RunShape(context_size, 32, 32, type_k, type_v))
     assert measured == pytest.approx(expected, abs=LOG_ROUNDING)
 
 
 def test_memory_is_named(backend: RecordingBackend, model: Path, spec: ModelSpec) -> None:
+    """Q4_1 is not rewritten by any processor."""
     found = backend.memory_bytes()
-    names = {"weights_mapped", "weights_repacked", "weights", "kv_cache", "compute", "output"}
-    assert {"weights_mapped", "kv_cache", "compute"} <= set(found) <= names
-    assert found["weights_mapped"] == pytest.approx(spec.weight_bytes, rel=0.02)
-    assert found.get("weights_repacked", 0) <= spec.weight_bytes
-    assert 4 * MEBIBYTE < found["compute"] < 64 * MEBIBYTE
+    assert set(found) == {"weights", "kv_cache", "compute", "logits"}
+    assert found["weights"] == pytest.approx(spec.weight_bytes, rel=0.02)
+    assert found["kv_cache"] == pytest.approx(512 * spec.kv_values_per_token * 2, abs=LOG_ROUNDING)
+    assert 1 * MEBIBYTE < found["compute"] < 16 * MEBIBYTE
     found.clear()
     assert backend.memory_bytes() != {}, "the caller's copy is its own"
 
 
-def test_a_plan_is_a_ceiling(spec: ModelSpec) -> None:
+def test_logits_take_as_many_rows_as_were_ever_needed(model: Path) -> None:
+    """llama.cpp's buffer for them grows with demand: 49,152 numbers of 4 bytes a row."""
+    backend = LlamaBackend(model, settings(256))
+    row = 4 * 49_152
+    assert backend.memory_bytes()["logits"] == row
+    feed(backend, PROMPT)
+    assert backend.memory_bytes()["logits"] == row, "only the last token's of a prompt"
+    for count, most in ((5, 5), (2, 5), (32, 32)):
+        backend.verify(DraftTree.chain(range(100, 100 + count)))
+        backend.truncate(backend.length)
+        assert backend.memory_bytes()["logits"] == most * row
+    backend.close()
+
+
+@pytest.mark.parametrize("batch_size", [32, 64, 200])
+def test_the_compute_buffer_is_that_of_the_footprint(
+    model: Path, spec: ModelSpec, batch_size: int
+) -> None:
+    """It is made for batches of `batch_size`, whatever the steps are."""
+    backend = LlamaBackend(model, settings(1024, batch_size=batch_size, max_nodes=16))
+    measured = backend.memory_bytes()["compute"]
+    backend.close()
+    expected = compute_bytes(spec, RunShape(1024, batch_size, 16))
+    assert measured == pytest.approx(expected, rel=0.02)
+
+
+def test_copied_weights_compute_what_mapped_ones_do(model: Path, spec: ModelSpec) -> None:
+    rows = []
+    for mapped in (True, False):
+        backend = LlamaBackend(model, settings(256, mapped=mapped))
+        rows.append(feed(backend, PROMPT))
+        assert backend.memory_bytes()["weights"] == pytest.approx(spec.weight_bytes, rel=0.02)
+        backend.close()
+    assert np.array_equal(rows[0], rows[1])
+
+
+COPIES = """
+import sys, psutil
+from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+mapped = sys.argv[2] == "mapped"
+backend = LlamaBackend(sys.argv[1], LlamaSettings(256, 32, 1, 1, mapped=mapped))
+backend.prefill(range(100, 120))
+print(any(".gguf" in one.path for one in psutil.Process().memory_maps()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("mode", ["mapped", "copied"])
+def test_copied_weights_leave_no_pages_of_the_file(model: Path, mode: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COPIES, str(model), mode],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == f"{mode == 'mapped'}\n"
+
+
+def assert_ceiling(found: dict[str, int], plan: Plan) -> None:
     """What llama.cpp says it allocated, against what the plan said before."""
-    plan = make_run_plan(spec, Request(context_size=1024, drafter="none", draft_max=31))
+    planned = plan.component_bytes
+    for name, size in found.items():
+        # A recurrent state is planned as cache.
+        name = "kv_cache" if name == "recurrent_state" else name
+        assert size <= planned.get(name, 0) + LOG_ROUNDING, name
+
+
+def test_a_plan_is_a_ceiling(spec: ModelSpec) -> None:
+    plan = make_run_plan(spec, Request(context_size=1024, draft_max=31))
     with load_plan(spec, plan) as engine:
+        engine.generate(PROMPT, max_tokens=8)
+        engine.backend.verify(DraftTree.chain(PROMPT[:32]))
         found = engine.backend.memory_bytes()
-    planned = plan.components
-    assert found["weights_mapped"] <= planned["weights"] + LOG_ROUNDING
-    assert found.get("weights_repacked", 0) <= planned.get("weights_repacked", 0) + LOG_ROUNDING
-    assert found["kv_cache"] <= planned["kv_cache"] + LOG_ROUNDING
-    assert found["compute"] <= planned["compute"] + LOG_ROUNDING
-    assert found["output"] <= planned["logits"] + LOG_ROUNDING
+    assert_ceiling(found, plan)
+    assert found["logits"] == plan.component_bytes["logits"]
+    assert found["compute"] == pytest.approx(plan.component_bytes["compute"], rel=0.02)
 
 
 def test_closing_twice_frees_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1082,10 +1148,13 @@ def test_a_sliding_window_is_lossless(gemma3: Path) -> None:
 @pytest.mark.parametrize("window", [64, 512])
 def test_a_plan_is_a_ceiling_for_sliding_caches(tmp_path: Path, window: int) -> None:
     spec = read_model_spec(write_gemma3(tmp_path / "model.gguf", window, num_layers=6))
-    plan = make_run_plan(spec, Request(context_size=2048, drafter="none", draft_max=31))
+    plan = make_run_plan(spec, Request(context_size=2048, draft_max=31))
     with load_plan(spec, plan) as engine:
         found = engine.backend.memory_bytes()
-    assert found["kv_cache"] <= plan.components["kv_cache"] + LOG_ROUNDING
+    assert_ceiling(found, plan)
+    assert found["kv_cache"] == pytest.approx(
+        plan.component_bytes["kv_cache"], abs=2 * LOG_ROUNDING
+    ), "two caches, two lines of the log"
     assert found["kv_cache"] < 2048 * spec.kv_values_per_token * 2, "layers that slide keep less"
 
 
@@ -1135,6 +1204,6 @@ def test_a_recurrent_state_is_planned(mamba: Path) -> None:
     plan = make_run_plan(spec, Request(context_size=512))
     with load_plan(spec, plan) as engine:
         found = engine.backend.memory_bytes()
-    assert 0 < found["recurrent_state"] <= plan.components["kv_cache"] + LOG_ROUNDING
+    assert 0 < found["recurrent_state"] <= plan.component_bytes["kv_cache"] + LOG_ROUNDING
     assert "kv_cache" not in found
     assert os.fspath(spec.path) == os.fspath(mamba)

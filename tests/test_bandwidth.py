@@ -1,0 +1,83 @@
+"""Memory bandwidth on a fake clock, and what is kept of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.memory import bandwidth, cache, device
+
+MIB = 1 << 20
+
+
+def clock_of(*seconds: float) -> Callable[[], float]:
+    """A clock between whose calls these seconds pass in turn: a copy, a pause, a copy, ..."""
+    times: Iterator[float] = itertools.accumulate((0.0, *seconds))
+    return lambda: next(times)
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "available_bytes", lambda: 16 * MIB)
+
+
+@pytest.mark.usefixtures("roomy")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_copy_reads_and_writes(threads: int) -> None:
+    """Of 16 MiB that are free an eighth is taken, by all threads together.
+
+    The best of four rounds of copies takes 1 ms, in which that much is read or written.
+    """
+    ticking = clock_of(0.004, 9.0, 0.002, 9.0, 0.001, 9.0, 0.003)
+    assert bandwidth._measure(threads, ticking) == pytest.approx(2 * MIB / 0.001)
+
+
+def test_blocks_are_never_too_large_nor_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 96 MiB in all, of which a thread copies from and to its part; at least 64 KiB."""
+    copied: list[int] = []
+    monkeypatch.setattr(bandwidth, "_copy", lambda target, source, size: copied.append(size))
+    monkeypatch.setattr(bandwidth, "_TOTAL_BYTES", 6 * MIB)
+    for free in (1 << 40, 4096):
+        monkeypatch.setattr(device, "available_bytes", lambda free=free: free)
+        bandwidth._measure(1, clock_of(*[0.001] * 7))
+    assert copied == [3 * MIB] * 4 + [1 << 16] * 4
+
+
+def test_a_copy_copies() -> None:
+    target, source = bytearray(8), bytearray(b"12345678")
+    bandwidth._copy(target, source, 5)
+    assert target == b"12345\x00\x00\x00"
+
+
+def test_it_is_measured_once_for_a_device(
+    monkeypatch: pytest.MonkeyPatch, cache_folder: Path
+) -> None:
+    measured: list[int] = []
+
+    def measure(threads: int) -> float:
+        measured.append(threads)
+        return 12e9
+
+    monkeypatch.setattr(bandwidth, "_measure", measure)
+    monkeypatch.setattr(device, "usable_cores", lambda: 3)
+    assert bandwidth.stored_bandwidth() is None
+    assert bandwidth.memory_bandwidth() == bandwidth.memory_bandwidth() == 12e9
+    assert (measured, bandwidth.stored_bandwidth()) == ([3], 12e9)
+    (file,) = cache_folder.glob("bandwidth/*.json")
+    assert json.loads(file.read_text())["bytes_per_s"] == 12e9
+    monkeypatch.setattr(device, "usable_cores", lambda: 2)
+    assert bandwidth.memory_bandwidth() == 12e9
+    assert measured == [3, 2], "another number of cores is another device"
+
+
+@pytest.mark.parametrize("value", [None, "fast", 0, -1.0, [], {}])
+def test_a_damaged_value_is_measured_again(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
+    monkeypatch.setattr(bandwidth, "_measure", lambda threads: 7e9)
+    cache.store("bandwidth", device.device_key(), {"bytes_per_s": value})
+    assert bandwidth.stored_bandwidth() is None
+    assert bandwidth.memory_bandwidth() == 7e9
