@@ -24,7 +24,7 @@ BudgetOption = Annotated[
     typer.Option("--budget", help="Most memory to take: 512MiB, 1.5GiB, 800MB. Default: free."),
 ]
 PreferOption = Annotated[
-    str, typer.Option("--prefer", help="What a tight budget goes to: speed, context or quality.")
+    str, typer.Option("--prefer", help="speed, context (may take q8_0 for KV) or quality (never).")
 ]
 ContextOption = Annotated[
     int | None,

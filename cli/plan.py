@@ -68,8 +68,11 @@ def _text(spec: ModelSpec, plan: Plan) -> str:
         (name.replace("_", " "), size_text(size)) for name, size in plan.component_bytes.items()
     ]
     whose = "free" if plan.limit_bytes == plan.available_bytes else "budget"
-    left = size_text(plan.limit_bytes - plan.predicted_peak_bytes)
-    peak, limit = size_text(plan.predicted_peak_bytes), size_text(plan.limit_bytes)
+    budgeted = plan.predicted_peak_bytes
+    if plan.limit_bytes != plan.available_bytes:  # a budget covers the GPU's memory too
+        budgeted += plan.predicted_gpu_bytes
+    left = size_text(plan.limit_bytes - budgeted)
+    peak, limit = size_text(budgeted), size_text(plan.limit_bytes)
     components.append(("at most", f"{peak} of {limit} {whose}, {left} left"))
     choices = [(c.name.replace("_", " "), str(c.value), c.reason) for c in plan.choices]
     speed = (
@@ -77,15 +80,15 @@ def _text(spec: ModelSpec, plan: Plan) -> str:
         f"({plan.speed_source})"
     )
     title = f"{printable(spec.name) or spec.path.name} ({spec.file_type})"
-    sections = [title, table(components), table(choices), f"predicted: {speed}"]
+    sections = [title, table(components), table(choices), table([("predicted", speed)])]
     if plan.alternatives:
         sections.append("you could also have\n" + table([_row(o) for o in plan.alternatives]))
     return "\n\n".join(sections)
 
 
-def _row(other: Alternative) -> tuple[str, str, str]:
+def _row(other: Alternative) -> tuple[str, str]:
     brings = (
-        f"{size_text(other.peak_bytes)}, {other.context_size} tokens of context, "
+        f"{other.options}: {size_text(other.peak_bytes)}, {other.context_size} tokens of context, "
         f"{other.tokens_per_s:.1f} tokens/s"
     )
-    return other.name, other.options, brings
+    return other.name, brings

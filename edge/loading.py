@@ -108,7 +108,8 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
         max_nodes = backend.max_nodes
         if plan.exact:
             max_nodes = _largest_exact_step(backend, key, report)
-        _one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
+        if backend.capabilities.rollback:
+            _one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
         drafter = make_drafter(plan.drafter)
         curve = _curve(backend, spec, plan, report) if drafter else None
         history = RoundHistory()

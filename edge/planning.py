@@ -31,7 +31,7 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Device | None = No
         machine or this_device(),
         lambda settings: speed_model(spec, settings),
         drafter_bytes=drafter.nbytes if drafter else 0,
-        max_step=_largest_exact_step(spec, request),
+        max_step_of=lambda settings: _largest_exact_step(spec, settings) if request.exact else None,
     )
 
 
@@ -80,13 +80,8 @@ def stored_rounds(spec: ModelSpec, drafter: str) -> tuple[tuple[int, int, float]
     return tuple(history.rounds()) if len(history) >= _TELLING_ROUNDS else DEFAULT_ROUNDS
 
 
-def _largest_exact_step(spec: ModelSpec, request: Request) -> int | None:
-    """Steps that round alike with `--exact`, if an earlier run has measured it."""
-    if not request.exact:
-        return None
-    settings = Settings(
-        request.threads or device.usable_cores(), "bf16", "f16", request.gpu_layers or 0, ""
-    )
+def _largest_exact_step(spec: ModelSpec, settings: Settings) -> int | None:
+    """Steps that round alike under these settings, if an earlier run has measured it."""
     document = cache.load("invariance", settings_key(spec, settings))
     known = document.get("largest_step") if document else None
     return known if isinstance(known, int) and known > 1 else None

@@ -102,7 +102,8 @@ def kv_type_fits(spec: ModelSpec, kind: str) -> bool:
 
 def compute_bytes(spec: ModelSpec, shape: RunShape) -> int:
     """Bytes of llama.cpp's buffer for intermediate results of one batch."""
-    tokens = min(shape.batch_size, padded(shape.context_size))
+    tokens = min(shape.batch_size, shape.context_size)
+    rotatable = all(length % 64 == 0 for length in spec.key_length)
     return compute_buffer_bytes(
         spec,
         BatchShape(
@@ -110,7 +111,10 @@ def compute_bytes(spec: ModelSpec, shape: RunShape) -> int:
             num_outputs=min(tokens, shape.max_nodes),
             cells=padded(shape.context_size),
             window_cells=window_cells(spec, shape),
-            rotates=shape.type_k in _KV_BLOCK and all(n % 64 == 0 for n in spec.key_length),
+            rotates_keys=rotatable and shape.type_k in _KV_BLOCK,
+            rotates_values=rotatable and shape.type_v in _KV_BLOCK,
+            casts_keys=shape.type_k == "f32",
+            casts_values=shape.type_v == "f32",
         ),
     )
 
@@ -120,7 +124,7 @@ def work_bytes(spec: ModelSpec, shape: RunShape) -> int:
 
     (`ggml/src/ggml-cpu/ggml-cpu.c`, `ggml_graph_plan`; with flash attention, tiles by thread.)
     """
-    tokens = min(shape.batch_size, padded(shape.context_size))
+    tokens = min(shape.batch_size, shape.context_size)
     products = (
         tokens
         * tensor.dims[0]

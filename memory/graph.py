@@ -24,7 +24,11 @@ class BatchShape:
     num_outputs: int  # tokens of it whose logits are wanted
     cells: int  # of the KV cache
     window_cells: int  # of the layers with a sliding window
-    rotates: bool = False  # quantized caches store K and V rotated by a Hadamard matrix
+    # Quantized caches store K or V rotated by a Hadamard matrix; F32 ones are cast when read.
+    rotates_keys: bool = False
+    rotates_values: bool = False
+    casts_keys: bool = False
+    casts_values: bool = False
 
 
 def compute_buffer_bytes(spec: ModelSpec, shape: BatchShape) -> int:
@@ -73,8 +77,8 @@ class _Builder:
             keys=_input(shape.num_tokens * _I64),
             values=_input(shape.num_tokens * _I64),
             mask=_input(cells * shape.num_tokens * _F16),
-            key_rotation=_rotation(max(spec.key_length)) if shape.rotates else None,
-            value_rotation=_rotation(64, smallest=True) if shape.rotates else None,
+            key_rotation=_rotation(max(spec.key_length)) if shape.rotates_keys else None,
+            value_rotation=_rotation(64, smallest=True) if shape.rotates_values else None,
         )
 
     def _layer(self, inputs: Tensor, layer: int, *, last: bool) -> Tensor:
@@ -119,7 +123,13 @@ class _Builder:
             self.graph.add(tensor)
         for tensor, places in ((keys, inputs.keys), (values, inputs.values)):
             self.graph.add(_stored(_view(tensor), places))
-        attended = _result(count, heads * value, _view(query), inputs.mask)
+        cells = self.shape.window_cells if spec.is_sliding[layer] else self.shape.cells
+        casts = [
+            Tensor(cells * kv_heads * width * _F16, "cast")
+            for width, needed in ((key, self.shape.casts_keys), (value, self.shape.casts_values))
+            if needed
+        ]
+        attended = _result(count, heads * value, _view(query), *casts, inputs.mask)
         flat = self.graph.add(_view(attended))
         mixed = _rotated(flat, inputs.value_rotation, count * heads * value)
         out = _result(count, spec.embedding_size, mixed)
@@ -153,7 +163,7 @@ class _Builder:
 
     def _experts(self, cur: Tensor, layer: int, rows: int) -> Tensor:
         spec = self.spec
-        used, width = spec.num_experts_used, spec.expert_feed_forward_size
+        used, width = spec.num_experts_used, self._expert_width(layer)
         probabilities = _over(_result(rows, spec.num_experts, cur))
         order = Tensor(rows * spec.num_experts * _I32, "order", (probabilities,))
         chosen = _view(order)
@@ -178,6 +188,11 @@ class _Builder:
         if self._has(layer, "ffn_up_shexp.weight"):
             mixed = self._shared_expert(cur, mixed, layer, rows)
         return mixed
+
+    def _expert_width(self, layer: int) -> int:
+        """Of one expert; files without `expert_feed_forward_length` tell it by their tensors."""
+        up = self.spec.tensors.get(f"blk.{layer}.ffn_up_exps.weight")
+        return up.dims[1] if up else self.spec.expert_feed_forward_size
 
     def _shared_expert(self, cur: Tensor, mixed: Tensor, layer: int, rows: int) -> Tensor:
         width = self.spec.tensors[f"blk.{layer}.ffn_up_shexp.weight"].dims[1]

@@ -43,6 +43,8 @@ _GPU_BATCH_SIZE = 512  # a GPU is idle on smaller ones
 _CPU_BATCH_SIZES = ((1024, 64), (0, 128))  # from this width on
 _KEPT_SPEED = 0.98  # under a budget
 _KEPT_SPEED_UNASKED = 0.995
+_WORTH_TELLING = 1.02
+_LARGEST_STEP = 256
 _MEBIBYTE = 1 << 20
 
 
@@ -176,20 +178,20 @@ def make_plan(
     speed_of: Callable[[Settings], SpeedModel],
     *,
     drafter_bytes: int = 0,
-    max_step: int | None = None,
+    max_step_of: Callable[[Settings], int | None] = lambda _settings: None,
 ) -> Plan:
     """Choose all settings of a run.
 
     Args:
         speed_of: predicts decoding speed under some settings.
         drafter_bytes: ceiling of the drafter's tables.
-        max_step: most nodes a step may have (`--exact`: those that round alike), if it is known.
+        max_step_of: most nodes a step may have (`--exact`: those that round alike), if known.
 
     Raises:
         UnsupportedError: an option is not possible with this model.
         DoesNotFitError: nothing that was asked for fits; says what would.
     """
-    return _Planner(spec, request, machine, speed_of, drafter_bytes, max_step or 256).plan()
+    return _Planner(spec, request, machine, speed_of, drafter_bytes, max_step_of).plan()
 
 
 class _Planner:
@@ -200,12 +202,11 @@ class _Planner:
         machine: Device,
         speed_of: Callable[[Settings], SpeedModel],
         drafter_bytes: int,
-        max_step: int,
+        max_step_of: Callable[[Settings], int | None],
     ) -> None:
         self.spec = spec
         self.request = request
         self.machine = machine
-        self.max_step = max_step
         self.choices: dict[str, Choice] = {}
         _check(request)
         self.limit = min(machine.free_bytes, request.budget_bytes or machine.free_bytes)
@@ -218,11 +219,13 @@ class _Planner:
         if machine.accelerators or request.gpu_layers is not None:
             self.gpu_layers = self._gpu_layers()
         self._choose("gpu_layers", self.gpu_layers, self._gpu_reason())
-        self.settings = Settings(
+        self.mapped = self._mapped()
+        self._take_smaller_cache()
+        settings = Settings(
             self.threads, self.key_type, self.value_type, self.gpu_layers, self.drafter
         )
-        self.speed = speed_of(self.settings)
-        self.mapped = self._mapped()
+        self.speed = speed_of(settings)
+        self.max_step = max_step_of(settings) or _LARGEST_STEP
 
     # -- the plan --------------------------------------------------------------------------
 
@@ -268,29 +271,26 @@ class _Planner:
 
     def _alternatives(self, context: int, batch: int, draft_max: int) -> Iterator[Alternative]:
         """What a person could prefer: less memory, more context, more speed."""
-        depth, least = self._depth(), self._least_context()
-        smallest = self._smallest_batch()
-        if (least, smallest, 0) != (context, batch, draft_max):
-            options = f"--ctx {least} --draft-max 0"
-            yield self._alternative("smaller", options, least, smallest, 0)
-        longest = self._longest_context(smallest, draft_max, self._trained())
+        now, least = self._bytes(context, batch, draft_max), self._least_context()
+        smaller = self._alternative("smaller", f"--ctx {least} --draft-max 0", least, 0)
+        if smaller.peak_bytes < now:
+            yield smaller
+        longest = self._longest_context(self._smallest_batch(), draft_max, self._trained())
         if longest > context:
-            yield self._alternative(
-                "longer context", f"--ctx {longest}", longest, smallest, draft_max
-            )
-        larger = self._best_draft(lambda _draft: True)
-        gain = self.speed.tokens_per_s(larger, depth) / self.speed.tokens_per_s(draft_max, depth)
-        if larger > draft_max and gain > 1.02 and self.request.draft_max is None:
-            needed = -(-self._host_bytes(context, batch, larger) // _MEBIBYTE)
-            yield self._alternative("faster", f"--budget {needed}MiB", context, batch, larger)
+            yield self._alternative("longer context", f"--ctx {longest}", longest, draft_max)
+        if self.request.budget_bytes and self.request.draft_max is None:
+            larger = self._best_draft(lambda _draft: True)
+            faster = self._alternative("faster", "", context, larger)
+            gain = faster.tokens_per_s / self.speed.tokens_per_s(draft_max, self._depth())
+            if gain > _WORTH_TELLING and faster.peak_bytes <= self.machine.free_bytes:
+                needed = -(-faster.peak_bytes // _MEBIBYTE)
+                yield replace(faster, options=f"--budget {needed}MiB")
 
-    def _alternative(
-        self, name: str, options: str, context: int, batch: int, draft_max: int
-    ) -> Alternative:
+    def _alternative(self, name: str, options: str, context: int, draft_max: int) -> Alternative:
         return Alternative(
             name=name,
             options=options,
-            peak_bytes=self._host_bytes(context, batch, draft_max),
+            peak_bytes=self._bytes(context, self._batch_size(context, draft_max), draft_max),
             context_size=context,
             tokens_per_s=self.speed.tokens_per_s(draft_max, self._depth()),
         )
@@ -320,18 +320,25 @@ class _Planner:
             return tuple(replace(part, device=HOST, name=_pooled(part)) for part in parts)
         return parts
 
-    def _host_bytes(self, context: int, batch: int, draft_max: int) -> int:
-        parts = self._footprint(context, batch, draft_max)
-        return sum(part.nbytes for part in parts if part.device == HOST)
+    def _bytes(self, context: int, batch: int, draft_max: int) -> int:
+        """Everything a budget covers: the processor's memory and the GPU's."""
+        return sum(part.nbytes for part in self._footprint(context, batch, draft_max))
 
     def _fits(self, context: int, batch: int, draft_max: int) -> bool:
-        parts = self._footprint(context, batch, draft_max)
+        return self._shortage(self._footprint(context, batch, draft_max)) is None
+
+    def _shortage(self, parts: Sequence[Component]) -> tuple[str, int] | None:
+        """What does not suffice and how many bytes of it there are, or None."""
         gpu = sum(part.nbytes for part in parts if part.device == GPU)
         host = sum(part.nbytes for part in parts if part.device == HOST)
         budget = self.request.budget_bytes
-        if gpu and (gpu > self.machine.gpu_free_bytes or (budget and host + gpu > budget)):
-            return False
-        return host <= self.limit
+        if budget and host + gpu > budget:
+            return "budget", budget
+        if host > self.machine.free_bytes:
+            return "free", self.machine.free_bytes
+        if gpu > self.machine.gpu_free_bytes:
+            return "free on the GPU", self.machine.gpu_free_bytes
+        return None
 
     # -- choices ---------------------------------------------------------------------------
 
@@ -359,16 +366,33 @@ class _Planner:
         self._choose("kv_type", kind, reason)
         return kind, kind
 
+    def _take_smaller_cache(self) -> None:
+        """With `--prefer context` a type of half the size, where f16 does not reach all of it."""
+        request = self.request
+        if request.prefer != "context" or request.kv_type or request.exact:
+            return
+        fits = kv_type_fits(self.spec, "q8_0")
+        if fits and not self._fits(self._upper_context(), self._smallest_batch(), 0):
+            self.key_type = self.value_type = "q8_0"
+            reason = "--prefer context: twice the context of f16, at a small cost in quality"
+            self._choose("kv_type", "q8_0", reason)
+
     def _gpu_layers(self) -> int:
         """All layers where they fit, else the most that do."""
-        if self.request.gpu_layers is not None:
-            return self.request.gpu_layers
+        asked = self.request.gpu_layers
+        if asked and asked > 0 and not self.machine.accelerators:
+            raise UnsupportedError(
+                f"--gpu-layers {asked} is not possible: llama.cpp has no GPU here",
+                hint="`edgespec doctor` says how to build it with one; or leave the option out",
+            )
+        if asked is not None:
+            return asked if self.machine.accelerators else 0
         everything = self.spec.num_layers + 1
         self.mapped = self._mapped()
         least, batch = self._least_context(), self._smallest_batch()
         for layers in range(everything, 0, -1):
             self.gpu_layers = -1 if layers == everything else layers
-            if self._fits(least, batch, 0):
+            if self._fits(least, batch, self.request.draft_max or 0):
                 return self.gpu_layers
         return 0
 
@@ -508,47 +532,60 @@ class _Planner:
 
     def _refusal(self, context: int, batch: int) -> DoesNotFitError:
         parts = self._footprint(context, batch, self.request.draft_max or 0)
+        shortage = self._shortage(parts)
+        assert shortage is not None
+        where, there = shortage
+        if where != "budget":  # then each memory stands for itself
+            device_name = GPU if where.endswith("GPU") else HOST
+            parts = tuple(part for part in parts if part.device == device_name)
         largest = sorted(component_bytes(parts).items(), key=lambda item: -item[1])[:4]
         named = ", ".join(
             f"{name.replace('_', ' ')} {-(-size // _MEBIBYTE)}" for name, size in largest
         )
         total = -(-sum(part.nbytes for part in parts) // _MEBIBYTE)
-        kind = "budget" if self.limit == self.request.budget_bytes else "free"
         return DoesNotFitError(
             f"needs {total} MiB for {context} tokens of context ({named} MiB); "
-            f"{kind}: {self.limit // _MEBIBYTE} MiB",
-            hint=self._ways_out(context, batch),
+            f"{where}: {there // _MEBIBYTE} MiB",
+            hint=self._ways_out(context),
         )
 
-    def _ways_out(self, context: int, batch: int) -> str:
+    def _ways_out(self, context: int) -> str:
         """Options that help, tried out before they are named."""
         ways = []
-        if self.request.draft_max and self._fits(context, batch, 0):
+        asked = self.request.draft_max or 0
+        if asked and self._fits(context, _BATCH_SIZES[-1], 0):
             ways.append("a smaller --draft-max")
-        if fitting := self._largest_fitting_context(context, batch):
+        if fitting := self._largest_fitting_context(context):
             ways.append(f"`--ctx {fitting}` fits")
-        if self.request.kv_type in (None, "f16") and not self.request.exact:
+        may_change = self.request.kv_type in (None, "f16") and not self.request.exact
+        if may_change and kv_type_fits(self.spec, "q8_0"):
             saved = (self.key_type, self.value_type)
             self.key_type = self.value_type = "q8_0"
-            fitting = self._largest_fitting_context(context + 1, batch)
+            fitting = self._largest_fitting_context(context + 1)
             self.key_type, self.value_type = saved
-            if fitting and kv_type_fits(self.spec, "q8_0"):
+            if fitting:
                 ways.append(f"`--kv-type q8_0 --ctx {fitting}` fits, at a small cost in quality")
-        if not ways and self.request.budget_bytes == self.limit:
-            needed = -(-self._host_bytes(min(context, _LEAST_CONTEXT), batch, 0) // _MEBIBYTE)
-            ways.append(f"the smallest budget for this file is `--budget {needed}MiB`")
+        if not ways and self.request.budget_bytes:
+            needed = self._bytes(context, self._smallest_batch(), asked)
+            if needed <= self.machine.free_bytes:
+                ways.append(f"`--budget {-(-needed // _MEBIBYTE)}MiB` is enough")
         return "; ".join(ways) or "use a smaller model file"
 
-    def _largest_fitting_context(self, below: int, batch: int) -> int:
-        """Largest context under `below` that fits without drafts, in steps of 256; 0 if none."""
+    def _largest_fitting_context(self, below: int) -> int:
+        """Largest context under `below` that fits, in steps of 256; 0 if none.
+
+        None that is too small for the prompt and the answer that were asked for.
+        """
+        batch, draft = self._smallest_batch(), self.request.draft_max or 0
         low, high = 0, (below - 1) // _CONTEXT_STEP
         while low < high:
             middle = (low + high + 1) // 2
-            if self._fits(middle * _CONTEXT_STEP, batch, 0):
+            if self._fits(middle * _CONTEXT_STEP, batch, draft):
                 low = middle
             else:
                 high = middle - 1
-        return low * _CONTEXT_STEP
+        fitting = low * _CONTEXT_STEP
+        return fitting if fitting >= self.request.prompt_tokens else 0
 
 
 def _pooled(part: Component) -> str:

@@ -233,7 +233,7 @@ def test_a_budget_that_is_too_small_names_one_that_is_not(command: Command) -> N
     assert (done.status, done.out) == (1, "")
     match = re.fullmatch(
         r"error: needs \d+ MiB for 512 tokens of context \(.+ MiB\); budget: 20 MiB\n\n"
-        r"hint: the smallest budget for this file is `(--budget) (\d+MiB)`\n",
+        r"hint: `(--budget) (\d+MiB)` is enough\n",
         done.err,
     )
     assert match is not None
@@ -292,7 +292,7 @@ def first_column(block: str) -> list[str]:
     return [line.split("  ")[0] for line in lines]
 
 
-SPEED = re.compile(r"predicted: [\d.]+ tokens/s, plain [\d.]+ \([a-z ,]+\)")
+SPEED = re.compile(r"predicted  [\d.]+ tokens/s, plain [\d.]+ \([a-z ,]+\)")
 
 
 @pytest.fixture
@@ -332,9 +332,9 @@ def test_plan_at_40_columns(command: Command, monkeypatch: pytest.MonkeyPatch) -
     """What is chosen and what it takes; every line of it, and nothing is cut off."""
     monkeypatch.setenv("COLUMNS", "40")
     done = command("plan", "--ctx", "1024", "--threads", "2")
-    _, components, choices, *_ = done.out.split("\n\n")
+    _, _components, choices, *_ = done.out.split("\n\n")
     assert {name.replace(" ", "_") for name in first_column(choices)} == CHOICES
-    assert max(len(line) for line in f"{components}\n{choices}".splitlines()) <= 40
+    assert [line for line in done.out.splitlines()[1:] if len(line) > 40] == []
     assert "threads       2       as asked\n" in choices
     assert (
         "kv type       f16     half precision\n"

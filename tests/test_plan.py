@@ -131,7 +131,7 @@ def plan_of(
         machine,
         speed_of or measured(),
         drafter_bytes=TABLES,
-        max_step=max_step,
+        max_step_of=lambda _settings: max_step,
     )
 
 
@@ -477,11 +477,23 @@ def test_drafts_come_before_context_unless_context_is_preferred() -> None:
     budget = peak(context_size=4096)
     fast = plan_of(budget_bytes=budget)
     assert fast.draft_max > 0 and fast.context_size < 4096
-    long = plan_of(budget_bytes=budget, prefer="context")
+    long = plan_of(budget_bytes=budget, prefer="context", kv_type="f16")
     assert (long.draft_max, long.context_size) == (0, 4096)
     assert "no room for drafts" in reason(long, "draft_max")
     longer = plan_of(budget_bytes=peak(context_size=20_480) + 4 * TABLES, prefer="context")
     assert longer.context_size > 20_480, "beyond what is usually wanted"
+
+
+def test_only_the_preference_for_context_takes_a_smaller_cache_and_says_what_it_costs() -> None:
+    budget = peak(context_size=4096)
+    long = plan_of(budget_bytes=budget, prefer="context")
+    assert (long.kv_type_k, long.kv_type_v) == ("q8_0", "q8_0")
+    assert long.context_size == 7424  # 34 bytes for 32 values instead of 64
+    assert "cost in quality" in reason(long, "kv_type")
+    for prefer in ("speed", "quality"):
+        assert plan_of(budget_bytes=budget, prefer=prefer).kv_type_k == "f16"
+    ample = plan_of(prefer="context")
+    assert (ample.kv_type_k, ample.context_size) == ("f16", SPEC.context_length)
 
 
 def test_a_context_that_was_asked_for_is_refused_with_the_largest_that_fits() -> None:
