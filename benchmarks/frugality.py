@@ -22,8 +22,8 @@ from typing import Any
 
 _REPEATS = 2
 _DRAFT = 64
-_PROMPTS = 8
-_TOKENS = 128
+_PROMPTS = 4
+_TOKENS = 96
 
 
 def main() -> None:

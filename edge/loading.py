@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from time import perf_counter
 
 from edgespec.backends.base import Backend
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
@@ -33,6 +34,8 @@ Progress = Callable[[str, float], None]  # what is being done, and which part of
 # Together with warm-up and one large step too many these stay below two seconds.
 _CURVE_SECONDS = 1.1
 _DEPTH_SECONDS = 0.5
+_PROBES = 3  # single steps that tell whether a stored curve still holds
+_BUSY = 1.2
 _DEPTHS = range(256, 1025, 256)  # attention looks at blocks of 256 cells
 
 
@@ -100,14 +103,13 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
         mapped=plan.mapped,
     )
     _require_memory(plan)
-    key = settings_key(spec, settings_of(plan))
     backend = LlamaBackend(
         spec.path, settings, progress=lambda fraction: report("loading", fraction)
     )
     try:
         max_nodes = backend.max_nodes
         if plan.exact:
-            max_nodes = _largest_exact_step(backend, key, report)
+            max_nodes = _largest_exact_step(backend, settings_key(spec, settings_of(plan)), report)
         if backend.capabilities.rollback:
             _one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
         drafter = make_drafter(plan.drafter)
@@ -128,7 +130,7 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
         history=history,
         chat_template=spec.chat_template,
         special_tokens=(backend.tokenizer.bos_text, backend.tokenizer.eos_text),
-        on_close=lambda: _remember(spec, key, curve, drafter, history),
+        on_close=lambda: _remember(spec, plan, curve, drafter, history),
     )
 
 
@@ -150,6 +152,8 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     """
     settings = settings_of(plan)
     stored = stored_curve(spec, settings)
+    if stored is not None and _measured_while_busy(backend, stored):
+        stored = None
     known = None if stored is None else stored.resized(backend.max_nodes)
     if known is not None and float("inf") not in known.base[1:]:
         return known
@@ -166,6 +170,19 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     cache.store("curves", settings_key(spec, settings), kept.as_json())
     report("measuring step times", 1.0)
     return curve
+
+
+def _measured_while_busy(backend: Backend, stored: CostCurve) -> bool:
+    """Whether a step takes much less now than when the curve was measured.
+
+    A machine is never faster than when it is idle, so a curve can only be too slow.
+    """
+    best = float("inf")
+    for _ in range(_PROBES + 1):
+        start = perf_counter()
+        _one_step(backend, 1)
+        best = min(best, perf_counter() - start)
+    return stored.base[1] > _BUSY * best * 1e3
 
 
 def _one_step(backend: Backend, nodes: int) -> None:
@@ -227,14 +244,19 @@ def _largest_exact_step(backend: Backend, key: str, report: Progress) -> int:
 
 def _remember(
     spec: ModelSpec,
-    key: str,
+    plan: Plan,
     curve: CostCurve | None,
     drafter: Drafter | None,
     history: RoundHistory,
 ) -> None:
-    """Keep the acceptance counts; forget a curve that stopped fitting."""
+    """Keep the acceptance counts and how fast steps were; forget a curve that stopped fitting."""
+    settings = settings_of(plan)
+    key = settings_key(spec, settings)
     if curve is not None and curve.stopped_fitting:
         cache.remove("curves", key)
+    elif curve is not None and (stored := stored_curve(spec, settings)):
+        stored.learn_level(curve.scale)
+        cache.store("curves", key, stored.as_json())
     if drafter is not None:
         name = calibration_key(spec, drafter.name)
         cache.store("calibration", name, drafter.state())

@@ -213,7 +213,9 @@ def _measure_speed(
         report("learning what drafts are worth", number / half)
         engine.generate(prompt.text, max_tokens=tokens)
     if engine.curve is not None:
-        model = SpeedModel(engine.curve, True, tuple(engine.history.rounds()) or model.rounds)
+        curve = engine.curve.resized(engine.curve.max_nodes)
+        curve.level = engine.curve.scale  # what the next plan would take over half of
+        model = SpeedModel(curve, True, tuple(engine.history.rounds()) or model.rounds)
     modes = (
         [("plain", False), (plan.drafter, True)] if plan.drafter != "none" else [("plain", False)]
     )

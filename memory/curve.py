@@ -26,6 +26,8 @@ _SCALE_RATE = 0.05  # of a single-token step
 _BASE_RATE = 0.03  # of any other step
 _MAX_CORRECTION = 1.5  # how far steps may move base[n] from its measurement
 _HICCUP = 3.0  # a step this many times slower than predicted tells nothing
+_LEVEL_RATE = 0.5
+_MOST_LEVEL = 1.3
 _MISFIT_RATE = 0.02
 _MISFIT_LIMIT = 0.35
 
@@ -34,13 +36,15 @@ _MISFIT_LIMIT = 0.35
 class CostCurve:
     """Milliseconds of a target step by number of nodes.
 
-    `base[n]` is infinite where n was not measured; `base[0]` is unused.
+    `base[n]` is infinite where n was not measured; `base[0]` is unused. Decisions need only ratios;
+    `level` is for predictions.
     """
 
     base: list[float]
     depth_ms: float = 0.0  # per token of context
     depth_node_ms: float = 0.0  # per token of context and node
     change_ms: float = 0.0
+    level: float = 1.0  # times of steps in real answers, in units of the measured ones
     scale: float = field(default=1.0, init=False)
     misfit: float = field(default=0.0, init=False)
     _measured: list[float] = field(init=False)
@@ -57,7 +61,7 @@ class CostCurve:
         """The same curve for steps of at most `max_nodes`; new sizes are unmeasured."""
         base = self._measured[: max_nodes + 1]
         base += [float("inf")] * (max_nodes + 1 - len(base))
-        return CostCurve(base, self.depth_ms, self.depth_node_ms, self.change_ms)
+        return CostCurve(base, self.depth_ms, self.depth_node_ms, self.change_ms, self.level)
 
     def updated(self, newer: CostCurve) -> CostCurve:
         """This curve with the sizes that `newer` measured at the speed of its own moment."""
@@ -104,6 +108,10 @@ class CostCurve:
             max(corrected, measured / _MAX_CORRECTION), measured * _MAX_CORRECTION
         )
 
+    def learn_level(self, scale: float) -> None:
+        """Take over half of how much slower or faster an answer's steps were."""
+        self.level += _LEVEL_RATE * (min(max(scale, 1 / _MOST_LEVEL), _MOST_LEVEL) - self.level)
+
     @property
     def stopped_fitting(self) -> bool:
         """Whether recent steps were so far off that the curve should be measured again."""
@@ -116,6 +124,7 @@ class CostCurve:
             "depth_ms": self.depth_ms,
             "depth_node_ms": self.depth_node_ms,
             "change_ms": self.change_ms,
+            "level": self.level,
         }
 
     @classmethod
@@ -130,7 +139,11 @@ class CostCurve:
         extras = [float(document[name]) for name in ("depth_ms", "depth_node_ms", "change_ms")]
         if not all(0 <= ms < float("inf") for ms in extras):
             raise ValueError("a slope or a change that is no time")
-        return cls(base, *extras)
+        level = float(document.get("level", 1.0))
+        if not 1 / _MOST_LEVEL <= level <= _MOST_LEVEL:
+            raise ValueError("a level beyond what is ever learned")
+        depth_ms, depth_node_ms, change_ms = extras
+        return cls(base, depth_ms, depth_node_ms, change_ms, level)
 
 
 def measure_curve(

@@ -44,6 +44,7 @@ _CPU_BATCH_SIZES = ((1024, 64), (0, 128))  # from this width on
 _KEPT_SPEED = 0.98  # under a budget
 _KEPT_SPEED_UNASKED = 0.995
 _WORTH_TELLING = 1.02
+_CHEAP = 1.02  # of the bytes with the smallest draft
 _LARGEST_STEP = 256
 _MEBIBYTE = 1 << 20
 
@@ -479,12 +480,21 @@ class _Planner:
         if self.drafter == "none":
             return 0
         drafts = [draft for draft in _DRAFT_SIZES if draft < self.max_step and fits(draft)]
-        if drafts and not self.speed.is_measured and not self.request.budget_bytes:
+        if not drafts:
+            return 0
+        if not self.speed.is_measured and not self.request.budget_bytes:
             return drafts[0]  # so that all sizes get measured
         depth = self._depth()
         speeds = {draft: self.speed.tokens_per_s(draft, depth) for draft in drafts}
-        enough = max(speeds.values(), default=0.0) * self._kept_speed
-        return min((draft for draft, speed in speeds.items() if speed >= enough), default=0)
+        enough = max(speeds.values()) * self._kept_speed
+        best = min(draft for draft, speed in speeds.items() if speed >= enough)
+        return best if self.request.budget_bytes else max(best, self._cheap_draft(drafts))
+
+    def _cheap_draft(self, drafts: Sequence[int]) -> int:
+        """The largest draft for hardly any memory: some texts use more of it than most do."""
+        context, batch = self._least_context(), self._smallest_batch()
+        enough = _CHEAP * self._bytes(context, batch, drafts[-1])
+        return next(draft for draft in drafts if self._bytes(context, batch, draft) <= enough)
 
     def _draft_reason(self, draft_max: int, batch: int, context: int) -> str:
         if self.drafter == "none":
@@ -497,8 +507,11 @@ class _Planner:
             return "the budget leaves no room for drafts"
         if not self.speed.is_measured and not self.request.budget_bytes:
             return "all sizes are measured on first use"
-        kept = f"the least that keeps {self._kept_speed:.1%} of the predicted speed"
-        return f"{kept}, {gain:.2f}x of plain"
+        if not self.request.budget_bytes and draft_max == self._cheap_draft(_DRAFT_SIZES):
+            kept = f"the most that takes less than {_CHEAP - 1:.0%} of the memory"
+        else:
+            kept = f"the least that keeps {self._kept_speed:.1%} of the predicted speed"
+        return f"{kept}; {gain:.2f}x of plain predicted"
 
     @property
     def _kept_speed(self) -> float:

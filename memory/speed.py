@@ -110,7 +110,8 @@ class SpeedModel:
                 tokens += times * emitted
             # Where drafts of this size lose on this device the controller does not draft.
             spent_ms += min(drafted_ms, undrafted_ms)
-        return 1e3 * tokens / spent_ms if spent_ms else 1e3 / plain_ms
+        rate = tokens / spent_ms if spent_ms else 1.0 / plain_ms
+        return 1e3 * rate / self.curve.level
 
     def _measured_size(self, size: int) -> int:
         """The largest step that was measured and is not larger."""

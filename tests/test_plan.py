@@ -348,9 +348,18 @@ def test_without_a_measurement_all_sizes_get_measured() -> None:
 
 def test_drafts_that_seem_not_to_pay_keep_a_small_step() -> None:
     """A busy machine may have been measured; the controller does not draft where it loses."""
-    plan = plan_of(speed_of=measured(5.0))
+    plan = plan_of(speed_of=measured(5.0), budget_bytes=1 << 40)
     assert plan.draft_max == 3
     assert plan.tokens_per_s == plan.plain_tokens_per_s
+
+
+def test_without_a_budget_a_draft_for_hardly_any_memory_is_taken() -> None:
+    """Most texts gain little from it, and some a lot."""
+    plan = plan_of(speed_of=measured(5.0))
+    least = plan_of(speed_of=measured(5.0), draft_max=3, context_size=plan.context_size)
+    assert plan.draft_max > 3
+    assert plan.predicted_peak_bytes <= 1.02 * least.predicted_peak_bytes
+    assert "less than 2% of the memory" in reason(plan, "draft_max")
 
 
 def test_draft_rows_and_tables_are_paid_for() -> None:
