@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _MEBIBYTE = 1 << 20
+_NOISE = 0.9  # every run teaches the next prediction something
 _PROMPT = "Write a JSON list of six fruits with the keys name, colour, sweetness and season."
 
 
@@ -39,7 +40,7 @@ def main() -> None:
             rows.append(row)
             print(_line(row), flush=True)
             failed |= not row["refused"] and (
-                row["peak_bytes"] > budget or row["predicted_tokens_per_s"] < best
+                row["peak_bytes"] > budget or row["predicted_tokens_per_s"] < _NOISE * best
             )
             best = max(best, row.get("predicted_tokens_per_s", 0.0))
     if arguments.json:

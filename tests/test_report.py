@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 import pytest
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
-from edgespec.memory import report
 from edgespec.memory.report import render_report, write_report
 
 MIB = 1 << 20
@@ -154,7 +153,7 @@ def test_a_folder_is_no_file_to_write(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_the_hint_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(MissingDependencyError) as caught:
         render_report(profile())
     assert "edgespec[report]" in caught.value.hint
