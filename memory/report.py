@@ -74,8 +74,8 @@ def render_report(profile: dict[str, Any]) -> str:
         ),
         _section(
             "Speed against budget",
-            "Predicted tokens per second of the best plan for each budget. Below the left end "
-            "nothing fits.",
+            "Predicted tokens per second of the best plan for each budget, and its context. Below "
+            "the left end nothing fits.",
             _figure(_draw_frontier, profile),
         ),
         _section(
@@ -307,18 +307,12 @@ def _draw_frontier(axes: Any, profile: dict[str, Any]) -> None:
     budgets = [point["budget_bytes"] / _MEBIBYTE for point in points]
     speeds = [point["tokens_per_s"] for point in points]
     axes.step(budgets, speeds, where="post", color=_BLUE, linewidth=1.8)
-    last_context = None
-    for budget, speed, point in zip(budgets, speeds, points, strict=True):
-        if point["context_size"] != last_context and point in (points[0], points[-1]):
-            axes.annotate(
-                f"{point['context_size']} tokens of context",
-                (budget, speed),
-                textcoords="offset points",
-                xytext=(0, -16),
-                fontsize=8,
-                ha="left" if point is points[0] else "right",
-            )
-            last_context = point["context_size"]
+    contexts = [point["context_size"] for point in points]
+    right = axes.twinx()
+    right.spines["right"].set_visible(True)
+    right.step(budgets, contexts, where="post", color=_ORANGE, linewidth=1.2, linestyle="--")
+    right.set_ylim(0, 1.2 * max(contexts, default=1))
+    right.set_ylabel("tokens of context (dashed)")
     axes.set_ylim(0, 1.2 * max(speeds, default=1.0))
     axes.set_xlabel("budget in MiB")
     axes.set_ylabel("tokens/s")
@@ -333,6 +327,7 @@ def _draw_tasks(axes: Any, speeds: dict[str, dict[str, Any]]) -> None:
         axes.bar(places, values, width, color=(_GREY, _BLUE, _ORANGE)[number % 3], label=name)
     axes.set_xticks(range(len(tasks)), tasks, rotation=30, ha="right")
     axes.set_ylabel("tokens/s")
+    axes.margins(y=0.2)
     axes.legend(loc="upper right", ncols=len(speeds))
 
 
