@@ -35,6 +35,14 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
+    @property
+    def bos_text(self) -> str:
+        """The begin-of-sequence token as chat templates write it; may be empty."""
+
+    @property
+    def eos_text(self) -> str:
+        """The end-of-sequence token as chat templates write it; may be empty."""
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Ids of `text`; control tokens written in it are recognised."""
 

@@ -28,6 +28,8 @@ def markov(table: Sequence[Sequence[float]]) -> NextLogits:
 class ByteTokenizer:
     """One token per byte; ids above 255 have no text, and `end` ends a generation."""
 
+    bos_text = eos_text = ""
+
     def __init__(self, vocab_size: int, end: int = -1) -> None:
         self.vocab_size = vocab_size
         self._end = end

@@ -71,10 +71,10 @@ class OrtBackend:
         self._table = spec.tensors["token_embd.weight"]
         self._raw_table = raw_rows(spec.path, self._table)
         self._scale = np.float32(facts.embedding_scale)
-        self._session = _session(folder / GRAPH_FILE, settings.threads)
+        self._session: Any = _session(folder / GRAPH_FILE, settings.threads)
+        self._binding: Any = self._session.io_binding()
         self._length = 0
         self._tree: DraftTree | None = None
-        self._most_rows = settings.max_nodes
         self._allocate(facts)
 
     # -- Backend protocol ------------------------------------------------------------------
@@ -146,7 +146,7 @@ class OrtBackend:
 
     def close(self) -> None:
         self._session = self._binding = None
-        self._caches = []
+        self._caches.clear()
         self.tokenizer.close()
 
     # -- one step --------------------------------------------------------------------------
@@ -230,7 +230,6 @@ class OrtBackend:
     def _allocate(self, facts: GraphFacts) -> None:
         spec, settings = self.spec, self.settings
         self._capacity = capacity = settings.context_size + settings.max_nodes + 1
-        self._binding = self._session.io_binding()
         self._caches: list[NDArray[np.float32]] = []
         for layer in range(spec.num_layers):
             for what, length in (("key", spec.key_length), ("value", spec.value_length)):

@@ -10,7 +10,7 @@ import typer
 
 from edgespec.drafters import NAMES
 from edgespec.memory.footprint import KV_TYPE_BYTES
-from edgespec.memory.plan import PREFERENCES, Request
+from edgespec.memory.plan import LLAMACPP, ONNX, PREFERENCES, Request
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)", re.IGNORECASE)
 _UNITS = {
@@ -47,7 +47,7 @@ ThreadsOption = Annotated[
     int | None,
     typer.Option("--threads", "-t", min=1, help="CPU threads. Default: physical cores."),
 ]
-BackendOption = Annotated[str, typer.Option("--backend", help="auto or llamacpp.")]
+BackendOption = Annotated[str, typer.Option("--backend", help="auto, llamacpp or onnx.")]
 ExactOption = Annotated[
     bool, typer.Option("--exact", help="Only settings whose output equals plain decoding's.")
 ]
@@ -70,7 +70,7 @@ def make_request(
     max_tokens: int = 0,
 ) -> Request:
     """A planner's request from option texts; a text that is no value of its option is misuse."""
-    _one_of("--backend", backend, ("auto", "llamacpp"))
+    _one_of("--backend", backend, ("auto", LLAMACPP, ONNX))
     _one_of("--drafter", drafter, ("auto", "none", *NAMES))
     _one_of("--kv-type", kv_type, ("auto", *KV_TYPE_BYTES))
     if gpu_layers != "auto" and not gpu_layers.lstrip("-").isdigit():
@@ -79,6 +79,7 @@ def make_request(
     return Request(
         budget_bytes=None if budget is None else _size_bytes(budget),
         prefer=prefer,
+        backend=backend,
         context_size=ctx,
         drafter=drafter,
         draft_max=draft_max,

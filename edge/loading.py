@@ -14,7 +14,7 @@ from edgespec.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import cache, device
 from edgespec.memory.curve import CostCurve, measure_curve, measure_depth
-from edgespec.memory.plan import Plan, Request
+from edgespec.memory.plan import LLAMACPP, ONNX, Plan, Request
 from edgespec.memory.speed import RoundHistory
 from edgespec.memory.track import peak_resident_bytes
 from edgespec.models.embedded import embedded_model
@@ -44,6 +44,7 @@ def load(
     *,
     budget_bytes: int | None = None,
     prefer: str = "speed",
+    backend: str = "auto",
     context_size: int | None = None,
     threads: int | None = None,
     kv_type: str | None = None,
@@ -58,6 +59,7 @@ def load(
     Args:
         budget_bytes: most memory the whole process may take; None takes what is free.
         prefer: "speed", "context" or "quality": what a tight budget is spent on.
+        backend: "auto", "llamacpp" or "onnx" (ONNX Runtime; converts the file on first use).
         context_size: tokens of context; None lets the planner choose.
         threads: CPU threads; None takes the physical cores this process may use.
         kv_type: f16, q8_0 or q4_0.
@@ -77,6 +79,7 @@ def load(
     request = Request(
         budget_bytes=budget_bytes,
         prefer=prefer,
+        backend=backend,
         context_size=context_size,
         threads=threads,
         kv_type=kv_type,
@@ -91,21 +94,8 @@ def load(
 def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) -> Engine:
     """Load exactly `plan`. Raises as `load`."""
     report = progress or (lambda _what, _fraction: None)
-    settings = LlamaSettings(
-        context_size=plan.context_size,
-        batch_size=plan.batch_size,
-        max_nodes=plan.draft_max + 1,
-        max_leaves=1,
-        threads=plan.threads,
-        kv_type_k=plan.kv_type_k,
-        kv_type_v=plan.kv_type_v,
-        gpu_layers=plan.gpu_layers,
-        mapped=plan.mapped,
-    )
     _require_memory(plan)
-    backend = LlamaBackend(
-        spec.path, settings, progress=lambda fraction: report("loading", fraction)
-    )
+    backend = _BACKENDS[plan.backend](spec, plan, report)
     try:
         max_nodes = backend.max_nodes
         if plan.exact:
@@ -132,6 +122,47 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
         special_tokens=(backend.tokenizer.bos_text, backend.tokenizer.eos_text),
         on_close=lambda: _remember(spec, plan, curve, drafter, history),
     )
+
+
+def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
+    settings = LlamaSettings(
+        context_size=plan.context_size,
+        batch_size=plan.batch_size,
+        max_nodes=plan.draft_max + 1,
+        max_leaves=1,
+        threads=plan.threads,
+        kv_type_k=plan.kv_type_k,
+        kv_type_v=plan.kv_type_v,
+        gpu_layers=plan.gpu_layers,
+        mapped=plan.mapped,
+    )
+    return LlamaBackend(spec.path, settings, progress=lambda fraction: report("loading", fraction))
+
+
+def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
+    from edgespec.backends.ort import OrtBackend, OrtSettings
+    from edgespec.models.onnx_cache import converted
+    from edgespec.models.onnx_graph import read_facts
+
+    facts = read_facts(spec)
+    folder = converted(
+        spec,
+        cache.cache_directory() / "onnx",
+        device.cpu_name(),
+        lambda fraction: report("converting for ONNX Runtime (once)", fraction),
+    )
+    settings = OrtSettings(
+        context_size=plan.context_size,
+        batch_size=plan.batch_size,
+        max_nodes=plan.draft_max + 1,
+        threads=plan.threads,
+        pads_single=plan.exact,
+    )
+    return OrtBackend(spec, facts, folder, settings)
+
+
+# Adding a backend is a function and a line here.
+_BACKENDS = {LLAMACPP: _load_llamacpp, ONNX: _load_onnx}
 
 
 def _require_memory(plan: Plan) -> None:

@@ -5,34 +5,90 @@ Imports no inference library and no numpy, so that `edgespec plan` answers at on
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 from edgespec.drafters import make_drafter
+from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import cache, device
 from edgespec.memory.bandwidth import memory_bandwidth
 from edgespec.memory.curve import CostCurve
-from edgespec.memory.plan import Device, Plan, Request, Settings, make_plan, this_device
+from edgespec.memory.plan import (
+    LLAMACPP,
+    ONNX,
+    Choice,
+    Device,
+    Plan,
+    Request,
+    Settings,
+    make_plan,
+    this_device,
+)
 from edgespec.memory.speed import DEFAULT_ROUNDS, RoundHistory, SpeedModel, estimated_curve
+from edgespec.models.packing import check_supported
 from edgespec.models.spec import ModelSpec
 
 _MAX_NODES = 32  # of a step whose time is estimated
+_WORTH_SWITCHING = 1.03  # predicted speed of the other backend
 _TELLING_ROUNDS = 500  # fewer say little about what comes next
 
 
 def make_run_plan(spec: ModelSpec, request: Request, machine: Device | None = None) -> Plan:
     """The plan of a request on this machine, with everything that was measured earlier.
 
+    With `backend="auto"` llama.cpp runs the file unless ONNX Runtime was measured with it, too,
+    and is predicted to be faster.
+
     Raises UnsupportedError or DoesNotFitError, as `make_plan` does.
     """
+    machine = machine or this_device()
+    if request.backend == ONNX:
+        check_supported(spec)
+        plan = _plan_on(spec, request, machine)
+        return _with_choice(plan, Choice("backend", ONNX, "as asked"))
+    plan = _plan_on(spec, replace(request, backend=LLAMACPP), machine)
+    if request.backend != "auto":
+        return _with_choice(plan, Choice("backend", LLAMACPP, "as asked"))
+    other = _measured_onnx_plan(spec, request, machine)
+    if other is None:
+        reason = "ONNX Runtime was not measured with this file (edgespec profile --backend onnx)"
+        return _with_choice(plan, Choice("backend", LLAMACPP, reason))
+    both = f"{plan.tokens_per_s:.1f} tokens/s predicted with llama.cpp"
+    both += f", {other.tokens_per_s:.1f} with ONNX Runtime"
+    if other.tokens_per_s > _WORTH_SWITCHING * plan.tokens_per_s:
+        return _with_choice(other, Choice("backend", ONNX, both))
+    return _with_choice(plan, Choice("backend", LLAMACPP, both))
+
+
+def _plan_on(spec: ModelSpec, request: Request, machine: Device) -> Plan:
     drafter = make_drafter("suffix" if request.drafter == "auto" else request.drafter)
     return make_plan(
         spec,
         request,
-        machine or this_device(),
+        machine,
         lambda settings: speed_model(spec, settings),
         drafter_bytes=drafter.nbytes if drafter else 0,
         max_step_of=lambda settings: _largest_exact_step(spec, settings) if request.exact else None,
     )
+
+
+def _measured_onnx_plan(spec: ModelSpec, request: Request, machine: Device) -> Plan | None:
+    """The plan on ONNX Runtime where it is installed, was measured, and fits."""
+    wants_llama = request.gpu_layers or request.kv_type not in (None, "f32")
+    if wants_llama or machine.accelerators or not find_spec("onnxruntime"):
+        return None
+    try:
+        check_supported(spec)
+        plan = _plan_on(spec, replace(request, backend=ONNX), machine)
+    except (UnsupportedError, DoesNotFitError):
+        return None
+    measured = stored_curve(spec, settings_of(plan)) is not None
+    return plan if measured else None
+
+
+def _with_choice(plan: Plan, choice: Choice) -> Plan:
+    return replace(plan, choices=(choice, *plan.choices))
 
 
 def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
@@ -55,7 +111,7 @@ def settings_key(spec: ModelSpec, settings: Settings) -> str:
     return (
         f"{device.device_key()} | {spec.fingerprint} | {settings.threads} threads | "
         f"{settings.kv_type_k}/{settings.kv_type_v} | {settings.gpu_layers} gpu layers | "
-        f"llama-cpp-python {_library_version()}"
+        f"{_library(settings.backend)}{' padded' * settings.padded}"
     )
 
 
@@ -87,8 +143,9 @@ def _largest_exact_step(spec: ModelSpec, settings: Settings) -> int | None:
     return known if isinstance(known, int) and known > 1 else None
 
 
-def _library_version() -> str:
+def _library(backend: str) -> str:
+    name = "onnxruntime" if backend == ONNX else "llama-cpp-python"
     try:
-        return version("llama-cpp-python")
+        return f"{name} {version(name)}"
     except PackageNotFoundError:
-        return "missing"
+        return f"{name} missing"

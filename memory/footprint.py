@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.memory.graph import BatchShape, compute_buffer_bytes
 from edgespec.models.gguf import GgufTensor
+from edgespec.models.packing import BLOCK, packed_bits
 from edgespec.models.spec import ModelSpec
 
 HOST, GPU = "host", "gpu"
@@ -41,6 +42,8 @@ _ATTENTION_TILE = 64  # rows of queries and of keys that one thread works on
 _RUNTIME_BYTES = 63 << 20
 _VOCABULARY_ENTRY_BYTES = {"gpt2": 345}
 _OTHER_VOCABULARY_ENTRY_BYTES = 165
+_ONNX_RUNTIME_BYTES = 48 << 20  # onnxruntime's library, its arena and the graph
+_ONNX_LIVE_TENSORS = 8  # of embedding width at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,49 @@ def footprint(spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0) -> tu
         Component("runtime", runtime_bytes(spec), is_ceiling=True),
     )
     return tuple(part for part in parts if part.nbytes)
+
+
+def onnx_footprint(
+    spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0
+) -> tuple[Component, ...]:
+    """The components of a run on ONNX Runtime's CPU kernels.
+
+    Weights are mapped from the converted file: a block of 32 takes its 4- or 8-bit numbers, a scale
+    and a sum, and another scale that is read while loading. The cache is float32.
+    """
+    cells = shape.context_size + shape.max_nodes + 1
+    weights = sum(
+        tensor.data_bytes if len(tensor.dims) < 2 else _onnx_matrix_bytes(tensor)
+        for tensor in spec.tensors.values()
+        if not tensor.name.startswith(_LOOKUP_TABLES) or spec.tied_embeddings
+    )
+    values = sum(
+        heads * (key + value)
+        for heads, key, value in zip(
+            spec.num_kv_heads, spec.key_length, spec.value_length, strict=True
+        )
+    )
+    tables = 2 if any(spec.is_sliding) else 1
+    widest = max(shape.batch_size, shape.max_nodes)
+    rope = tables * cells * max(spec.key_length, default=0) * _F32
+    bias = widest * cells * _F32 if any(spec.is_sliding) else shape.max_nodes * cells * _F32
+    activations = widest * (
+        _ONNX_LIVE_TENSORS * spec.embedding_size + 3 * max(spec.feed_forward_size, default=0)
+    )
+    return (
+        Component("weights", weights, is_ceiling=True),
+        Component("kv_cache", cells * values * _F32, is_ceiling=True),
+        Component("compute", activations * _F32 + rope + bias, is_ceiling=True),
+        Component("logits", 2 * shape.max_nodes * spec.vocab_size * _F32, is_ceiling=True),
+        Component("drafter_tables", drafter_bytes, is_ceiling=True),
+        Component("runtime", runtime_bytes(spec) + _ONNX_RUNTIME_BYTES, is_ceiling=True),
+    )
+
+
+def _onnx_matrix_bytes(tensor: GgufTensor) -> int:
+    values = tensor.dims[0] * tensor.dims[1]
+    numbers = values * packed_bits(tensor) // 8
+    return numbers + values // BLOCK * 3 * _F32  # scale and sum with the numbers, scale again
 
 
 def _first_gpu_layer(spec: ModelSpec, gpu_layers: int) -> int:

@@ -27,11 +27,13 @@ from edgespec.memory.footprint import (
     RunShape,
     footprint,
     kv_type_fits,
+    onnx_footprint,
 )
 from edgespec.memory.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 
 DEFAULT_CONTEXT = 4096
+LLAMACPP, ONNX = "llamacpp", "onnx"
 PREFERENCES = ("speed", "context", "quality")
 _LEAST_CONTEXT = 512  # offered unasked; a question and its answer
 _CONTEXT_STEP = 256
@@ -64,6 +66,7 @@ class Request:
 
     budget_bytes: int | None = None
     prefer: str = "speed"
+    backend: str = "auto"  # or "llamacpp" or "onnx"
     context_size: int | None = None
     threads: int | None = None
     kv_type: str | None = None
@@ -116,6 +119,7 @@ class Alternative:
 class Plan:
     """Settings of one run. Sizes are in tokens; speeds are predictions."""
 
+    backend: str
     context_size: int
     batch_size: int
     threads: int
@@ -170,6 +174,8 @@ class Settings:
     kv_type_v: str
     gpu_layers: int
     drafter: str
+    backend: str = LLAMACPP
+    padded: bool = False  # one-token steps take two rows
 
 
 def make_plan(
@@ -210,20 +216,28 @@ class _Planner:
         self.machine = machine
         self.choices: dict[str, Choice] = {}
         _check(request)
+        self.backend = ONNX if request.backend == ONNX else LLAMACPP
         self.limit = min(machine.free_bytes, request.budget_bytes or machine.free_bytes)
         self.key_type, self.value_type = self._kv_types()
         self.threads = self._choose("threads", *_threads(request))
         self.drafter = self._choose("drafter", *_drafter(spec, request))
         self.drafter_bytes = drafter_bytes if self.drafter != "none" else 0
-        self.gpu_layers = -1 if machine.accelerators else 0
+        gpus = machine.accelerators if self.backend == LLAMACPP else ()
+        self.gpu_layers = -1 if gpus else 0
         self.wanted_context, self.context_reason = _wanted_context(spec, request)
-        if machine.accelerators or request.gpu_layers is not None:
+        if gpus or request.gpu_layers is not None:
             self.gpu_layers = self._gpu_layers()
         self._choose("gpu_layers", self.gpu_layers, self._gpu_reason())
         self.mapped = self._mapped()
         self._take_smaller_cache()
         settings = Settings(
-            self.threads, self.key_type, self.value_type, self.gpu_layers, self.drafter
+            self.threads,
+            self.key_type,
+            self.value_type,
+            self.gpu_layers,
+            self.drafter,
+            self.backend,
+            self.backend == ONNX and request.exact,
         )
         self.speed = speed_of(settings)
         self.max_step = max_step_of(settings) or _LARGEST_STEP
@@ -250,6 +264,7 @@ class _Planner:
         self._choose("mapped", int(self.mapped), self._mapped_reason())
         depth = self._depth()
         return Plan(
+            backend=self.backend,
             context_size=context,
             batch_size=batch,
             threads=self.threads,
@@ -312,7 +327,7 @@ class _Planner:
         )
 
     def _footprint(self, context: int, batch: int, draft_max: int) -> tuple[Component, ...]:
-        parts = footprint(
+        parts = (onnx_footprint if self.backend == ONNX else footprint)(
             self.spec,
             self._shape(context, batch, draft_max),
             drafter_bytes=self.drafter_bytes if draft_max else 0,
@@ -350,6 +365,14 @@ class _Planner:
     def _kv_types(self) -> tuple[str, str]:
         """Types of K and V. A type that costs quality is never chosen unasked."""
         request, kind = self.request, self.request.kv_type or "f16"
+        if self.backend == ONNX:
+            if request.kv_type not in (None, "f32"):
+                raise UnsupportedError(
+                    f"--kv-type {request.kv_type} is not possible with --backend onnx",
+                    hint="its attention keeps f32; use --backend llamacpp for other types",
+                )
+            self._choose("kv_type", "f32", "what ONNX Runtime's attention computes with")
+            return "f32", "f32"
         if not kv_type_fits(self.spec, kind):
             raise UnsupportedError(
                 f"--kv-type {kind} needs heads of a multiple of 32 values; this model's have "
@@ -372,6 +395,8 @@ class _Planner:
         request = self.request
         if request.prefer != "context" or request.kv_type or request.exact:
             return
+        if self.backend == ONNX:
+            return
         fits = kv_type_fits(self.spec, "q8_0")
         if fits and not self._fits(self._upper_context(), self._smallest_batch(), 0):
             self.key_type = self.value_type = "q8_0"
@@ -381,9 +406,11 @@ class _Planner:
     def _gpu_layers(self) -> int:
         """All layers where they fit, else the most that do."""
         asked = self.request.gpu_layers
-        if asked and asked > 0 and not self.machine.accelerators:
+        if self.backend == ONNX and not asked:
+            return 0
+        if asked and asked > 0 and (self.backend == ONNX or not self.machine.accelerators):
             raise UnsupportedError(
-                f"--gpu-layers {asked} is not possible: llama.cpp has no GPU here",
+                f"--gpu-layers {asked} is not possible: {self.backend} has no GPU here",
                 hint="`edgespec doctor` says how to build it with one; or leave the option out",
             )
         if asked is not None:
@@ -400,6 +427,8 @@ class _Planner:
     def _gpu_reason(self) -> str:
         if self.request.gpu_layers is not None:
             return "as asked"
+        if self.backend == ONNX:
+            return "ONNX Runtime's CPU kernels"
         if not self.machine.accelerators:
             return "llama.cpp was built for the CPU alone, or sees no GPU"
         names = ", ".join(gpu.description for gpu in self.machine.accelerators)
@@ -407,6 +436,8 @@ class _Planner:
 
     def _mapped(self) -> bool:
         """Map the file unless that would keep it in memory beside a copy of its weights."""
+        if self.backend == ONNX:
+            return True
         if self.machine.accelerators and self.gpu_layers:
             return self.machine.is_one_pool  # there the GPU reads the mapped pages themselves
         shape = RunShape(256, 32, 1, features=self.machine.features, mapped=True)
@@ -571,6 +602,7 @@ class _Planner:
         if fitting := self._largest_fitting_context(context):
             ways.append(f"`--ctx {fitting}` fits")
         may_change = self.request.kv_type in (None, "f16") and not self.request.exact
+        may_change = may_change and self.backend == LLAMACPP
         if may_change and kv_type_fits(self.spec, "q8_0"):
             saved = (self.key_type, self.value_type)
             self.key_type = self.value_type = "q8_0"

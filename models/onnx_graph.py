@@ -26,12 +26,12 @@ import numpy as np
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
 from edgespec.models.gguf import GgufTensor, read_gguf
-from edgespec.models.onnx_weights import BLOCK, dequantize, packed_bits, packed_rows, raw_rows
+from edgespec.models.onnx_weights import dequantize, packed_rows, raw_rows
+from edgespec.models.packing import BLOCK, check_supported, packed_bits
 from edgespec.models.spec import ModelSpec
 
 GRAPH_FILE, WEIGHTS_FILE = "model.onnx", "weights.bin"
 GRAPH_VERSION = 1
-_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 _ACCURACY_LEVEL = 4  # activations in 8 bits, as llama.cpp's kernels have them
 _ALIGNMENT = 4096  # of external data, so that it can be mapped
 _CONTRIB = "com.microsoft"
@@ -86,20 +86,6 @@ def read_facts(spec: ModelSpec) -> GraphFacts:
         rope_factor=factor or 1.0,
         window_rope_base=number("rope.freq_base_swa", 10_000.0) if is_gemma else base,
     )
-
-
-def check_supported(spec: ModelSpec) -> None:
-    """Raise UnsupportedError for a model this graph cannot express."""
-    if spec.arch not in _ARCHITECTURES:
-        raise UnsupportedError(
-            f"the ONNX backend knows {', '.join(_ARCHITECTURES)}, not {spec.arch}",
-            hint="leave out --backend onnx: llama.cpp runs it",
-        )
-    if spec.num_experts or len(spec.files) > 1:
-        what = "mixtures of experts" if spec.num_experts else "split files"
-        raise UnsupportedError(
-            f"the ONNX backend does not do {what}", hint="leave out --backend onnx"
-        )
 
 
 def write_graph(

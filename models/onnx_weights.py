@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from edgespec.errors import MissingDependencyError
 from edgespec.models.gguf import GgufTensor
+from edgespec.models.packing import BLOCK
 
-BLOCK = 32
 _CHUNK_VALUES = 1 << 24  # converted at once, so that a large head does not need its size in memory
-_EXACT = {"Q4_0": 4, "Q8_0": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +28,6 @@ class Packed:
 
     blocks: NDArray[np.uint8]  # [rows, columns / 32, 16 or 32]
     scales: NDArray[np.float32]  # [rows, columns / 32]
-
-
-def packed_bits(tensor: GgufTensor) -> int:
-    """Bits a weight in which a tensor is stored: 4 for Q4_0, else 8."""
-    return _EXACT.get(tensor.type.name, 8)
 
 
 def packed_rows(path: Path, tensor: GgufTensor) -> Iterator[Packed]:
@@ -65,7 +59,8 @@ def _pack(tensor: GgufTensor, rows: NDArray[np.uint8]) -> Packed:
         return _pack_q4_0(rows.reshape(count, blocks, 18))
     if tensor.type.name == "Q8_0":
         data = rows.reshape(count, blocks, 34)
-        return Packed(data[..., 2:] ^ 0x80, _scales(data))  # int8 + 128 flips the sign bit
+        flipped = np.bitwise_xor(data[..., 2:], np.uint8(0x80))  # int8 + 128: the sign bit
+        return Packed(flipped.astype(np.uint8, copy=False), _scales(data))
     return _quantize(dequantize(tensor, rows).reshape(count, blocks, BLOCK))
 
 

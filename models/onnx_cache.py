@@ -1,0 +1,188 @@
+"""Converted models, kept between runs: GGUF in, a folder for ONNX Runtime out.
+
+A conversion belongs to a file's content, this version of the graph, ONNX Runtime's version and the
+processor, because it holds the weights as the kernels want them ("prepacked"): they are then mapped
+from disk instead of being packed into private memory at every start. Folders are made beside their
+final place and renamed, so a killed conversion leaves nothing that could be mistaken for a whole
+one, and the least recently used ones go when all together take too much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
+from edgespec.models.onnx_graph import (
+    GRAPH_FILE,
+    GRAPH_VERSION,
+    WEIGHTS_FILE,
+    read_facts,
+    write_graph,
+)
+from edgespec.models.spec import ModelSpec, read_model_spec
+
+_SAMPLE_BYTES = 1 << 14  # of each tensor; two fine-tunes differ everywhere
+_DISK_FACTOR = 3.3  # of the GGUF, while the converted and the packed file both exist
+_KEPT_BYTES = 16 << 30
+_PACKING_SHARE = 0.5  # of the time
+
+
+def converted(
+    spec: ModelSpec,
+    root: Path,
+    device: str,
+    progress: Callable[[float], None] = lambda _fraction: None,
+) -> Path:
+    """The folder of a converted model below `root`, made now if it is not there yet.
+
+    Args:
+        device: names the processor; packed weights are not shared between kinds.
+
+    Raises:
+        UnsupportedError: the graph cannot express this model, or the disk is too full.
+        MissingDependencyError: onnx or onnxruntime is not installed.
+        BackendError: ONNX Runtime cannot pack it.
+    """
+    folder = root / _key(spec, device)
+    if (folder / GRAPH_FILE).exists():
+        with contextlib.suppress(OSError):
+            os.utime(folder)
+        return folder
+    root.mkdir(parents=True, exist_ok=True)
+    _require_space(spec, root)
+    work = Path(tempfile.mkdtemp(prefix="making-", dir=root))
+    try:
+        (work / "packed").mkdir()
+        _convert_elsewhere(spec, work, progress)
+        with contextlib.suppress(OSError):  # somebody else was faster: theirs is as good
+            os.replace(work / "packed", folder)
+    except OSError as problem:
+        raise UnsupportedError(
+            f"cannot write the converted model: {problem.strerror}",
+            hint="make room, or set EDGESPEC_CACHE to a larger disk",
+        ) from problem
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    progress(1.0)
+    _evict(root, keep=folder)
+    return folder
+
+
+def _convert_elsewhere(spec: ModelSpec, work: Path, progress: Callable[[float], None]) -> None:
+    """Convert in a process of its own, whose memory is gone when the model is loaded here."""
+    command = [sys.executable, "-m", __spec__.name, str(spec.path), str(work)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            for line in process.stdout:
+                progress(float(line))
+            problem = process.stderr.read().strip()
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        raise BackendError(f"the model cannot be converted: {problem.splitlines()[-1:]}")
+
+
+def _convert(path: str, work: str) -> None:
+    """What the other process does: write the graph, pack it, and print how far it is."""
+    spec, folder = read_model_spec(path), Path(work)
+
+    def report(part: float) -> None:
+        print(round(part * (1 - _PACKING_SHARE), 3), flush=True)
+
+    write_graph(spec, read_facts(spec), folder, report)
+    _pack(folder / GRAPH_FILE, folder / "packed")
+
+
+def _key(spec: ModelSpec, device: str) -> str:
+    digest = blake2b(digest_size=12)
+    digest.update(f"{GRAPH_VERSION} {_runtime_version()} {device} {spec.fingerprint}\n".encode())
+    with spec.path.open("rb") as file:
+        for tensor in spec.tensors.values():
+            file.seek(tensor.offset)
+            digest.update(file.read(min(_SAMPLE_BYTES, tensor.data_bytes)))
+    return digest.hexdigest()
+
+
+def _runtime_version() -> str:
+    try:
+        return version("onnxruntime")
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _require_space(spec: ModelSpec, root: Path) -> None:
+    needed = int(_DISK_FACTOR * spec.weight_bytes)
+    free = shutil.disk_usage(root).free
+    if free < needed:
+        raise UnsupportedError(
+            f"converting this model takes {needed >> 20} MiB of disk for a moment, and "
+            f"{free >> 20} MiB are free",
+            hint="make room, or set EDGESPEC_CACHE to a larger disk",
+        )
+
+
+def _pack(graph: Path, folder: Path) -> None:
+    """Let ONNX Runtime optimize the graph and store it with its packed weights."""
+    onnxruntime = _onnxruntime()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(folder / GRAPH_FILE)
+    for name, value in (
+        ("session.optimized_model_external_initializers_file_name", WEIGHTS_FILE),
+        ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
+        ("session.save_external_prepacked_constant_initializers", "1"),
+    ):
+        options.add_session_config_entry(name, value)
+    try:
+        onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise BackendError(f"ONNX Runtime cannot pack the weights: {error}") from error
+
+
+def _onnxruntime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingDependencyError(
+            "--backend onnx needs onnxruntime", hint="pip install 'edgespec[onnx]'"
+        ) from error
+    return onnxruntime
+
+
+def _evict(root: Path, keep: Path) -> None:
+    """Remove the least recently used models while all together are too large."""
+    folders = sorted(
+        (folder for folder in root.iterdir() if folder.is_dir() and folder != keep),
+        key=lambda folder: folder.stat().st_mtime,
+    )
+    total = sum(_folder_bytes(folder) for folder in (*folders, keep))
+    for folder in folders:
+        if total <= _KEPT_BYTES:
+            return
+        total -= _folder_bytes(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder_bytes(folder: Path) -> int:
+    with contextlib.suppress(OSError):
+        return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    return 0
+
+
+if __name__ == "__main__":
+    _convert(*sys.argv[1:])
