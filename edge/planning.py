@@ -103,7 +103,15 @@ def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
 
 def settings_of(plan: Plan) -> Settings:
     """What decides the step times of a plan."""
-    return Settings(plan.threads, plan.kv_type_k, plan.kv_type_v, plan.gpu_layers, plan.drafter)
+    return Settings(
+        plan.threads,
+        plan.kv_type_k,
+        plan.kv_type_v,
+        plan.gpu_layers,
+        plan.drafter,
+        plan.backend,
+        plan.backend == ONNX and plan.exact,
+    )
 
 
 def settings_key(spec: ModelSpec, settings: Settings) -> str:

@@ -140,7 +140,9 @@ def _pack(graph: Path, folder: Path) -> None:
     onnxruntime = _onnxruntime()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    # The graph is fused already, and constants that ONNX Runtime 1.31 shares between nodes are
+    # stored wrongly packed: Gemma 3 then answers NaN.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.optimized_model_filepath = str(folder / GRAPH_FILE)
     for name, value in (
         ("session.optimized_model_external_initializers_file_name", WEIGHTS_FILE),
