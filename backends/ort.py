@@ -37,8 +37,8 @@ _MASKED = -1e9  # far below every score, and still a number after being added to
 class OrtSettings:
     """How a graph is run; sizes are in tokens. `max_nodes` bounds a verification step.
 
-    `pads_single` evaluates a one-token step as two rows, where ONNX Runtime would take another
-    kernel for a single one and round differently.
+    `pads_single` is the strict mode: a one-token step is evaluated as two rows, where ONNX Runtime
+    would take another kernel for a single one and round differently, and steps are chains.
     """
 
     context_size: int
@@ -60,13 +60,14 @@ class OrtBackend:
         BackendError: ONNX Runtime cannot load the graph, with its own words.
     """
 
-    capabilities = Capabilities(rollback=True, tree=True, truncate=True)
-
     def __init__(
         self, spec: ModelSpec, facts: GraphFacts, folder: Path, settings: OrtSettings
     ) -> None:
         self.spec = spec
         self.settings = settings
+        # Attention sums a path in another order when its cells lie between those of siblings.
+        reason = "a branch rounds differently from a chain" if settings.pads_single else ""
+        self.capabilities = Capabilities(True, not settings.pads_single, True, reason)
         self.tokenizer = _tokenizer(spec)
         self._table = spec.tensors["token_embd.weight"]
         self._raw_table = raw_rows(spec.path, self._table)
@@ -113,6 +114,8 @@ class OrtBackend:
         count = len(tree)
         if count > self.max_nodes:
             raise UnsupportedError(f"a step has room for {self.max_nodes} nodes, not {count}")
+        if not self.capabilities.tree and not tree.is_chain:
+            raise UnsupportedError(f"no branches in this mode: {self.capabilities.reason}")
         self._check_room(count)
         self._tree = tree
         return self._step(tree.tokens, tree.depths(), tree)

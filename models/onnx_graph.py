@@ -31,7 +31,7 @@ from edgespec.models.packing import BLOCK, check_supported, packed_bits
 from edgespec.models.spec import ModelSpec
 
 GRAPH_FILE, WEIGHTS_FILE = "model.onnx", "weights.bin"
-GRAPH_VERSION = 2
+GRAPH_VERSION = 3
 _ACCURACY_LEVEL = 4  # activations in 8 bits, as llama.cpp's kernels have them
 _ALIGNMENT = 4096  # of external data, so that it can be mapped
 _CONTRIB = "com.microsoft"

@@ -1,0 +1,443 @@
+"""The ONNX Runtime backend against llama.cpp, on small random models and on the embedded one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import edgespec
+from edgespec.backends import ort_cache
+from edgespec.backends.base import Backend, Logits
+from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.backends.ort_cache import converted
+from edgespec.errors import BackendError, ContextFullError, UnsupportedError
+from edgespec.models.onnx_graph import read_facts
+from edgespec.models.onnx_weights import dequantize, packed_rows, raw_rows
+from edgespec.models.packing import packed_bits
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.tree import DraftTree
+
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+pytest.importorskip("onnx", reason="the onnx extra is not installed")
+
+from edgespec.backends.ort import OrtBackend, OrtSettings
+
+pytestmark = pytest.mark.model
+
+WIDTH, HIDDEN, VOCABULARY, LAYERS = 64, 128, 258, 4
+Q4_0, Q8_0, F32 = (getattr(gguf.GGMLQuantizationType, name) for name in ("Q4_0", "Q8_0", "F32"))
+
+
+def write_model(path: Path, arch: str, kind: Any, seed: int = 5) -> Path:
+    """Random weights of type `kind`; gemma3 layers slide over 48 tokens, every other one."""
+    source = np.random.default_rng(seed)
+
+    def normal(rows: int, columns: int) -> NDArray[np.float32]:
+        return source.normal(0.0, columns**-0.5, (rows, columns)).astype(np.float32)
+
+    writer = gguf.GGUFWriter(path, arch)
+    integers = {
+        "context_length": 4096,
+        "embedding_length": WIDTH,
+        "block_count": LAYERS,
+        "feed_forward_length": HIDDEN,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+        "rope.dimension_count": 32,
+    }
+    if arch == "gemma3":
+        integers |= {
+            "attention.key_length": 32,
+            "attention.value_length": 32,
+            "attention.sliding_window": 48,
+            "attention.sliding_window_pattern": 2,
+        }
+    for key, value in integers.items():
+        writer.add_uint32(f"{arch}.{key}", value)
+    writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
+    writer.add_float32(f"{arch}.rope.freq_base", 10_000.0)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([f"<{i}>" for i in range(VOCABULARY)])
+    writer.add_token_types([gguf.TokenType.NORMAL] * VOCABULARY)
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(VOCABULARY - 1)
+    matrices = {"token_embd": normal(VOCABULARY, WIDTH), "output": 8 * normal(VOCABULARY, WIDTH)}
+    vectors = {"output_norm.weight": WIDTH}
+    for layer in range(LAYERS):
+        for name, rows, columns in (
+            ("attn_q", WIDTH, WIDTH),
+            ("attn_k", 32, WIDTH),
+            ("attn_v", 32, WIDTH),
+            ("attn_output", WIDTH, WIDTH),
+            ("ffn_gate", HIDDEN, WIDTH),
+            ("ffn_up", HIDDEN, WIDTH),
+            ("ffn_down", WIDTH, HIDDEN),
+        ):
+            matrices[f"blk.{layer}.{name}"] = normal(rows, columns)
+            if arch == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
+                writer.add_tensor(f"blk.{layer}.{name}.bias", normal(1, rows)[0])
+        vectors |= {f"blk.{layer}.{name}.weight": WIDTH for name in ("attn_norm", "ffn_norm")}
+        if arch == "gemma3":
+            names = ("post_attention_norm", "post_ffw_norm")
+            vectors |= {f"blk.{layer}.{name}.weight": WIDTH for name in names}
+            vectors |= {f"blk.{layer}.attn_{name}_norm.weight": 32 for name in "qk"}
+    for name, values in matrices.items():
+        data = gguf.quants.quantize(values, kind)
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=kind)
+    for name, size in vectors.items():
+        writer.add_tensor(name, source.uniform(0.5, 1.5, size).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("onnx")
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "gemma3"])
+def spec(request: pytest.FixtureRequest, folder: Path) -> ModelSpec:
+    return read_model_spec(write_model(folder / f"{request.param}.gguf", request.param, Q8_0))
+
+
+def open_ours(spec: ModelSpec, folder: Path, **settings: Any) -> OrtBackend:
+    asked = OrtSettings(512, batch_size=64, max_nodes=16, **settings)
+    return OrtBackend(spec, read_facts(spec), converted(spec, folder, "cpu"), asked)
+
+
+@pytest.fixture
+def ours(spec: ModelSpec, folder: Path) -> Iterator[OrtBackend]:
+    """In strict mode: one-token steps take two rows, and there are no branches."""
+    backend = open_ours(spec, folder, pads_single=True)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def branching(spec: ModelSpec, folder: Path) -> Iterator[OrtBackend]:
+    backend = open_ours(spec, folder)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def theirs(spec: ModelSpec) -> Iterator[LlamaBackend]:
+    backend = LlamaBackend(spec.path, LlamaSettings(512, 64, 16))
+    yield backend
+    backend.close()
+
+
+def tokens(count: int, seed: int = 1) -> list[int]:
+    return [int(i) for i in np.random.default_rng(seed).integers(0, VOCABULARY - 1, count)]
+
+
+def step(backend: Backend, token: int) -> Logits:
+    """Decode one token; its logits, kept."""
+    row: Logits = backend.verify(DraftTree.chain((token,)))[0].copy()
+    backend.commit([0])
+    return row
+
+
+def divergence(p_logits: Logits, q_logits: Logits) -> float:
+    """Kullback-Leibler divergence of two rows of logits."""
+    p, q = (np.exp(row - row.max()) for row in (p_logits.astype(float), q_logits.astype(float)))
+    p, q = p / p.sum(), q / q.sum()
+    return float((p * np.log(p / q)).sum())
+
+
+# -------------------------------------------------------------------------------- weights
+
+
+def unpacked(spec: ModelSpec, name: str) -> NDArray[np.float32]:
+    """What MatMulNBits computes with."""
+    tensor = spec.tensors[name]
+    parts = []
+    for part in packed_rows(spec.path, tensor):
+        blocks = part.blocks
+        if packed_bits(tensor) == 4:
+            blocks = np.stack((blocks & 15, blocks >> 4), axis=-1).reshape(*blocks.shape[:2], 32)
+        middle = 1 << (packed_bits(tensor) - 1)
+        values = (blocks.astype(np.float32) - middle) * part.scales[..., None]
+        parts.append(values.reshape(len(values), -1))
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("kind", [Q4_0, Q8_0])
+def test_blocks_of_four_and_eight_bits_are_repacked_exactly(tmp_path: Path, kind: Any) -> None:
+    spec = read_model_spec(write_model(tmp_path / "model.gguf", "llama", kind))
+    for name in ("blk.0.attn_q.weight", "blk.3.ffn_down.weight", "output.weight"):
+        tensor = spec.tensors[name]
+        expected = dequantize(tensor, raw_rows(spec.path, tensor))
+        assert packed_bits(tensor) == (4 if kind == Q4_0 else 8)
+        np.testing.assert_array_equal(unpacked(spec, name), expected)
+
+
+def test_other_types_lose_less_than_half_of_a_255th_of_their_range(tmp_path: Path) -> None:
+    spec = read_model_spec(write_model(tmp_path / "model.gguf", "llama", F32))
+    tensor = spec.tensors["blk.1.ffn_up.weight"]
+    expected = dequantize(tensor, raw_rows(spec.path, tensor))
+    largest = np.abs(expected.reshape(-1, 32)).max(axis=1, keepdims=True)
+    error = np.abs(unpacked(spec, tensor.name) - expected).reshape(-1, 32)
+    assert (error <= largest / 127 * 0.5001).all() and error.max() > 0
+
+
+# --------------------------------------------------------------------------------- logits
+
+
+def test_logits_are_those_of_llama_cpp(ours: OrtBackend, theirs: LlamaBackend) -> None:
+    """120 tokens, the sliding window of 48 long left behind.
+
+    Both quantize activations, differently: single rows of so small and wild a model are off by up
+    to 0.2, a wrong rotation or window by more than 1.
+    """
+    text = tokens(120)
+    rows = []
+    for backend in (ours, theirs):
+        for start in (0, 40):
+            backend.prefill(text[start : start + 40])
+        rows.append([step(backend, token) for token in text[80:]])
+    apart = [divergence(p, q) for p, q in zip(*rows, strict=True)]
+    assert np.mean(apart) < 0.05, apart
+    assert max(apart) < 0.3, apart
+
+
+def test_a_prompt_in_one_batch_or_many_is_the_same(ours: OrtBackend) -> None:
+    text = tokens(64)
+    whole = ours.prefill(text).copy()
+    ours.truncate(0)
+    for start in range(0, 64, 16):
+        parts = ours.prefill(text[start : start + 16])
+    np.testing.assert_array_equal(whole, parts)
+
+
+# ---------------------------------------------------------------------------------- trees
+
+# 13 nodes with 3 branchings: at the root, at 1 and at 2.
+TREE = (-1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 7, 8, 10)
+
+
+def test_every_node_of_a_tree_has_the_logits_of_its_path(branching: OrtBackend) -> None:
+    """Up to rounding: siblings' cells lie between those of a path, and sums are grouped by cell.
+
+    A node that saw a sibling, or sat at a wrong position, would hardly be correlated.
+    """
+    prompt, nodes = tokens(70), tokens(len(TREE), seed=2)
+    tree = DraftTree(nodes, TREE)
+    branching.prefill(prompt[:64])
+    branching.prefill(prompt[64:])
+    rows = branching.verify(tree).copy()
+    branching.truncate(70)
+    for leaf in tree.leaves():
+        path = tree.path(leaf)
+        chain = branching.verify(DraftTree.chain([nodes[node] for node in path])).copy()
+        branching.truncate(70)
+        for ours, expected in zip(rows[path], chain, strict=True):
+            assert np.corrcoef(ours, expected)[0, 1] > 0.98
+
+
+def test_a_branch_that_won_is_compacted_and_goes_on_as_a_chain(branching: OrtBackend) -> None:
+    """36 more tokens after the branch 0, 2, 6, against decoding the path alone."""
+    prompt, nodes, more = tokens(60), tokens(len(TREE), seed=3), tokens(36, seed=4)
+    branching.prefill(prompt)
+    branching.verify(DraftTree(nodes, TREE))
+    branching.commit([0, 2, 6])
+    assert branching.length == 63
+    after_tree = [step(branching, token) for token in more]
+    branching.truncate(60)
+    for node in (0, 2, 6):
+        step(branching, nodes[node])
+    after_chain = [step(branching, token) for token in more]
+    apart = [divergence(p, q) for p, q in zip(after_tree, after_chain, strict=True)]
+    assert np.mean(apart) < 0.02 and max(apart) < 0.2, apart
+
+
+def test_in_strict_mode_steps_of_every_size_round_alike(ours: OrtBackend) -> None:
+    """Bit for bit, as chains; a branch would not, and is refused."""
+    prompt, text = tokens(50), tokens(24, seed=6)
+    singles: list[Logits] = []
+    for size in (1, 2, 3, 5, 8, 12, 16):
+        ours.truncate(0)
+        ours.prefill(prompt)
+        rows: list[Logits] = []
+        for start in range(0, len(text), size):
+            chain = DraftTree.chain(text[start : start + size])
+            rows += list(ours.verify(chain).copy())
+            ours.commit(range(len(chain)))
+        singles = singles or rows
+        np.testing.assert_array_equal(rows, singles, err_msg=f"steps of {size}")
+    with pytest.raises(UnsupportedError, match="rounds differently"):
+        ours.verify(DraftTree((1, 2, 3), (-1, 0, 0)))
+
+
+def test_what_is_rolled_back_leaves_no_trace(ours: OrtBackend) -> None:
+    text = tokens(40)
+    ours.prefill(text)
+    expected = step(ours, 7)
+    ours.truncate(40)
+    ours.verify(DraftTree.chain(tokens(16, seed=9)))
+    ours.truncate(40)
+    ours.prefill(tokens(30, seed=8))
+    ours.truncate(40)
+    np.testing.assert_array_equal(step(ours, 7), expected)
+
+
+# --------------------------------------------------------------------------------- bounds
+
+
+def test_a_full_context_is_refused_before_the_step(ours: OrtBackend) -> None:
+    for _ in range(8):
+        ours.prefill(tokens(63))
+    with pytest.raises(ContextFullError, match="the context has 512 and 504 are used"):
+        ours.verify(DraftTree.chain(tokens(9)))
+    assert ours.verify(DraftTree.chain(tokens(8))).shape == (8, VOCABULARY)
+
+
+def test_a_step_has_room_for_so_many_nodes(ours: OrtBackend) -> None:
+    ours.prefill(tokens(8))
+    with pytest.raises(UnsupportedError, match="16 nodes, not 17"):
+        ours.verify(DraftTree.chain(tokens(17)))
+
+
+def test_other_architectures_are_refused_with_the_alternative(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "gemma2.gguf", "gemma2", Q8_0)
+    with pytest.raises(UnsupportedError, match="not gemma2") as caught:
+        read_facts(read_model_spec(path))
+    assert "llama.cpp" in caught.value.hint
+
+
+def test_a_damaged_graph_is_a_sentence(folder: Path, tmp_path: Path) -> None:
+    spec = read_model_spec(write_model(folder / "damaged.gguf", "llama", Q8_0))
+    copy = shutil.copytree(converted(spec, folder, "cpu"), tmp_path / "copy")
+    (copy / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(BackendError, match=r"cannot load model\.onnx"):
+        OrtBackend(spec, read_facts(spec), copy, OrtSettings(64))
+
+
+# ---------------------------------------------------------------------------------- cache
+
+
+def test_a_model_is_converted_once_for_each_content_and_device(tmp_path: Path) -> None:
+    spec = read_model_spec(write_model(tmp_path / "a.gguf", "llama", Q8_0))
+    same = read_model_spec(shutil.copy(spec.path, tmp_path / "copy.gguf"))
+    other = read_model_spec(write_model(tmp_path / "b.gguf", "llama", Q8_0, seed=6))
+    root = tmp_path / "cache"
+    seen: list[float] = []
+    first = converted(spec, root, "cpu", seen.append)
+    assert seen[-1] == 1.0 and seen == sorted(seen)
+    made = (first / "model.onnx").stat().st_mtime_ns
+    assert converted(same, root, "cpu") == first
+    assert (first / "model.onnx").stat().st_mtime_ns == made
+    folders = {first, converted(other, root, "cpu"), converted(spec, root, "another")}
+    assert len(folders) == 3 == len(list(root.iterdir()))
+
+
+def test_a_conversion_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = read_model_spec(write_model(tmp_path / "a.gguf", "llama", Q8_0))
+
+    def interrupt(*_arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ort_cache, "_convert_elsewhere", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        converted(spec, tmp_path / "cache", "cpu")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = read_model_spec(write_model(tmp_path / "a.gguf", "llama", Q8_0))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(9, 8, 1))
+    with pytest.raises(UnsupportedError, match="0 MiB are free") as caught:
+        converted(spec, tmp_path / "cache", "cpu")
+    assert "EDGESPEC_CACHE" in caught.value.hint
+
+
+def test_the_least_recently_used_models_go_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [
+        read_model_spec(write_model(tmp_path / f"{seed}.gguf", "llama", Q8_0, seed=seed))
+        for seed in range(3)
+    ]
+    root = tmp_path / "cache"
+    old, older = (converted(spec, root, "cpu") for spec in specs[:2])
+    os.utime(old, (2_000, 2_000))
+    os.utime(older, (1_000, 1_000))
+    size = sum(file.stat().st_size for file in old.iterdir())
+    monkeypatch.setattr(ort_cache, "_KEPT_BYTES", int(2.5 * size))
+    new = converted(specs[2], root, "cpu")
+    assert set(root.iterdir()) == {old, new}
+
+
+# ------------------------------------------------------------------------- the whole engine
+
+
+@pytest.fixture
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("cache_folder")
+def test_the_embedded_model_answers_and_exact_output_equals_plain_output() -> None:
+    prompt = "Write a JSON list of six fruits with the keys name and colour."
+    options: dict[str, Any] = {"context_size": 512, "backend": "onnx", "draft_max": 7}
+    with edgespec.load(threads=1, exact=True, **options) as engine:
+        plain = engine.generate(prompt, max_tokens=60, speculate=False)
+        drafted = engine.generate(prompt, max_tokens=60)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.counters.rounds < plain.counters.rounds, "drafts were accepted"
+
+
+@pytest.mark.usefixtures("cache_folder")
+def test_a_tree_on_the_embedded_model_goes_on_with_the_same_36_tokens() -> None:
+    """13 nodes, 3 branchings, the branch 0, 2, 6 accepted; greedy afterwards."""
+    with edgespec.load(threads=1, context_size=512, backend="onnx", draft_max=15) as engine:
+        backend = engine.backend
+        prompt = engine.encode("Name the seas around Denmark and say a word about each of them.")
+        nodes = engine.encode(
+            " and the harbour of the old town was full of ships again today", raw=True
+        )
+        nodes = nodes[: len(TREE)]
+        assert len(nodes) == len(TREE)
+        outputs = []
+        for through_tree in (True, False):
+            backend.truncate(0)
+            backend.prefill(prompt)
+            if through_tree:
+                row = backend.verify(DraftTree(nodes, TREE))[6].copy()
+                backend.commit([0, 2, 6])
+            else:
+                row = [step(backend, nodes[node]) for node in (0, 2, 6)][-1]
+            output = [int(row.argmax())]
+            for _ in range(36):
+                output.append(int(step(backend, output[-1]).argmax()))
+            outputs.append(output)
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.usefixtures("cache_folder")
+def test_tokens_are_those_of_the_file() -> None:
+    texts = ["Hello, wörld! 12345", "def f(x):\n\treturn x", "模型 🙂", "\udcff\x00"]
+    with (
+        edgespec.load(threads=1, context_size=256, backend="onnx", drafter="none") as ours,
+        edgespec.load(threads=1, context_size=256, backend="llamacpp", drafter="none") as theirs,
+    ):
+        for text in texts:
+            assert ours.encode(text, raw=True) == theirs.encode(text, raw=True)
+        assert ours.encode("Hi") == theirs.encode("Hi"), "the same chat format"
