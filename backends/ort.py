@@ -140,11 +140,9 @@ class OrtBackend:
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of the arrays this backend holds; ONNX Runtime's own are not told."""
-        biases = sum(bias.nbytes for bias in self._biases.values())
         return {
             "kv_cache": sum(cache.nbytes for cache in self._caches),
             "logits": self._logits.nbytes,
-            "attention_bias": biases,
         }
 
     def close(self) -> None:
@@ -185,7 +183,7 @@ class OrtBackend:
         }
         branches = tree is not None and not tree.is_chain
         for name, window in self._windows.items():
-            inputs[name] = self._bias(name, positions[0], total, window, tree if branches else None)
+            inputs[name] = self._bias(positions[0], total, window, tree if branches else None)
         for name, value in inputs.items():
             self._binding.bind_cpu_input(name, value)
         out = self._logits[:wanted]
@@ -205,7 +203,6 @@ class OrtBackend:
 
     def _bias(
         self,
-        name: str,
         positions: NDArray[np.int64],
         total: int,
         window: int,
@@ -213,11 +210,10 @@ class OrtBackend:
     ) -> NDArray[np.float32]:
         """What is added to attention scores, [1, 1, n, total]: 0, or nearly minus infinity."""
         count = len(positions)
-        bias = self._biases[name][: count * total].reshape(1, 1, count, total)
-        if tree is None and not window:
-            return bias  # zeros: what is causal needs no bias
+        if tree is None and not window:  # what is causal needs no bias: these stay zeros
+            return self._zeros[: count * total].reshape(1, 1, count, total)
+        bias = np.zeros((1, 1, count, total), np.float32)
         rows = bias[0, 0]
-        rows[:] = 0.0
         if tree is not None:
             below = rows[:, self._length :]
             below[:] = _MASKED
@@ -249,8 +245,7 @@ class OrtBackend:
         self._windows = {"attention_bias": 0}
         if any(spec.is_sliding):
             self._windows["attention_bias_window"] = spec.sliding_window
-        # A chain's bias is zeros; only what trees and windows write is ever touched.
-        self._biases = {name: np.zeros(widest * capacity, np.float32) for name in self._windows}
+        self._zeros = np.zeros(widest * capacity, np.float32)  # read only: pages of one zero page
         self._logits = np.empty((settings.max_nodes, self.tokenizer.vocab_size), np.float32)
 
 
