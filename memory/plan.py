@@ -30,6 +30,7 @@ from edgespec.memory.footprint import (
     onnx_footprint,
 )
 from edgespec.memory.speed import SpeedModel
+from edgespec.models.packing import EXACTLY_PACKED
 from edgespec.models.spec import ModelSpec
 
 DEFAULT_CONTEXT = 4096
@@ -444,6 +445,11 @@ class _Planner:
         return not any(part.name == "weights_repacked" for part in footprint(self.spec, shape))
 
     def _mapped_reason(self) -> str:
+        if self.backend == ONNX:
+            kinds = sorted({t.type.name for t in self.spec.tensors.values() if len(t.dims) > 1})
+            changed = [kind for kind in kinds if kind not in EXACTLY_PACKED]
+            note = f"; {', '.join(changed)} weights are kept in 8 bits" if changed else ""
+            return f"packed weights are pages of the converted file{note}"
         if self.mapped:
             return "weights are used as they lie in the file, whose pages are shared"
         return "weights are rewritten for this device; mapping the file would hold them twice"

@@ -8,12 +8,12 @@ from edgespec.models.spec import ModelSpec
 
 BLOCK = 32
 _ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
-_EXACT = {"Q4_0": 4, "Q8_0": 8}
+EXACTLY_PACKED = {"Q4_0": 4, "Q8_0": 8}  # types whose blocks are taken over, and their bits
 
 
 def packed_bits(tensor: GgufTensor) -> int:
     """Bits a weight in which a matrix is stored: 4 for Q4_0, else 8."""
-    return _EXACT.get(tensor.type.name, 8)
+    return EXACTLY_PACKED.get(tensor.type.name, 8)
 
 
 def check_supported(spec: ModelSpec) -> None:
