@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -431,9 +432,31 @@ def test_a_tree_on_the_embedded_model_goes_on_with_the_same_36_tokens() -> None:
     assert outputs[0] == outputs[1]
 
 
+def corpus(count: int) -> list[str]:
+    """Code, digits, every script, emoji, control characters and broken UTF-8, in short strings."""
+    source = random.Random(7)
+    scripts = [(32, 127), (160, 591), (880, 1424), (1424, 2048), (2304, 3072), (3584, 4096)]
+    scripts += [(4352, 4608), (12352, 12544), (19968, 40960), (44032, 55204), (127744, 129536)]
+    words = ("def ", "return", "    ", "\n", "\t", "{", "};", "0x1f", "3.14159", "==", "the ", " a")
+    texts = []
+    for number in range(count):
+        kind, length = number % 4, source.randrange(1, 24)
+        if kind == 0:
+            texts.append("".join(source.choice(words) for _ in range(length)))
+        elif kind == 1:
+            low, high = source.choice(scripts)
+            texts.append("".join(chr(source.randrange(low, high)) for _ in range(length)))
+        elif kind == 2:
+            texts.append(str(source.randrange(10**length)) + source.choice((" ", "%", "e-7", "th")))
+        else:
+            raw = bytes(source.randrange(256) for _ in range(length))
+            texts.append(raw.decode("utf-8", errors="surrogateescape"))
+    return texts
+
+
 @pytest.mark.usefixtures("cache_folder")
 def test_tokens_are_those_of_the_file() -> None:
-    texts = ["Hello, wörld! 12345", "def f(x):\n\treturn x", "模型 🙂", "\udcff\x00"]
+    texts = corpus(10_000)
     with (
         edgespec.load(threads=1, context_size=256, backend="onnx", drafter="none") as ours,
         edgespec.load(threads=1, context_size=256, backend="llamacpp", drafter="none") as theirs,
