@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,77 +23,96 @@ _UNITS = {
     for power, letter in enumerate("kmgt", 1)
 }
 
-BudgetOption = Annotated[
-    str | None,
-    typer.Option("--budget", help="Most memory to take: 512MiB, 1.5GiB, 800MB. Default: free."),
-]
-PreferOption = Annotated[
-    str, typer.Option("--prefer", help="speed, context (may take q8_0 for KV) or quality (never).")
-]
-ContextOption = Annotated[
-    int | None,
-    typer.Option("--ctx", "-c", min=1, help="Tokens of context. Default: chosen to fit."),
-]
-DrafterOption = Annotated[
-    str, typer.Option("--drafter", help="auto, none, or a drafter's name. Example: suffix.")
-]
-DraftMaxOption = Annotated[
-    int | None,
-    typer.Option("--draft-max", min=0, max=255, help="Most tokens drafted at once. Default: 31."),
-]
-KvTypeOption = Annotated[
-    str, typer.Option("--kv-type", help="KV cache type: f16, q8_0, q4_0 or auto (f16).")
-]
-GpuLayersOption = Annotated[
-    str, typer.Option("--gpu-layers", "-ngl", help="Layers on the GPU: a number or auto (all).")
-]
-ThreadsOption = Annotated[
-    int | None,
-    typer.Option("--threads", "-t", min=1, help="CPU threads. Default: physical cores."),
-]
-BackendOption = Annotated[str, typer.Option("--backend", help="auto, llamacpp or onnx.")]
-ExactOption = Annotated[
-    bool, typer.Option("--exact", help="Only settings whose output equals plain decoding's.")
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
-def make_request(
-    *,
-    budget: str | None = None,
-    prefer: str = "speed",
-    ctx: int | None,
-    drafter: str,
-    draft_max: int | None,
-    kv_type: str,
-    gpu_layers: str,
-    threads: int | None,
-    backend: str,
-    exact: bool,
-    prompt_tokens: int = 0,
-    max_tokens: int = 0,
-) -> Request:
-    """A planner's request from option texts; a text that is no value of its option is misuse."""
-    _one_of("--backend", backend, ("auto", LLAMACPP, ONNX))
-    _one_of("--drafter", drafter, ("auto", "none", *NAMES))
-    _one_of("--kv-type", kv_type, ("auto", *KV_TYPE_BYTES))
-    if gpu_layers != "auto" and not gpu_layers.lstrip("-").isdigit():
-        raise typer.BadParameter(f"--gpu-layers {gpu_layers} is neither a number nor auto")
-    _one_of("--prefer", prefer, PREFERENCES)
-    return Request(
-        budget_bytes=None if budget is None else _size_bytes(budget),
-        prefer=prefer,
-        backend=backend,
-        context_size=ctx,
-        drafter=drafter,
-        draft_max=draft_max,
-        kv_type=None if kv_type == "auto" else kv_type,
-        gpu_layers=None if gpu_layers == "auto" else int(gpu_layers),
-        threads=threads,
-        exact=exact,
-        prompt_tokens=prompt_tokens,
-        max_tokens=max_tokens,
-    )
+@dataclass(frozen=True)
+class PlanOptions:
+    """What every command that plans a run can be asked for; see `takes_plan_options`."""
+
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", help="Most memory to take: 512MiB, 1.5GiB, 800MB. Default: free."),
+    ] = None
+    prefer: Annotated[
+        str,
+        typer.Option("--prefer", help="speed, context (may take q8_0 for KV) or quality (never)."),
+    ] = "speed"
+    ctx: Annotated[
+        int | None,
+        typer.Option("--ctx", "-c", min=1, help="Tokens of context. Default: chosen to fit."),
+    ] = None
+    drafter: Annotated[
+        str, typer.Option("--drafter", help="auto, none, or a drafter's name. Example: suffix.")
+    ] = "auto"
+    draft_max: Annotated[
+        int | None,
+        typer.Option("--draft-max", min=0, max=255, help="Most tokens drafted at once."),
+    ] = None
+    kv_type: Annotated[
+        str, typer.Option("--kv-type", help="KV cache type: f16, q8_0, q4_0 or auto (f16).")
+    ] = "auto"
+    gpu_layers: Annotated[
+        str,
+        typer.Option("--gpu-layers", "-ngl", help="Layers on the GPU: a number or auto (all)."),
+    ] = "auto"
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", "-t", min=1, help="CPU threads. Default: physical cores."),
+    ] = None
+    backend: Annotated[str, typer.Option("--backend", help="auto, llamacpp or onnx.")] = "auto"
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Only settings whose output equals plain decoding's.")
+    ] = False
+
+    def request(self, *, prompt_tokens: int = 0, max_tokens: int = 0) -> Request:
+        """A planner's request; a text that is no value of its option is misuse."""
+        _one_of("--backend", self.backend, ("auto", LLAMACPP, ONNX))
+        _one_of("--drafter", self.drafter, ("auto", "none", *NAMES))
+        _one_of("--kv-type", self.kv_type, ("auto", *KV_TYPE_BYTES))
+        _one_of("--prefer", self.prefer, PREFERENCES)
+        layers = self.gpu_layers
+        if layers != "auto" and not layers.lstrip("-").isdigit():
+            raise typer.BadParameter(f"--gpu-layers {layers} is neither a number nor auto")
+        return Request(
+            budget_bytes=None if self.budget is None else _size_bytes(self.budget),
+            prefer=self.prefer,
+            backend=self.backend,
+            context_size=self.ctx,
+            drafter=self.drafter,
+            draft_max=self.draft_max,
+            kv_type=None if self.kv_type == "auto" else self.kv_type,
+            gpu_layers=None if layers == "auto" else int(layers),
+            threads=self.threads,
+            exact=self.exact,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+        )
+
+
+DEFAULTS = PlanOptions()
+
+
+def takes_plan_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `PlanOptions` in place of its parameter `plan_options`.
+
+    Typer reads options from a signature, so the command gets one with all of them written out.
+    """
+    names = [field.name for field in fields(PlanOptions)]
+    shared = inspect.signature(PlanOptions, eval_str=True).parameters.values()
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        parameters += shared if parameter.name == "plan_options" else [parameter]
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        chosen = PlanOptions(**{name: values.pop(name) for name in names})
+        command(plan_options=chosen, **values)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    replaced = [parameter.replace(kind=keyword) for parameter in parameters]
+    wrapper.__signature__ = inspect.Signature(replaced)  # type: ignore[attr-defined]
+    return wrapper
 
 
 def _size_bytes(text: str) -> int:

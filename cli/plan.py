@@ -14,18 +14,10 @@ from edgespec.memory.plan import Alternative, Plan
 from edgespec.models.spec import ModelSpec
 
 
+@options.takes_plan_options
 def plan(
     model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
-    budget: options.BudgetOption = None,
-    ctx: options.ContextOption = None,
-    prefer: options.PreferOption = "speed",
-    drafter: options.DrafterOption = "auto",
-    draft_max: options.DraftMaxOption = None,
-    kv_type: options.KvTypeOption = "auto",
-    gpu_layers: options.GpuLayersOption = "auto",
-    threads: options.ThreadsOption = None,
-    backend: options.BackendOption = "auto",
-    exact: options.ExactOption = False,
+    plan_options: options.PlanOptions = options.DEFAULTS,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what a run would allocate and choose, without loading weights."""
@@ -33,18 +25,7 @@ def plan(
     from edgespec.planning import make_run_plan
 
     spec = read_model_spec(options.model_path(model))
-    request = options.make_request(
-        budget=budget,
-        prefer=prefer,
-        ctx=ctx,
-        drafter=drafter,
-        draft_max=draft_max,
-        kv_type=kv_type,
-        gpu_layers=gpu_layers,
-        threads=threads,
-        backend=backend,
-        exact=exact,
-    )
+    request = plan_options.request()
     made = make_run_plan(spec, request)
     print(json.dumps(_document(spec, made)) if as_json else _text(spec, made))
 

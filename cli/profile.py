@@ -12,21 +12,13 @@ from edgespec.cli import options
 from edgespec.cli.render import Progress, note, printable, size_text, table
 
 
+@options.takes_plan_options
 def profile(
     model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write the memory-profile report here.")
     ] = None,
-    budget: options.BudgetOption = None,
-    prefer: options.PreferOption = "speed",
-    ctx: options.ContextOption = None,
-    drafter: options.DrafterOption = "auto",
-    draft_max: options.DraftMaxOption = None,
-    kv_type: options.KvTypeOption = "auto",
-    gpu_layers: options.GpuLayersOption = "auto",
-    threads: options.ThreadsOption = None,
-    backend: options.BackendOption = "auto",
-    exact: options.ExactOption = False,
+    plan_options: options.PlanOptions = options.DEFAULTS,
     as_json: options.JsonOption = False,
 ) -> None:
     """Measure step times, memory and speed. Example: edgespec profile model.gguf --html out.html"""
@@ -35,18 +27,7 @@ def profile(
 
     write_report = _report_writer(html)
     spec = read_model_spec(options.model_path(model))
-    request = options.make_request(
-        budget=budget,
-        prefer=prefer,
-        ctx=ctx,
-        drafter=drafter,
-        draft_max=draft_max,
-        kv_type=kv_type,
-        gpu_layers=gpu_layers,
-        threads=threads,
-        backend=backend,
-        exact=exact,
-    )
+    request = plan_options.request()
     progress = Progress()
     try:
         measured = measure(spec, request, progress=progress)

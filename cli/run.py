@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edgespec.sampling import SamplingParams
 
 
+@options.takes_plan_options
 def run(
     model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
     prompt: Annotated[str | None, typer.Argument(help="Text. Default: --file or stdin.")] = None,
@@ -33,16 +34,7 @@ def run(
     ] = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1)] = 512,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
-    budget: options.BudgetOption = None,
-    prefer: options.PreferOption = "speed",
-    ctx: options.ContextOption = None,
-    drafter: options.DrafterOption = "auto",
-    draft_max: options.DraftMaxOption = None,
-    kv_type: options.KvTypeOption = "auto",
-    gpu_layers: options.GpuLayersOption = "auto",
-    threads: options.ThreadsOption = None,
-    backend: options.BackendOption = "auto",
-    exact: options.ExactOption = False,
+    plan_options: options.PlanOptions = options.DEFAULTS,
     seed: Annotated[int | None, typer.Option("--seed", help="Random seed of sampling.")] = None,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0: all.")] = 0,
@@ -76,17 +68,7 @@ def run(
         logit_bias=_biases(logit_bias or []),
         seed=seed,
     )
-    request = options.make_request(
-        budget=budget,
-        prefer=prefer,
-        ctx=ctx,
-        drafter=drafter,
-        draft_max=draft_max,
-        kv_type=kv_type,
-        gpu_layers=gpu_layers,
-        threads=threads,
-        backend=backend,
-        exact=exact,
+    request = plan_options.request(
         prompt_tokens=len(text.encode()) // 2 + 64,  # more than two bytes a token, usually four
         max_tokens=max_tokens,
     )
