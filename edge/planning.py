@@ -51,9 +51,8 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Device | None = No
     if request.backend != "auto":
         return _with_choice(plan, Choice("backend", LLAMACPP, "as asked"))
     other = _measured_onnx_plan(spec, request, machine)
-    if other is None:
-        reason = "ONNX Runtime was not measured with this file (edgespec profile --backend onnx)"
-        return _with_choice(plan, Choice("backend", LLAMACPP, reason))
+    if isinstance(other, str):
+        return _with_choice(plan, Choice("backend", LLAMACPP, other))
     both = f"{plan.tokens_per_s:.1f} tokens/s predicted with llama.cpp"
     both += f", {other.tokens_per_s:.1f} with ONNX Runtime"
     if other.tokens_per_s > _WORTH_SWITCHING * plan.tokens_per_s:
@@ -73,18 +72,22 @@ def _plan_on(spec: ModelSpec, request: Request, machine: Device) -> Plan:
     )
 
 
-def _measured_onnx_plan(spec: ModelSpec, request: Request, machine: Device) -> Plan | None:
-    """The plan on ONNX Runtime where it is installed, was measured, and fits."""
-    wants_llama = request.gpu_layers or request.kv_type not in (None, "f32")
-    if wants_llama or machine.accelerators or not find_spec("onnxruntime"):
-        return None
+def _measured_onnx_plan(spec: ModelSpec, request: Request, machine: Device) -> Plan | str:
+    """The plan on ONNX Runtime where it was measured and fits, or why there is none."""
+    if machine.accelerators or request.gpu_layers:
+        return "runs on the GPU"
+    if request.kv_type not in (None, "f32"):
+        return f"has a cache of {request.kv_type}"
+    if not find_spec("onnxruntime"):
+        return "ONNX Runtime is not installed"
     try:
         check_supported(spec)
         plan = _plan_on(spec, replace(request, backend=ONNX), machine)
-    except (UnsupportedError, DoesNotFitError):
-        return None
-    measured = stored_curve(spec, settings_of(plan)) is not None
-    return plan if measured else None
+    except (UnsupportedError, DoesNotFitError) as problem:
+        return str(problem)
+    if stored_curve(spec, settings_of(plan)) is None:
+        return "ONNX Runtime was not tried with this file yet (--backend onnx)"
+    return plan
 
 
 def _with_choice(plan: Plan, choice: Choice) -> Plan:

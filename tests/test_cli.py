@@ -277,7 +277,7 @@ def test_version(command: Command) -> None:
 
 # --------------------------------------------------------------------------------------- plan
 
-CHOICES = {
+CHOICES = {"backend", 
     "kv_type", "threads", "drafter", "draft_max", "gpu_layers", "batch_size", "context_size",
     "mapped",
 }  # fmt: skip
@@ -335,12 +335,12 @@ def test_plan_at_40_columns(command: Command, monkeypatch: pytest.MonkeyPatch) -
     _, _components, choices, *_ = done.out.split("\n\n")
     assert {name.replace(" ", "_") for name in first_column(choices)} == CHOICES
     assert [line for line in done.out.splitlines()[1:] if len(line) > 40] == []
-    assert "threads       2       as asked\n" in choices
+    assert "threads       2         as asked\n" in choices
     assert (
-        "kv type       f16     half precision\n"
-        "                      costs no\n"
-        "                      measurable\n"
-        "                      quality\n"
+        "kv type       f16       half precision\n"
+        "                        costs no\n"
+        "                        measurable\n"
+        "                        quality\n"
     ) in choices
 
 

@@ -1,0 +1,125 @@
+"""Which backend runs a file: the one that was measured faster, with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec import planning
+from edgespec.errors import UnsupportedError
+from edgespec.memory import cache
+from edgespec.memory.accelerators import Accelerator
+from edgespec.memory.curve import CostCurve
+from edgespec.memory.plan import LLAMACPP, ONNX, Device, Plan, Request, Settings
+from edgespec.models.embedded import embedded_model
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.planning import make_run_plan, settings_key, settings_of
+
+pytestmark = pytest.mark.model
+INF = float("inf")
+MACHINE = Device(8 << 30, (), frozenset({"avx2"}))
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
+    """The embedded model, nothing measured yet, onnxruntime installed."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(planning, "find_spec", lambda _name: object())
+    return read_model_spec(embedded_model())
+
+
+def plan(spec: ModelSpec, machine: Device = MACHINE, **request: Any) -> Plan:
+    return make_run_plan(spec, Request(**{"threads": 2, **request}), machine)
+
+
+def measured(spec: ModelSpec, backend: str, single_ms: float, padded: bool = False) -> None:
+    """Store a flat curve of steps of up to 32 tokens."""
+    kinds = ("f32", "f32") if backend == ONNX else ("f16", "f16")
+    settings = Settings(2, *kinds, 0, "suffix", backend, padded)
+    curve = CostCurve([INF, *[single_ms] * 32])
+    cache.store("curves", settings_key(spec, settings), curve.as_json())
+
+
+def choice(made: Plan) -> tuple[str, str]:
+    (found,) = (one for one in made.choices if one.name == "backend")
+    assert found.value == made.backend
+    return made.backend, found.reason
+
+
+def test_what_was_never_tried_is_not_chosen(spec: ModelSpec) -> None:
+    measured(spec, LLAMACPP, 5.0)
+    backend, reason = choice(plan(spec))
+    assert backend == LLAMACPP
+    assert "not tried" in reason and "--backend onnx" in reason
+
+
+@pytest.mark.parametrize(("llama", "onnx", "backend"), [(5, 4, ONNX), (4, 5, LLAMACPP)])
+def test_the_faster_one_is_chosen_and_both_speeds_are_named(
+    spec: ModelSpec, llama: float, onnx: float, backend: str
+) -> None:
+    measured(spec, LLAMACPP, llama)
+    measured(spec, ONNX, onnx)
+    made = plan(spec)
+    assert choice(made)[0] == backend
+    assert "with llama.cpp" in choice(made)[1] and "with ONNX Runtime" in choice(made)[1]
+    assert made.kv_type_k == ("f32" if backend == ONNX else "f16")
+
+
+def test_a_gain_within_the_noise_is_no_reason_to_switch(spec: ModelSpec) -> None:
+    measured(spec, LLAMACPP, 5.0)
+    measured(spec, ONNX, 4.9)
+    assert plan(spec).backend == LLAMACPP
+
+
+def test_a_budget_that_only_one_of_them_fits_decides(spec: ModelSpec) -> None:
+    measured(spec, LLAMACPP, 5.0)
+    measured(spec, ONNX, 2.0)
+    small = plan(spec, backend=LLAMACPP, context_size=512).predicted_peak_bytes
+    backend, reason = choice(plan(spec, context_size=512, budget_bytes=small))
+    assert backend == LLAMACPP and "budget" in reason
+    assert plan(spec, context_size=512).backend == ONNX
+
+
+def test_what_was_asked_for_is_taken(spec: ModelSpec) -> None:
+    measured(spec, LLAMACPP, 5.0)
+    measured(spec, ONNX, 2.0)
+    assert choice(plan(spec, backend=LLAMACPP)) == (LLAMACPP, "as asked")
+    assert choice(plan(spec, backend=ONNX)) == (ONNX, "as asked")
+    assert "q8_0" in choice(plan(spec, kv_type="q8_0"))[1]
+
+
+def test_a_gpu_is_llama_cpps(spec: ModelSpec) -> None:
+    measured(spec, ONNX, 1.0)
+    gpu = Accelerator("CUDA0", "a GPU", 8 << 30, 7 << 30, shares_memory=False)
+    made = plan(spec, Device(8 << 30, (gpu,)))
+    assert choice(made) == (LLAMACPP, "runs on the GPU")
+
+
+def test_without_onnxruntime_the_reason_says_so(
+    spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(spec, ONNX, 1.0)
+    monkeypatch.setattr(planning, "find_spec", lambda _name: None)
+    assert choice(plan(spec)) == (LLAMACPP, "ONNX Runtime is not installed")
+
+
+def test_options_that_onnx_runtime_cannot_honour_are_refused(spec: ModelSpec) -> None:
+    with pytest.raises(UnsupportedError, match="--kv-type q8_0") as caught:
+        plan(spec, backend=ONNX, kv_type="q8_0")
+    assert "llamacpp" in caught.value.hint
+    with pytest.raises(UnsupportedError, match="--gpu-layers 4"):
+        plan(spec, backend=ONNX, gpu_layers=4)
+
+
+def test_exact_steps_are_measured_apart(spec: ModelSpec) -> None:
+    """A padded one-token step is slower: its times belong to `--exact` alone."""
+    usual, exact = (settings_of(plan(spec, backend=ONNX, exact=exact)) for exact in (False, True))
+    assert settings_key(spec, usual) != settings_key(spec, exact)
+
+
+def test_weights_that_change_their_type_are_named(spec: ModelSpec) -> None:
+    """The embedded file is Q4_1 with a Q6_K or Q8_0 table; only Q4_0 and Q8_0 are taken over."""
+    (mapped,) = (one for one in plan(spec, backend=ONNX).choices if one.name == "mapped")
+    assert "Q4_1" in mapped.reason and "8 bits" in mapped.reason
