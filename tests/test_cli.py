@@ -315,7 +315,7 @@ def test_plan_fits_the_terminal(
     assert title.endswith("(Q4_1)")
     *names, total = first_column(components)
     assert {name.replace(" ", "_") for name in names} == COMPONENTS
-    assert total == "at most" and " of 8.00 GiB free, 7.8" in components.splitlines()[-1]
+    assert total == "at most" and " of 8.00 GiB free, 7.7" in components.splitlines()[-1]
     assert {name.replace(" ", "_") for name in first_column(choices)} == CHOICES
     assert SPEED.fullmatch(speed)
     first, *rest = others.splitlines()

@@ -564,7 +564,7 @@ def test_a_cache_type_that_was_chosen_is_not_argued_about(kv_type: str) -> None:
 
 
 def test_a_cache_type_that_the_heads_do_not_allow_is_not_offered() -> None:
-    error = refusal(model(head=80), Device(70 * MIB), context_size=32768)
+    error = refusal(model(head=80), Device(80 * MIB), context_size=32768)
     assert "--ctx" in error.hint and "q8_0" not in error.hint
 
 
