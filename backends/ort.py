@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,13 @@ class OrtBackend:
         # Attention sums a path in another order when its cells lie between those of siblings.
         reason = "a branch rounds differently from a chain" if settings.pads_single else ""
         self.capabilities = Capabilities(True, not settings.pads_single, True, reason)
-        self.tokenizer = _tokenizer(spec)
         self._table = spec.tensors["token_embd.weight"]
         self._raw_table = raw_rows(spec.path, self._table)
         self._scale = np.float32(facts.embedding_scale)
-        self._session: Any = _session(folder / GRAPH_FILE, settings.threads)
+        with ThreadPoolExecutor(1) as beside:  # both leave Python alone while they read
+            vocabulary = beside.submit(_tokenizer, spec)
+            self._session: Any = _session(folder / GRAPH_FILE, settings.threads)
+            self.tokenizer = vocabulary.result()
         self._binding: Any = self._session.io_binding()
         self._length = 0
         self._tree: DraftTree | None = None

@@ -35,7 +35,7 @@ Progress = Callable[[str, float], None]  # what is being done, and which part of
 _CURVE_SECONDS = 1.1
 _DEPTH_SECONDS = 0.5
 _PROBES = 3  # single steps that tell whether a stored curve still holds
-_BUSY = 1.2
+_BUSY = 1.4  # neighbours alone make a machine that much slower
 _DEPTHS = range(256, 1025, 256)  # attention looks at blocks of 256 cells
 
 
