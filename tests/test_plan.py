@@ -544,7 +544,8 @@ def test_a_budget_that_is_too_small_names_the_smallest() -> None:
     hint = refusal(budget_bytes=20 * MIB).hint
     smallest = int(re.findall(r"`--budget (\d+)MiB`", hint)[0])
     assert smallest == -(-peak(context_size=512) // MIB)
-    assert plan_of(budget_bytes=smallest * MIB).context_size == 512
+    # Rounded up to a whole MiB there may be room for 256 tokens more.
+    assert plan_of(budget_bytes=smallest * MIB).context_size in (512, 768)
     assert isinstance(outcome(budget_bytes=(smallest - 1) * MIB), DoesNotFitError)
 
 
