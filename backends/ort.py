@@ -173,7 +173,7 @@ class OrtBackend:
         """Evaluate nodes behind the committed tokens; logits from `first_row` on."""
         count = len(tokens)
         wanted = count - first_row
-        if count == 1 and self.settings.pads_single and self._length + 2 <= self._capacity:
+        if count == 1 and self.settings.pads_single:
             tokens, depths, count = (*tokens, tokens[0]), (*depths, 1), 2
         total = self._length + count
         positions = np.asarray(depths, np.int64)[None] + self._length
@@ -231,7 +231,7 @@ class OrtBackend:
 
     def _allocate(self, facts: GraphFacts) -> None:
         spec, settings = self.spec, self.settings
-        self._capacity = capacity = settings.context_size + settings.max_nodes + 1
+        capacity = settings.context_size + settings.max_nodes + 1  # room for a padded step, too
         self._caches: list[NDArray[np.float32]] = []
         for layer in range(spec.num_layers):
             for what, length in (("key", spec.key_length), ("value", spec.value_length)):
@@ -279,13 +279,19 @@ def _tokenizer(spec: ModelSpec) -> _VocabularyTokenizer:
     return _VocabularyTokenizer(lib, model)
 
 
-def _session(path: Path, threads: int) -> Any:
+def onnxruntime_module() -> Any:
+    """The library. Raises MissingDependencyError where it is not installed."""
     try:
         import onnxruntime
     except ImportError as error:
         raise MissingDependencyError(
             "--backend onnx needs onnxruntime", hint="pip install 'edgespec[onnx]'"
         ) from error
+    return onnxruntime
+
+
+def _session(path: Path, threads: int) -> Any:
+    onnxruntime = onnxruntime_module()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

@@ -19,12 +19,11 @@ from collections.abc import Callable
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from edgespec.backends.ort import OrtBackend, OrtSettings
-from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
+from edgespec.backends.ort import OrtBackend, OrtSettings, onnxruntime_module
+from edgespec.errors import BackendError, UnsupportedError
 from edgespec.models.onnx_graph import (
     GRAPH_FILE,
     GRAPH_VERSION,
@@ -144,7 +143,7 @@ def _require_space(spec: ModelSpec, root: Path) -> None:
 
 def _pack(graph: Path, folder: Path) -> None:
     """Let ONNX Runtime optimize the graph and store it with its packed weights."""
-    onnxruntime = _onnxruntime()
+    onnxruntime = onnxruntime_module()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     # The graph is fused already, and ONNX Runtime 1.31 stores packed weights wrongly where it
@@ -173,16 +172,6 @@ def _check(spec: ModelSpec, facts: GraphFacts, written: Path, packed: Path) -> N
         backend.close()
     if not np.array_equal(*rows):
         raise BackendError("ONNX Runtime packed the weights wrongly: the logits differ")
-
-
-def _onnxruntime() -> Any:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingDependencyError(
-            "--backend onnx needs onnxruntime", hint="pip install 'edgespec[onnx]'"
-        ) from error
-    return onnxruntime
 
 
 def _evict(root: Path, keep: Path) -> None:
