@@ -1,12 +1,15 @@
-"""Replay recorded greedy outputs against a step-time curve: seconds instead of an hour.
+"""Drafters and rules against a step-time curve of another machine.
 
     python benchmarks/replay.py record MODEL --prompts FILE --out RECORDING
-    python benchmarks/replay.py run RECORDING --curve cpu2-smollm2-q4_0 [--max-children 2]
+    python benchmarks/replay.py run RECORDING --curve cpu2-smollm2-q4_0
+    python benchmarks/replay.py live MODEL --prompts FILE --curve h200-8b-q4_0 --drafter suffix
 
-`record` decodes every prompt plainly and keeps the token ids. `run` lets the real drafter and the
-real controller work through them: greedy verification accepts exactly what the recording says, so
-only the step times are taken from a table (`curves.json`). Use it to compare drafters and rules;
-publish numbers from `specbench.py`.
+`record` decodes every prompt plainly and keeps the token ids; `run` lets the real drafter and the
+real controller work through them in seconds: greedy verification accepts exactly what the
+recording says, so only the step times are taken from a table (`curves.json`). Drafters that learn
+from logits, those of rejected nodes included, need the model: `live` decodes for real and prices
+every step by the table. Use both to compare drafters and rules; publish numbers from
+`specbench.py`.
 """
 
 from __future__ import annotations
@@ -19,9 +22,16 @@ from pathlib import Path
 from typing import Any
 
 import edgespec
+from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.controller import build_tree, choose_size
+from edgespec.drafters import make_drafter
+from edgespec.drafters.base import Drafter, Outcome
 from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.engine import Engine
 from edgespec.memory.curve import CostCurve
+from edgespec.memory.device import usable_cores
+from edgespec.models.spec import read_model_spec
+from edgespec.proposal import Stakes
 
 _CURVES = Path(__file__).with_name("curves.json")
 _HOST_MS = 0.04  # drafting and accepting, per speculative round
@@ -41,6 +51,15 @@ def main() -> None:
     run.add_argument("--curve", default="cpu2-smollm2-q4_0")
     run.add_argument("--max-children", type=int, default=1)
     run.set_defaults(action=_run)
+    live = commands.add_parser("live")
+    live.add_argument("model")
+    live.add_argument("--prompts", type=Path, required=True)
+    live.add_argument("--per-category", type=int, default=10**9)
+    live.add_argument("--max-tokens", type=int, default=192)
+    live.add_argument("--temperature", type=float, default=0.0)
+    live.add_argument("--curve", default="cpu2-smollm2-q4_0")
+    live.add_argument("--drafter", default="suffix", nargs="+", help="lists to compare")
+    live.set_defaults(action=_live)
     arguments = parser.parse_args()
     arguments.action(arguments)
 
@@ -62,7 +81,7 @@ def _record(arguments: argparse.Namespace) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    curve = _curve(json.loads(_CURVES.read_text())[arguments.curve])
+    curve = _curve(arguments.curve)
     drafter = SuffixDrafter(max_children=arguments.max_children)
     plain_ms: dict[str, float] = defaultdict(float)
     speculative_ms: dict[str, float] = defaultdict(float)
@@ -78,16 +97,77 @@ def _run(arguments: argparse.Namespace) -> None:
     print("nodes a step:", ", ".join(f"{n}: {count}" for n, count in sizes.most_common(8)))
 
 
-def _curve(table: dict[str, Any]) -> CostCurve:
+class PricedCurve(CostCurve):
+    """Step times of a table; adds up what the steps of a generation would have taken."""
+
+    spent_ms = 0.0
+
+    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+        """Take the time from the table, whatever the clock of this machine says."""
+        PricedCurve.spent_ms += self.step_ms(num_nodes, depth, previous)
+
+
+def _curve(name: str) -> PricedCurve:
+    """A table's curve; sizes that were not measured cannot be chosen."""
+    table = json.loads(_CURVES.read_text())[name]
     sizes = {int(n): ms for n, ms in table["base_ms"].items()}
     base = [sizes.get(n, float("inf")) for n in range(max(sizes) + 1)]
-    return CostCurve(base, table["depth_ms"], table["depth_node_ms"], table["change_ms"])
+    return PricedCurve(base, table["depth_ms"], table["depth_node_ms"], table["change_ms"])
+
+
+def _live(arguments: argparse.Namespace) -> None:
+    taken: Counter[str] = Counter()
+    questions = []
+    for line in arguments.prompts.read_text().splitlines():
+        question = json.loads(line)
+        taken[question["category"]] += 1
+        if taken[question["category"]] <= arguments.per_category:
+            questions.append(question)
+    for drafters in arguments.drafter:
+        _live_run(arguments, questions, drafters)
+
+
+def _live_run(arguments: argparse.Namespace, questions: list[Any], drafters: str) -> None:
+    spec = read_model_spec(arguments.model)
+    curve = _curve(arguments.curve)
+    nodes = len(curve.base) - 1
+    settings = LlamaSettings(4096, 128, nodes, max(1, nodes - 1), usable_cores())
+    drafter = make_drafter(drafters)
+    plain_ms: dict[str, float] = defaultdict(float)
+    speculative_ms: dict[str, float] = defaultdict(float)
+    drafted: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
+    params = edgespec.SamplingParams(temperature=arguments.temperature, seed=1)
+    backend = LlamaBackend(spec.path, settings)
+    with Engine(
+        backend,
+        curve=curve,
+        drafter=drafter,
+        chat_template=spec.chat_template,
+        special_tokens=(backend.tokenizer.bos_text, backend.tokenizer.eos_text),
+    ) as engine:
+        for number, question in enumerate(questions, 1):
+            prompt = engine.encode(question["turns"][0])
+            PricedCurve.spent_ms = 0.0
+            result = engine.generate(prompt, max_tokens=arguments.max_tokens, sampling=params)
+            depths = range(len(prompt), len(prompt) + len(result.token_ids) - 1)
+            for name in (question["category"], "overall"):
+                plain_ms[name] += sum(curve.step_ms(1, depth, 1) for depth in depths)
+                speculative_ms[name] += PricedCurve.spent_ms + 1e3 * result.counters.host_s
+            drafted += result.counters.drafted_by
+            accepted += result.counters.accepted_by
+            if sys.stderr.isatty():
+                print(f"{number}/{len(questions)}", end="\r", file=sys.stderr)
+    print(f"{arguments.curve}, {drafters}")
+    for name in plain_ms:
+        print(f"{name:<20} {plain_ms[name] / speculative_ms[name]:.3f}")
+    print("drafted:", dict(drafted), "accepted:", dict(accepted))
 
 
 def _replay(
     prompt: list[int],
     output: list[int],
-    drafter: SuffixDrafter,
+    drafter: Drafter,
     curve: CostCurve,
     sizes: Counter[int],
 ) -> tuple[float, float]:
@@ -98,18 +178,19 @@ def _replay(
     drafter.begin([*prompt, output[0]])
     done, previous, speculative_ms = 1, 0, 0.0
     while done < len(output):
-        depth, left = len(prompt) + done - 1, len(output) - done - 1
-        proposal = drafter.propose(len(curve.base) - 2, floor)
-        size = choose_size(proposal.probabilities, curve, depth, previous, left)
+        stakes = Stakes(len(output) - done - 1, floor, curve, len(prompt) + done - 1, previous)
+        proposal = drafter.propose(stakes)
+        size, _ = choose_size(proposal.probabilities, stakes)
         tree = build_tree(output[done - 1], proposal, size)
-        speculative_ms += curve.step_ms(len(tree), depth, previous) + _HOST_MS
+        speculative_ms += stakes.step_ms(len(tree)) + _HOST_MS
         previous = len(tree)
         sizes[previous] += 1
-        node, start = 0, done
+        node, path, start = 0, [], done
         while node >= 0 and done < len(output):
+            path.append(node)
             node = tree.child(node, output[done])
             done += 1
-        drafter.observe(output[start:done])
+        drafter.observe(Outcome(tree, path, output[start:done]))
     return plain_ms, speculative_ms
 
 

@@ -1,6 +1,7 @@
 """The one rule: verify the number of nodes with the most expected tokens per measured millisecond.
 
-    n* = argmax over n of  E(n) / t(n),   E(n) = 1 + sum of the n-1 largest path probabilities
+    n* = argmax over n of  E(n) / (t_draft + t(n)),   E(n) = 1 + sum of the n-1 largest path
+                                                              probabilities
 
 n = 1 is plain decoding and an ordinary choice. The rule knows neither drafters nor backends.
 """
@@ -8,9 +9,9 @@ n = 1 is plain decoding and an ordinary choice. The rule knows neither drafters 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from edgespec.drafters.base import Proposal
-from edgespec.memory.curve import CostCurve
+from edgespec.proposal import Proposal, Stakes
 from edgespec.tree import DraftTree
 
 # The best of many noisy estimates is too good on average, so a draft must promise this much more
@@ -20,67 +21,87 @@ _MARGIN = 1.03
 
 def choose_size(
     probabilities: Sequence[float],
-    curve: CostCurve,
-    depth: int,
-    previous: int,
-    max_drafted: int,
-    extra: int = 0,
-) -> int:
-    """How many of the proposed nodes to verify, possibly none.
+    stakes: Stakes,
+    *,
+    kept: int = 0,
+    spent_ms: float = 0.0,
+    node_ms: float = 0.0,
+) -> tuple[int, float]:
+    """How many of the proposed nodes to verify, possibly none, and the tokens/ms to expect.
 
     Args:
-        probabilities: path probabilities, non-increasing.
-        curve: measured step times.
-        depth: tokens in the cache.
-        previous: nodes of the step before, whose graph can be reused.
-        max_drafted: upper bound (room in the context, tokens still wanted).
-        extra: tokens the backend will feed besides the nodes.
+        probabilities: path probabilities, non-increasing behind the kept ones.
+        stakes: step times and the most that may be drafted.
+        kept: the first nodes, which cannot be left out.
+        spent_ms: time this round has taken already.
+        node_ms: time it takes to draft one more node.
     """
-    last = min(len(probabilities), max_drafted, len(curve.base) - 2 - extra)
-    expected = 1.0
-    best, best_rate = 0, _MARGIN / curve.step_ms(1 + extra, depth, previous)
-    for num_drafted in range(1, last + 1):
+    last = min(len(probabilities), stakes.max_nodes, len(stakes.curve.base) - 2 - stakes.extra)
+    expected = 1.0 + sum(probabilities[:kept])
+    rate = expected / (spent_ms + kept * node_ms + stakes.step_ms(1 + kept))
+    best, best_rate, least = kept, rate, rate * (1.0 if kept else _MARGIN)
+    for num_drafted in range(kept + 1, last + 1):
         expected += probabilities[num_drafted - 1]
-        rate = expected / curve.step_ms(num_drafted + 1 + extra, depth, previous)
-        if rate > best_rate:
-            best, best_rate = num_drafted, rate
-    return best
+        ms = spent_ms + num_drafted * node_ms + stakes.step_ms(num_drafted + 1)
+        rate = expected / ms
+        if rate > least:
+            best, best_rate, least = num_drafted, rate, rate
+    return best, best_rate
 
 
 def likeliest_chain(proposal: Proposal) -> Proposal:
     """The best node, its best child, and so on: for models that cannot verify branches."""
-    tokens: list[int] = []
-    probabilities: list[float] = []
-    last = -1
+    chain: list[int] = []
     for node, parent in enumerate(proposal.parents):
-        if parent == last:
-            tokens.append(proposal.tokens[node])
-            probabilities.append(proposal.probabilities[node])
-            last = node
-    return Proposal(tokens, range(-1, len(tokens) - 1), probabilities)
+        if parent == (chain[-1] if chain else -1):
+            chain.append(node)
+    kept = sum(node < proposal.kept for node in chain)
+    return replace(_part(proposal, chain), parents=range(-1, len(chain) - 1), kept=kept)
 
 
 def build_tree(root: int, proposal: Proposal, num_drafted: int) -> DraftTree:
     """The root and the best `num_drafted` nodes, each branch after the one it leaves."""
     if num_drafted == 0:
         return DraftTree.chain((root,))
-    tokens, parents = proposal.tokens[:num_drafted], proposal.parents[:num_drafted]
+    parents = proposal.parents[:num_drafted]
     if all(parent == node - 1 for node, parent in enumerate(parents)):
-        return DraftTree.chain((root, *tokens))
-    return _depth_first(root, tokens, parents)
+        return _tree(root, _part(proposal, range(num_drafted)), range(-1, num_drafted))
+    order = _depth_first(parents)
+    places = {node: place for place, node in enumerate(order, 1)}
+    places[-1] = 0
+    return _tree(root, _part(proposal, order), [-1, *(places[parents[node]] for node in order)])
 
 
-def _depth_first(root: int, tokens: Sequence[int], parents: Sequence[int]) -> DraftTree:
-    """Number the nodes depth first, likeliest child first: its path then lies in order."""
+def _tree(root: int, part: Proposal, parents: Sequence[int]) -> DraftTree:
+    return DraftTree(
+        (root, *part.tokens),
+        parents,
+        ("", *part.sources) if part.sources else (),
+        (None, *part.laws) if part.laws else (),
+    )
+
+
+def _part(proposal: Proposal, nodes: Sequence[int]) -> Proposal:
+    """These nodes in this order; the parents are left for the caller to number."""
+    return Proposal(
+        [proposal.tokens[node] for node in nodes],
+        (),
+        [proposal.probabilities[node] for node in nodes],
+        [proposal.sources[node] for node in nodes] if proposal.sources else (),
+        [proposal.laws[node] for node in nodes] if proposal.laws else (),
+        draft_ms=proposal.draft_ms,
+    )
+
+
+def _depth_first(parents: Sequence[int]) -> list[int]:
+    """The nodes depth first, likeliest child first: its path then lies in order."""
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(parents):
         children.setdefault(parent, []).append(node)
-    out_tokens, out_parents = [root], [-1]
-    stack = [(node, 0) for node in reversed(children[-1])]
+    order: list[int] = []
+    stack = children[-1][::-1]
     while stack:
-        node, parent = stack.pop()
-        out_tokens.append(tokens[node])
-        out_parents.append(parent)
-        place = len(out_tokens) - 1
-        stack += [(child, place) for child in reversed(children.get(node, []))]
-    return DraftTree(out_tokens, out_parents)
+        node = stack.pop()
+        order.append(node)
+        stack += reversed(children.get(node, []))
+    return order

@@ -17,14 +17,16 @@ from types import TracebackType
 from edgespec.accept import accept
 from edgespec.backends.base import Backend, Logits
 from edgespec.controller import build_tree, choose_size, likeliest_chain
-from edgespec.drafters.base import Drafter
+from edgespec.drafters.base import Drafter, Outcome, Successors
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.speed import RoundHistory
 from edgespec.models.chat import Message, render_chat
+from edgespec.proposal import Stakes
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.stats import Counters
 from edgespec.stream import TextStream
+from edgespec.successors import best_tokens
 from edgespec.tree import DraftTree
 
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -227,21 +229,23 @@ class Engine:
             if run.cancel.is_set():
                 return
             start = perf_counter()
-            tree, extra = self._draft(root, run, previous), self.backend.pending
+            tree, draft_ms = self._draft(root, run, previous)
+            extra = self.backend.pending
             drafted = perf_counter()
             logits, depth = self.backend.verify(tree), self.backend.length
             verified = perf_counter()
             path, emitted = accept(tree, logits, run.sampler.pick)
             emitted = _until_end(emitted, is_end)
-            self.backend.commit(path[: len(emitted)])
+            path = path[: len(emitted)]
+            self.backend.commit(path)
             if run.speculate and self.drafter is not None and self.curve is not None:
-                self.drafter.observe(emitted)
+                self.drafter.observe(Outcome(tree, path, emitted, _successors(logits)))
                 self.history.observe(len(tree), len(emitted))
                 previous, last = len(tree) + extra, previous
                 self.curve.observe(previous, depth, last, (verified - drafted) * 1e3)
             root = emitted[-1]
-            host_s = perf_counter() - verified + drafted - start
-            run.counters.add_round(len(tree) - 1, len(emitted), verified - drafted, host_s)
+            spent_s = perf_counter() - start
+            run.counters.add_round(tree, path, verified - drafted, draft_ms / 1e3, spent_s)
             yield emitted
 
     def _prefill(self, prompt: list[int], cancel: threading.Event) -> Logits | None:
@@ -254,10 +258,13 @@ class Engine:
             logits = self.backend.prefill(prompt[start : start + size])
         return logits
 
-    def _draft(self, root: int, run: _Run, previous: int) -> DraftTree:
-        """The tree to verify next: the root, and drafts where they are worth their time."""
+    def _draft(self, root: int, run: _Run, previous: int) -> tuple[DraftTree, float]:
+        """The tree to verify next, and the ms that models took to draft it.
+
+        That is the root, and drafts where they are worth their time.
+        """
         if not run.speculate or self.drafter is None or self.curve is None:
-            return DraftTree.chain((root,))
+            return DraftTree.chain((root,)), 0.0
         backend = self.backend
         room = min(
             run.limit - run.counters.generated_tokens - 1,
@@ -265,14 +272,24 @@ class Engine:
             self._max_nodes - 1,
         )
         if room < 1:
-            return DraftTree.chain((root,))
-        proposal = self.drafter.propose(room, run.min_probability)
-        if not backend.capabilities.tree:
-            proposal = likeliest_chain(proposal)
-        size = choose_size(
-            proposal.probabilities, self.curve, backend.length, previous, room, backend.pending
+            return DraftTree.chain((root,)), 0.0
+        stakes = Stakes(
+            max_nodes=room,
+            min_probability=run.min_probability,
+            curve=self.curve,
+            depth=backend.length,
+            previous=previous,
+            extra=backend.pending,
+            branches=backend.capabilities.tree,
+            sampled=run.sampler.params.draws_freely,
         )
-        return build_tree(root, proposal, size)
+        proposal = self.drafter.propose(stakes)
+        if not stakes.branches:
+            proposal = likeliest_chain(proposal)
+        size, _ = choose_size(
+            proposal.probabilities, stakes, kept=proposal.kept, spent_ms=proposal.draft_ms
+        )
+        return build_tree(root, proposal, size), proposal.draft_ms
 
     def _check_open(self) -> None:
         if self._closed:
@@ -372,6 +389,10 @@ class Stream:
         if len(self._ids) >= self._run.limit:
             return "context_full"
         return "cancelled"
+
+
+def _successors(logits: Logits) -> Callable[[int], Successors]:
+    return lambda node: best_tokens(logits[node])
 
 
 def _until_end(emitted: list[int], is_end: Callable[[int], bool]) -> list[int]:

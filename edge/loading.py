@@ -21,8 +21,8 @@ from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.noise import largest_invariant_step
 from edgespec.planning import (
-    calibration_key,
     make_run_plan,
+    rounds_key,
     settings_key,
     settings_of,
     stored_curve,
@@ -106,9 +106,9 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
         curve = _curve(backend, spec, plan, report) if drafter else None
         history = RoundHistory()
         if drafter is not None:
-            counted = cache.load("rounds", calibration_key(spec, drafter.name)) or {}
+            counted = cache.load("rounds", rounds_key(spec, drafter.name)) or {}
             history = RoundHistory.from_json(counted.get("rounds"))
-            drafter.load_state(cache.load("calibration", calibration_key(spec, drafter.name)))
+            drafter.load_state(cache.load("calibration", spec.fingerprint))
     except BaseException:
         backend.close()
         raise
@@ -289,6 +289,6 @@ def _remember(
         stored.learn_level(curve.scale)
         cache.store("curves", key, stored.as_json())
     if drafter is not None:
-        name = calibration_key(spec, drafter.name)
-        cache.store("calibration", name, drafter.state())
-        cache.store("rounds", name, {"rounds": history.rounds()})
+        counts = cache.load("calibration", spec.fingerprint) or {}
+        cache.store("calibration", spec.fingerprint, {**counts, **drafter.state()})
+        cache.store("rounds", rounds_key(spec, drafter.name), {"rounds": history.rounds()})

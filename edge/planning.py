@@ -126,8 +126,8 @@ def settings_key(spec: ModelSpec, settings: Settings) -> str:
     )
 
 
-def calibration_key(spec: ModelSpec, drafter: str) -> str:
-    """Under what a drafter's acceptance counts are stored."""
+def rounds_key(spec: ModelSpec, drafter: str) -> str:
+    """Under what is stored how much rounds with these drafters emitted."""
     return f"{spec.fingerprint} | {drafter}"
 
 
@@ -142,7 +142,7 @@ def stored_curve(spec: ModelSpec, settings: Settings) -> CostCurve | None:
 
 def stored_rounds(spec: ModelSpec, drafter: str) -> tuple[tuple[int, int, float], ...]:
     """What rounds of earlier runs emitted; what is usual as long as there are few of them."""
-    document = cache.load("rounds", calibration_key(spec, drafter))
+    document = cache.load("rounds", rounds_key(spec, drafter))
     history = RoundHistory.from_json(document.get("rounds") if document else None)
     return tuple(history.rounds()) if len(history) >= _TELLING_ROUNDS else DEFAULT_ROUNDS
 

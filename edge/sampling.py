@@ -92,6 +92,11 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def draws_freely(self) -> bool:
+        """True when tokens are drawn from a law that earlier picks of the round do not change."""
+        return not self.is_greedy and not self.uses_history
+
+    @property
     def uses_history(self) -> bool:
         """True when earlier tokens change the logits of later ones."""
         subtracts = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from edgespec.tree import DraftTree
 
 
 @dataclass(slots=True)
 class Counters:
     """What happened, in numbers. Times are in seconds.
 
-    A round is one step of the target after the prompt. `host_s` is what drafting, choosing,
-    accepting and counting took, all rounds together; `step_s` is the target's part.
+    A round is one step of the target after the prompt. `step_s` is what the target's steps took,
+    `draft_s` a draft model's, and `host_s` everything else: tables, choosing, accepting, counting.
+    `drafted_by` and `accepted_by` split the drafted and accepted tokens by drafter.
     """
 
     prompt_tokens: int = 0
@@ -22,15 +27,24 @@ class Counters:
     decode_s: float = 0.0
     host_s: float = 0.0
     step_s: float = 0.0
+    draft_s: float = 0.0
+    drafted_by: Counter[str] = field(default_factory=Counter)
+    accepted_by: Counter[str] = field(default_factory=Counter)
 
-    def add_round(self, drafted: int, emitted: int, step_s: float, host_s: float) -> None:
-        """Count one round that emitted `emitted` tokens, the target's own one included."""
+    def add_round(
+        self, tree: DraftTree, path: Sequence[int], step_s: float, draft_s: float, round_s: float
+    ) -> None:
+        """Count one round that verified `tree`, kept `path` and emitted one token for each node."""
         self.rounds += 1
-        self.drafted_tokens += drafted
-        self.accepted_tokens += emitted - 1
-        self.generated_tokens += emitted
+        self.drafted_tokens += len(tree) - 1
+        self.accepted_tokens += len(path) - 1
+        self.generated_tokens += len(path)
         self.step_s += step_s
-        self.host_s += host_s
+        self.draft_s += draft_s
+        self.host_s += max(0.0, round_s - step_s - draft_s)
+        if tree.sources:
+            self.drafted_by.update(tree.sources[1:])
+            self.accepted_by.update(tree.sources[node] for node in path[1:])
 
     @property
     def acceptance_length(self) -> float:
@@ -46,5 +60,5 @@ class Counters:
     @property
     def host_share(self) -> float:
         """Part of the rounds that was spent outside the target."""
-        total = self.host_s + self.step_s
+        total = self.host_s + self.draft_s + self.step_s
         return self.host_s / total if total else 0.0

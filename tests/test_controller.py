@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.controller import build_tree, choose_size
-from edgespec.drafters.base import EMPTY, Proposal
 from edgespec.memory.curve import CostCurve
+from edgespec.proposal import EMPTY, Proposal, Stakes
 
 INF = float("inf")
 MARGIN = 1.03  # what a draft must promise over plain decoding
@@ -21,6 +21,19 @@ quick = settings(max_examples=300, deadline=None, derandomize=True, database=Non
 def curve_of(*ms: float, **effects: float) -> CostCurve:
     """A curve with t(1), t(2), ... in ms."""
     return CostCurve([INF, *ms], **effects)
+
+
+def chosen_size(
+    probabilities: Sequence[float],
+    curve: CostCurve,
+    depth: int,
+    previous: int,
+    max_nodes: int,
+    extra: int = 0,
+    **costs: float,
+) -> int:
+    stakes = Stakes(max_nodes, 0.0, curve, depth, previous, extra)
+    return choose_size(probabilities, stakes, **costs)[0]  # type: ignore[arg-type]
 
 
 def rate(
@@ -66,7 +79,7 @@ def test_no_size_has_a_better_rate(
     extra = min(extra, len(ms) - 1)
     probabilities.sort(reverse=True)
     curve = CostCurve([INF, *ms], *slopes)
-    chosen = choose_size(probabilities, curve, depth, previous, max_drafted, extra)
+    chosen = chosen_size(probabilities, curve, depth, previous, max_drafted, extra)
     possible = range(min(len(probabilities), max_drafted, len(ms) - 1 - extra) + 1)
     rates = [rate(probabilities, curve, depth, previous, extra, n) for n in possible]
     rates[0] *= MARGIN
@@ -77,55 +90,55 @@ def test_no_size_has_a_better_rate(
 
 def test_hand_worked() -> None:
     """With 0.9, 0.6, 0.5: 1.9 / 12 = 0.158, 2.5 / 15 = 0.167, 3.0 / 20 = 0.150; plain 0.103."""
-    assert choose_size((0.9, 0.6, 0.5), curve_of(10, 12, 15, 20), 0, 0, 31) == 2
+    assert chosen_size((0.9, 0.6, 0.5), curve_of(10, 12, 15, 20), 0, 0, 31) == 2
 
 
 def test_a_curve_that_is_not_monotone_is_read_at_every_size() -> None:
     """Three nodes cost more than four here, as on CPUs whose kernels take rows by four."""
     curve = curve_of(10, 30, 31, 12)
-    assert choose_size((0.5, 0.4, 0.3), curve, 0, 0, 31) == 3
-    assert choose_size((0.5, 0.4), curve, 0, 0, 31) == 0
+    assert chosen_size((0.5, 0.4, 0.3), curve, 0, 0, 31) == 3
+    assert chosen_size((0.5, 0.4), curve, 0, 0, 31) == 0
 
 
 def test_plain_when_no_draft_pays() -> None:
     """Each node costs as much as a step of its own, and no guess is certain."""
-    assert choose_size((0.99, 0.98, 0.97), curve_of(10, 20, 30, 40), 0, 0, 31) == 0
-    assert choose_size((), curve_of(10, 10), 0, 0, 31) == 0
+    assert chosen_size((0.99, 0.98, 0.97), curve_of(10, 20, 30, 40), 0, 0, 31) == 0
+    assert chosen_size((), curve_of(10, 10), 0, 0, 31) == 0
 
 
 def test_a_draft_must_promise_more_than_the_margin() -> None:
-    assert choose_size((0.029,), curve_of(10, 10), 0, 0, 31) == 0
-    assert choose_size((0.031,), curve_of(10, 10), 0, 0, 31) == 1
+    assert chosen_size((0.029,), curve_of(10, 10), 0, 0, 31) == 0
+    assert chosen_size((0.031,), curve_of(10, 10), 0, 0, 31) == 1
 
 
 def test_sizes_that_were_not_measured_are_never_chosen() -> None:
     certain = (1.0,) * 5
-    assert choose_size(certain, curve_of(10, INF, INF, 11, INF, INF), 0, 0, 31) == 3
-    assert choose_size(certain, curve_of(10, INF, INF, INF), 0, 0, 31) == 0
+    assert chosen_size(certain, curve_of(10, INF, INF, 11, INF, INF), 0, 0, 31) == 3
+    assert chosen_size(certain, curve_of(10, INF, INF, INF), 0, 0, 31) == 0
 
 
 def test_the_curve_and_the_caller_bound_the_size() -> None:
     free = curve_of(*[10.0] * 4)
-    assert choose_size((1.0,) * 9, free, 0, 0, 31) == 3
-    assert choose_size((1.0,) * 9, free, 0, 0, 2) == 2
-    assert choose_size((1.0,) * 9, free, 0, 0, 0) == 0
-    assert choose_size((1.0,) * 9, free, 0, 0, 31, extra=2) == 1
+    assert chosen_size((1.0,) * 9, free, 0, 0, 31) == 3
+    assert chosen_size((1.0,) * 9, free, 0, 0, 2) == 2
+    assert chosen_size((1.0,) * 9, free, 0, 0, 0) == 0
+    assert chosen_size((1.0,) * 9, free, 0, 0, 31, extra=2) == 1
 
 
 def test_a_change_of_size_is_paid_for() -> None:
     """1.3 / 11 beats 1.03 / 10; after a plain step the new graph makes it 1.3 / 15."""
     curve = curve_of(10, 11, change_ms=4)
-    assert choose_size((0.3,), curve, 0, 0, 31) == 1
-    assert choose_size((0.3,), curve, 0, 2, 31) == 1
-    assert choose_size((0.3,), curve, 0, 1, 31) == 0
+    assert chosen_size((0.3,), curve, 0, 0, 31) == 1
+    assert chosen_size((0.3,), curve, 0, 2, 31) == 1
+    assert chosen_size((0.3,), curve, 0, 1, 31) == 0
 
 
 def test_extra_tokens_are_paid_for_by_every_size() -> None:
     """Two tokens fed again: plain is a step of three, and one drafted node a step of four."""
     curve = curve_of(10, 11, 30, 31)
-    assert choose_size((0.3, 0.1), curve, 0, 0, 31, extra=2) == 1
+    assert chosen_size((0.3, 0.1), curve, 0, 0, 31, extra=2) == 1
     curve = curve_of(10, 11, 12, 40)
-    assert choose_size((0.3, 0.1), curve, 0, 0, 31, extra=2) == 0
+    assert chosen_size((0.3, 0.1), curve, 0, 0, 31, extra=2) == 0
 
 
 def test_the_least_useful_probability_by_hand() -> None:
@@ -154,14 +167,14 @@ def test_no_draft_of_useless_nodes_is_ever_verified(
     curve = CostCurve([INF, *ms], *slopes)
     least = curve.least_useful_probability(depth)
     if least > 0.01:
-        assert choose_size([least * part] * count, curve, depth, 0, 31) == 0
+        assert chosen_size([least * part] * count, curve, depth, 0, 31) == 0
 
 
 def test_depth_moves_the_choice() -> None:
     """At 10,000 tokens a node costs 10 ms more, so a guess of 0.5 no longer pays."""
     curve = curve_of(10, 11, depth_node_ms=0.001)
-    assert choose_size((0.5,), curve, 0, 0, 31) == 1
-    assert choose_size((0.5,), curve, 10_000, 0, 31) == 0
+    assert chosen_size((0.5,), curve, 0, 0, 31) == 1
+    assert chosen_size((0.5,), curve, 10_000, 0, 31) == 0
 
 
 # ------------------------------------------------------------------------------ the tree

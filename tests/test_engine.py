@@ -14,11 +14,12 @@ import pytest
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
-from edgespec.drafters.base import EMPTY, Drafter, Proposal
+from edgespec.drafters.base import Drafter, Outcome
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine import Chunk, Engine, Stream
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
 from edgespec.memory.curve import CostCurve
+from edgespec.proposal import EMPTY, Proposal, Stakes
 from edgespec.sampling import SamplingParams
 from edgespec.stats import Counters
 from edgespec.tree import DraftTree
@@ -70,18 +71,14 @@ class Prophet:
         self.calls.append("begin")
         self.text = list(tokens)
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        self.calls.append("extend")
-        self.text += tokens
-
-    def observe(self, emitted: Sequence[int]) -> None:
+    def observe(self, outcome: Outcome) -> None:
         self.calls.append("observe")
-        self.text += emitted
+        self.text += outcome.emitted
 
-    def propose(self, max_nodes: int, min_probability: float) -> Proposal:
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         self.calls.append("propose")
-        self.min_probability = min_probability
-        size = min(self._num_nodes, max_nodes)
+        self.min_probability = stakes.min_probability
+        size = min(self._num_nodes, stakes.max_nodes)
         tokens: list[int] = []
         for _ in range(size):
             tokens.append(int(np.argmax(self._model((*self.text, *tokens)))))
@@ -553,14 +550,16 @@ def test_counters_of_an_answer_that_a_stop_string_cut() -> None:
 def test_rates_by_hand() -> None:
     counters = Counters(generated_tokens=1)
     assert (counters.acceptance_length, counters.tokens_per_s, counters.host_share) == (1, 0, 0)
-    counters.add_round(drafted=4, emitted=3, step_s=0.3, host_s=0.1)
-    counters.add_round(drafted=2, emitted=1, step_s=0.2, host_s=0.1)
+    first = DraftTree((1, 2, 3, 4, 5), (-1, 0, 1, 2, 2), ("", "a", "b", "b", "a"))
+    counters.add_round(first, (0, 1, 2), step_s=0.3, draft_s=0.05, round_s=0.45)
+    counters.add_round(DraftTree.chain((3, 4, 5)), (0,), step_s=0.2, draft_s=0.0, round_s=0.3)
+    assert (counters.drafted_by, counters.accepted_by) == ({"a": 2, "b": 2}, {"a": 1, "b": 1})
     counters.decode_s = 0.8
     assert (counters.rounds, counters.drafted_tokens, counters.accepted_tokens) == (2, 6, 2)
     assert counters.generated_tokens == 5
     assert counters.acceptance_length == 2.0
     assert counters.tokens_per_s == pytest.approx(4 / 0.8)
-    assert counters.host_share == pytest.approx(0.2 / 0.7)
+    assert counters.host_share == pytest.approx(0.2 / 0.75)
 
 
 # ------------------------------------------------------------------------------ speculation

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
-from edgespec.drafters.base import Drafter, Proposal
+from edgespec.drafters.base import Drafter, Outcome
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine import Engine
 from edgespec.memory.curve import CostCurve
+from edgespec.proposal import EMPTY, Proposal, Stakes
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.tree import DraftTree
 
@@ -94,13 +95,10 @@ class Scribe:
     def begin(self, tokens: Sequence[int]) -> None:
         self.text = list(tokens)
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        self.text += tokens
+    def observe(self, outcome: Outcome) -> None:
+        self.text += outcome.emitted
 
-    def observe(self, emitted: Sequence[int]) -> None:
-        self.extend(emitted)
-
-    def propose(self, max_nodes: int, min_probability: float) -> Proposal:
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
@@ -118,8 +116,8 @@ class Oracle(Scribe):
         self._model = model
         self._num_nodes = num_nodes
 
-    def propose(self, max_nodes: int, min_probability: float) -> Proposal:
-        size = min(self._num_nodes, max_nodes)
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        size = min(self._num_nodes, stakes.max_nodes)
         tokens = plain(self._model, self.text, size)
         return Proposal(tokens, range(-1, size - 1), [1.0] * size)
 
@@ -132,8 +130,8 @@ class Garbage(Scribe):
         self._random = random.Random(4)
         self._chain = chain
 
-    def propose(self, max_nodes: int, min_probability: float) -> Proposal:
-        size = min(7, max_nodes)
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        size = min(7, stakes.max_nodes)
         tokens = [self._random.randrange(V) for _ in range(size)]
         parents = [
             node - 1 if self._chain else self._random.randrange(-1, node) for node in range(size)
@@ -156,7 +154,7 @@ class Shaped(Scribe):
         self._shapes = shapes
         self._round = 0
 
-    def propose(self, max_nodes: int, min_probability: float) -> Proposal:
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         shape = self._shapes[self._round % len(self._shapes)]
         self._round += 1
         paths: list[list[int]] = []
@@ -436,8 +434,8 @@ class PoemOracle(Oracle):
     def __init__(self, num_nodes: int) -> None:
         super().__init__(poem_model, num_nodes)
 
-    def propose(self, max_nodes: int, min_probability: float) -> Proposal:
-        size = min(self._num_nodes, max_nodes)
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        size = min(self._num_nodes, stakes.max_nodes)
         tokens = [POEM[(len(self.text) - 1 + i) % len(POEM)] for i in range(size)]
         return Proposal(tokens, range(-1, size - 1), [1.0] * size)
 

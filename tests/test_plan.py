@@ -31,8 +31,8 @@ from edgespec.memory.speed import DEFAULT_ROUNDS, RoundHistory, SpeedModel
 from edgespec.models.gguf import GGML_TYPES, GgufTensor
 from edgespec.models.spec import ModelSpec
 from edgespec.planning import (
-    calibration_key,
     make_run_plan,
+    rounds_key,
     settings_key,
     settings_of,
     speed_model,
@@ -868,10 +868,8 @@ def test_step_times_belong_to_a_file_and_its_settings() -> None:
     assert len(set(keys)) == len(keys)
     plans = [plan_of(), plan_of(context_size=999), plan_of(budget_bytes=1 << 30)]
     assert {settings_key(SPEC, settings_of(plan)) for plan in plans} == {keys[0]}
-    assert calibration_key(SPEC, "suffix") != calibration_key(SPEC, "other")
-    assert calibration_key(SPEC, "suffix") != calibration_key(
-        replace(SPEC, fingerprint="b"), "suffix"
-    )
+    assert rounds_key(SPEC, "suffix") != rounds_key(SPEC, "other")
+    assert rounds_key(SPEC, "suffix") != rounds_key(replace(SPEC, fingerprint="b"), "suffix")
 
 
 SETTINGS = Settings(2, "f16", "f16", 0, "suffix")
@@ -898,7 +896,7 @@ def test_a_damaged_stored_curve_is_none(base: Any) -> None:
 
 def test_a_few_rounds_tell_little() -> None:
     """From 500 on those of this file count; before, what is usual."""
-    key = calibration_key(SPEC, "suffix")
+    key = rounds_key(SPEC, "suffix")
     assert stored_rounds(SPEC, "suffix") == DEFAULT_ROUNDS
     cache.store("rounds", key, {"rounds": RoundHistory([(4, 4, 499.0)]).rounds()})
     assert stored_rounds(SPEC, "suffix") == DEFAULT_ROUNDS

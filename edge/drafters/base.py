@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from edgespec.calibration import Calibration
+from edgespec.proposal import EMPTY, Proposal, Stakes
+from edgespec.tree import DraftTree
+
+# The target's best tokens after a node, best first, and their shares of the probability of these.
+Successors = tuple[Sequence[int], Sequence[float]]
+
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """Candidate nodes below the root, most probable first.
+class Outcome:
+    """One finished round: what was sent to the target, and what it wrote.
 
-    A node's probability is that of its whole path, so it never exceeds its parent's and the best
-    n nodes always form a tree.
+    `successors(node)` gives the target's best tokens after a node, or None where they are not to
+    be looked at.
     """
 
-    tokens: Sequence[int]  # [n]
-    parents: Sequence[int]  # [n], index into this proposal; -1 is the root
-    probabilities: Sequence[float]  # [n], non-increasing
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-
-EMPTY = Proposal((), (), ())
+    tree: DraftTree
+    path: Sequence[int]  # accepted nodes, the root first
+    emitted: Sequence[int]  # as many tokens
+    successors: Callable[[int], Successors | None] = lambda _node: None
 
 
 class Drafter(Protocol):
@@ -37,22 +39,45 @@ class Drafter(Protocol):
         """Bytes its tables may take at most (a ceiling, allocated as they fill)."""
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """A new text starts with `tokens`, the prompt."""
+        """A new text starts with `tokens`: the prompt and the first token of the answer."""
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """`tokens` were emitted."""
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        """Candidates for what comes after the text so far, at most `stakes.max_nodes`.
 
-    def propose(self, max_nodes: int, min_probability: float) -> Proposal:
-        """Candidates for what comes after the text so far, at most `max_nodes`.
-
-        Nodes below `min_probability` cannot pay and need not be proposed.
+        `base` is what other drafters propose already; nodes of it may be repeated.
         """
 
-    def observe(self, emitted: Sequence[int]) -> None:
-        """`emitted` is what the target wrote after the last `propose`; count and extend."""
+    def observe(self, outcome: Outcome) -> None:
+        """The round after the last `propose` has ended: count, learn, and extend the text."""
 
     def state(self) -> dict[str, Any]:
         """What should survive a restart (calibration), as a JSON document."""
 
     def load_state(self, document: dict[str, Any] | None) -> None:
         """Take over the state of an earlier run; anything unusable is ignored."""
+
+
+def count_hits(
+    proposal: Proposal, cells: Sequence[int], emitted: Sequence[int], calibration: Calibration
+) -> None:
+    """Count every proposed node whose parent was right, by its cell; -1 is not counted.
+
+    Nodes that were proposed but not sent to the target are counted too where the target's own
+    text shows whether they were right.
+    """
+    tokens, parents = proposal.tokens, proposal.parents
+    is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
+    node, depth = -1, 0
+    while depth < len(emitted):
+        right = -1
+        for i in range(node + 1, len(tokens)):
+            if parents[i] == node:
+                hit = tokens[i] == emitted[depth]
+                if cells[i] >= 0:
+                    calibration.count(cells[i], hit)
+                right = i if hit else right
+                if is_chain:
+                    break
+        if right < 0:
+            return
+        node, depth = right, depth + 1

@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgespec.calibration import Calibration
-from edgespec.drafters.base import EMPTY, Proposal
+from edgespec.drafters.base import Outcome, count_hits
+from edgespec.proposal import EMPTY, Proposal, Stakes
 
 _ORDERS = (4, 2, 1)  # lengths of the indexed endings, longest first
 _MAX_PLACES = 16  # links followed in one hash chain
@@ -135,11 +136,13 @@ class SuffixDrafter:
 
     # -- proposing -------------------------------------------------------------------------
 
-    def propose(self, max_nodes: int, min_probability: float = 0.02) -> Proposal:
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         """The most probable continuations, best first."""
         places = self._places()
         self._cells = []
-        self._proposal = self._grow(places, max_nodes, min_probability) if places else EMPTY
+        self._proposal = (
+            self._grow(places, stakes.max_nodes, stakes.min_probability) if places else EMPTY
+        )
         return self._proposal
 
     def _places(self) -> list[_Place]:
@@ -220,27 +223,11 @@ class SuffixDrafter:
 
     # -- learning --------------------------------------------------------------------------
 
-    def observe(self, emitted: Sequence[int]) -> None:
-        """Count every proposed node whose parent was right, then extend the history.
-
-        Nodes that were proposed but not sent to the target are counted too where the target's
-        own text shows whether they were right.
-        """
-        proposal, node, depth = self._proposal, -1, 0
-        while depth < len(emitted):
-            right = -1
-            for i in range(node + 1, len(proposal.tokens)):
-                if proposal.parents[i] == node:
-                    hit = proposal.tokens[i] == emitted[depth]
-                    self._calibration.count(self._cells[i], hit)
-                    right = i if hit else right
-                    if self._max_children == 1:
-                        break
-            if right < 0:
-                break
-            node, depth = right, depth + 1
+    def observe(self, outcome: Outcome) -> None:
+        """Count every proposed node whose parent was right, then extend the history."""
+        count_hits(self._proposal, self._cells, outcome.emitted, self._calibration)
         self._proposal = EMPTY
-        self.extend(emitted)
+        self.extend(outcome.emitted)
 
     def state(self) -> dict[str, Any]:
         """The counts."""

@@ -1,0 +1,70 @@
+"""What drafters hand to the controller: candidate nodes, and what a round may cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgespec.memory.curve import CostCurve
+
+if TYPE_CHECKING:
+    from edgespec.tree import Law
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Candidate nodes below the root, most probable first.
+
+    A node's probability is that of its whole path, so it never exceeds its parent's and the best
+    n nodes always form a tree. The first `kept` nodes were drawn at random: dropping one after
+    seeing its token would bias the output (see `edgespec.verification`), so they stay.
+    """
+
+    tokens: Sequence[int]  # [n]
+    parents: Sequence[int]  # [n], index into this proposal; -1 is the root
+    probabilities: Sequence[float]  # [n], non-increasing behind the kept ones
+    sources: Sequence[
+        str
+    ] = ()  # [n], which drafter each node is from; empty: the only one there is
+    laws: Sequence[Law | None] = ()  # [n], what each node was drawn from; empty: nothing was drawn
+    kept: int = 0
+    draft_ms: float = 0.0  # time that models took to make it
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+EMPTY = Proposal((), (), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Stakes:
+    """What a round may cost, and what its drafts are worth.
+
+    At most `max_nodes` may be drafted; those less probable than `min_probability` cannot pay and
+    need not be proposed. `branches` says whether siblings can be verified. In `sampled` rounds the
+    target's tokens are drawn at random, and proposals may be, too.
+    """
+
+    max_nodes: int
+    min_probability: float
+    curve: CostCurve
+    depth: int  # tokens in the target's cache
+    previous: int = 0  # nodes of the target's step before, whose graph can be reused
+    extra: int = 0  # tokens that the target will be fed besides the nodes
+    branches: bool = True
+    sampled: bool = False
+
+    def step_ms(self, num_nodes: int) -> float:
+        """Predicted time of a target step over `num_nodes`, the root included."""
+        return self.curve.step_ms(num_nodes + self.extra, self.depth, self.previous)
+
+
+@dataclass(frozen=True, slots=True)
+class Prospects:
+    """What a drafter that takes time expects of a round, before it has spent any."""
+
+    probabilities: Sequence[float]  # path probabilities it has given lately
+    before_ms: float  # until the first node is drafted
+    node_ms: float  # for each node
