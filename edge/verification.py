@@ -80,24 +80,17 @@ def accept_sampled(
         tree: the verified tree, grown by the rules above.
         laws: by node, the distribution [V] its token was drawn from given its earlier siblings,
             summing to 1; None for a deterministic node, and for the root. Never written to.
-        target: the target's distribution at a node, summing to 1, ids in any order. Asked only
-            for nodes that are reached, and of these only while one above is open: `tree`'s depth
-            + 1 rows exist at a time. The probabilities are written on. Must not depend on the
-            path but through the node: penalties need sample-and-match.
-        dice: independent of the tokens drawn for the tree; never the same seed again.
+        target: the target's distribution at a node, summing to 1, ids in any order, as
+            `Sampler.law` gives it. Asked for when it is needed, and written on; one row for each
+            node of a path is kept at a time. With penalties use sample-and-match.
+        dice: independent of the tokens drawn for the tree: not a generator of the same seed.
 
     Returns:
         The nodes to commit (root first) and the tokens emitted. Both have the same length: the
         last token is the residual token and becomes the next root.
     """
     assert len(laws) == len(tree)
-    children: list[list[int]] = [[] for _ in tree.tokens]
-    for node, parent in enumerate(tree.parents):
-        if parent >= 0:
-            assert laws[node] is not None or all(
-                tree.tokens[node] != tree.tokens[sibling] for sibling in children[parent]
-            ), "a deterministic token that repeats a sibling has to be merged with it"
-            children[parent].append(node)
+    children = _children(tree, laws)
 
     def judge(node: int, weight: float) -> tuple[int, int] | None:
         """The last accepted node, here or below, and the residual token; None if rejected."""
@@ -129,6 +122,17 @@ def without(law: DraftLaw, token: int) -> DraftLaw | None:
         return None
     others /= total
     return others
+
+
+def _children(tree: DraftTree, laws: Sequence[DraftLaw | None]) -> list[list[int]]:
+    """By node, its children in node order."""
+    children: list[list[int]] = [[] for _ in tree.tokens]
+    for node in range(1, len(tree)):
+        siblings = children[tree.parents[node]]
+        repeats = any(tree.tokens[sibling] == tree.tokens[node] for sibling in siblings)
+        assert laws[node] is not None or not repeats, "a repeated token has to be merged"
+        siblings.append(node)
+    return children
 
 
 class _Rest:
