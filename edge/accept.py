@@ -8,7 +8,7 @@ Every emitted token is picked from the target's own logits by the target's own s
 deterministic proposals the output has exactly the target's distribution, whatever was drafted
 (algorithms: naive sampling, e.g. SpecInfer arXiv 2305.09781 section 4.3). With a sampler that
 draws one random number a token, the same seed even gives the same tokens as plain decoding.
-Pure: no model inside.
+Trees with tokens drawn from a draft model need `edgespec.verification`. Pure: no model inside.
 """
 
 from __future__ import annotations

@@ -30,17 +30,21 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.best_tokens import (
+    LOWEST,
+    Head,
+    floor_of_best,
+    head_above,
+    head_reaching,
+    softmax_weights,
+    top_p_head,
+)
 from edgespec.errors import BackendError, UnsupportedError
 
-# The smallest finite logit: at or above it is every token that is not masked.
-_LOWEST = float(np.finfo(np.float32).min)
-# How many of the best tokens to sort before sorting all of them.
-_HEAD_SIZES = (256, 4096)
 # Keeps 1/temperature away from 0 and infinity, where float32 would turn 0 * inf into NaN.
 _INVERSE_TEMPERATURE_RANGE = (1e-30, 1e30)
 # Penalties up to this size leave finite logits finite.
@@ -116,18 +120,6 @@ class SamplingParams:
     def work_bytes(self, vocab_size: int) -> int:
         """Bytes a `Sampler` will allocate for its work arrays: 0, 4 or 8 a token."""
         return 4 * vocab_size * (self.changes_logits + self.sums_vocabulary)
-
-
-class _Head(NamedTuple):
-    """The best tokens: descending logits, equal logits by ascending id."""
-
-    # [k]
-    ids: NDArray[np.int64]
-    # [k]
-    logits: NDArray[np.float32]
-
-    def first(self, count: int) -> _Head:
-        return _Head(self.ids[:count], self.logits[:count])
 
 
 class Sampler:
@@ -209,9 +201,38 @@ class Sampler:
             best = _finite_max(row)
             head = self._kept(row, best)
             if head is None:
-                head = _head(row, _LOWEST)
-            weights = _weights(head.logits, best, self._inverse_temperature)
+                head = head_above(row, LOWEST)
+            weights = softmax_weights(head.logits, best, self._inverse_temperature)
             return head.ids, weights / weights.sum()
+
+    def law(
+        self, logits_row: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64] | None, NDArray[np.float64]]:
+        """The same as `distribution`, for verifying draws: unsorted where nothing is filtered.
+
+        Then the ids are None and the probabilities [V] stand at their tokens; their weights are
+        float32, as in `pick`. The arrays are the caller's to write on. Penalties make the law of a
+        node depend on its path, which this does not know: such samplers must not be asked.
+        """
+        params = self.params
+        assert not params.uses_history
+        if params.is_greedy or params.top_k or params.top_p < 1.0 or params.min_p > 0.0:
+            return self.distribution(logits_row)
+        with np.errstate(all="ignore"):
+            row = self._change(logits_row)
+            self._total(row, _finite_max(row), self._inverse_temperature)
+            probabilities = self._weights.astype(np.float64)
+            probabilities /= probabilities.sum()
+        return None, probabilities
+
+    def accepts(self, probability: float) -> bool:
+        """True with this probability; costs one random number."""
+        return self._random.random() < probability
+
+    def draw(self, weights: NDArray[np.float64]) -> int:
+        """An index of weights [k], in proportion to them; costs one random number."""
+        cumulative = np.cumsum(weights)
+        return _index_at(cumulative, self._random.random() * float(cumulative[-1]))
 
     def _start_history(self, prompt_ids: list[int]) -> None:
         self._check_tokens("the prompt", prompt_ids)
@@ -261,28 +282,25 @@ class Sampler:
         if head is None:
             # All tokens are candidates, but those after the drawn one need not be sorted.
             drawn = uniform * self._total(row, best, self._inverse_temperature)
-            head, cumulative = _head_reaching(row, best, self._inverse_temperature, drawn)
+            head, cumulative = head_reaching(row, best, self._inverse_temperature, drawn)
         else:
-            cumulative = np.cumsum(_weights(head.logits, best, self._inverse_temperature))
+            cumulative = np.cumsum(softmax_weights(head.logits, best, self._inverse_temperature))
             drawn = uniform * float(cumulative[-1])
-        index = int(np.searchsorted(cumulative, drawn, side="right"))
-        # Rounding may put `drawn` at the very end; the last token with any weight owns it.
-        last = int(np.searchsorted(cumulative, cumulative[-1], side="left"))
-        return int(head.ids[min(index, last)])
+        return int(head.ids[_index_at(cumulative, drawn)])
 
-    def _kept(self, row: NDArray[np.float32], best: float) -> _Head | None:
+    def _kept(self, row: NDArray[np.float32], best: float) -> Head | None:
         """The tokens that top-k, top-p and min-p leave, or None when all three are off."""
         params = self.params
-        floor = best + math.log(params.min_p) if params.min_p > 0.0 else _LOWEST
+        floor = best + math.log(params.min_p) if params.min_p > 0.0 else LOWEST
         if params.top_k > 0:
-            head = _head(row, _floor_of_best(row, params.top_k)).first(params.top_k)
-            head = _top_p(head, best, params.top_p)
+            head = head_above(row, floor_of_best(row, params.top_k)).first(params.top_k)
+            head = top_p_head(head, best, params.top_p)
             return head.first(int(np.count_nonzero(head.logits >= floor)))
         if params.top_p < 1.0:
             mass = params.top_p * self._total(row, best, 1.0)
-            head, cumulative = _head_reaching(row, best, 1.0, mass, floor)
+            head, cumulative = head_reaching(row, best, 1.0, mass, floor)
             return head.first(int(np.searchsorted(cumulative, mass, side="left")) + 1)
-        return _head(row, floor) if params.min_p > 0.0 else None
+        return head_above(row, floor) if params.min_p > 0.0 else None
 
     def _total(self, row: NDArray[np.float32], best: float, inverse_temperature: float) -> float:
         """Sum over the vocabulary of exp((logit - best) / temperature), to about 1e-6."""
@@ -305,6 +323,13 @@ def top_two_gap(logits_row: NDArray[np.float32]) -> float:
     return float(logits_row[index]) - max(below, above)
 
 
+def _index_at(cumulative: NDArray[np.float64], drawn: float) -> int:
+    """The index whose share of the cumulative weights [k] holds `drawn`."""
+    index = int(np.searchsorted(cumulative, drawn, side="right"))
+    # Rounding may put `drawn` at the very end; the last index with any weight owns it.
+    return min(index, int(np.searchsorted(cumulative, cumulative[-1], side="left")))
+
+
 def _argmax(row: NDArray[np.float32]) -> int:
     """The best token, the lowest id of equals; a NaN anywhere counts as the best."""
     token = int(row.argmax())
@@ -324,82 +349,6 @@ def _check_best(best: float) -> None:
             f"no token can be chosen: the best logit is {best}",
             hint="if nothing masks every token, the model file or the backend is broken",
         )
-
-
-def _weights(
-    logits: NDArray[np.float32], best: float, inverse_temperature: float
-) -> NDArray[np.float64]:
-    """exp((logit - best) / temperature) of logits [k], in float64."""
-    weights: NDArray[np.float64] = np.exp(
-        (logits.astype(np.float64) - best) * inverse_temperature,
-    )
-    return weights
-
-
-def _head(row: NDArray[np.float32], floor: float) -> _Head:
-    """All tokens of a row [V] with a logit of at least `floor`, masked ones never.
-
-    Sorts one integer a token, its logit above its id: three times as fast on 4,096 tokens, and
-    fourteen times on 151,936, as a stable argsort of the logits.
-    """
-    ids = np.flatnonzero(row >= max(floor, _LOWEST))
-    # Descending becomes ascending, and -0.0 becomes the 0.0 it equals.
-    bits = (0.0 - row[ids]).view(np.int32)
-    # The bits of IEEE numbers ascend as the numbers do, except among negative ones.
-    bits ^= (bits >> 31) & 0x7FFFFFFF
-    keys = bits.astype(np.int64)
-    keys <<= 32
-    keys |= ids
-    keys.sort()
-    keys &= 0xFFFFFFFF
-    return _Head(keys, row[keys])
-
-
-def _floor_of_best(row: NDArray[np.float32], count: int) -> float:
-    """A logit that at least `count` tokens reach, and seldom many more.
-
-    The row is laid out in columns, several times as many as tokens are wanted. `count` columns
-    have a maximum of at least the count-th best maximum, so `count` tokens do. This is one pass,
-    where selecting from the whole row takes several. Rows too short for it give the lowest logit.
-    """
-    num_columns = max(1024, 4 * count)
-    num_rows = row.size // num_columns
-    if num_rows < 2:
-        return _LOWEST
-    maxima = row[: num_rows * num_columns].reshape(num_rows, num_columns).max(axis=0)
-    index = num_columns - count
-    return float(np.partition(maxima, index)[index])
-
-
-def _head_reaching(
-    row: NDArray[np.float32],
-    best: float,
-    inverse_temperature: float,
-    mass: float,
-    floor: float = _LOWEST,
-) -> tuple[_Head, NDArray[np.float64]]:
-    """Best tokens enough for their summed weights [k] to exceed `mass`, not going below `floor`.
-
-    The sums come with them. If even all tokens down to `floor` do not exceed it, they are all.
-    """
-    for size in _HEAD_SIZES:
-        reached = _floor_of_best(row, size)
-        if reached <= floor:
-            break
-        head = _head(row, reached)
-        cumulative = np.cumsum(_weights(head.logits, best, inverse_temperature))
-        if cumulative[-1] > mass:
-            return head, cumulative
-    head = _head(row, floor)
-    return head, np.cumsum(_weights(head.logits, best, inverse_temperature))
-
-
-def _top_p(head: _Head, best: float, top_p: float) -> _Head:
-    """The shortest prefix with `top_p` of the head's own probability, before the temperature."""
-    if top_p >= 1.0:
-        return head
-    cumulative = np.cumsum(_weights(head.logits, best, 1.0))
-    return head.first(int(np.searchsorted(cumulative, top_p * cumulative[-1], side="left")) + 1)
 
 
 def _inverse(temperature: float) -> float:
@@ -453,7 +402,7 @@ def _bias_pairs(
     items = logit_bias.items() if isinstance(logit_bias, Mapping) else logit_bias
     pairs = tuple(sorted((int(token), float(bias)) for token, bias in items))
     for token, bias in pairs:
-        if not (bias == -math.inf or _LOWEST <= bias <= -_LOWEST):
+        if not (bias == -math.inf or LOWEST <= bias <= -LOWEST):
             raise UnsupportedError(
                 f"the logit bias of token {token} must be a float32 number or -inf, got {bias}",
                 hint="a bias of 100 makes a token all but certain, -inf forbids it",

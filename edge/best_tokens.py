@@ -1,0 +1,105 @@
+"""The best tokens of a row of logits, without sorting the whole row.
+
+One order is meant everywhere: best logit first, equal logits by token id. A `Head` is a prefix of
+it, and what the filters of the sampler chain keep is always one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+# The smallest finite logit: at or above it is every token that is not masked.
+LOWEST = float(np.finfo(np.float32).min)
+# How many of the best tokens to sort before sorting all of them.
+_HEAD_SIZES = (256, 4096)
+
+
+class Head(NamedTuple):
+    """The best tokens: descending logits, equal logits by ascending id."""
+
+    # [k]
+    ids: NDArray[np.int64]
+    # [k]
+    logits: NDArray[np.float32]
+
+    def first(self, count: int) -> Head:
+        return Head(self.ids[:count], self.logits[:count])
+
+
+def softmax_weights(
+    logits: NDArray[np.float32], best: float, inverse_temperature: float
+) -> NDArray[np.float64]:
+    """exp((logit - best) / temperature) of logits [k], in float64."""
+    weights: NDArray[np.float64] = np.exp(
+        (logits.astype(np.float64) - best) * inverse_temperature,
+    )
+    return weights
+
+
+def head_above(row: NDArray[np.float32], floor: float) -> Head:
+    """All tokens of a row [V] with a logit of at least `floor`, masked ones never.
+
+    Sorts one integer a token, its logit above its id: three times as fast on 4,096 tokens, and
+    fourteen times on 151,936, as a stable argsort of the logits.
+    """
+    ids = np.flatnonzero(row >= max(floor, LOWEST))
+    # Descending becomes ascending, and -0.0 becomes the 0.0 it equals.
+    bits = (0.0 - row[ids]).view(np.int32)
+    # The bits of IEEE numbers ascend as the numbers do, except among negative ones.
+    bits ^= (bits >> 31) & 0x7FFFFFFF
+    keys = bits.astype(np.int64)
+    keys <<= 32
+    keys |= ids
+    keys.sort()
+    keys &= 0xFFFFFFFF
+    return Head(keys, row[keys])
+
+
+def floor_of_best(row: NDArray[np.float32], count: int) -> float:
+    """A logit that at least `count` tokens reach, and seldom many more.
+
+    The row is laid out in columns, several times as many as tokens are wanted. `count` columns
+    have a maximum of at least the count-th best maximum, so `count` tokens do. This is one pass,
+    where selecting from the whole row takes several. Rows too short for it give the lowest logit.
+    """
+    num_columns = max(1024, 4 * count)
+    num_rows = row.size // num_columns
+    if num_rows < 2:
+        return LOWEST
+    maxima = row[: num_rows * num_columns].reshape(num_rows, num_columns).max(axis=0)
+    index = num_columns - count
+    return float(np.partition(maxima, index)[index])
+
+
+def head_reaching(
+    row: NDArray[np.float32],
+    best: float,
+    inverse_temperature: float,
+    mass: float,
+    floor: float = LOWEST,
+) -> tuple[Head, NDArray[np.float64]]:
+    """Best tokens enough for their summed weights [k] to exceed `mass`, not going below `floor`.
+
+    The sums come with them. If even all tokens down to `floor` do not exceed it, they are all.
+    """
+    for size in _HEAD_SIZES:
+        reached = floor_of_best(row, size)
+        if reached <= floor:
+            break
+        head = head_above(row, reached)
+        cumulative = np.cumsum(softmax_weights(head.logits, best, inverse_temperature))
+        if cumulative[-1] > mass:
+            return head, cumulative
+    head = head_above(row, floor)
+    return head, np.cumsum(softmax_weights(head.logits, best, inverse_temperature))
+
+
+def top_p_head(head: Head, best: float, top_p: float) -> Head:
+    """The shortest prefix with `top_p` of the head's own probability, before the temperature."""
+    if top_p >= 1.0:
+        return head
+    cumulative = np.cumsum(softmax_weights(head.logits, best, 1.0))
+    return head.first(int(np.searchsorted(cumulative, top_p * cumulative[-1], side="left")) + 1)

@@ -1,0 +1,720 @@
+"""Verification of sampled drafts, proved by enumeration: every draw and every coin is followed.
+
+An experiment grows a tree and judges it, asking `dice` for everything random. `outcomes` runs it
+once for each sequence of answers and gives the exact chance of each, so laws are compared to
+rounding. The last tests draw with the real sampler through the fake backend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from itertools import product
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgespec.accept import accept
+from edgespec.tree import DraftTree
+from edgespec.verification import Dice, DraftLaw, TargetLaw, accept_sampled, without
+
+Row = NDArray[np.float64]
+# Distributions [V] by the tokens after the root.
+Model = Callable[[tuple[int, ...]], Row]
+T = TypeVar("T")
+ROOT = 7
+
+# ------------------------------------------------------------------------------ enumeration
+
+
+class AllDice:
+    """Answers as scripted, then with the first possible answer, and multiplies the chances."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self._script = script
+        self.answers: list[int] = []
+        self.last: list[int] = []  # by question, the last possible answer
+        self.chances: list[Row] = []
+        self.probability = 1.0
+
+    def accepts(self, probability: float) -> bool:
+        assert 0.0 <= probability <= 1.0
+        return self._answer(np.array([1.0 - probability, probability])) == 1
+
+    def draw(self, weights: Row) -> int:
+        assert weights.min() >= 0.0
+        return self._answer(weights / weights.sum())
+
+    def _answer(self, chances: Row) -> int:
+        place = len(self.answers)
+        answer = self._script[place] if place < len(self._script) else _after(chances, -1)
+        self.answers.append(answer)
+        self.chances.append(chances)
+        self.probability *= float(chances[answer])
+        return answer
+
+    def following(self) -> list[int] | None:
+        """The script of the next outcome, or None after the last."""
+        for place in reversed(range(len(self.answers))):
+            answer = _after(self.chances[place], self.answers[place])
+            if answer >= 0:
+                return [*self.answers[:place], answer]
+        return None
+
+
+def _after(chances: Row, answer: int) -> int:
+    """The next answer that is possible at all, or -1."""
+    return next((i for i in range(answer + 1, chances.size) if chances[i] > 0.0), -1)
+
+
+def outcomes(experiment: Callable[[Dice], T]) -> Iterator[tuple[float, T]]:
+    """Every outcome of an experiment and its probability."""
+    script: list[int] | None = []
+    while script is not None:
+        dice = AllDice(script)
+        outcome = experiment(dice)
+        yield dice.probability, outcome
+        script = dice.following()
+
+
+def test_the_dice_follow_every_outcome() -> None:
+    def experiment(dice: Dice) -> tuple[int, ...]:
+        first = dice.draw(np.array([1.0, 0.0, 3.0]))
+        return (first, dice.accepts(0.25)) if first else (first,)
+
+    found = {outcome: probability for probability, outcome in outcomes(experiment)}
+    assert found == {(0,): 0.25, (2, 0): 0.5625, (2, 1): 0.1875}
+
+
+# ------------------------------------------------------------------------------ models
+
+
+def table(kind: str, size: int, seed: int) -> Model:
+    """A random distribution for every prefix, rough, with zeros, or one-hot."""
+
+    @cache
+    def law(prefix: tuple[int, ...]) -> Row:
+        rng = np.random.default_rng((seed, *prefix, len(prefix)))
+        weights = rng.exponential(size=size) ** 1.5
+        if kind == "zeros":
+            weights[rng.permutation(size)[: size // 2]] = 0.0
+        if kind == "one-hot":
+            weights = np.eye(size)[rng.integers(size)]
+        law: Row = weights / weights.sum()
+        law.flags.writeable = False
+        return law
+
+    return law
+
+
+# Target and draft model. The third draft model is the target, the fifth is never right at first.
+MODELS: dict[str, tuple[Model, Model]] = {
+    "rough": (table("rough", 3, 1), table("rough", 3, 2)),
+    "another": (table("rough", 3, 3), table("rough", 3, 4)),
+    "equal": (table("rough", 3, 5), table("rough", 3, 5)),
+    "zeros": (table("zeros", 4, 6), table("zeros", 4, 7)),
+    "p one-hot": (table("one-hot", 3, 8), table("rough", 3, 9)),
+    "q one-hot": (table("rough", 3, 10), table("one-hot", 3, 11)),
+    "both one-hot": (table("one-hot", 3, 12), table("one-hot", 3, 13)),
+    "p with zeros": (table("zeros", 3, 14), table("rough", 3, 15)),
+    "q with zeros": (table("rough", 4, 16), table("zeros", 4, 17)),
+}
+
+
+# ------------------------------------------------------------------------------ growing
+
+
+class Growth:
+    """A tree that grows node by node, and remembers the law of each."""
+
+    def __init__(self, model: Model, dice: Dice) -> None:
+        self.model = model
+        self.dice = dice
+        self.tokens, self.parents = [ROOT], [-1]
+        self.laws: list[DraftLaw | None] = [None]
+
+    def text(self, node: int) -> tuple[int, ...]:
+        """The tokens after the root."""
+        return tuple(self.tokens[i] for i in self.tree.path(node)[1:])
+
+    @property
+    def tree(self) -> DraftTree:
+        return DraftTree(self.tokens, self.parents)
+
+    def law(self, parent: int, excluded: Sequence[int] = ()) -> Row | None:
+        """What the next child is drawn from without replacement."""
+        law: DraftLaw | None = self.model(self.text(parent))
+        siblings = [self.tokens[i] for i, p in enumerate(self.parents) if p == parent]
+        for token in (*siblings, *excluded):
+            law = None if law is None else without(law, token)
+        return None if law is None else law.astype(np.float64)
+
+    def draw(
+        self, parent: int, *, replace: bool = False, excluded: Sequence[int] = ()
+    ) -> int | None:
+        """Add a sampled child; None where nothing is left to draw."""
+        law = self.model(self.text(parent)) if replace else self.law(parent, excluded)
+        return None if law is None else self._add(parent, self.dice.draw(law), law)
+
+    def put(self, parent: int, token: int) -> int:
+        """Add a deterministic child, or find the one that has the token."""
+        node = self.tree.child(parent, token)
+        return self._add(parent, token, None) if node < 0 else node
+
+    def _add(self, parent: int, token: int, law: Row | None) -> int:
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.laws.append(law)
+        return len(self.tokens) - 1
+
+
+Grower = Callable[[Growth], None]
+
+
+def chain(length: int) -> Grower:
+    def grow(growth: Growth) -> None:
+        node = 0
+        for _ in range(length):
+            node = growth.draw(node) or 0
+            assert node
+
+    return grow
+
+
+def sampled_tree(parents: Sequence[int], *, replace: bool) -> Grower:
+    """A shape that does not depend on the tokens, but for nodes that cannot be drawn."""
+
+    def grow(growth: Growth) -> None:
+        nodes: list[int | None] = [0]
+        for place in parents:
+            parent = nodes[place]
+            nodes.append(None if parent is None else growth.draw(parent, replace=replace))
+
+    return grow
+
+
+def given_tree(nodes: Sequence[tuple[int, int]]) -> Grower:
+    """Deterministic nodes as pairs of parent and token."""
+
+    def grow(growth: Growth) -> None:
+        for parent, token in nodes:
+            growth.put(parent, token)
+
+    return grow
+
+
+def given_before_sampled(growth: Growth) -> None:
+    """A suffix match with a sampled continuation, then sampled siblings of both kinds."""
+    match = growth.put(0, 1)
+    growth.draw(match)
+    growth.put(match, 0)
+    sibling = growth.draw(0)
+    if sibling is not None:
+        growth.put(sibling, 2)
+
+
+def given_after_sampled(growth: Growth) -> None:
+    """A match after a sampled sibling: merged if it repeats it, with its own continuation."""
+    sampled = growth.draw(0)
+    assert sampled is not None
+    growth.draw(sampled)
+    match = growth.put(0, 1)
+    growth.put(growth.put(match, 1), 0)
+    growth.draw(0)
+
+
+def given_known_beforehand(growth: Growth) -> None:
+    """Two matches, and a token drawn from what they leave, which is judged first."""
+    sampled = growth.draw(0, excluded=(0, 1))
+    growth.put(0, 0)
+    match = growth.put(0, 1)
+    for node in (match, sampled):
+        if node is not None:
+            growth.draw(node)
+
+
+def by_value(growth: Growth, num_nodes: int = 4) -> None:
+    """Always the place with the highest estimate, until none is worth it (DySpec 2410.11744).
+
+    Where a token is drawn next, and whether, depends on all tokens drawn before.
+    """
+    reached = {0: 1.0}  # estimated chance that a node is reached
+    places = {0: 1.0}  # by parent, the chance that none of its children so far is the one
+    for _ in range(num_nodes):
+        parent = max(places, key=lambda node: reached[node] * places[node])
+        value = reached[parent] * places[parent]
+        law = growth.law(parent)
+        if value < 0.2 or law is None:
+            break
+        node = growth.draw(parent)
+        assert node is not None
+        chance = float(law[growth.tokens[node]])
+        reached[node], places[node] = value * chance, 1.0
+        places[parent] *= 1.0 - chance
+
+
+def by_tokens(growth: Growth) -> None:
+    """Shape, order and deterministic tokens all follow what was drawn."""
+    first = growth.draw(0)
+    assert first is not None
+    if growth.tokens[first] == 0:
+        second = growth.draw(0)
+        below = growth.draw(first)
+        if second is not None and below is not None and growth.tokens[below] == 1:
+            growth.put(second, growth.tokens[second])
+            growth.draw(second)
+            growth.draw(first)
+    else:
+        growth.put(0, 2)
+        growth.put(first, growth.tokens[first] - 1)
+        growth.draw(0)
+
+
+GROWERS: dict[str, Grower] = {
+    "root": chain(0),
+    "chain of 1": chain(1),
+    "chain of 3": chain(3),
+    "siblings": sampled_tree((0, 0), replace=False),
+    "all siblings": sampled_tree((0, 0, 0), replace=False),
+    "tree": sampled_tree((0, 0, 1, 1), replace=False),
+    "breadth first": sampled_tree((0, 0, 2, 1), replace=False),
+    "independent siblings": sampled_tree((0, 0, 0), replace=True),
+    "independent tree": sampled_tree((0, 1, 0, 1, 3), replace=True),
+    "given chain": given_tree([(0, 1), (1, 2), (2, 0)]),
+    "given tree": given_tree([(0, 1), (0, 2), (1, 0), (1, 1), (3, 2), (2, 2)]),
+    "given before sampled": given_before_sampled,
+    "given after sampled": given_after_sampled,
+    "given known beforehand": given_known_beforehand,
+    "by value": by_value,
+    "by tokens": by_tokens,
+}
+
+# ------------------------------------------------------------------------------ laws
+
+Rule = Callable[[DraftTree, Sequence[DraftLaw | None], Callable[[int], TargetLaw], Dice], list[int]]
+
+
+def traversal(
+    tree: DraftTree,
+    laws: Sequence[DraftLaw | None],
+    target: Callable[[int], TargetLaw],
+    dice: Dice,
+) -> list[int]:
+    path, emitted = accept_sampled(tree, laws, target, dice)
+    assert path == tree.path(path[-1])
+    assert emitted[:-1] == [tree.tokens[node] for node in path[1:]]
+    assert len(emitted) == len(path)
+    return emitted
+
+
+def token_level(
+    tree: DraftTree,
+    laws: Sequence[DraftLaw | None],
+    target: Callable[[int], TargetLaw],
+    dice: Dice,
+) -> list[int]:
+    """The rule it is compared with: rejection child by child (RRS, without replacement RRSw)."""
+    node, emitted = 0, list[int]()
+    while True:
+        rest = target(node)[1]
+        for child in range(node + 1, len(tree)):
+            if tree.parents[child] != node:
+                continue
+            token, law = tree.tokens[child], laws[child]
+            q = np.eye(rest.size)[token] if law is None else law
+            if dice.accepts(min(1.0, rest[token] / q[token])):
+                break
+            rest = np.maximum(rest - q, 0.0)
+            rest /= rest.sum()
+        else:
+            return [*emitted, dice.draw(rest)]
+        emitted.append(token)
+        node = child
+
+
+def sample_and_match(
+    tree: DraftTree,
+    laws: Sequence[DraftLaw | None],
+    target: Callable[[int], TargetLaw],
+    dice: Dice,
+) -> list[int]:
+    """Logits of node i are the number i."""
+    logits = np.arange(len(tree), dtype=np.float32).reshape(-1, 1)
+    return accept(tree, logits, lambda row: dice.draw(target(int(row[0]))[1]))[1]
+
+
+def dense_target(model: Model, growth: Growth) -> Callable[[int], TargetLaw]:
+    return lambda node: (None, model(growth.text(node)).copy())
+
+
+def sparse_target(model: Model, growth: Growth) -> Callable[[int], TargetLaw]:
+    """Only the possible tokens, best first."""
+
+    def target(node: int) -> TargetLaw:
+        law = model(growth.text(node))
+        ids = np.argsort(-law)[: np.count_nonzero(law)]
+        return ids, law[ids]
+
+    return target
+
+
+def emissions(
+    models: tuple[Model, Model],
+    grow: Grower,
+    rule: Rule = traversal,
+    target: Callable[[Model, Growth], Callable[[int], TargetLaw]] = dense_target,
+) -> dict[tuple[int, ...], float]:
+    """Emitted tokens of one round, and their probability."""
+
+    def experiment(dice: Dice) -> tuple[int, ...]:
+        growth = Growth(models[1], dice)
+        grow(growth)
+        return tuple(rule(growth.tree, growth.laws, target(models[0], growth), dice))
+
+    law: defaultdict[tuple[int, ...], float] = defaultdict(float)
+    for probability, emitted in outcomes(experiment):
+        law[emitted] += probability
+    return law
+
+
+def chance_of(model: Model, tokens: Sequence[int], start: int = 0) -> float:
+    """Chance that the model goes on like this after the first `start` tokens."""
+    return math.prod(float(model(tuple(tokens[:i]))[tokens[i]]) for i in range(start, len(tokens)))
+
+
+def law_error(target: Model, law: dict[tuple[int, ...], float]) -> float:
+    """Largest error of a text's probability, when the target completes what a round emitted."""
+    length = max(map(len, law))
+    texts: defaultdict[tuple[int, ...], float] = defaultdict(float)
+    for emitted, probability in law.items():
+        for ending in product(range(target(()).size), repeat=length - len(emitted)):
+            text = (*emitted, *ending)
+            texts[text] += probability * chance_of(target, text, len(emitted))
+    every = product(range(target(()).size), repeat=length)
+    return max(abs(texts[text] - chance_of(target, text)) for text in every)
+
+
+def mean_length(law: dict[tuple[int, ...], float]) -> float:
+    """Expected tokens a round, the target's own included."""
+    return math.fsum(len(emitted) * probability for emitted, probability in law.items())
+
+
+@pytest.mark.parametrize("models", MODELS)
+@pytest.mark.parametrize("grower", GROWERS)
+def test_the_output_has_the_targets_law(grower: str, models: str) -> None:
+    law = emissions(MODELS[models], GROWERS[grower])
+    assert math.fsum(law.values()) == pytest.approx(1.0, abs=1e-12)
+    assert law_error(MODELS[models][0], law) < 1e-12
+
+
+@pytest.mark.parametrize("grower", ["chain of 1", "siblings", "given after sampled", "by tokens"])
+def test_the_output_has_the_targets_law_with_five_tokens(grower: str) -> None:
+    for seed in range(3):
+        models = table("rough", 5, 100 + seed), table("rough", 5, 200 + seed)
+        assert law_error(models[0], emissions(models, GROWERS[grower])) < 1e-12
+
+
+@pytest.mark.parametrize("models", ["another", "zeros", "p one-hot", "p with zeros"])
+@pytest.mark.parametrize("grower", GROWERS)
+def test_a_target_without_its_impossible_tokens_is_the_same(grower: str, models: str) -> None:
+    dense = emissions(MODELS[models], GROWERS[grower])
+    sparse = emissions(MODELS[models], GROWERS[grower], target=sparse_target)
+    assert_same(sparse, dense)
+
+
+def test_a_float32_law_is_as_good_as_its_rounding() -> None:
+    def rounded(growth: Growth) -> None:
+        GROWERS["tree"](growth)
+        growth.laws = [None if law is None else law.astype(np.float32) for law in growth.laws]
+
+    assert 0.0 < law_error(MODELS["rough"][0], emissions(MODELS["rough"], rounded)) < 1e-6
+
+
+# ------------------------------------------------------------------------------ special cases
+
+
+def assert_same(
+    found: dict[tuple[int, ...], float], expected: dict[tuple[int, ...], float]
+) -> None:
+    for emitted in {*found, *expected}:
+        assert found[emitted] == pytest.approx(expected[emitted], abs=1e-13)
+
+
+def block_lengths(models: tuple[Model, Model], length: int) -> dict[int, float]:
+    """Accepted tokens of a chain -> probability, by the closed form of arXiv 2403.10444.
+
+    Given the draft, token i is the last one accepted where it is the largest with U_i <= h_i.
+    """
+    target, draft = models
+    lengths: defaultdict[int, float] = defaultdict(float)
+    for tokens in product(range(draft(()).size), repeat=length):
+        remaining = chance_of(draft, tokens)
+        if remaining == 0.0:
+            continue
+        weights = [1.0]
+        for i, token in enumerate(tokens):
+            prefix = tokens[:i]
+            weights.append(min(1.0, weights[-1] * target(prefix)[token] / draft(prefix)[token]))
+        accepted = [1.0]
+        for i in range(1, length):
+            p, q = target(tokens[:i]), draft(tokens[:i])
+            rest = float(np.maximum(weights[i] * p - q, 0.0).sum())
+            accepted.append(rest / (rest + 1.0 - weights[i]) if weights[i] < 1.0 else 1.0)
+        accepted.append(weights[-1])
+        for i in range(length, 0, -1):
+            lengths[i] += remaining * accepted[i]
+            remaining *= 1.0 - accepted[i]
+        lengths[0] += remaining
+    return lengths
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("models", MODELS)
+def test_a_chain_is_block_verification(models: str, length: int) -> None:
+    expected = block_lengths(MODELS[models], length)
+    found: defaultdict[int, float] = defaultdict(float)
+    for emitted, probability in emissions(MODELS[models], chain(length)).items():
+        found[len(emitted) - 1] += probability
+    for accepted in range(length + 1):
+        assert found[accepted] == pytest.approx(expected[accepted], abs=1e-12)
+
+
+def test_the_example_of_block_verification() -> None:
+    """Section 2 of arXiv 2403.10444: 11/9 accepted tokens instead of 10/9."""
+    p, q = np.array([1 / 3, 2 / 3]), np.array([2 / 3, 1 / 3])
+    models: tuple[Model, Model] = (lambda prefix: p, lambda prefix: q)
+    assert mean_length(emissions(models, chain(2))) == pytest.approx(1 + 11 / 9, abs=1e-12)
+    by_token = mean_length(emissions(models, chain(2), token_level))
+    assert by_token == pytest.approx(1 + 10 / 9, abs=1e-12)
+
+
+@pytest.mark.parametrize("models", MODELS)
+@pytest.mark.parametrize("grower", ["root", "given chain", "given tree"])
+def test_a_deterministic_tree_is_sample_and_match(grower: str, models: str) -> None:
+    """Not only the same texts: the same lengths with the same chances."""
+    law = emissions(MODELS[models], GROWERS[grower])
+    assert_same(law, emissions(MODELS[models], GROWERS[grower], sample_and_match))
+
+
+@pytest.mark.parametrize("models", MODELS)
+@pytest.mark.parametrize("grower", GROWERS)
+def test_no_fewer_tokens_than_with_rejection_by_token(grower: str, models: str) -> None:
+    law = emissions(MODELS[models], GROWERS[grower])
+    by_token = emissions(MODELS[models], GROWERS[grower], token_level)
+    assert law_error(MODELS[models][0], by_token) < 1e-12
+    assert mean_length(law) >= mean_length(by_token) - 1e-12
+
+
+def test_more_tokens_than_with_rejection_by_token() -> None:
+    """A gain needs depth: one level is the same either way. Means over ten pairs of models."""
+    pairs = [(table("rough", 3, 300 + i), table("rough", 3, 400 + i)) for i in range(10)]
+
+    def mean(grower: str, rule: Rule) -> float:
+        lengths = [mean_length(emissions(models, GROWERS[grower], rule)) for models in pairs]
+        return math.fsum(lengths) / len(pairs)
+
+    for grower in ("chain of 3", "tree", "independent tree"):
+        assert mean(grower, traversal) > 1.01 * mean(grower, token_level)
+    assert mean("siblings", traversal) == pytest.approx(mean("siblings", token_level), abs=1e-12)
+
+
+def test_a_draft_model_equal_to_the_target_is_always_accepted() -> None:
+    law = emissions(MODELS["equal"], GROWERS["chain of 3"])
+    assert {len(emitted) for emitted in law} == {4}
+
+
+def test_beside_known_tokens_the_sampled_one_is_best_judged_first() -> None:
+    """Two known tokens H and one drawn outside H: the bound of arXiv 2502.18779 is reached.
+
+    It is p on H and min(p, q) elsewhere; judging the known tokens first accepts less.
+    """
+    models = table("rough", 5, 31), table("rough", 5, 32)
+    p, q = models[0](()), models[1](()).copy()
+    q[:2] = 0.0
+    bound = float(p[:2].sum() + np.minimum(p, q / q.sum())[2:].sum())
+
+    def known_last(growth: Growth) -> None:
+        growth.draw(0, excluded=(0, 1))
+        growth.put(0, 0)
+        growth.put(0, 1)
+
+    def known_first(growth: Growth) -> None:
+        growth.put(0, 0)
+        growth.put(0, 1)
+        growth.draw(0)
+
+    assert mean_length(emissions(models, known_last)) == pytest.approx(1.0 + bound, abs=1e-12)
+    assert mean_length(emissions(models, known_first)) < 0.99 + bound
+
+
+# ------------------------------------------------------------------------------ not allowed
+
+Choice = Callable[[Growth], list[int]]
+
+
+def chosen(choose: Choice, grow: Grower) -> Grower:
+    """A tree of which only some nodes are sent, chosen when all are drawn."""
+
+    def growing(growth: Growth) -> None:
+        grow(growth)
+        kept = [0, *choose(growth)]
+        growth.parents = [-1, *(kept.index(growth.parents[node]) for node in kept[1:])]
+        growth.tokens = [growth.tokens[node] for node in kept]
+        growth.laws = [growth.laws[node] for node in kept]
+
+    return growing
+
+
+def drawn_chance(growth: Growth, node: int) -> float:
+    law = growth.laws[node]
+    assert law is not None
+    return float(law[growth.tokens[node]])
+
+
+def likely_tokens(growth: Growth) -> list[int]:
+    """Drops a drawn token that the draft model itself finds unlikely."""
+    return [node for node in range(1, len(growth.tokens)) if drawn_chance(growth, node) > 0.3]
+
+
+def best_size(growth: Growth) -> list[int]:
+    """Drops the last token when it turns out unlikely, as a rule for sizes would."""
+    return [1, 2] if drawn_chance(growth, 2) > 0.3 else [1]
+
+
+def other_order(growth: Growth) -> list[int]:
+    """Siblings not in the order in which they were drawn."""
+    return [2, 1]
+
+
+def second_if_first_is_likely(growth: Growth) -> list[int]:
+    """Decides by what was drawn before: as if the second had not been drawn."""
+    return [1, 2] if drawn_chance(growth, 1) > 0.3 else [1]
+
+
+@pytest.mark.parametrize(
+    ("choose", "grow"),
+    [
+        (likely_tokens, chain(1)),
+        (likely_tokens, GROWERS["siblings"]),
+        (best_size, chain(2)),
+        (best_size, GROWERS["siblings"]),
+        (other_order, GROWERS["siblings"]),
+    ],
+)
+def test_a_tree_chosen_by_what_was_drawn_is_biased(choose: Choice, grow: Grower) -> None:
+    """A warning to authors of drafters: these trees look harmless, and their output is wrong."""
+    law = emissions(MODELS["another"], chosen(choose, grow))
+    assert law_error(MODELS["another"][0], law) > 1e-3
+
+
+@pytest.mark.parametrize("grow", [chain(2), GROWERS["siblings"]])
+def test_a_tree_chosen_by_what_was_drawn_before_is_not_biased(grow: Grower) -> None:
+    law = emissions(MODELS["another"], chosen(second_if_first_is_likely, grow))
+    assert law_error(MODELS["another"][0], law) < 1e-12
+
+
+def test_forgetting_that_a_sibling_was_not_replaced_is_biased() -> None:
+    def grow(growth: Growth) -> None:
+        GROWERS["siblings"](growth)
+        growth.laws[2] = growth.model(())
+
+    assert law_error(MODELS["another"][0], emissions(MODELS["another"], grow)) > 1e-3
+
+
+def test_a_deterministic_token_that_repeats_a_sibling_is_refused() -> None:
+    law = np.array([0.5, 0.5])
+    tree = DraftTree((ROOT, 1, 1), (-1, 0, 0))
+    for first in (law, None):
+        with pytest.raises(AssertionError, match="merged"):
+            accept_sampled(tree, [None, first, None], lambda node: (None, law), AllDice(()))
+
+
+def test_a_token_that_its_law_does_not_have_is_refused() -> None:
+    tree, law = DraftTree.chain((ROOT, 1)), np.array([1.0, 0.0])
+    with pytest.raises(AssertionError, match="its law does not have"):
+        accept_sampled(tree, [None, law], lambda node: (None, np.ones(2) / 2), AllDice(()))
+
+
+# ------------------------------------------------------------------------------ cost, rounding
+
+
+class Stubborn:
+    """Always the same answer to a coin; draws the likeliest."""
+
+    def __init__(self, answer: bool) -> None:
+        self.answer = answer
+
+    def accepts(self, probability: float) -> bool:
+        return self.answer
+
+    def draw(self, weights: Row) -> int:
+        return int(weights.argmax())
+
+
+def copy_of(p: Row, node: int) -> TargetLaw:
+    """The same distribution at every node."""
+    return None, p.copy()
+
+
+@pytest.mark.parametrize(
+    ("p", "answer", "rows"),
+    [
+        pytest.param((0.0, 0.0, 0.3, 0.4, 0.3), False, [0, 3, 4], id="none below the impossible"),
+        pytest.param((0.1, 0.2, 0.3, 0.2, 0.2), True, [0, 1, 2], id="none after acceptance"),
+        pytest.param((1.0, 0.0, 0.0, 0.0, 0.0), False, [0], id="nothing possible"),
+    ],
+)
+def test_only_rows_that_matter_are_asked_for(
+    p: tuple[float, ...], answer: bool, rows: list[int]
+) -> None:
+    """Root -> {1 -> 2, 3 -> 4}; a leaf's own row is wanted only when it is accepted."""
+    tree, law = DraftTree((ROOT, 1, 2, 3, 4), (-1, 0, 1, 0, 3)), np.full(5, 0.2)
+    asked = []
+
+    def target(node: int) -> TargetLaw:
+        asked.append(node)
+        return None, np.array(p)
+
+    accept_sampled(tree, [None, law, law, law, law], target, Stubborn(answer))
+    assert asked == rows
+
+
+def test_a_rejection_that_only_rounding_allows_does_no_harm() -> None:
+    """The draft's law is the target's but for one bit, and dice that reject all the same."""
+    law = np.array([0.1, 0.2, 0.7])
+    for change in (0.0, -(2.0**-53), 2.0**-53):
+        p = law * np.array([1.0, 1.0 + change, 1.0])
+        tree, target = DraftTree((ROOT, 1, 2, 0), (-1, 0, 0, 1)), partial(copy_of, p)
+        path, emitted = accept_sampled(tree, [None, law, law, law], target, Stubborn(False))
+        assert len(path) == len(emitted)
+        assert 0 <= emitted[-1] < 3
+
+
+def test_a_lone_root_with_one_possible_token() -> None:
+    """Rejected against all odds, its only token is drawn all the same."""
+    one_hot = np.array([0.0, 1.0 - 2.0**-53])
+    tree = DraftTree.chain((ROOT, 1))
+    target = partial(copy_of, one_hot)
+    assert accept_sampled(tree, [None, None], target, Stubborn(False)) == ([0], [1])
+
+
+def test_laws_are_not_written_to() -> None:
+    laws = [None, np.array([0.9, 0.1, 0.0]), np.array([0.0, 1.0, 0.0])]
+    for law in laws[1:]:
+        assert law is not None
+        law.flags.writeable = False
+    tree, p = DraftTree((ROOT, 0, 1), (-1, 0, 0)), np.array([0.1, 0.1, 0.8])
+    assert accept_sampled(tree, laws, partial(copy_of, p), Stubborn(False)) == ([0], [2])
+
+
+def test_without_is_what_is_left() -> None:
+    law = np.array([0.5, 0.25, 0.25])
+    rest = without(law, 0)
+    assert rest is not None
+    assert rest.tolist() == [0.0, 0.5, 0.5]
+    assert law.tolist() == [0.5, 0.25, 0.25]
+    assert without(np.array([0.0, 1.0]), 1) is None
