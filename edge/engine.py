@@ -26,7 +26,7 @@ from edgespec.proposal import Stakes
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.stats import Counters
 from edgespec.stream import TextStream
-from edgespec.successors import best_tokens
+from edgespec.successors import successors_of
 from edgespec.tree import DraftTree
 
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -392,7 +392,7 @@ class Stream:
 
 
 def _successors(logits: Logits) -> Callable[[int], Successors]:
-    return lambda node: best_tokens(logits[node])
+    return lambda node: successors_of(logits[node])
 
 
 def _until_end(emitted: list[int], is_end: Callable[[int], bool]) -> list[int]:
