@@ -152,6 +152,8 @@ class LlamaBackend:
             return Capabilities(
                 True, False, False, "sliding-window layers recycle cells: chains only"
             )
+        if self.settings.max_leaves == 1:
+            return Capabilities(True, False, True, "it was loaded for chains only")
         return Capabilities(True, True, True)
 
     def _make_context(self) -> None:

@@ -58,6 +58,10 @@ class Calibration:
             self._recent_tries[recent] + _RECENT_STRENGTH
         )
 
+    def group_probability(self, group: int) -> float:
+        """Chance that a node of this group is right, whatever its cell."""
+        return self._group_hits[group] / self._group_tries[group]
+
     def count(self, cell: int, hit: bool) -> None:
         """Record that a node of this cell, whose parent was right, was right or wrong."""
         group, recent = self._groups[cell], self._recents[cell]

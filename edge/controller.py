@@ -9,7 +9,6 @@ n = 1 is plain decoding and an ordinary choice. The rule knows neither drafters 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from edgespec.proposal import Proposal, Stakes
 from edgespec.tree import DraftTree
@@ -55,8 +54,7 @@ def likeliest_chain(proposal: Proposal) -> Proposal:
     for node, parent in enumerate(proposal.parents):
         if parent == (chain[-1] if chain else -1):
             chain.append(node)
-    kept = sum(node < proposal.kept for node in chain)
-    return replace(_part(proposal, chain), parents=range(-1, len(chain) - 1), kept=kept)
+    return proposal.part(chain)
 
 
 def build_tree(root: int, proposal: Proposal, num_drafted: int) -> DraftTree:
@@ -64,32 +62,13 @@ def build_tree(root: int, proposal: Proposal, num_drafted: int) -> DraftTree:
     if num_drafted == 0:
         return DraftTree.chain((root,))
     parents = proposal.parents[:num_drafted]
-    if all(parent == node - 1 for node, parent in enumerate(parents)):
-        return _tree(root, _part(proposal, range(num_drafted)), range(-1, num_drafted))
-    order = _depth_first(parents)
-    places = {node: place for place, node in enumerate(order, 1)}
-    places[-1] = 0
-    return _tree(root, _part(proposal, order), [-1, *(places[parents[node]] for node in order)])
-
-
-def _tree(root: int, part: Proposal, parents: Sequence[int]) -> DraftTree:
+    is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
+    part = proposal.part(range(num_drafted) if is_chain else _depth_first(parents))
     return DraftTree(
         (root, *part.tokens),
-        parents,
+        range(-1, num_drafted) if is_chain else [-1, *(parent + 1 for parent in part.parents)],
         ("", *part.sources) if part.sources else (),
         (None, *part.laws) if part.laws else (),
-    )
-
-
-def _part(proposal: Proposal, nodes: Sequence[int]) -> Proposal:
-    """These nodes in this order; the parents are left for the caller to number."""
-    return Proposal(
-        [proposal.tokens[node] for node in nodes],
-        (),
-        [proposal.probabilities[node] for node in nodes],
-        [proposal.sources[node] for node in nodes] if proposal.sources else (),
-        [proposal.laws[node] for node in nodes] if proposal.laws else (),
-        draft_ms=proposal.draft_ms,
     )
 
 

@@ -28,6 +28,7 @@ from edgespec.stats import Counters
 from edgespec.stream import TextStream
 from edgespec.successors import successors_of
 from edgespec.tree import DraftTree
+from edgespec.verification import accept_sampled
 
 Prompt = str | Sequence[Message] | Sequence[int]
 
@@ -59,6 +60,7 @@ class _Run:
     """State of the generation in progress."""
 
     sampler: Sampler
+    draft_sampler: Sampler | None  # draws drafts, independently of the sampler
     limit: int  # tokens that may be generated
     cancel: threading.Event
     counters: Counters = field(default_factory=Counters)
@@ -166,8 +168,10 @@ class Engine:
                 hint="raise --ctx, or shorten the prompt",
             )
         params = sampling or SamplingParams()
+        sampler = Sampler(params, self.backend.tokenizer.vocab_size, ids)
         run = _Run(
-            sampler=Sampler(params, self.backend.tokenizer.vocab_size, ids),
+            sampler=sampler,
+            draft_sampler=sampler.independent() if params.draws_freely else None,
             limit=min(max_tokens, room),
             cancel=cancel or threading.Event(),
             counters=Counters(prompt_tokens=len(ids)),
@@ -234,7 +238,7 @@ class Engine:
             drafted = perf_counter()
             logits, depth = self.backend.verify(tree), self.backend.length
             verified = perf_counter()
-            path, emitted = accept(tree, logits, run.sampler.pick)
+            path, emitted = self._accept(tree, logits, run.sampler)
             emitted = _until_end(emitted, is_end)
             path = path[: len(emitted)]
             self.backend.commit(path)
@@ -281,7 +285,7 @@ class Engine:
             previous=previous,
             extra=backend.pending,
             branches=backend.capabilities.tree,
-            sampled=run.sampler.params.draws_freely,
+            sampler=run.draft_sampler,
         )
         proposal = self.drafter.propose(stakes)
         if not stakes.branches:
@@ -290,6 +294,13 @@ class Engine:
             proposal.probabilities, stakes, kept=proposal.kept, spent_ms=proposal.draft_ms
         )
         return build_tree(root, proposal, size), proposal.draft_ms
+
+    @staticmethod
+    def _accept(tree: DraftTree, logits: Logits, sampler: Sampler) -> tuple[list[int], list[int]]:
+        """Nodes to keep and tokens to emit: each rule where its proposals need it."""
+        if not tree.laws:
+            return accept(tree, logits, sampler.pick)
+        return accept_sampled(tree, tree.laws, lambda node: sampler.law(logits[node]), sampler)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from edgespec.memory.curve import CostCurve
 
 if TYPE_CHECKING:
-    from edgespec.tree import Law
+    from edgespec.sampling import Sampler
+    from edgespec.verification import DraftLaw
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +25,27 @@ class Proposal:
     tokens: Sequence[int]  # [n]
     parents: Sequence[int]  # [n], index into this proposal; -1 is the root
     probabilities: Sequence[float]  # [n], non-increasing behind the kept ones
-    sources: Sequence[
-        str
-    ] = ()  # [n], which drafter each node is from; empty: the only one there is
-    laws: Sequence[Law | None] = ()  # [n], what each node was drawn from; empty: nothing was drawn
+    sources: Sequence[str] = ()  # [n], the drafter of each node; empty: there is only one
+    laws: Sequence[DraftLaw | None] = ()  # [n], what each was drawn from; empty: none was drawn
     kept: int = 0
     draft_ms: float = 0.0  # time that models took to make it
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def part(self, nodes: Sequence[int]) -> Proposal:
+        """These nodes in this order; the parents of each must be among them and before it."""
+        places = {node: place for place, node in enumerate(nodes)}
+        places[-1] = -1
+        return Proposal(
+            [self.tokens[node] for node in nodes],
+            [places[self.parents[node]] for node in nodes],
+            [self.probabilities[node] for node in nodes],
+            [self.sources[node] for node in nodes] if self.sources else (),
+            [self.laws[node] for node in nodes] if self.laws else (),
+            sum(node < self.kept for node in nodes),
+            self.draft_ms,
+        )
 
 
 EMPTY = Proposal((), (), ())
@@ -43,8 +56,8 @@ class Stakes:
     """What a round may cost, and what its drafts are worth.
 
     At most `max_nodes` may be drafted; those less probable than `min_probability` cannot pay and
-    need not be proposed. `branches` says whether siblings can be verified. In `sampled` rounds the
-    target's tokens are drawn at random, and proposals may be, too.
+    need not be proposed. `branches` says whether siblings can be verified. `sampler` is there when
+    the target's tokens are drawn at random: drafts may then be drawn by it, too.
     """
 
     max_nodes: int
@@ -54,7 +67,7 @@ class Stakes:
     previous: int = 0  # nodes of the target's step before, whose graph can be reused
     extra: int = 0  # tokens that the target will be fed besides the nodes
     branches: bool = True
-    sampled: bool = False
+    sampler: Sampler | None = None
 
     def step_ms(self, num_nodes: int) -> float:
         """Predicted time of a target step over `num_nodes`, the root included."""

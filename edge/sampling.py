@@ -28,7 +28,7 @@ import random
 import secrets
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -154,6 +154,11 @@ class Sampler:
         self._takes_argmax = params.is_greedy and not self._changes_logits
         self._changed = np.empty(vocab_size * params.changes_logits, dtype=np.float32)
         self._weights = np.empty(vocab_size * params.sums_vocabulary, dtype=np.float32)
+
+    def independent(self) -> Sampler:
+        """Another one under the same settings, whose random numbers follow from this one's seed."""
+        seed = random.Random(f"independent of {self.seed}").getrandbits(32)
+        return Sampler(replace(self.params, seed=seed), self.vocab_size)
 
     @property
     def nbytes(self) -> int:

@@ -12,11 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    # Probabilities of all tokens, [V], from which a node's token was drawn.
-    Law = NDArray[np.float64]
+    from edgespec.verification import DraftLaw
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +27,7 @@ class DraftTree:
     tokens: Sequence[int]  # [n]
     parents: Sequence[int]  # [n], parents[0] == -1 and parents[i] < i
     sources: Sequence[str] = ()  # [n], the drafter of each node, "" for the root; or empty
-    laws: Sequence[Law | None] = ()  # [n], what each node was drawn from; empty: nothing was drawn
+    laws: Sequence[DraftLaw | None] = ()  # [n], what each was drawn from; empty: none was drawn
 
     @classmethod
     def chain(cls, tokens: Sequence[int]) -> DraftTree:

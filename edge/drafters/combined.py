@@ -1,7 +1,7 @@
 """Several drafters as one: each is asked where it pays, and their nodes share one tree.
 
-The first drafter is asked in every round. Each other one has a purse of milliseconds, into which
-every round pays a small allowance:
+The first drafter, if it takes no model's time, is asked in every round. Each other one has a purse
+of milliseconds, into which every round pays a small allowance:
 
 * A drafter of tables is asked while its purse is not empty. It pays the time it takes and what its
   nodes add to the target's step; each of its tokens that is accepted brings the time of a plain
@@ -32,9 +32,12 @@ _MOST_STEPS = 50.0  # that a purse holds, so that old merits do not last for eve
 @dataclass(slots=True)
 class _Source:
     drafter: Drafter
-    prospects: Callable[[Stakes], Prospects] | None
+    prospects: Callable[[Stakes], Prospects] | None  # of one that takes a model's time
+    is_free: bool
     purse_ms: float = 0.0
-    was_asked: bool = True
+
+    def __post_init__(self) -> None:
+        self.is_free = self.is_free and self.prospects is None
 
 
 class CombinedDrafter:
@@ -42,35 +45,35 @@ class CombinedDrafter:
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.name = ",".join(drafter.name for drafter in drafters)
-        self._first = drafters[0]
-        self._others = [_Source(drafter, _prospects_of(drafter)) for drafter in drafters[1:]]
+        self._sources = [
+            _Source(drafter, getattr(drafter, "prospects", None), is_free=number == 0)
+            for number, drafter in enumerate(drafters)
+        ]
         self._stakes: Stakes | None = None
-
-    @property
-    def drafters(self) -> list[Drafter]:
-        """All of them, in order."""
-        return [self._first, *(source.drafter for source in self._others)]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tables together."""
-        return sum(drafter.nbytes for drafter in self.drafters)
+        return sum(source.drafter.nbytes for source in self._sources)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text."""
-        for drafter in self.drafters:
-            drafter.begin(tokens)
+        for source in self._sources:
+            source.drafter.begin(tokens)
 
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         """One tree of what every drafter that is asked proposes."""
         if self._stakes is None:
-            for source in self._others:
+            for source in self._sources:
                 source.purse_ms = _FIRST_STEPS * stakes.step_ms(1)
         self._stakes = stakes
-        merged = merge(base, _named(self._first, stakes, base))
-        for source in self._others:
-            source.was_asked = self._pays(source, merged, stakes)
-            if source.was_asked:
+        merged = base
+        for source in self._sources:
+            if source.prospects is not None:
+                is_asked = _is_worth_it(source, source.prospects(stakes), merged, stakes)
+            else:
+                is_asked = source.is_free or source.purse_ms >= 0.0
+            if is_asked:
                 start = perf_counter()
                 merged = merge(merged, _named(source.drafter, stakes, merged))
                 if source.prospects is None:
@@ -79,64 +82,72 @@ class CombinedDrafter:
 
     def observe(self, outcome: Outcome) -> None:
         """Let every drafter learn, as far as its purse allows."""
-        self._first.observe(outcome)
-        if not self._others or self._stakes is None:
+        if self._stakes is None:
             return
         plain_ms, nodes = self._stakes.step_ms(1), len(outcome.tree)
         step_ms = self._stakes.step_ms(nodes)
         node_ms = (step_ms - plain_ms) / max(1, nodes - 1)
         sources = outcome.tree.sources
-        for source in self._others:
+        for source in self._sources:
+            drafter = source.drafter
+            if source.is_free:
+                drafter.observe(outcome)
+                continue
             source.purse_ms += _ALLOWANCE * step_ms
-            start = perf_counter()
-            can_learn = source.prospects is not None or source.purse_ms >= 0.0
-            source.drafter.observe(outcome if can_learn else replace(outcome, successors=_nothing))
-            if source.prospects is None:
-                name = source.drafter.name
-                accepted = sum(sources[node] == name for node in outcome.path) if sources else 0
-                source.purse_ms += accepted * plain_ms - sources.count(name) * node_ms
+            if source.prospects is not None:
+                drafter.observe(outcome)
+            else:
+                start = perf_counter()
+                can_pay = source.purse_ms >= 0.0
+                drafter.observe(outcome if can_pay else replace(outcome, successors=_nothing))
+                if sources:
+                    accepted = sum(sources[node] == drafter.name for node in outcome.path)
+                    added = sum(name == drafter.name for name in sources)
+                    source.purse_ms += accepted * plain_ms - added * node_ms
                 source.purse_ms -= (perf_counter() - start) * 1e3
             source.purse_ms = min(source.purse_ms, _MOST_STEPS * plain_ms)
 
     def state(self) -> dict[str, Any]:
         """What each drafter keeps, by its name."""
-        return {drafter.name: drafter.state() for drafter in self.drafters}
+        return {source.drafter.name: source.drafter.state() for source in self._sources}
 
     def load_state(self, document: dict[str, Any] | None) -> None:
         """Give each drafter what it kept."""
-        for drafter in self.drafters:
-            kept = (document or {}).get(drafter.name)
-            drafter.load_state(kept if isinstance(kept, dict) else None)
+        for source in self._sources:
+            kept = (document or {}).get(source.drafter.name)
+            source.drafter.load_state(kept if isinstance(kept, dict) else None)
 
-    @staticmethod
-    def _pays(source: _Source, merged: Proposal, stakes: Stakes) -> bool:
-        """Whether to ask a drafter in this round; a trial is paid here."""
-        if source.prospects is None:
-            return source.purse_ms >= 0.0
-        hope = source.prospects(stakes)
-        _, rate = choose_size(merged.probabilities, stakes, kept=merged.kept)
-        size, hoped = choose_size(
-            hope.probabilities, stakes, spent_ms=hope.before_ms, node_ms=hope.node_ms
-        )
-        if hoped > rate:
-            return True
-        loss_ms = hope.before_ms + max(1, size) * hope.node_ms
-        if source.purse_ms < loss_ms:
-            return False
-        source.purse_ms -= loss_ms
+    def close(self) -> None:
+        """Free what drafters hold beyond their tables."""
+        for source in self._sources:
+            close = getattr(source.drafter, "close", None)
+            if close is not None:
+                close()
+
+
+def _is_worth_it(source: _Source, hope: Prospects, merged: Proposal, stakes: Stakes) -> bool:
+    """Whether to ask a drafter that takes time: because it pays, or to try it from its purse."""
+    if not hope.probabilities:
+        return False
+    _, rate = choose_size(merged.probabilities, stakes, kept=merged.kept)
+    size, hoped = choose_size(
+        hope.probabilities, stakes, spent_ms=hope.before_ms, node_ms=hope.node_ms
+    )
+    if size > 0 and hoped > rate:
         return True
-
-
-def _prospects_of(drafter: Drafter) -> Callable[[Stakes], Prospects] | None:
-    return getattr(drafter, "prospects", None)
+    price_ms = hope.before_ms + max(1, size) * hope.node_ms
+    if source.purse_ms < price_ms:
+        return False
+    source.purse_ms -= price_ms
+    return True
 
 
 def _named(drafter: Drafter, stakes: Stakes, base: Proposal) -> Proposal:
     """A proposal whose nodes say which drafter they are from."""
     proposal = drafter.propose(stakes, base)
-    return (
-        proposal if proposal.sources else replace(proposal, sources=[drafter.name] * len(proposal))
-    )
+    if proposal.sources or not len(proposal):
+        return proposal
+    return replace(proposal, sources=[drafter.name] * len(proposal))
 
 
 def _nothing(_node: int) -> None:

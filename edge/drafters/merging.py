@@ -8,6 +8,8 @@ leave of their parent. A node belongs to the drafter its probability is from.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgespec.proposal import Proposal
 
 
@@ -50,15 +52,13 @@ def merge(base: Proposal, added: Proposal) -> Proposal:
         if i < added.kept:
             kept.add(node)
         places.append(node)
-    order = sorted(range(len(tokens)), key=lambda n: 0.0 if n in kept else 2.0 - probabilities[n])
-    rank = {node: place for place, node in enumerate(order)}
-    rank[-1] = -1
-    return Proposal(
-        [tokens[node] for node in order],
-        [rank[parents[node]] for node in order],
-        [probabilities[node] for node in order],
-        [sources[node] for node in order],
-        [laws[node] for node in order] if kept else (),
-        len(kept),
-        base.draft_ms + added.draft_ms,
+    merged = Proposal(
+        tokens,
+        parents,
+        probabilities,
+        sources,
+        laws if kept else (),
+        draft_ms=base.draft_ms + added.draft_ms,
     )
+    order = sorted(range(len(tokens)), key=lambda n: -2.0 if n in kept else -probabilities[n])
+    return replace(merged.part(order), kept=len(kept))

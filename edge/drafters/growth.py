@@ -1,0 +1,133 @@
+"""How a draft model's rows of logits become a proposal: a spine, and siblings beside it.
+
+A node's probability is counted by
+
+    best or drawn x rank among its siblings x the draft model's share for it
+
+Drawn nodes carry the law they were drawn from. Whether one is drawn is decided from what was drawn
+before it, never from its own token (`edgespec.verification` says why).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+
+from edgespec.backends.base import Logits
+from edgespec.calibration import Calibration
+from edgespec.proposal import Proposal, Stakes
+from edgespec.sampling import Sampler
+from edgespec.successors import successors_of
+from edgespec.verification import DraftLaw, without
+
+_NUM_RANKS = 3  # nodes beside each other
+_SHARE_BORDERS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 0.999)
+_NUM_SHARES = len(_SHARE_BORDERS) + 1
+_PRIORS = ((0.7, 0.15, 0.05), (0.6, 0.15, 0.05))  # by best or drawn, and rank
+
+
+def new_calibration() -> Calibration:
+    """Cells are numbered (drawn * ranks + rank) * shares + share."""
+    groups = [cell // _NUM_SHARES for cell in range(2 * _NUM_RANKS * _NUM_SHARES)]
+    return Calibration(len(groups), groups, groups, [p for row in _PRIORS for p in row])
+
+
+class Growth:
+    """A proposal that grows by one row of logits [V] at a time, each after the tip of the spine."""
+
+    def __init__(self, stakes: Stakes, calibration: Calibration) -> None:
+        self._stakes = stakes
+        self._calibration = calibration
+        self.tokens: list[int] = []
+        self._parents: list[int] = []
+        self.probabilities: list[float] = []
+        self._cells: list[int] = []
+        self._laws: list[DraftLaw] = []
+        self._spine: list[int] = []  # its nodes
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the spine."""
+        return len(self._spine)
+
+    @property
+    def tip(self) -> int:
+        """The last token of the spine."""
+        return self.tokens[self._spine[-1]]
+
+    @property
+    def chance(self) -> float:
+        """That the whole spine is accepted."""
+        return self.probabilities[self._spine[-1]] if self._spine else 1.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as much is drafted as may be."""
+        return len(self.tokens) >= self._stakes.max_nodes
+
+    def extend(self, row: Logits) -> None:
+        """The next token of the spine, and what may stand beside it."""
+        parent, chance = self._spine[-1] if self._spine else -1, self.chance
+        self._spine.append(len(self.tokens))
+        if self._stakes.sampler is None:
+            self._take_best(row, parent, chance)
+        else:
+            self._draw(row, parent, chance, self._stakes.sampler)
+
+    def proposal(self, draft_ms: float) -> tuple[Proposal, list[int]]:
+        """What has grown, the most probable first unless it was drawn, and the cells."""
+        drawn = len(self._laws)
+        grown = Proposal(
+            self.tokens,
+            self._parents,
+            self.probabilities,
+            laws=self._laws,
+            kept=drawn,
+            draft_ms=draft_ms,
+        )
+        if drawn:
+            return grown, self._cells
+        order = sorted(range(len(self.tokens)), key=lambda node: -self.probabilities[node])
+        return grown.part(order), [self._cells[node] for node in order]
+
+    def spine(self) -> list[int]:
+        """Its tokens."""
+        return [self.tokens[node] for node in self._spine]
+
+    def _take_best(self, row: Logits, parent: int, chance: float) -> None:
+        width = _NUM_RANKS if self._stakes.branches else 1
+        tokens, shares = successors_of(row)
+        for rank, (token, share) in enumerate(zip(tokens[:width], shares, strict=False)):
+            cell = _cell(0, rank, share)
+            probability = chance * self._calibration.probability(cell)
+            if rank > 0 and (self.is_full or probability < self._stakes.min_probability):
+                return
+            self._add(token, parent, probability, cell)
+
+    def _draw(self, row: Logits, parent: int, chance: float, sampler: Sampler) -> None:
+        ids, chances = sampler.law(row)
+        law: DraftLaw | None = chances
+        if ids is not None:
+            law = np.zeros(sampler.vocab_size)
+            law[ids] = chances
+        for rank in range(_NUM_RANKS if self._stakes.branches else 1):
+            # What a sibling is worth before its token is known: what those before it were worth.
+            worth = chance * self._calibration.group_probability(_NUM_RANKS + rank)
+            if law is None or (rank > 0 and (self.is_full or worth < self._stakes.min_probability)):
+                return
+            token = sampler.draw(law.astype(np.float64, copy=False))
+            cell = _cell(1, rank, float(law[token]))
+            self._laws.append(law)
+            self._add(token, parent, chance * self._calibration.probability(cell), cell)
+            law = without(law, token)
+
+    def _add(self, token: int, parent: int, probability: float, cell: int) -> None:
+        self.tokens.append(token)
+        self._parents.append(parent)
+        self.probabilities.append(probability)
+        self._cells.append(cell)
+
+
+def _cell(drawn: int, rank: int, share: float) -> int:
+    return (drawn * _NUM_RANKS + rank) * _NUM_SHARES + bisect_right(_SHARE_BORDERS, share)

@@ -1,0 +1,179 @@
+"""A draft model: a smaller model with the target's vocabulary writes ahead.
+
+It drafts a spine of tokens, one step of its own each, and beside them its next best tokens where
+the target verifies branches: what DySpec's greedy expansion (arXiv 2410.11744) comes to when each
+step of the draft model extends the likeliest path alone. Drafting stops where one more token is
+not expected to raise the tokens/ms of the round: a rule by value, not a fixed length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from edgespec.backends.base import Backend, Logits
+from edgespec.controller import choose_size
+from edgespec.drafters.base import Outcome, count_hits
+from edgespec.drafters.growth import Growth, new_calibration
+from edgespec.errors import UnsupportedError
+from edgespec.memory.curve import CostCurve
+from edgespec.proposal import EMPTY, Proposal, Prospects, Stakes
+from edgespec.tree import DraftTree
+
+_LONGEST = 16  # tokens drafted ahead
+_FIRST_HOPE = 0.7  # that a drafted token is accepted, before anything was counted
+_HOPE_RATE = 0.05
+_PATIENCE = 32  # rounds in which catching up with a long text may be paid off
+
+
+class ModelDrafter:
+    """Drafts with `backend`, whose steps take what `curve` says, for a target of `vocab_size`.
+
+    Raises UnsupportedError for a backend that cannot take back what was only a draft.
+    """
+
+    name = "model"
+    nbytes = 0  # of tables; the model's own bytes are in the plan
+
+    def __init__(self, backend: Backend, curve: CostCurve, vocab_size: int) -> None:
+        if not backend.capabilities.truncate:
+            raise UnsupportedError(
+                f"this model cannot draft: {backend.capabilities.reason}",
+                hint="use a draft model without sliding windows or recurrent layers",
+            )
+        self._backend = backend
+        self._curve = curve
+        self._vocab_size = vocab_size
+        self._calibration = new_calibration()
+        self._hope = _FIRST_HOPE  # that a drafted token is accepted when the one before it was
+        self._text: list[int] = []
+        self._cached: list[int] = []  # tokens in the draft model's cache
+        self._shared = 0  # of them, those the text begins with
+        self._proposal = EMPTY
+        self._cells: list[int] = []
+        self._spine: list[int] = []
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start a new text; nothing is computed before it pays."""
+        self._calibration.forget_recent()
+        self._proposal, self._spine = EMPTY, []
+        self._text = list(tokens)
+        self._shared = _common(self._cached, self._text, 0)
+
+    # -- drafting --------------------------------------------------------------------------
+
+    def prospects(self, stakes: Stakes) -> Prospects:
+        """What drafting brought lately, and what it would take now."""
+        if not self._has_room():
+            return Prospects((), 0.0, 0.0)
+        hopes = [self._hope ** (i + 1) for i in range(min(stakes.max_nodes, _LONGEST))]
+        largest, missing = self._curve.max_nodes, len(self._text) - self._shared
+        before_ms = self._step_ms(min(missing, largest)) - self._step_ms(1)
+        if missing > largest:
+            before_ms = self._step_ms(largest) * missing / largest / _PATIENCE
+        return Prospects(hopes, before_ms, self._step_ms(1))
+
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        """A spine of the draft model's tokens, with siblings where they can be verified."""
+        self._proposal, self._spine = EMPTY, []
+        if not self._has_room():
+            return EMPTY
+        start = perf_counter()
+        growth = Growth(stakes, self._calibration)
+        logits = self._catch_up()
+        while True:
+            growth.extend(self._fitted(logits))
+            if not self._goes_on(growth, stakes, (perf_counter() - start) * 1e3):
+                break
+            logits = self._feed([growth.tip])
+            self._cached.append(growth.tip)
+        self._spine = growth.spine()
+        self._proposal, self._cells = growth.proposal((perf_counter() - start) * 1e3)
+        return self._proposal
+
+    def _goes_on(self, growth: Growth, stakes: Stakes, spent_ms: float) -> bool:
+        """Whether one more token of the spine is expected to raise the round's tokens/ms."""
+        if growth.is_full or growth.depth >= _LONGEST:
+            return False
+        drafted = sorted(growth.probabilities, reverse=True)
+        count, node_ms = len(drafted), self._step_ms(1)
+        kept = count if stakes.sampler else 0
+        _, rate = choose_size(drafted, stakes, spent_ms=spent_ms, kept=kept)
+        ahead = [growth.chance * self._hope ** (i + 1) for i in range(_LONGEST - growth.depth)]
+        size, hoped = choose_size(
+            [*drafted, *ahead],
+            stakes,
+            kept=count,
+            spent_ms=spent_ms - count * node_ms,
+            node_ms=node_ms,
+        )
+        return size > count and hoped > rate
+
+    def _has_room(self) -> bool:
+        return len(self._text) + _LONGEST <= self._backend.context_size
+
+    def _step_ms(self, num_nodes: int) -> float:
+        return self._curve.step_ms(num_nodes, len(self._text))
+
+    def _catch_up(self) -> Logits:
+        """Feed what the draft model has not seen; logits after the last token, [V]."""
+        backend = self._backend
+        missing = self._text[backend.truncate(min(self._shared, len(self._text) - 1)) :]
+        while len(missing) > backend.max_nodes:
+            size = min(backend.batch_size, len(missing) - 1)
+            backend.prefill(missing[:size])
+            missing = missing[size:]
+        self._cached, self._shared = list(self._text), len(self._text)
+        return self._feed(missing)
+
+    def _feed(self, tokens: Sequence[int]) -> Logits:
+        logits = self._backend.verify(DraftTree.chain(tokens))
+        self._backend.commit(range(len(tokens)))
+        last: Logits = logits[-1]
+        return last
+
+    def _fitted(self, logits: Logits) -> Logits:
+        """The row with as many tokens as the target has: padding is cut off or added."""
+        missing = self._vocab_size - len(logits)
+        if missing <= 0:
+            return logits[: self._vocab_size]
+        return np.concatenate([logits, np.full(missing, -np.inf, np.float32)])
+
+    # -- learning --------------------------------------------------------------------------
+
+    def observe(self, outcome: Outcome) -> None:
+        """Count what was accepted; drafts that were right stay in the draft model's cache."""
+        count_hits(self._proposal, self._cells, outcome.emitted, self._calibration)
+        for drafted, written in zip(self._spine, outcome.emitted, strict=False):
+            self._hope += _HOPE_RATE * ((drafted == written) - self._hope)
+            if drafted != written:
+                break
+        self._proposal, self._spine = EMPTY, []
+        self._text += outcome.emitted
+        self._shared = _common(self._cached, self._text, self._shared)
+
+    def state(self) -> dict[str, Any]:
+        """The counts."""
+        return {**self._calibration.as_json(), "hope": self._hope}
+
+    def load_state(self, document: dict[str, Any] | None) -> None:
+        """Start from the counts of an earlier run."""
+        self._calibration.load_json(document)
+        hope = (document or {}).get("hope")
+        if isinstance(hope, float) and 0.0 <= hope <= 1.0:
+            self._hope = hope
+
+    def close(self) -> None:
+        """Free the draft model."""
+        self._backend.close()
+
+
+def _common(cached: Sequence[int], text: Sequence[int], start: int) -> int:
+    """How many first tokens are the same, given that `start` are."""
+    end = min(len(cached), len(text))
+    while start < end and cached[start] == text[start]:
+        start += 1
+    return start
