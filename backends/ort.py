@@ -96,6 +96,7 @@ class OrtBackend:
         self._table = spec.tensors["token_embd.weight"]
         self._raw_table = raw_rows(spec.path, self._table)
         self._scale = np.float32(facts.embedding_scale)
+        self.node_share = 1.0  # of the graph's nodes, the part that `place` runs
         with ThreadPoolExecutor(1) as beside:  # both leave Python alone while they read
             vocabulary = beside.submit(_tokenizer, spec)
             self._runner: Runner = self._open(facts, folder, place)
@@ -112,7 +113,9 @@ class OrtBackend:
             windows["attention_bias_window"] = spec.sliding_window
 
         def opened(name: str) -> Any:
-            return open_session(folder / name, settings.threads, place)
+            session, share = open_session(folder / name, settings.threads, place)
+            self.node_share = min(self.node_share, share)
+            return session
 
         def split(*sessions: Any) -> SplitRunner:
             return SplitRunner(sessions, tables, windows, settings.context_size)
