@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -101,6 +101,10 @@ class OrtBackend:
             vocabulary = beside.submit(_tokenizer, spec)
             self._runner: Runner = self._open(facts, folder, place)
             self.tokenizer = vocabulary.result()
+        if place != CPU_DEVICE:
+            where = f"{place.provider} on the {place.kind.upper()}"
+            told = f"{where}, with {self.node_share:.0%} of the graph's nodes"
+            self.capabilities = replace(self.capabilities, place=told)
         self._length = 0
         self._tree: DraftTree | None = None
 
