@@ -116,7 +116,7 @@ def named(provider: str, kind: str, options: Mapping[str, str] | None = None) ->
 def graphs_for(place: OnnxDevice, context_size: int) -> dict[str, GraphOptions]:
     """The graphs a device wants: ONNX Runtime's own operations or standard ones, any or fixed
     shapes, packed or plain weights."""
-    if place.provider == CPU_PROVIDER:
+    if place == CPU_DEVICE:
         return {GRAPH_FILE: GraphOptions(GQA)}
     options = GraphOptions(SPLIT, plain=place.provider == "QNNExecutionProvider")
     if place.kind == "npu":

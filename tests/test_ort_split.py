@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 from random_gguf import LAYERS, Q8_0, VOCABULARY, write_model
 
+import edgespec
+from edgespec.backends import ort_providers
 from edgespec.backends.base import Logits
 from edgespec.backends.ort_cache import converted
+from edgespec.backends.ort_providers import CPU_PROVIDER, OnnxDevice
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.models.embedded import embedded_model
 from edgespec.models.onnx_facts import SPLIT, GraphOptions, read_facts
@@ -185,6 +188,30 @@ def test_a_cut_model_with_fixed_shapes_needs_no_other_code(spec: ModelSpec, fold
     assert not {"embeddings", "rows", "past_key.1"} & set(shapes)
     outputs = [info.name for info in session.get_outputs()]
     assert outputs == ["logits", "new_key.2", "new_value.2", "new_key.3", "new_value.3"]
+
+
+def test_a_device_with_fixed_shapes_runs_the_whole_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor's kernels stand in for an NPU: same graphs, same buckets, same loop."""
+    prompt = "Write a JSON list of six fruits with the keys name and colour."
+    options: dict[str, Any] = {"context_size": 256, "draft_max": 7, "threads": 1}
+    monkeypatch.setattr(ort_providers, "STEPS", (1, 8))
+    monkeypatch.setattr(ort_providers, "choose", lambda kind: OnnxDevice(CPU_PROVIDER, kind))
+    with edgespec.load(device="npu", **options) as engine:
+        assert engine.backend.max_nodes == engine.backend.batch_size == 8
+        assert engine.backend.capabilities.place.startswith("CPUExecutionProvider on the NPU")
+        plain = engine.generate(prompt, max_tokens=60, speculate=False)
+        drafted = engine.generate(prompt, max_tokens=60)
+    assert drafted.counters.rounds < plain.counters.rounds, "drafts were accepted"
+
+
+def test_exact_is_refused_where_a_token_is_summed_apart_from_the_past(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether a cell is past or new decides in which order attention adds it up."""
+    monkeypatch.setattr(ort_providers, "STEPS", (8,))
+    monkeypatch.setattr(ort_providers, "choose", lambda kind: OnnxDevice(CPU_PROVIDER, kind))
+    with pytest.raises(UnsupportedError, match="--exact is not possible"):
+        edgespec.load(device="npu", exact=True, context_size=256, draft_max=3, threads=1)
 
 
 def test_the_embedded_model_writes_the_same_40_tokens(tmp_path: Path) -> None:
