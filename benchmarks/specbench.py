@@ -16,12 +16,14 @@ import json
 import platform
 import random
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import edgespec
 from edgespec.compare import find_divergence
+from edgespec.drafters import make_drafter
+from edgespec.drafters.base import Drafter
 from edgespec.memory.device import cpu_name, usable_cores
 from edgespec.noise import measure_batch_noise
 
@@ -45,10 +47,13 @@ def main() -> None:
         backend=arguments.backend,
         exact=arguments.exact,
         drafter=arguments.drafter,
+        draft_model=arguments.draft_model,
         threads=arguments.threads,
     )
     with engine:
-        categories = _run(engine, _prompts(arguments), arguments.max_tokens)
+        drafters = (make_drafter(arguments.baseline), engine.drafter)
+        categories = _run(engine, drafters, _prompts(arguments), arguments.max_tokens)
+        engine.drafter = drafters[1]
         noise = measure_batch_noise(engine.backend)
     everything = [sample for samples in categories.values() for sample in samples]
     document = {
@@ -72,6 +77,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--backend", default="llamacpp", help="llamacpp, onnx or auto")
     parser.add_argument("--drafter", default="auto")
+    parser.add_argument("--draft-model", metavar="FILE")
+    parser.add_argument("--baseline", default="none", help="drafters to compare with; none: plain")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", metavar="OUT")
     return parser.parse_args()
@@ -90,16 +97,19 @@ def _prompts(arguments: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def _run(
-    engine: edgespec.Engine, prompts: list[tuple[str, str]], max_tokens: int
+    engine: edgespec.Engine,
+    drafters: tuple[Drafter | None, Drafter | None],
+    prompts: list[tuple[str, str]],
+    max_tokens: int,
 ) -> dict[str, list[Sample]]:
     categories: dict[str, list[Sample]] = defaultdict(list)
     noise = None
     for number, (category, prompt) in enumerate(prompts):
         order = (False, True) if number % 2 else (True, False)
-        results = {
-            speculate: engine.generate(prompt, max_tokens=max_tokens, speculate=speculate)
-            for speculate in order
-        }
+        results = {}
+        for tried in order:
+            engine.drafter = drafters[tried]
+            results[tried] = engine.generate(prompt, max_tokens=max_tokens)
         sample = Sample(results[False], results[True])
         if not sample.identical:
             if noise is None:
@@ -148,8 +158,11 @@ def _summary(samples: list[Sample]) -> dict[str, Any]:
         "rounds": rounds,
         "drafted_tokens": sum(c.drafted_tokens for c in speculative),
         "accepted_tokens": accepted,
+        "drafted_by": dict(sum((c.drafted_by for c in speculative), Counter())),
+        "accepted_by": dict(sum((c.accepted_by for c in speculative), Counter())),
+        "draft_s": sum(c.draft_s for c in speculative),
         "host_share": sum(c.host_s for c in speculative)
-        / max(1e-9, sum(c.host_s + c.step_s for c in speculative)),
+        / max(1e-9, sum(c.host_s + c.draft_s + c.step_s for c in speculative)),
         "prompts": len(samples),
         "identical": sum(sample.identical for sample in samples),
         "unexplained": sum(sample.unexplained for sample in samples),
@@ -165,6 +178,8 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "exact": arguments.exact,
         "backend": arguments.backend,
         "drafter": arguments.drafter,
+        "draft_model": arguments.draft_model and Path(arguments.draft_model).name,
+        "baseline": arguments.baseline,
         "cpu": cpu_name(),
         "cores": usable_cores(),
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",

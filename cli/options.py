@@ -43,8 +43,13 @@ class PlanOptions:
         typer.Option("--ctx", "-c", min=1, help="Tokens of context. Default: chosen to fit."),
     ] = None
     drafter: Annotated[
-        str, typer.Option("--drafter", help="auto, none, or a drafter's name. Example: suffix.")
+        str,
+        typer.Option("--drafter", help="auto, none, or a list of suffix, recycling, model."),
     ] = "auto"
+    draft_model: Annotated[
+        Path | None,
+        typer.Option("--draft-model", help="Smaller GGUF with the same vocabulary, to draft."),
+    ] = None
     draft_max: Annotated[
         int | None,
         typer.Option("--draft-max", min=0, max=255, help="Most tokens drafted at once."),
@@ -72,7 +77,8 @@ class PlanOptions:
         """A planner's request; a text that is no value of its option is misuse."""
         _one_of("--backend", self.backend, ("auto", LLAMACPP, ONNX))
         _one_of("--device", self.device, DEVICES)
-        _one_of("--drafter", self.drafter, ("auto", "none", *NAMES))
+        for name in self.drafter.split(","):
+            _one_of("--drafter", name.strip(), ("auto", "none", *NAMES))
         _one_of("--kv-type", self.kv_type, ("auto", *KV_TYPE_BYTES))
         _one_of("--prefer", self.prefer, PREFERENCES)
         layers = self.gpu_layers
@@ -85,6 +91,7 @@ class PlanOptions:
             device=self.device,
             context_size=self.ctx,
             drafter=self.drafter,
+            draft_model=self.draft_model and self.draft_model.expanduser(),
             draft_max=self.draft_max,
             kv_type=None if self.kv_type == "auto" else self.kv_type,
             gpu_layers=None if layers == "auto" else int(layers),

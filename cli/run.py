@@ -268,10 +268,13 @@ def _report(
         "rounds": counters.rounds,
         "drafted_tokens": counters.drafted_tokens,
         "accepted_tokens": counters.accepted_tokens,
+        "drafted_by": dict(counters.drafted_by),
+        "accepted_by": dict(counters.accepted_by),
         "acceptance_length": counters.acceptance_length,
         "time_to_first_token_s": counters.time_to_first_token_s,
         "decode_s": counters.decode_s,
         "tokens_per_s": counters.tokens_per_s,
+        "draft_s": counters.draft_s,
         "host_share": counters.host_share,
         "seed": seed,
         "place": engine.backend.capabilities.place or plan.device,
@@ -290,7 +293,7 @@ def _report(
 def _summary(report: dict[str, Any]) -> str:
     line = (
         f"{report['generated_tokens']} tokens, {report['tokens_per_s']:.1f} tokens/s, acceptance "
-        f"length {report['acceptance_length']:.2f} (plain is 1.00), first token after "
+        f"length {report['acceptance_length']:.2f} (plain is 1.00){_sources(report)}, first token after "
         f"{report['time_to_first_token_s']:.2f} s, peak memory "
         f"{size_text(report['memory']['measured_peak_bytes'])}"
     )
@@ -298,6 +301,17 @@ def _summary(report: dict[str, Any]) -> str:
         limit = "--max-tokens" if report["finish_reason"] == "length" else "--ctx"
         line += f"; cut off by {limit}"
     return line + _check_text(report.get("check"))
+
+
+def _sources(report: dict[str, Any]) -> str:
+    """Where accepted tokens came from, if there was more than one drafter."""
+    if len(report["drafted_by"]) < 2:
+        return ""
+    counts = (
+        f"{name} {report['accepted_by'].get(name, 0)} of {drafted}"
+        for name, drafted in report["drafted_by"].items()
+    )
+    return f", drafts accepted: {', '.join(counts)}"
 
 
 def _check_text(checked: dict[str, Any] | None) -> str:

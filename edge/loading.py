@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 
 from edgespec.backends.base import Backend
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.drafters import make_drafter
-from edgespec.drafters.base import Drafter
+from edgespec.drafters.combined import CombinedDrafter
+from edgespec.drafters.model import ModelDrafter
 from edgespec.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import cache, device
 from edgespec.memory.curve import CostCurve, measure_curve, measure_depth
-from edgespec.memory.plan import LLAMACPP, ONNX, Plan, Request
+from edgespec.memory.plan import (
+    DRAFT_MODEL_BATCH,
+    DRAFT_MODEL_NODES,
+    LLAMACPP,
+    ONNX,
+    Plan,
+    Request,
+    draft_context,
+)
 from edgespec.memory.speed import RoundHistory
 from edgespec.memory.track import peak_resident_bytes
 from edgespec.models.embedded import embedded_model
@@ -34,6 +44,7 @@ Progress = Callable[[str, float], None]  # what is being done, and which part of
 # Together with warm-up and one large step too many these stay below two seconds.
 _CURVE_SECONDS = 1.1
 _DEPTH_SECONDS = 0.5
+_DRAFT_CURVE_SECONDS = 0.4
 _PROBES = 3  # single steps that tell whether a stored curve still holds
 _BUSY = 1.4  # neighbours alone make a machine that much slower
 _DEPTHS = range(256, 1025, 256)  # attention looks at blocks of 256 cells
@@ -51,6 +62,7 @@ def load(
     kv_type: str | None = None,
     gpu_layers: int | None = None,
     drafter: str = "auto",
+    draft_model: str | os.PathLike[str] | None = None,
     draft_max: int | None = None,
     exact: bool = False,
     progress: Progress | None = None,
@@ -67,7 +79,8 @@ def load(
         threads: CPU threads; None takes the physical cores this process may use.
         kv_type: f16, q8_0 or q4_0.
         gpu_layers: layers on the GPU; None takes all of them where llama.cpp has one.
-        drafter: "auto", "none" or a name of `edgespec.drafters.NAMES`.
+        drafter: "auto", "none" or a list of `edgespec.drafters.NAMES`, such as "suffix,recycling".
+        draft_model: a smaller GGUF model with the same vocabulary.
         draft_max: most tokens drafted at once.
         exact: only settings in which a token's logits do not depend on what else is in its step.
         progress: called while it works.
@@ -89,6 +102,7 @@ def load(
         kv_type=kv_type,
         gpu_layers=gpu_layers,
         drafter=drafter,
+        draft_model=None if draft_model is None else Path(draft_model),
         draft_max=draft_max,
         exact=exact,
     )
@@ -100,22 +114,31 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
     report = progress or (lambda _what, _fraction: None)
     _require_memory(plan)
     backend = _BACKENDS[plan.backend](spec, plan, report)
+    drafter: CombinedDrafter | None = None
     try:
         max_nodes = backend.max_nodes
         if plan.exact:
             max_nodes = _largest_exact_step(backend, settings_key(spec, settings_of(plan)), report)
         if backend.capabilities.rollback:
             _one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
-        drafter = make_drafter(plan.drafter)
-        curve = _curve(backend, spec, plan, report) if drafter else None
+        curve = _curve(backend, spec, plan, report) if plan.drafter != "none" else None
         history = RoundHistory()
-        if drafter is not None:
-            counted = cache.load("rounds", rounds_key(spec, drafter.name)) or {}
+        if curve is not None:
+            model = _load_draft_model(backend, plan, report)
+            drafter = make_drafter(plan.drafter, model)
+            counted = cache.load("rounds", rounds_key(spec, plan.drafter)) or {}
             history = RoundHistory.from_json(counted.get("rounds"))
+        if drafter is not None:
             drafter.load_state(cache.load("calibration", spec.fingerprint))
     except BaseException:
         backend.close()
         raise
+
+    def finish() -> None:
+        _remember(spec, plan, curve, drafter, history)
+        if drafter is not None:
+            drafter.close()
+
     return Engine(
         backend,
         curve=curve,
@@ -124,8 +147,40 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
         history=history,
         chat_template=spec.chat_template,
         special_tokens=(backend.tokenizer.bos_text, backend.tokenizer.eos_text),
-        on_close=lambda: _remember(spec, plan, curve, drafter, history),
+        on_close=finish,
     )
+
+
+def _load_draft_model(target: Backend, plan: Plan, report: Progress) -> ModelDrafter | None:
+    """The draft model of a plan, its steps measured."""
+    if plan.draft_model is None or plan.draft_max == 0:
+        return None
+    draft_spec = read_model_spec(plan.draft_model)
+    settings = LlamaSettings(
+        context_size=draft_context(draft_spec, plan.context_size),
+        batch_size=DRAFT_MODEL_BATCH,
+        max_nodes=DRAFT_MODEL_NODES,
+        max_leaves=1,
+        threads=plan.threads,
+        gpu_layers=-1 if plan.gpu_layers else 0,
+        mapped=plan.draft_mapped,
+    )
+    backend = LlamaBackend(
+        draft_spec.path,
+        settings,
+        progress=lambda fraction: report("loading the draft model", fraction),
+    )
+    try:
+        report("measuring step times", 0.0)
+        curve = measure_curve(
+            lambda nodes: _one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=_DRAFT_CURVE_SECONDS
+        )
+        _measure_depth(backend, curve)
+        report("measuring step times", 1.0)
+        return ModelDrafter(backend, curve, target.tokenizer.vocab_size)
+    except BaseException:
+        backend.close()
+        raise
 
 
 def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
@@ -133,7 +188,8 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         context_size=plan.context_size,
         batch_size=plan.batch_size,
         max_nodes=plan.draft_max + 1,
-        max_leaves=1,
+        # Suffix drafts are chains; what other drafters propose may branch anywhere.
+        max_leaves=max(1, plan.draft_max) if plan.drafter != "suffix" else 1,
         threads=plan.threads,
         kv_type_k=plan.kv_type_k,
         kv_type_v=plan.kv_type_v,
@@ -284,7 +340,7 @@ def _remember(
     spec: ModelSpec,
     plan: Plan,
     curve: CostCurve | None,
-    drafter: Drafter | None,
+    drafter: CombinedDrafter | None,
     history: RoundHistory,
 ) -> None:
     """Keep the acceptance counts and how fast steps were; forget a curve that stopped fitting."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from edgespec.drafters import make_drafter
+from edgespec.drafters import MODEL, drafter_names, tables_bytes
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import cache, device
 from edgespec.memory.bandwidth import memory_bandwidth
@@ -28,7 +28,9 @@ from edgespec.memory.plan import (
 )
 from edgespec.memory.speed import DEFAULT_ROUNDS, RoundHistory, SpeedModel, estimated_curve
 from edgespec.models.packing import check_supported
-from edgespec.models.spec import ModelSpec
+from edgespec.models.pairing import check_pair
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.proposal import MOST_DRAWN
 
 # Packages that are ONNX Runtime, with one provider or another.
 _RUNTIMES = (
@@ -38,8 +40,10 @@ _RUNTIMES = (
     "onnxruntime-directml",
     "onnxruntime-windowsml",
 )
+_F32, _F64 = 4, 8
 _MAX_NODES = 32  # of a step whose time is estimated
 _WORTH_SWITCHING = 1.03  # predicted speed of the other backend
+_MANY, _FLAT = 8, 1.3  # nodes of a step, and times a plain step: flatter curves reward branches
 _TELLING_ROUNDS = 500  # fewer say little about what comes next
 
 
@@ -99,15 +103,58 @@ def _placed(request: Request, machine: Device) -> Request:
 
 
 def _plan_on(spec: ModelSpec, request: Request, machine: Device) -> Plan:
-    drafter = make_drafter("suffix" if request.drafter == "auto" else request.drafter)
+    plan = _plan_with(spec, request, machine)
+    if request.drafter != "auto" or plan.drafter != "suffix" or not _is_flat(spec, plan):
+        return plan
+    wide = _plan_with(spec, replace(request, drafter="suffix,recycling"), machine)
+    reason = "steps over many tokens cost little here: what else the target could have said pays"
+    choices = [c if c.name != "drafter" else replace(c, reason=reason) for c in wide.choices]
+    return replace(wide, choices=tuple(choices))
+
+
+def _plan_with(spec: ModelSpec, request: Request, machine: Device) -> Plan:
+    draft_spec = _draft_spec(spec, request)
+    names = "suffix" if request.drafter == "auto" else request.drafter
     return make_plan(
         spec,
         request,
         machine,
         lambda settings: speed_model(spec, settings),
-        drafter_bytes=drafter.nbytes if drafter else 0,
+        drafter_bytes=tables_bytes(names) + (_laws_bytes(spec) if draft_spec else 0),
+        draft_spec=draft_spec,
         max_step_of=lambda settings: _largest_exact_step(spec, settings) if request.exact else None,
     )
+
+
+def _laws_bytes(spec: ModelSpec) -> int:
+    """Bytes of the laws that drawn nodes carry, and of the target's rows they are held against."""
+    return MOST_DRAWN * spec.vocab_size * (_F32 + _F64)
+
+
+def _draft_spec(spec: ModelSpec, request: Request) -> ModelSpec | None:
+    """The draft model that was named, if it can draft for this one."""
+    names = () if request.drafter == "auto" else drafter_names(request.drafter)
+    if request.draft_model is None:
+        if MODEL in names:
+            raise UnsupportedError(
+                "the drafter 'model' needs a draft model", hint="name one with --draft-model FILE"
+            )
+        return None
+    if names and MODEL not in names:
+        raise UnsupportedError(
+            f"--draft-model is not used by --drafter {request.drafter}", hint="leave out one"
+        )
+    draft_spec = read_model_spec(request.draft_model)
+    check_pair(spec, draft_spec)
+    return draft_spec
+
+
+def _is_flat(spec: ModelSpec, plan: Plan) -> bool:
+    """Whether verifying many tokens was measured to cost hardly more than one."""
+    curve = stored_curve(spec, settings_of(plan))
+    if curve is None or len(curve.base) <= _MANY:
+        return False
+    return curve.base[_MANY] <= _FLAT * curve.base[1]
 
 
 def _measured_onnx_plan(spec: ModelSpec, request: Request, machine: Device) -> Plan | str:

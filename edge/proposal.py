@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from edgespec.verification import DraftLaw
 
 
+MOST_DRAWN = 8  # nodes of a proposal that carry a law, which is a number for each token
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """Candidate nodes below the root, most probable first.

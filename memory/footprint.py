@@ -198,6 +198,13 @@ def footprint(spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0) -> tu
     return tuple(part for part in parts if part.nbytes)
 
 
+def draft_model_footprint(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
+    """The components that a draft model in llama.cpp adds to a run."""
+    parts = [part for part in footprint(spec, shape) if part.name != "runtime"]
+    vocabulary = Component("vocabulary", runtime_bytes(spec) - _RUNTIME_BYTES, is_ceiling=True)
+    return tuple(replace(part, name=f"draft_{part.name}") for part in (*parts, vocabulary))
+
+
 def onnx_footprint(
     spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0
 ) -> tuple[Component, ...]:

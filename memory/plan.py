@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from edgespec.errors import DoesNotFitError, UnsupportedError
@@ -25,6 +26,7 @@ from edgespec.memory.footprint import (
     KV_TYPE_BYTES,
     Component,
     RunShape,
+    draft_model_footprint,
     footprint,
     kv_type_fits,
     onnx_footprint,
@@ -51,6 +53,9 @@ _WORTH_TELLING = 1.02
 _CHEAP = 1.02  # of the bytes with the smallest draft
 _LARGEST_STEP = 256
 _MEBIBYTE = 1 << 20
+# A draft model writes one token a step; a few more catch up with what others drafted.
+DRAFT_MODEL_NODES = 8
+DRAFT_MODEL_BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class Request:
     gpu_layers: int | None = None
     draft_max: int | None = None
     drafter: str = "auto"
+    draft_model: Path | None = None
     exact: bool = False
     prompt_tokens: int = 0  # a ceiling is enough
     max_tokens: int = 0
@@ -132,6 +138,8 @@ class Plan:
     gpu_layers: int
     draft_max: int
     drafter: str
+    draft_model: Path | None
+    draft_mapped: bool
     exact: bool
     mapped: bool
     choices: tuple[Choice, ...]
@@ -190,6 +198,7 @@ def make_plan(
     speed_of: Callable[[Settings], SpeedModel],
     *,
     drafter_bytes: int = 0,
+    draft_spec: ModelSpec | None = None,
     max_step_of: Callable[[Settings], int | None] = lambda _settings: None,
 ) -> Plan:
     """Choose all settings of a run.
@@ -203,7 +212,7 @@ def make_plan(
         UnsupportedError: an option is not possible with this model.
         DoesNotFitError: nothing that was asked for fits; says what would.
     """
-    return _Planner(spec, request, machine, speed_of, drafter_bytes, max_step_of).plan()
+    return _Planner(spec, request, machine, speed_of, drafter_bytes, draft_spec, max_step_of).plan()
 
 
 class _Planner:
@@ -214,6 +223,7 @@ class _Planner:
         machine: Device,
         speed_of: Callable[[Settings], SpeedModel],
         drafter_bytes: int,
+        draft_spec: ModelSpec | None,
         max_step_of: Callable[[Settings], int | None],
     ) -> None:
         self.spec = spec
@@ -227,6 +237,9 @@ class _Planner:
         self.threads = self._choose("threads", *_threads(request))
         self.drafter = self._choose("drafter", *_drafter(spec, request))
         self.drafter_bytes = drafter_bytes if self.drafter != "none" else 0
+        self.draft_spec = draft_spec if self.drafter != "none" else None
+        if self.draft_spec is not None:
+            self._choose("draft_model", self.draft_spec.path.name, "as asked")
         gpus = machine.accelerators if self.backend == LLAMACPP else ()
         self.gpu_layers = -1 if gpus else 0
         self.wanted_context, self.context_reason = _wanted_context(spec, request)
@@ -281,6 +294,8 @@ class _Planner:
             gpu_layers=self.gpu_layers,
             draft_max=draft_max,
             drafter=self.drafter,
+            draft_model=self.draft_spec.path if self.draft_spec else None,
+            draft_mapped=self.draft_spec is not None and self._maps(self.draft_spec),
             exact=request.exact,
             mapped=self.mapped,
             choices=tuple(self.choices.values()),
@@ -340,9 +355,24 @@ class _Planner:
             self._shape(context, batch, draft_max),
             drafter_bytes=self.drafter_bytes if draft_max else 0,
         )
+        if self.draft_spec is not None and draft_max:
+            parts += draft_model_footprint(self.draft_spec, self._draft_shape(context))
         if self.machine.is_one_pool:
             return tuple(replace(part, device=HOST, name=_pooled(part)) for part in parts)
         return parts
+
+    def _draft_shape(self, context: int) -> RunShape:
+        """How the draft model is loaded: as the target, with small steps."""
+        assert self.draft_spec is not None
+        return RunShape(
+            context_size=draft_context(self.draft_spec, context),
+            batch_size=DRAFT_MODEL_BATCH,
+            max_nodes=DRAFT_MODEL_NODES,
+            threads=self.threads,
+            gpu_layers=-1 if self.gpu_layers else 0,
+            mapped=self._maps(self.draft_spec),
+            features=self.machine.features,
+        )
 
     def _bytes(self, context: int, batch: int, draft_max: int) -> int:
         """Everything a budget covers: the processor's memory and the GPU's."""
@@ -453,12 +483,14 @@ class _Planner:
 
     def _mapped(self) -> bool:
         """Map the file unless that would keep it in memory beside a copy of its weights."""
-        if self.backend == ONNX:
-            return True
+        return self.backend == ONNX or self._maps(self.spec)
+
+    def _maps(self, spec: ModelSpec) -> bool:
+        """Whether llama.cpp reads these weights in the file: not where it makes copies anyway."""
         if self.machine.accelerators and self.gpu_layers:
             return self.machine.is_one_pool  # there the GPU reads the mapped pages themselves
         shape = RunShape(256, 32, 1, features=self.machine.features, mapped=True)
-        return not any(part.name == "weights_repacked" for part in footprint(self.spec, shape))
+        return not any(part.name == "weights_repacked" for part in footprint(spec, shape))
 
     def _mapped_reason(self) -> str:
         if self.device in ("gpu", "npu") and self.backend == ONNX:
@@ -621,7 +653,9 @@ class _Planner:
         """Options that help, tried out before they are named."""
         ways = []
         asked = self.request.draft_max or 0
-        if asked and self._fits(context, _BATCH_SIZES[-1], 0):
+        if self.draft_spec is not None and asked and self._fits(context, _BATCH_SIZES[-1], 0):
+            ways.append("leaving out --draft-model")
+        elif asked and self._fits(context, _BATCH_SIZES[-1], 0):
             ways.append("a smaller --draft-max")
         if fitting := self._largest_fitting_context(context):
             ways.append(f"`--ctx {fitting}` fits")
@@ -655,6 +689,11 @@ class _Planner:
                 high = middle - 1
         fitting = low * _CONTEXT_STEP
         return fitting if fitting >= self.request.prompt_tokens else 0
+
+
+def draft_context(spec: ModelSpec, context: int) -> int:
+    """Tokens of context of a draft model whose target has `context`."""
+    return min(context, spec.context_length or context)
 
 
 def _pooled(part: Component) -> str:
@@ -707,6 +746,8 @@ def _drafter(spec: ModelSpec, request: Request) -> tuple[str, str]:
         return "none", f"{spec.arch} keeps a recurrent state that cannot be rolled back"
     if request.drafter != "auto":
         return request.drafter, "as asked"
+    if request.draft_model is not None:
+        return "suffix,model", "the draft model writes where it is worth its time"
     return "suffix", "free: repeats what the text repeats, used only where it pays"
 
 

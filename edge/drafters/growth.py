@@ -16,7 +16,7 @@ import numpy as np
 
 from edgespec.backends.base import Logits
 from edgespec.calibration import Calibration
-from edgespec.proposal import Proposal, Stakes
+from edgespec.proposal import MOST_DRAWN, Proposal, Stakes
 from edgespec.sampling import Sampler
 from edgespec.successors import successors_of
 from edgespec.verification import DraftLaw, without
@@ -64,7 +64,8 @@ class Growth:
     @property
     def is_full(self) -> bool:
         """Whether as much is drafted as may be."""
-        return len(self.tokens) >= self._stakes.max_nodes
+        most = self._stakes.max_nodes
+        return len(self.tokens) >= (min(most, MOST_DRAWN) if self._stakes.sampler else most)
 
     def extend(self, row: Logits) -> None:
         """The next token of the spine, and what may stand beside it."""
@@ -107,10 +108,8 @@ class Growth:
 
     def _draw(self, row: Logits, parent: int, chance: float, sampler: Sampler) -> None:
         ids, chances = sampler.law(row)
-        law: DraftLaw | None = chances
-        if ids is not None:
-            law = np.zeros(sampler.vocab_size)
-            law[ids] = chances
+        law: DraftLaw | None = np.zeros(sampler.vocab_size, np.float32)
+        law[slice(None) if ids is None else ids] = chances
         for rank in range(_NUM_RANKS if self._stakes.branches else 1):
             # What a sibling is worth before its token is known: what those before it were worth.
             worth = chance * self._calibration.group_probability(_NUM_RANKS + rank)
