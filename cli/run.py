@@ -293,8 +293,8 @@ def _report(
 def _summary(report: dict[str, Any]) -> str:
     line = (
         f"{report['generated_tokens']} tokens, {report['tokens_per_s']:.1f} tokens/s, acceptance "
-        f"length {report['acceptance_length']:.2f} (plain is 1.00){_sources(report)}, first token after "
-        f"{report['time_to_first_token_s']:.2f} s, peak memory "
+        f"length {report['acceptance_length']:.2f} (plain is 1.00){_sources(report)}, first token "
+        f"after {report['time_to_first_token_s']:.2f} s, peak memory "
         f"{size_text(report['memory']['measured_peak_bytes'])}"
     )
     if report["finish_reason"] in ("length", "context_full"):

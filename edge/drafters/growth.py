@@ -108,8 +108,9 @@ class Growth:
 
     def _draw(self, row: Logits, parent: int, chance: float, sampler: Sampler) -> None:
         ids, chances = sampler.law(row)
-        law: DraftLaw | None = np.zeros(sampler.vocab_size, np.float32)
-        law[slice(None) if ids is None else ids] = chances
+        dense = np.zeros(sampler.vocab_size, np.float32)
+        dense[slice(None) if ids is None else ids] = chances
+        law: DraftLaw | None = dense
         for rank in range(_NUM_RANKS if self._stakes.branches else 1):
             # What a sibling is worth before its token is known: what those before it were worth.
             worth = chance * self._calibration.group_probability(_NUM_RANKS + rank)
