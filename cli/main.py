@@ -15,6 +15,7 @@ from edgespec.cli.doctor import doctor
 from edgespec.cli.models import models_app
 from edgespec.cli.plan import plan
 from edgespec.cli.profile import profile
+from edgespec.cli.remembered import remembered
 from edgespec.cli.render import error, note
 from edgespec.cli.run import run
 from edgespec.errors import EdgespecError
@@ -32,6 +33,7 @@ app.command()(run)
 app.command()(plan)
 app.command()(profile)
 app.command()(doctor)
+app.command()(remembered)
 app.add_typer(models_app, name="models")
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.render import printable, size_text, table
+from edgespec.cli.render import note, printable, size_text, table
+from edgespec.errors import EdgespecError, UnsupportedError
+
+if TYPE_CHECKING:
+    from edgespec.models.spec import ModelSpec
 
 models_app = typer.Typer(help="Look at model files.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -17,12 +22,18 @@ models_app = typer.Typer(help="Look at model files.", no_args_is_help=True, rich
 @models_app.command()
 def show(
     model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
+    pairs: Annotated[
+        Path | None, typer.Option("--pairs", help="Which GGUF files of this folder can draft.")
+    ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what a model file says about itself, without reading its weights."""
     from edgespec.models.spec import read_model_spec
 
     spec = read_model_spec(options.model_path(model))
+    if pairs is not None:
+        _show_pairs(spec, pairs.expanduser(), as_json)
+        return
     if as_json:
         print(json.dumps(dataclasses.asdict(spec), default=str))
         return
@@ -41,6 +52,37 @@ def show(
         *(("note", text) for text in spec.notes),
     ]
     print(printable(table([(name, str(value)) for name, value in rows])))
+
+
+def _show_pairs(spec: ModelSpec, folder: Path, as_json: bool) -> None:
+    """Which models of a folder can draft for this one, the smallest first."""
+    from edgespec.models.pairing import partners
+    from edgespec.models.spec import read_model_spec
+
+    if not folder.is_dir():
+        raise UnsupportedError(f"{folder} is no folder", hint="name a folder with GGUF files")
+    others: list[ModelSpec] = []
+    rows: list[dict[str, Any]] = []
+    for path in sorted(folder.rglob("*.gguf")):
+        try:
+            others.append(read_model_spec(path))
+        except EdgespecError as problem:
+            rows.append({"file": str(path.relative_to(folder)), "problem": str(problem)})
+    others.sort(key=lambda other: other.weight_bytes)
+    for other, reason in partners(spec, others):
+        if not reason and other.weight_bytes >= spec.weight_bytes:
+            reason = f"{other.path.name} is no smaller than {spec.path.name}"
+        row = {"file": str(other.path.relative_to(folder)), "weight_bytes": other.weight_bytes}
+        rows.append({**row, "problem": reason})
+    rows.sort(key=lambda row: row["problem"] != "")
+    if as_json:
+        print(json.dumps(rows))
+        return
+    if not rows:
+        note(f"no GGUF files in {folder}")
+    for row in rows:
+        size = f" ({size_text(row['weight_bytes'])})" if "weight_bytes" in row else ""
+        print(printable(f"{row['file']}{size}: {row['problem'] or 'can draft'}"))
 
 
 @models_app.command()

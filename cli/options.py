@@ -73,6 +73,10 @@ class PlanOptions:
         bool, typer.Option("--exact", help="Only settings whose output equals plain decoding's.")
     ] = False
 
+    remember: Annotated[
+        bool, typer.Option("--remember", help="Keep what is generated, to draft from it later.")
+    ] = False
+
     def request(self, *, prompt_tokens: int = 0, max_tokens: int = 0) -> Request:
         """A planner's request; a text that is no value of its option is misuse."""
         _one_of("--backend", self.backend, ("auto", LLAMACPP, ONNX))
@@ -97,6 +101,7 @@ class PlanOptions:
             gpu_layers=None if layers == "auto" else int(layers),
             threads=self.threads,
             exact=self.exact,
+            remember=self.remember,
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
         )

@@ -26,6 +26,7 @@ from edgespec.memory.plan import (
     draft_context,
 )
 from edgespec.memory.speed import RoundHistory
+from edgespec.memory.texts import add_texts, load_texts
 from edgespec.memory.track import peak_resident_bytes
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
@@ -65,6 +66,7 @@ def load(
     draft_model: str | os.PathLike[str] | None = None,
     draft_max: int | None = None,
     exact: bool = False,
+    remember: bool = False,
     progress: Progress | None = None,
 ) -> Engine:
     """Load a GGUF model; without a path, the embedded one of the `demo` extra.
@@ -83,6 +85,7 @@ def load(
         draft_model: a smaller GGUF model with the same vocabulary.
         draft_max: most tokens drafted at once.
         exact: only settings in which a token's logits do not depend on what else is in its step.
+        remember: keep generated texts in the cache directory, to draft from them later.
         progress: called while it works.
 
     Raises:
@@ -105,6 +108,7 @@ def load(
         draft_model=None if draft_model is None else Path(draft_model),
         draft_max=draft_max,
         exact=exact,
+        remember=remember,
     )
     return load_plan(spec, make_run_plan(spec, request), progress=progress)
 
@@ -130,6 +134,8 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
             history = RoundHistory.from_json(counted.get("rounds"))
         if drafter is not None:
             drafter.load_state(cache.load("calibration", spec.fingerprint))
+            if plan.remember:
+                drafter.recall(load_texts(spec.fingerprint))
     except BaseException:
         backend.close()
         raise
@@ -355,3 +361,5 @@ def _remember(
         counts = cache.load("calibration", spec.fingerprint) or {}
         cache.store("calibration", spec.fingerprint, {**counts, **drafter.state()})
         cache.store("rounds", rounds_key(spec, drafter.name), {"rounds": history.rounds()})
+        if plan.remember:
+            add_texts(spec.fingerprint, spec.path.name, drafter.written)

@@ -83,6 +83,7 @@ class Request:
     drafter: str = "auto"
     draft_model: Path | None = None
     exact: bool = False
+    remember: bool = False  # generated texts, for the drafters of later runs
     prompt_tokens: int = 0  # a ceiling is enough
     max_tokens: int = 0
 
@@ -141,6 +142,7 @@ class Plan:
     draft_model: Path | None
     draft_mapped: bool
     exact: bool
+    remember: bool
     mapped: bool
     choices: tuple[Choice, ...]
     components: tuple[Component, ...]
@@ -297,6 +299,7 @@ class _Planner:
             draft_model=self.draft_spec.path if self.draft_spec else None,
             draft_mapped=self.draft_spec is not None and self._maps(self.draft_spec),
             exact=request.exact,
+            remember=request.remember,
             mapped=self.mapped,
             choices=tuple(self.choices.values()),
             components=self._footprint(context, batch, draft_max),

@@ -14,6 +14,7 @@ So a drafter that never pays costs its allowance, and is never given up.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -26,6 +27,7 @@ from edgespec.proposal import EMPTY, Proposal, Prospects, Stakes
 
 _ALLOWANCE = 0.004  # of the time of the target's steps
 _FIRST_STEPS = 4.0  # plain steps' worth of time to begin with
+_MOST_TEXTS = 256
 _MOST_STEPS = 50.0  # that a purse holds, so that old merits do not last for ever
 
 
@@ -50,6 +52,7 @@ class CombinedDrafter:
             for number, drafter in enumerate(drafters)
         ]
         self._stakes: Stakes | None = None
+        self.written: deque[list[int]] = deque(maxlen=_MOST_TEXTS)  # lately, in this process
 
     @property
     def nbytes(self) -> int:
@@ -58,6 +61,7 @@ class CombinedDrafter:
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text."""
+        self.written.append([tokens[-1]])
         for source in self._sources:
             source.drafter.begin(tokens)
 
@@ -82,6 +86,7 @@ class CombinedDrafter:
 
     def observe(self, outcome: Outcome) -> None:
         """Let every drafter learn, as far as its purse allows."""
+        self.written[-1] += outcome.emitted
         if self._stakes is None:
             return
         plain_ms, nodes = self._stakes.step_ms(1), len(outcome.tree)
@@ -116,6 +121,13 @@ class CombinedDrafter:
         for source in self._sources:
             kept = (document or {}).get(source.drafter.name)
             source.drafter.load_state(kept if isinstance(kept, dict) else None)
+
+    def recall(self, texts: Sequence[Sequence[int]]) -> None:
+        """Fill the tables from texts of earlier runs."""
+        for source in self._sources:
+            recall = getattr(source.drafter, "recall", None)
+            if recall is not None:
+                recall(texts)
 
     def close(self) -> None:
         """Free what drafters hold beyond their tables."""

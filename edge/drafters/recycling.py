@@ -96,11 +96,17 @@ class RecyclingDrafter:
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text; what was learned from others stays."""
-        if not self._tables:
-            self._tables = (_Table(), _Table())
+        self._tables = self._tables or (_Table(), _Table())
         self._calibration.forget_recent()
         self._last = (tokens[-2] if len(tokens) > 1 else 0, tokens[-1])
         self._proposal = EMPTY
+
+    def recall(self, texts: Sequence[Sequence[int]]) -> None:
+        """Learn from texts of earlier runs, of which only what was written is known."""
+        self._tables = self._tables or (_Table(), _Table())
+        for text in texts:
+            for before, last, token in zip(text, text[1:], text[2:], strict=False):
+                self._learn(before, last, ((token,), (1.0,)))
 
     # -- proposing -------------------------------------------------------------------------
 
@@ -184,10 +190,13 @@ class RecyclingDrafter:
             if row is None:
                 continue
             before = tree.tokens[tree.parents[node]] if node else self._last[0]
-            self._tables[0].put(before << 32 | token, row)
-            self._tables[1].put(token, row)
+            self._learn(before, token, row)
         before, last = [*self._last, *outcome.emitted][-2:]
         self._last = (before, last)
+
+    def _learn(self, before: int, last: int, row: Successors) -> None:
+        self._tables[0].put(before << 32 | last, row)
+        self._tables[1].put(last, row)
 
     def state(self) -> dict[str, Any]:
         """The counts."""

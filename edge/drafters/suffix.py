@@ -105,6 +105,11 @@ class SuffixDrafter:
         self._text_start = len(self._tokens)
         self.extend(tokens)
 
+    def recall(self, texts: Sequence[Sequence[int]]) -> None:
+        """Texts of earlier runs are a source like older texts of this one."""
+        for text in texts:
+            self.extend(text)
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Append to the history and its hash chains, about 2 us a token."""
         if len(self._tokens) + len(tokens) > self._capacity:

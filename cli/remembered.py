@@ -1,0 +1,33 @@
+"""`edgespec remembered`: what `--remember` has kept on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+
+from edgespec.cli import options
+from edgespec.cli.render import note, printable, size_text, table
+
+
+def remembered(
+    clear: Annotated[bool, typer.Option("--clear", help="Delete all of it.")] = False,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Show or clear the generated texts that --remember keeps to draft from."""
+    from edgespec.memory import texts
+
+    if clear:
+        count = texts.forget()
+        note(f"forgot the texts of {count} model{'s' * (count != 1)}")
+    kept = texts.remembered()
+    if as_json:
+        print(json.dumps([dataclasses.asdict(entry) for entry in kept]))
+    elif kept:
+        head = ("model", "texts", "tokens", "size")
+        rows = [(e.model, str(e.texts), str(e.tokens), size_text(e.file_bytes)) for e in kept]
+        print(printable(table([head, *rows])))
+    elif not clear:
+        note("nothing is remembered; --remember keeps what a model writes")
