@@ -72,8 +72,8 @@ def _show_pairs(spec: ModelSpec, folder: Path, as_json: bool) -> None:
     for other, reason in partners(spec, others):
         if not reason and other.weight_bytes >= spec.weight_bytes:
             reason = f"{other.path.name} is no smaller than {spec.path.name}"
-        row = {"file": str(other.path.relative_to(folder)), "weight_bytes": other.weight_bytes}
-        rows.append({**row, "problem": reason})
+        name, size = str(other.path.relative_to(folder)), other.weight_bytes
+        rows.append({"file": name, "weight_bytes": size, "problem": reason})
     rows.sort(key=lambda row: row["problem"] != "")
     if as_json:
         print(json.dumps(rows))
@@ -81,8 +81,8 @@ def _show_pairs(spec: ModelSpec, folder: Path, as_json: bool) -> None:
     if not rows:
         note(f"no GGUF files in {folder}")
     for row in rows:
-        size = f" ({size_text(row['weight_bytes'])})" if "weight_bytes" in row else ""
-        print(printable(f"{row['file']}{size}: {row['problem'] or 'can draft'}"))
+        shown = f" ({size_text(row['weight_bytes'])})" if "weight_bytes" in row else ""
+        print(printable(f"{row['file']}{shown}: {row['problem'] or 'can draft'}"))
 
 
 @models_app.command()

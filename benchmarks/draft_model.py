@@ -1,0 +1,260 @@
+"""A draft model and its target: acceptance, price, and whether the controller uses it well.
+
+    python benchmarks/draft_model.py TARGET DRAFT --prompts FILE --per-category 2
+
+Four tables over Spec-Bench prompts (first turn, in chat format):
+
+* forced: 1 to 4 tokens drafted in every round, whatever they cost. Acceptance length, greedy
+  output against plain decoding, and the time of a round as the controller predicts it against the
+  clock.
+* sampled: temperature 1, drafts drawn and judged by traversal verification (on a chain: block
+  verification) against the draft model's best tokens and sample-and-match.
+* decided: plain, suffix, and suffix with the draft model in turn; what the controller makes of it.
+* garbage: random tokens that claim to be right, as a second source beside the suffix drafter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.drafters.base import Drafter, Outcome
+from edgespec.drafters.combined import CombinedDrafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.engine import Engine, Result
+from edgespec.loading import _one_step
+from edgespec.memory.curve import CostCurve, measure_curve
+from edgespec.memory.device import usable_cores
+from edgespec.models.pairing import check_pair
+from edgespec.models.spec import read_model_spec
+from edgespec.noise import measure_batch_noise
+from edgespec.proposal import EMPTY, Proposal, Stakes
+from edgespec.sampling import SamplingParams
+
+_MOST = 4  # forced drafts
+_CLAIM = 0.9
+
+
+class Free(CostCurve):
+    """Steps that seem to cost nothing more for more nodes, so that all are drafted."""
+
+    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+        """Learn nothing."""
+
+
+class Deterministic:
+    """A drafter that never draws: its best tokens, for sample-and-match."""
+
+    def __init__(self, drafter: ModelDrafter) -> None:
+        self._drafter = drafter
+        self.name, self.nbytes = drafter.name, 0
+        self.begin, self.observe = drafter.begin, drafter.observe
+        self.state, self.load_state = drafter.state, drafter.load_state
+
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        """What it would propose to a greedy target."""
+        return self._drafter.propose(replace(stakes, sampler=None), base)
+
+
+class Garbage:
+    """Random tokens, said to be right nine times in ten."""
+
+    name, nbytes = "garbage", 0
+
+    def __init__(self, vocab_size: int) -> None:
+        self._random = random.Random(1)
+        self._vocab_size = vocab_size
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Nothing to remember."""
+
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        """A chain of three."""
+        count = min(3, stakes.max_nodes)
+        tokens = [self._random.randrange(self._vocab_size) for _ in range(count)]
+        return Proposal(tokens, range(-1, count - 1), [_CLAIM ** (n + 1) for n in range(count)])
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn."""
+
+    def state(self) -> dict[str, Any]:
+        """Nothing to keep."""
+        return {}
+
+    def load_state(self, document: dict[str, Any] | None) -> None:
+        """Nothing was kept."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("target")
+    parser.add_argument("draft")
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--per-category", type=int, default=2)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    bench = Bench(arguments)
+    document = {
+        "target": Path(arguments.target).name,
+        "draft": Path(arguments.draft).name,
+        "forced": [bench.forced(count) for count in range(1, _MOST + 1)],
+        "sampled": [bench.sampled(branches) for branches in (False, True)],
+        "decided": bench.decided(),
+    }
+    print(json.dumps(document, indent=1))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+
+
+class Bench:
+    """Both models, loaded once."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._max_tokens = arguments.max_tokens
+        self._spec = read_model_spec(arguments.target)
+        check_pair(self._spec, read_model_spec(arguments.draft))
+        self._target = self._load(arguments.target, max_nodes=16, max_leaves=8)
+        self._draft = self._load(arguments.draft, max_nodes=8, max_leaves=1)
+        self._vocab_size = self._target.tokenizer.vocab_size
+        self._prompts = _prompts(arguments.prompts, arguments.per_category)
+
+    @staticmethod
+    def _load(path: str, max_nodes: int, max_leaves: int) -> LlamaBackend:
+        settings = LlamaSettings(3072, 128, max_nodes, max_leaves, usable_cores(), kv_type_k="bf16")
+        return LlamaBackend(path, settings)
+
+    def _curves(self) -> tuple[CostCurve, CostCurve]:
+        target = measure_curve(lambda n: _one_step(self._target, n), 16, seconds=1.5)
+        return target, measure_curve(lambda n: _one_step(self._draft, n), 8, seconds=0.6)
+
+    def _engine(self, curve: CostCurve, drafter: Drafter | None) -> Engine:
+        tokenizer = self._target.tokenizer
+        return Engine(
+            self._target,
+            curve=curve,
+            drafter=drafter,
+            chat_template=self._spec.chat_template,
+            special_tokens=(tokenizer.bos_text, tokenizer.eos_text),
+        )
+
+    def _generate(self, engine: Engine, prompt: str, **options: Any) -> Result:
+        return engine.generate(prompt, max_tokens=self._max_tokens, **options)
+
+    def _forced(self) -> ModelDrafter:
+        free = Free([float("inf"), *[1e-4] * 8])
+        return ModelDrafter(self._draft, free, self._vocab_size)
+
+    def forced(self, count: int) -> dict[str, Any]:
+        """Rounds of exactly `count` drafts."""
+        before = self._curves()
+        engine = self._engine(Free([float("inf"), *[1.0] * (count + 1)]), self._forced())
+        capabilities = self._target.capabilities
+        self._target.capabilities = replace(capabilities, tree=False)
+        same, rounds, accepted, spent_s, depth = 0, 0, 0, 0.0, 0.0
+        for prompt in self._prompts:
+            result = self._generate(engine, prompt)
+            same += result.token_ids == self._generate(engine, prompt, speculate=False).token_ids
+            counters = result.counters
+            rounds, accepted = rounds + counters.rounds, accepted + counters.accepted_tokens
+            spent_s += counters.step_s + counters.draft_s
+            depth += counters.rounds * (counters.prompt_tokens + len(result.token_ids) / 2)
+        self._target.capabilities = capabilities
+        depth /= rounds
+        predicted = [
+            target.step_ms(count + 1, int(depth)) + count * draft.step_ms(1, int(depth))
+            for target, draft in (before, self._curves())
+        ]
+        return {
+            "drafted": count,
+            "acceptance_length": 1 + accepted / rounds,
+            "identical": f"{same} of {len(self._prompts)}",
+            "batch_noise": measure_batch_noise(self._target),
+            "predicted_round_ms": sum(predicted) / 2,
+            "measured_round_ms": 1e3 * spent_s / rounds,
+        }
+
+    def sampled(self, branches: bool) -> dict[str, Any]:
+        """Tokens a round at temperature 1, by how drafts are made and judged."""
+        lengths = {}
+        nodes = 2 * _MOST if branches else _MOST
+        capabilities = self._target.capabilities
+        self._target.capabilities = replace(capabilities, tree=branches)
+        for name in ("drawn, traversal", "best, sample-and-match"):
+            model = self._forced()
+            drafter = model if name.startswith("drawn") else Deterministic(model)
+            engine = self._engine(Free([float("inf"), *[1.0] * (nodes + 1)]), drafter)
+            rounds = accepted = 0
+            for number, prompt in enumerate(self._prompts):
+                params = SamplingParams(temperature=1.0, seed=number)
+                counters = self._generate(engine, prompt, sampling=params).counters
+                rounds, accepted = rounds + counters.rounds, accepted + counters.accepted_tokens
+            lengths[name] = 1 + accepted / rounds
+        self._target.capabilities = capabilities
+        return {"shape": "tree" if branches else "chain", "nodes": nodes, **lengths}
+
+    def decided(self) -> dict[str, Any]:
+        """Tokens/s of each way, in turn on every prompt."""
+        target, draft = self._curves()
+        ways: dict[str, Drafter | None] = {
+            "plain": None,
+            "suffix": CombinedDrafter([SuffixDrafter()]),
+            "suffix,model": CombinedDrafter(
+                [SuffixDrafter(), ModelDrafter(self._draft, draft, self._vocab_size)]
+            ),
+            "suffix,garbage": CombinedDrafter([SuffixDrafter(), Garbage(self._vocab_size)]),
+            "garbage alone": CombinedDrafter([_Silent(), Garbage(self._vocab_size)]),
+        }
+        seconds: Counter[str] = Counter()
+        tokens: Counter[str] = Counter()
+        drafted: Counter[str] = Counter()
+        names = list(ways)
+        for number, prompt in enumerate(self._prompts):
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                counters = self._generate(self._engine(target, ways[name]), prompt).counters
+                tokens[name] += counters.accepted_tokens + counters.rounds
+                seconds[name] += counters.decode_s  # type: ignore[assignment]
+                if name == "suffix,model":
+                    drafted += counters.drafted_by
+        speeds = {name: tokens[name] / seconds[name] for name in ways}
+        return {
+            "tokens_per_s": speeds,
+            "ratio_to_plain": {name: speed / speeds["plain"] for name, speed in speeds.items()},
+            "drafted_by": dict(drafted),
+        }
+
+
+class _Silent(Garbage):
+    """Proposes nothing."""
+
+    name = "silent"
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        """Nothing."""
+        return EMPTY
+
+
+def _prompts(path: Path, per_category: int) -> list[str]:
+    taken: Counter[str] = Counter()
+    prompts = []
+    for line in path.read_text().splitlines():
+        question = json.loads(line)
+        taken[question["category"]] += 1
+        if taken[question["category"]] <= per_category:
+            prompts.append(question["turns"][0])
+    return prompts
+
+
+if __name__ == "__main__":
+    main()
