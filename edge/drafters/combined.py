@@ -85,7 +85,8 @@ class CombinedDrafter:
         if self._stakes is None:
             return
         plain_ms, nodes = self._stakes.step_ms(1), len(outcome.tree)
-        step_ms = self._stakes.step_ms(nodes)
+        # Drawn nodes are verified even where their number was not measured: then one by one.
+        step_ms = min(self._stakes.step_ms(nodes), nodes * plain_ms)
         node_ms = (step_ms - plain_ms) / max(1, nodes - 1)
         sources = outcome.tree.sources
         for source in self._sources:
