@@ -9,6 +9,7 @@ not expected to raise the tokens/ms of the round: a rule by value, not a fixed l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -70,11 +71,7 @@ class ModelDrafter:
         if not self._has_room():
             return Prospects((), 0.0, 0.0)
         hopes = [self._hope ** (i + 1) for i in range(min(stakes.max_nodes, _LONGEST))]
-        largest, missing = self._curve.max_nodes, len(self._text) - self._shared
-        before_ms = self._step_ms(min(missing, largest)) - self._step_ms(1)
-        if missing > largest:
-            before_ms = self._step_ms(largest) * missing / largest / _PATIENCE
-        return Prospects(hopes, before_ms, self._step_ms(1))
+        return Prospects(hopes, self._catch_up_ms(), self._step_ms(1))
 
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         """A spine of the draft model's tokens, with siblings where they can be verified."""
@@ -114,6 +111,17 @@ class ModelDrafter:
 
     def _has_room(self) -> bool:
         return len(self._text) + _LONGEST <= self._backend.context_size
+
+    def _catch_up_ms(self) -> float:
+        """What it takes to feed all that is missing, beyond the step that drafts the first token.
+
+        A size that was not measured takes what the next one does.
+        """
+        largest, missing = self._curve.max_nodes, max(1, len(self._text) - self._shared)
+        if missing > largest:
+            return self._step_ms(largest) * missing / largest / _PATIENCE
+        steps = (self._step_ms(size) for size in range(missing, largest + 1))
+        return next(ms for ms in steps if ms < inf) - self._step_ms(1)
 
     def _step_ms(self, num_nodes: int) -> float:
         return self._curve.step_ms(num_nodes, len(self._text))
