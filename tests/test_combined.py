@@ -192,7 +192,6 @@ def test_a_step_whose_size_was_not_measured_spoils_no_purse(clock: Clock) -> Non
     """Drawn nodes must be verified, whatever their number: then no step time is known."""
     first, second = Table("first", clock), Table("second", clock, [5], propose_ms=1.0)
     combined = CombinedDrafter([first, second])
-    rounds(combined, 3, stakes_of(INF, 12.0))
     for tree in (
         DraftTree((1, 5), (-1, 0), ("", "first")),
         DraftTree((1, 5), (-1, 0), ("", "second")),
