@@ -274,7 +274,7 @@ class Engine:
             run.limit - run.counters.generated_tokens - 1,
             backend.context_size - backend.length - 1,
             self._max_nodes - 1,
-            len(self.curve.base) - 2 - backend.pending,
+            self.curve.max_nodes - backend.pending - 1,  # drawn nodes cannot be left out later
         )
         if room < 1:
             return DraftTree.chain((root,)), 0.0

@@ -44,6 +44,7 @@ from edgespec.best_tokens import (
     top_p_head,
 )
 from edgespec.errors import BackendError, UnsupportedError
+from edgespec.laws import TargetLaw
 
 # Keeps 1/temperature away from 0 and infinity, where float32 would turn 0 * inf into NaN.
 _INVERSE_TEMPERATURE_RANGE = (1e-30, 1e30)
@@ -210,9 +211,7 @@ class Sampler:
             weights = softmax_weights(head.logits, best, self._inverse_temperature)
             return head.ids, weights / weights.sum()
 
-    def law(
-        self, logits_row: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int64] | None, NDArray[np.float64]]:
+    def law(self, logits_row: NDArray[np.float32]) -> TargetLaw:
         """The same as `distribution`, for verifying draws: unsorted where nothing is filtered.
 
         Then the ids are None and the probabilities [V] stand at their tokens; their weights are

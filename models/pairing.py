@@ -25,7 +25,7 @@ def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
             f"{draft.path.name} cannot draft: its cache cannot go back to an earlier token",
             hint="use a draft model without sliding windows or recurrent layers",
         )
-    if target.tokenizer_model != draft.tokenizer_model:
+    if target.tokenizer_model != draft.tokenizer_model or not draft.tokenizer_hash:
         raise UnsupportedError(
             f"{draft.path.name} cannot draft for {target.path.name}: their tokenizers are "
             f"{draft.tokenizer_model or 'missing'} and {target.tokenizer_model or 'missing'}",

@@ -15,6 +15,8 @@ import pytest
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.drafters.base import Drafter, Outcome
+from edgespec.drafters.combined import CombinedDrafter
+from edgespec.drafters.recycling import RecyclingDrafter
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine import Chunk, Engine, Stream
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
@@ -538,6 +540,23 @@ def test_counters_add_up(num_nodes: int, max_tokens: int) -> None:
     assert counters.decode_s >= counters.step_s + counters.host_s - 1e-3
     if counters.rounds:
         assert counters.acceptance_length == (max_tokens - 1) / counters.rounds
+
+
+@pytest.mark.parametrize("max_tokens", [2, 30, 61])
+def test_counters_by_drafter_add_up(max_tokens: int) -> None:
+    """What each drafter drafted and what was accepted of it; a cut answer counts what was kept."""
+    text = b"the cat sat on the mat and the cat sat on the hat. the cat sat."
+    drafter = CombinedDrafter([Prophet(writes(text), 2), RecyclingDrafter()])
+    engine = Engine(FakeBackend(writes(text), VOCAB, end=END), curve=flat(), drafter=drafter)
+    counters = engine.generate([0], max_tokens=max_tokens).counters
+    drafted, accepted = counters.drafted_by, counters.accepted_by
+    assert sum(drafted.values()) == counters.drafted_tokens
+    assert sum(accepted.values()) == counters.accepted_tokens
+    assert all(accepted[name] <= drafted[name] for name in accepted)
+    assert set(drafted) <= {"prophet", "recycling"}
+    if max_tokens > 2:
+        assert 0 < accepted["prophet"] <= drafted["prophet"]
+        assert drafted["recycling"] > 0
 
 
 def test_counters_of_an_answer_that_a_stop_string_cut() -> None:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafters import NAMES, make_drafter, suffix
+from edgespec.drafters import NAMES, make_drafter, suffix, tables_bytes
 from edgespec.drafters.base import Outcome
+from edgespec.drafters.recycling import RecyclingDrafter
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
 from edgespec.memory.curve import CostCurve
@@ -433,8 +434,16 @@ def test_the_tables_stay_below_their_ceiling() -> None:
 
 def test_drafters_are_made_by_name() -> None:
     assert make_drafter("none") is None
-    made = [make_drafter(name) for name in NAMES]
-    assert [drafter.name for drafter in made if drafter is not None] == list(NAMES)
+    model = RecyclingDrafter()  # stands for a draft model
+    made = [make_drafter(name, model) for name in NAMES if name != "recycling"]
+    assert [drafter.name for drafter in made if drafter is not None] == ["suffix", "recycling"]
+    combined = make_drafter("recycling, suffix")
+    assert combined is not None and combined.name == "recycling,suffix"
+    assert combined.nbytes == tables_bytes("suffix,recycling")
     with pytest.raises(UnsupportedError, match="no drafter 'lookahead'") as caught:
-        make_drafter("lookahead")
+        make_drafter("suffix,lookahead")
     assert all(name in caught.value.hint for name in ("auto", "none", *NAMES))
+    with pytest.raises(UnsupportedError, match="there twice"):
+        make_drafter("suffix,suffix")
+    with pytest.raises(UnsupportedError, match="needs a draft model"):
+        make_drafter("suffix,model")
