@@ -6,7 +6,8 @@ for the rows that are asked for:
 
     input_ids [1, n] i64, position_ids [1, n] i64, rows [r] i64,
     attention_bias [1, 1, n, past + n] f32, added to the scores: 0 or -1e4
-    (attention_bias_window, too, where layers see a window), past_key.i, past_value.i [1, H, past, D]
+    (attention_bias_window, too, where layers see a window),
+    past_key.i, past_value.i [1, H, past, D]
     -> logits [r, V], new_key.i, new_value.i [1, H, n, D]
 
 Knows the onnx package and no exporter; the weights are in the graph while it is changed.
@@ -43,7 +44,7 @@ def to_contract(model: Any, windowed: tuple[bool, ...]) -> None:
         odd = ", ".join(sorted(names ^ wanted)[:4])
         raise UnsupportedError(
             f"the exported graph has other inputs or outputs than a decoder's ({odd})",
-            hint="convert this model to GGUF instead",
+            hint="use a GGUF file of this model",
         )
     _Surgeon(model, windowed).operate()
 
