@@ -1,8 +1,7 @@
 """A GGUF model in ONNX Runtime behind the Backend protocol.
 
-The KV cache is two arrays a layer that the graph reads and writes in place, so rolling back is
-forgetting a length, and committing a branch that does not lie in order copies its rows to the
-front. Trees are an additive attention bias. Embeddings come from the GGUF itself.
+What differs between kinds of graphs (who owns the KV cache, what goes in) is a runner's; which one
+is seen from a graph's inputs and outputs. Embeddings come from the GGUF itself.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,18 +19,16 @@ from numpy.typing import NDArray
 from edgespec.backends.base import Capabilities, Logits
 from edgespec.backends.llama_library import LOG, library
 from edgespec.backends.llama_tokenizer import LlamaTokenizer
-from edgespec.errors import (
-    BackendError,
-    ContextFullError,
-    MissingDependencyError,
-    UnsupportedError,
-)
-from edgespec.models.onnx_graph import GRAPH_FILE, GraphFacts
+from edgespec.backends.ort_gqa import GqaRunner
+from edgespec.backends.ort_inputs import Step, rope_tables
+from edgespec.backends.ort_providers import CPU_DEVICE, OnnxDevice, open_session
+from edgespec.backends.ort_split import CutRunner, SplitRunner, is_split
+from edgespec.errors import BackendError, ContextFullError, UnsupportedError
+from edgespec.models.onnx_facts import GraphFacts
+from edgespec.models.onnx_graph import DEEP_FILE, GRAPH_FILE, SHALLOW_FILE
 from edgespec.models.onnx_weights import dequantize, raw_rows
 from edgespec.models.spec import ModelSpec
 from edgespec.tree import DraftTree
-
-_MASKED = -1e9  # far below every score, and still a number after being added to one
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +46,47 @@ class OrtSettings:
     pads_single: bool = False
 
 
+class Runner(Protocol):
+    """Evaluates steps of one kind of graph, and keeps the KV cache."""
+
+    entry: str  # the graph's main input: "embeddings" or "input_ids"
+
+    @property
+    def max_step(self) -> int | None:
+        """Most nodes of a step, where shapes are fixed."""
+
+    def run(self, step: Step, values: NDArray[Any]) -> NDArray[np.float32]:
+        """Logits from the first row wanted on, [r, V]; the next run may overwrite them."""
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        """Let the last step's nodes of `path` follow the first `length` tokens."""
+
+    def memory_bytes(self) -> dict[str, int]: ...
+
+    def close(self) -> None: ...
+
+
 class OrtBackend:
-    """A converted GGUF model on ONNX Runtime's CPU kernels.
+    """A converted GGUF model in ONNX Runtime.
 
     Args:
         spec: the GGUF the graph was made from; embeddings and vocabulary are read from it.
-        folder: where `model.onnx` and its weights lie.
+        folder: where `model.onnx` (or graphs of fixed shapes, or of parts) and the weights lie.
+        place: where it runs; the CPU if left out.
 
     Raises:
         MissingDependencyError: onnxruntime is not installed.
         BackendError: ONNX Runtime cannot load the graph, with its own words.
+        UnsupportedError: too little of the graph runs on the device that was asked for.
     """
 
     def __init__(
-        self, spec: ModelSpec, facts: GraphFacts, folder: Path, settings: OrtSettings
+        self,
+        spec: ModelSpec,
+        facts: GraphFacts,
+        folder: Path,
+        settings: OrtSettings,
+        place: OnnxDevice = CPU_DEVICE,
     ) -> None:
         self.spec = spec
         self.settings = settings
@@ -74,12 +98,35 @@ class OrtBackend:
         self._scale = np.float32(facts.embedding_scale)
         with ThreadPoolExecutor(1) as beside:  # both leave Python alone while they read
             vocabulary = beside.submit(_tokenizer, spec)
-            self._session: Any = _session(folder / GRAPH_FILE, settings.threads)
+            self._runner: Runner = self._open(facts, folder, place)
             self.tokenizer = vocabulary.result()
-        self._binding: Any = self._session.io_binding()
         self._length = 0
         self._tree: DraftTree | None = None
-        self._allocate(facts)
+
+    def _open(self, facts: GraphFacts, folder: Path, place: OnnxDevice) -> Runner:
+        spec, settings = self.spec, self.settings
+        capacity = settings.context_size + settings.max_nodes + 1  # room for a padded step, too
+        tables = rope_tables(spec, facts, capacity)
+        windows = {"attention_bias": 0}
+        if any(spec.is_sliding):
+            windows["attention_bias_window"] = spec.sliding_window
+
+        def opened(name: str) -> Any:
+            return open_session(folder / name, settings.threads, place)
+
+        def split(*sessions: Any) -> SplitRunner:
+            return SplitRunner(sessions, tables, windows, settings.context_size)
+
+        if (folder / SHALLOW_FILE).exists():
+            return CutRunner(split(opened(SHALLOW_FILE)), split(opened(DEEP_FILE)))
+        if not (folder / GRAPH_FILE).exists():
+            return split(*(opened(path.name) for path in sorted(folder.glob("*.onnx"))))
+        session = opened(GRAPH_FILE)
+        if is_split(session):
+            return split(session)
+        widest = max(settings.max_nodes, settings.batch_size, 2)
+        sizes = {"capacity": capacity, "max_nodes": settings.max_nodes, "widest": widest}
+        return GqaRunner(session, tables, windows, **sizes)
 
     # -- Backend protocol ------------------------------------------------------------------
 
@@ -97,17 +144,18 @@ class OrtBackend:
 
     @property
     def max_nodes(self) -> int:
-        return self.settings.max_nodes
+        return min(self.settings.max_nodes, self._runner.max_step or self.settings.max_nodes)
 
     @property
     def batch_size(self) -> int:
-        return self.settings.batch_size
+        return min(self.settings.batch_size, self._runner.max_step or self.settings.batch_size)
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
         """Append at most `batch_size` tokens; the logits of the last one, [V]."""
         self._check_room(len(tokens))
         self._tree = None
         rows = self._step(tokens, range(len(tokens)), None, first_row=len(tokens) - 1)
+        self._runner.keep(self._length, range(len(tokens)))
         self._length += len(tokens)
         logits: Logits = rows[0]
         return logits
@@ -127,12 +175,7 @@ class OrtBackend:
         """Keep the nodes of `path`, forget the rest of the last step."""
         tree, self._tree = self._tree, None
         assert tree is not None and path[0] == 0, "commit follows verify and keeps the root"
-        moved = [(place, node) for place, node in enumerate(path) if place != node]
-        if moved:
-            to = [self._length + place for place, _ in moved]
-            start = [self._length + node for _, node in moved]
-            for cache in self._caches:
-                cache[0, :, to] = cache[0, :, start]
+        self._runner.keep(self._length, path)
         self._length += len(path)
 
     def truncate(self, length: int) -> int:
@@ -143,14 +186,10 @@ class OrtBackend:
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of the arrays this backend holds; ONNX Runtime's own are not told."""
-        return {
-            "kv_cache": sum(cache.nbytes for cache in self._caches),
-            "logits": self._logits.nbytes,
-        }
+        return self._runner.memory_bytes()
 
     def close(self) -> None:
-        self._session = self._binding = None
-        self._caches.clear()
+        self._runner.close()
         self.tokenizer.close()
 
     # -- one step --------------------------------------------------------------------------
@@ -174,28 +213,13 @@ class OrtBackend:
         count = len(tokens)
         wanted = count - first_row
         if count == 1 and self.settings.pads_single:
-            tokens, depths, count = (*tokens, tokens[0]), (*depths, 1), 2
-        total = self._length + count
-        positions = np.asarray(depths, np.int64)[None] + self._length
-        inputs = {
-            "embeddings": self._embed(tokens),
-            "positions": positions,
-            "rows": np.arange(first_row, first_row + wanted),
-            "seqlens_k": np.array([total - 1], np.int32),
-            "total_sequence_length": np.array(total, np.int32),
-        }
+            tokens, depths = (*tokens, tokens[0]), (*depths, 1)
+        positions = np.asarray(depths, np.int64) + self._length
         branches = tree is not None and not tree.is_chain
-        for name, window in self._windows.items():
-            inputs[name] = self._bias(positions[0], total, window, tree if branches else None)
-        for name, value in inputs.items():
-            self._binding.bind_cpu_input(name, value)
-        out = self._logits[:wanted]
-        self._binding.bind_output("logits", "cpu", 0, np.float32, out.shape, out.ctypes.data)
-        try:
-            self._session.run_with_iobinding(self._binding)
-        except Exception as error:
-            raise BackendError(f"ONNX Runtime failed: {error}") from error
-        return out
+        step = Step(self._length, positions, tree if branches else None, first_row)
+        is_ids = self._runner.entry == "input_ids"
+        values = np.asarray(tokens, np.int64)[None] if is_ids else self._embed(tokens)
+        return self._runner.run(step, values)[:wanted]
 
     def _embed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Rows of the embedding table, [1, n, E]."""
@@ -203,54 +227,6 @@ class OrtBackend:
         if self._scale != 1.0:
             rows = rows * self._scale
         return rows[None]
-
-    def _bias(
-        self,
-        positions: NDArray[np.int64],
-        total: int,
-        window: int,
-        tree: DraftTree | None,
-    ) -> NDArray[np.float32]:
-        """What is added to attention scores, [1, 1, n, total]: 0, or nearly minus infinity."""
-        count = len(positions)
-        if tree is None and not window:  # what is causal needs no bias: these stay zeros
-            return self._zeros[: count * total].reshape(1, 1, count, total)
-        bias = np.zeros((1, 1, count, total), np.float32)
-        rows = bias[0, 0]
-        if tree is not None:
-            below = rows[:, self._length :]
-            below[:] = _MASKED
-            for node in range(len(tree)):
-                below[node, tree.path(node)] = 0.0
-        if window:  # a token sees the `window` last positions, its own included
-            cells = np.concatenate((np.arange(self._length), positions))
-            rows[cells[None] <= positions[:, None] - window] = _MASKED
-        return bias
-
-    # -- set-up ----------------------------------------------------------------------------
-
-    def _allocate(self, facts: GraphFacts) -> None:
-        spec, settings = self.spec, self.settings
-        capacity = settings.context_size + settings.max_nodes + 1  # room for a padded step, too
-        self._caches: list[NDArray[np.float32]] = []
-        for layer in range(spec.num_layers):
-            for what, length in (("key", spec.key_length), ("value", spec.value_length)):
-                shape = (1, spec.num_kv_heads[layer], capacity, length[layer])
-                cache = np.empty(shape, np.float32)
-                cache.fill(0.0)  # takes the memory now, and not in mid-answer
-                self._caches.append(cache)
-                place = ("cpu", 0, np.float32, shape, cache.ctypes.data)
-                self._binding.bind_input(f"past_{what}.{layer}", *place)
-                self._binding.bind_output(f"present_{what}.{layer}", *place)
-        self._constants = _rope_tables(spec, facts, capacity)
-        for name, table in self._constants.items():
-            self._binding.bind_cpu_input(name, table)
-        widest = max(settings.max_nodes, settings.batch_size, 2)
-        self._windows = {"attention_bias": 0}
-        if any(spec.is_sliding):
-            self._windows["attention_bias_window"] = spec.sliding_window
-        self._zeros = np.zeros(widest * capacity, np.float32)  # read only: pages of one zero page
-        self._logits = np.empty((settings.max_nodes, self.tokenizer.vocab_size), np.float32)
 
 
 class _VocabularyTokenizer(LlamaTokenizer):
@@ -277,45 +253,3 @@ def _tokenizer(spec: ModelSpec) -> _VocabularyTokenizer:
     if not model:
         raise BackendError(f"llama.cpp cannot read the vocabulary: {LOG.problem() or 'no reason'}")
     return _VocabularyTokenizer(lib, model)
-
-
-def onnxruntime_module() -> Any:
-    """The library. Raises MissingDependencyError where it is not installed."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingDependencyError(
-            "--backend onnx needs onnxruntime", hint="pip install 'edgespec[onnx]'"
-        ) from error
-    return onnxruntime
-
-
-def _session(path: Path, threads: int) -> Any:
-    onnxruntime = onnxruntime_module()
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # errors; they are raised as well
-    try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise BackendError(f"ONNX Runtime cannot load {path.name}: {error}") from error
-
-
-def _rope_tables(
-    spec: ModelSpec, facts: GraphFacts, capacity: int
-) -> dict[str, NDArray[np.float32]]:
-    """Cosines and sines of every position, [capacity, D / 2], for full and sliding layers."""
-    half = np.arange(0, spec.key_length[0], 2) / spec.key_length[0]
-    factors = np.float64(1.0)
-    if long := spec.tensors.get("rope_freqs.weight"):
-        factors = dequantize(long, raw_rows(spec.path, long)).reshape(-1).astype(np.float64)
-    tables: dict[str, NDArray[np.float32]] = {}
-    bases = {"": (facts.rope_base, facts.rope_factor * factors)}
-    if any(spec.is_sliding):
-        bases["_window"] = (facts.window_rope_base, np.float64(1.0))
-    for name, (base, divisor) in bases.items():
-        angles = np.arange(capacity)[:, None] * (base**-half / divisor)[None]
-        tables[f"cos{name}"] = np.cos(angles).astype(np.float32)
-        tables[f"sin{name}"] = np.sin(angles).astype(np.float32)
-    return tables

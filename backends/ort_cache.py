@@ -10,34 +10,34 @@ one, and the least recently used ones go when all together take too much.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 
-from edgespec.backends.ort import OrtBackend, OrtSettings, onnxruntime_module
+from edgespec.backends.ort import OrtBackend, OrtSettings
+from edgespec.backends.ort_providers import CPU_PROVIDER, onnxruntime_module
 from edgespec.errors import BackendError, UnsupportedError
-from edgespec.models.onnx_graph import (
-    GRAPH_FILE,
-    GRAPH_VERSION,
-    WEIGHTS_FILE,
-    GraphFacts,
-    read_facts,
-    write_graph,
-)
+from edgespec.models.onnx_facts import GQA, GraphFacts, GraphOptions, read_facts
+from edgespec.models.onnx_graph import GRAPH_FILE, GRAPH_VERSION, write_graphs
+from edgespec.models.onnx_writer import WEIGHTS_FILE
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 _SAMPLE_BYTES = 1 << 14  # of each tensor; two fine-tunes differ everywhere
 _DISK_FACTOR = 3.3  # of the GGUF, while the converted and the packed file both exist
 _KEPT_BYTES = 16 << 30
 _PACKING_SHARE = 0.5  # of the time
+# What ONNX Runtime's CPU kernels run; only these are packed, since packing is theirs.
+_CPU_GRAPHS = {GRAPH_FILE: GraphOptions(GQA)}
 
 
 def converted(
@@ -45,19 +45,22 @@ def converted(
     root: Path,
     device: str,
     progress: Callable[[float], None] = lambda _fraction: None,
+    graphs: Mapping[str, GraphOptions] | None = None,
 ) -> Path:
     """The folder of a converted model below `root`, made now if it is not there yet.
 
     Args:
         device: names the processor; packed weights are not shared between kinds.
+        graphs: what is written, by file name; the packed graph for the CPU if left out.
 
     Raises:
         UnsupportedError: the graph cannot express this model, or the disk is too full.
         MissingDependencyError: onnx or onnxruntime is not installed.
         BackendError: ONNX Runtime cannot pack it.
     """
-    folder = root / _key(spec, device)
-    if (folder / GRAPH_FILE).exists():
+    graphs = dict(graphs or _CPU_GRAPHS)
+    folder = root / _key(spec, device, graphs)
+    if all((folder / name).exists() for name in graphs):
         with contextlib.suppress(OSError):
             os.utime(folder)
         return folder
@@ -66,7 +69,7 @@ def converted(
     work = Path(tempfile.mkdtemp(prefix="making-", dir=root))
     try:
         (work / "packed").mkdir()
-        _convert_elsewhere(spec, work, progress)
+        _convert_elsewhere(spec, work, graphs, progress)
         with contextlib.suppress(OSError):  # somebody else was faster: theirs is as good
             os.replace(work / "packed", folder)
     except OSError as problem:
@@ -81,9 +84,15 @@ def converted(
     return folder
 
 
-def _convert_elsewhere(spec: ModelSpec, work: Path, progress: Callable[[float], None]) -> None:
+def _convert_elsewhere(
+    spec: ModelSpec,
+    work: Path,
+    graphs: Mapping[str, GraphOptions],
+    progress: Callable[[float], None],
+) -> None:
     """Convert in a process of its own, whose memory is gone when the model is loaded here."""
-    command = [sys.executable, "-m", __spec__.name, str(spec.path), str(work)]
+    wanted = json.dumps({name: asdict(options) for name, options in graphs.items()})
+    command = [sys.executable, "-m", __spec__.name, str(spec.path), str(work), wanted]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -100,22 +109,28 @@ def _convert_elsewhere(spec: ModelSpec, work: Path, progress: Callable[[float], 
         raise BackendError(f"the model cannot be converted: {last}")
 
 
-def _convert(path: str, work: str) -> None:
-    """What the other process does: write the graph, pack it, and print how far it is."""
+def _convert(path: str, work: str, wanted: str) -> None:
+    """What the other process does: write the graphs, pack them, and print how far it is."""
     spec, folder = read_model_spec(path), Path(work)
+    graphs = {name: GraphOptions(**options) for name, options in json.loads(wanted).items()}
+    is_packed = graphs == _CPU_GRAPHS
 
     def report(part: float) -> None:
-        print(round(part * (1 - _PACKING_SHARE), 3), flush=True)
+        print(round(part * (1 - _PACKING_SHARE * is_packed), 3), flush=True)
 
     facts = read_facts(spec)
-    write_graph(spec, facts, folder, report)
-    _pack(folder / GRAPH_FILE, folder / "packed")
-    _check(spec, facts, folder, folder / "packed")
+    write_graphs(spec, facts, folder if is_packed else folder / "packed", graphs, report)
+    if is_packed:
+        _pack(folder / GRAPH_FILE, folder / "packed")
+        _check(spec, facts, folder, folder / "packed")
 
 
-def _key(spec: ModelSpec, device: str) -> str:
+def _key(spec: ModelSpec, device: str, graphs: Mapping[str, GraphOptions]) -> str:
+    """What a conversion belongs to; one that is not packed fits every processor and version."""
+    is_packed = graphs == _CPU_GRAPHS
+    place = f"{_runtime_version()} {device}" if is_packed else f"{sorted(graphs.items())}"
     digest = blake2b(digest_size=12)
-    digest.update(f"{GRAPH_VERSION} {_runtime_version()} {device} {spec.fingerprint}\n".encode())
+    digest.update(f"{GRAPH_VERSION} {place} {spec.fingerprint}\n".encode())
     with spec.path.open("rb") as file:
         for tensor in spec.tensors.values():
             file.seek(tensor.offset)
@@ -158,7 +173,7 @@ def _pack(graph: Path, folder: Path) -> None:
     ):
         options.add_session_config_entry(name, value)
     try:
-        onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        onnxruntime.InferenceSession(str(graph), options, providers=[CPU_PROVIDER])
     except Exception as error:
         raise BackendError(f"ONNX Runtime cannot pack the weights: {error}") from error
 

@@ -142,7 +142,7 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
 def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
     from edgespec.backends.ort import OrtBackend, OrtSettings
     from edgespec.backends.ort_cache import converted
-    from edgespec.models.onnx_graph import read_facts
+    from edgespec.models.onnx_facts import read_facts
 
     facts = read_facts(spec)
     folder = converted(

@@ -30,12 +30,30 @@ class Packed:
     scales: NDArray[np.float32]  # [rows, columns / 32]
 
 
-def packed_rows(path: Path, tensor: GgufTensor) -> Iterator[Packed]:
-    """The whole matrix, some thousand rows at a time."""
+def packed_rows(
+    path: Path, tensor: GgufTensor, order: NDArray[np.int64] | None = None
+) -> Iterator[Packed]:
+    """The whole matrix, some thousand rows at a time, in the order given."""
+    for rows in _chunks(path, tensor, order):
+        yield _pack(tensor, rows)
+
+
+def float_rows(
+    path: Path, tensor: GgufTensor, order: NDArray[np.int64] | None = None
+) -> Iterator[NDArray[np.float32]]:
+    """The whole matrix in float32, some thousand rows at a time, in the order given."""
+    for rows in _chunks(path, tensor, order):
+        yield dequantize(tensor, rows)
+
+
+def _chunks(
+    path: Path, tensor: GgufTensor, order: NDArray[np.int64] | None
+) -> Iterator[NDArray[np.uint8]]:
     raw = raw_rows(path, tensor)
     step = max(1, _CHUNK_VALUES // tensor.dims[0])
     for start in range(0, len(raw), step):
-        yield _pack(tensor, raw[start : start + step])
+        part = slice(start, start + step)
+        yield raw[part] if order is None else raw[order[part]]
 
 
 def raw_rows(path: Path, tensor: GgufTensor) -> NDArray[np.uint8]:

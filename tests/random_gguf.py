@@ -1,0 +1,79 @@
+"""Small GGUF files with random weights, for tests of what reads or converts them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+WIDTH, HIDDEN, VOCABULARY, LAYERS = 64, 128, 258, 4
+Q4_0, Q8_0, F32 = (getattr(gguf.GGMLQuantizationType, name) for name in ("Q4_0", "Q8_0", "F32"))
+
+
+def write_model(path: Path, arch: str, kind: Any, seed: int = 5) -> Path:
+    """Random weights of type `kind`; gemma3 layers slide over 48 tokens, every other one."""
+    source = np.random.default_rng(seed)
+
+    def normal(rows: int, columns: int) -> NDArray[np.float32]:
+        return source.normal(0.0, columns**-0.5, (rows, columns)).astype(np.float32)
+
+    writer = gguf.GGUFWriter(path, arch)
+    integers = {
+        "context_length": 4096,
+        "embedding_length": WIDTH,
+        "block_count": LAYERS,
+        "feed_forward_length": HIDDEN,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+        "rope.dimension_count": 32,
+    }
+    if arch == "gemma3":
+        integers |= {
+            "attention.key_length": 32,
+            "attention.value_length": 32,
+            "attention.sliding_window": 48,
+            "attention.sliding_window_pattern": 2,
+        }
+    for key, value in integers.items():
+        writer.add_uint32(f"{arch}.{key}", value)
+    writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
+    writer.add_float32(f"{arch}.rope.freq_base", 10_000.0)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([f"<{i}>" for i in range(VOCABULARY)])
+    writer.add_token_types([gguf.TokenType.NORMAL] * VOCABULARY)
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(VOCABULARY - 1)
+    matrices = {"token_embd": normal(VOCABULARY, WIDTH), "output": 8 * normal(VOCABULARY, WIDTH)}
+    vectors = {"output_norm.weight": WIDTH}
+    for layer in range(LAYERS):
+        for name, rows, columns in (
+            ("attn_q", WIDTH, WIDTH),
+            ("attn_k", 32, WIDTH),
+            ("attn_v", 32, WIDTH),
+            ("attn_output", WIDTH, WIDTH),
+            ("ffn_gate", HIDDEN, WIDTH),
+            ("ffn_up", HIDDEN, WIDTH),
+            ("ffn_down", WIDTH, HIDDEN),
+        ):
+            matrices[f"blk.{layer}.{name}"] = normal(rows, columns)
+            if arch == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
+                writer.add_tensor(f"blk.{layer}.{name}.bias", normal(1, rows)[0])
+        vectors |= {f"blk.{layer}.{name}.weight": WIDTH for name in ("attn_norm", "ffn_norm")}
+        if arch == "gemma3":
+            names = ("post_attention_norm", "post_ffw_norm")
+            vectors |= {f"blk.{layer}.{name}.weight": WIDTH for name in names}
+            vectors |= {f"blk.{layer}.attn_{name}_norm.weight": 32 for name in "qk"}
+    for name, values in matrices.items():
+        data = gguf.quants.quantize(values, kind)
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=kind)
+    for name, size in vectors.items():
+        writer.add_tensor(name, source.uniform(0.5, 1.5, size).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
