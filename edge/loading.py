@@ -18,7 +18,8 @@ from edgespec.memory.plan import LLAMACPP, ONNX, Plan, Request
 from edgespec.memory.speed import RoundHistory
 from edgespec.memory.track import peak_resident_bytes
 from edgespec.models.embedded import embedded_model
-from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.models.onnx_folder import read_model
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.noise import largest_invariant_step
 from edgespec.planning import (
     calibration_key,
@@ -54,7 +55,9 @@ def load(
     exact: bool = False,
     progress: Progress | None = None,
 ) -> Engine:
-    """Load a GGUF model; without a path, the embedded one of the `demo` extra.
+    """Load a model: a GGUF file, or a folder that `edgespec models export` made.
+
+    Without a path it is the embedded one of the `demo` extra.
 
     Args:
         budget_bytes: most memory the whole process may take; None takes what is free.
@@ -75,7 +78,7 @@ def load(
         UnsupportedError: an option cannot be honoured with this model.
         BackendError: llama.cpp failed, with its own words.
     """
-    spec = read_model_spec(model if model is not None else embedded_model())
+    spec = read_model(model if model is not None else embedded_model())
     request = Request(
         budget_bytes=budget_bytes,
         prefer=prefer,
@@ -144,19 +147,21 @@ def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
     from edgespec.backends.ort_cache import converted
     from edgespec.models.onnx_facts import read_facts
 
-    facts = read_facts(spec)
-    folder = converted(
-        spec,
-        cache.cache_directory() / "onnx",
-        device.cpu_name(),
-        lambda fraction: report("converting for ONNX Runtime (once)", fraction),
-    )
     settings = OrtSettings(
         context_size=plan.context_size,
         batch_size=plan.batch_size,
         max_nodes=plan.draft_max + 1,
         threads=plan.threads,
         pads_single=plan.exact,
+    )
+    if spec.format == ONNX_FORMAT:
+        return OrtBackend(spec, None, spec.path, settings)
+    facts = read_facts(spec)
+    folder = converted(
+        spec,
+        cache.cache_directory() / "onnx",
+        device.cpu_name(),
+        lambda fraction: report("converting for ONNX Runtime (once)", fraction),
     )
     return OrtBackend(spec, facts, folder, settings)
 

@@ -27,7 +27,7 @@ from edgespec.memory.plan import (
 )
 from edgespec.memory.speed import DEFAULT_ROUNDS, RoundHistory, SpeedModel, estimated_curve
 from edgespec.models.packing import check_supported
-from edgespec.models.spec import ModelSpec
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 _MAX_NODES = 32  # of a step whose time is estimated
 _WORTH_SWITCHING = 1.03  # predicted speed of the other backend
@@ -40,9 +40,13 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Device | None = No
     With `backend="auto"` llama.cpp runs the file unless ONNX Runtime was measured with it, too,
     and is predicted to be faster.
 
+    An ONNX model folder runs on ONNX Runtime alone.
+
     Raises UnsupportedError or DoesNotFitError, as `make_plan` does.
     """
     machine = machine or this_device()
+    if spec.format == ONNX_FORMAT:
+        return _folder_plan(spec, request, machine)
     if request.backend == ONNX:
         check_supported(spec)
         plan = _plan_on(spec, request, machine)
@@ -58,6 +62,16 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Device | None = No
     if other.tokens_per_s > _WORTH_SWITCHING * plan.tokens_per_s:
         return _with_choice(other, Choice("backend", ONNX, both))
     return _with_choice(plan, Choice("backend", LLAMACPP, both))
+
+
+def _folder_plan(spec: ModelSpec, request: Request, machine: Device) -> Plan:
+    if request.backend == LLAMACPP:
+        raise UnsupportedError(
+            f"llama.cpp runs GGUF files, and {spec.path} is an ONNX model folder",
+            hint="leave out --backend, or name a GGUF file",
+        )
+    plan = _plan_on(spec, replace(request, backend=ONNX), machine)
+    return _with_choice(plan, Choice("backend", ONNX, "the model is an ONNX folder"))
 
 
 def _plan_on(spec: ModelSpec, request: Request, machine: Device) -> Plan:
