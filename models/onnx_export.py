@@ -42,6 +42,7 @@ from edgespec.models.onnx_probe import (
     require_finite_logits,
     require_same_logits,
 )
+from edgespec.models.onnx_shapes import freeze_shapes
 from edgespec.models.onnx_torch import (
     load_model,
     reference_logits,
@@ -209,6 +210,7 @@ class _Export:
             file.unlink()
         split_linear(graph)
         to_contract(graph, windows)
+        freeze_shapes(graph)
         _save(graph, self.work / "exact")
         return onnx.load_model(str(self.work / "exact" / GRAPH_FILE))
 
