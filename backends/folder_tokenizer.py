@@ -43,7 +43,7 @@ class FolderTokenizer:
         self._ends = frozenset(end_ids(folder) or (() if eos is None else (eos,)))
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = {i: b"" if a.special else a.content.encode() for i, a in added.items()}
-        self._is_byte_level, self._replaced = _decoder(path)
+        self._is_byte_level, self._replaced = _decoder(self._tokenizer, path)
         self._bytes: dict[int, bytes] = {}
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
@@ -94,10 +94,10 @@ def _load(path: Path) -> Any:
         raise ModelFileError(f"{path} cannot be read: {error}") from error
 
 
-def _decoder(path: Path) -> tuple[bool, list[tuple[str, str]]]:
+def _decoder(tokenizer: Any, path: Path) -> tuple[bool, list[tuple[str, str]]]:
     """Whether tokens spell bytes, and else what stands for what in them."""
-    document = json.loads(path.read_text(encoding="utf-8"))
-    steps = _steps(document.get("decoder"), "decoders")
+    decoder = tokenizer.decoder  # pickled as the JSON it was read from
+    steps = _steps(json.loads(decoder.__getstate__())) if decoder is not None else []
     unknown = {str(step.get("type")) for step in steps} - set(_READABLE)
     if unknown or not steps:
         raise UnsupportedError(
@@ -115,13 +115,11 @@ def _decoder(path: Path) -> tuple[bool, list[tuple[str, str]]]:
     return False, replaced
 
 
-def _steps(part: Any, name: str) -> list[dict[str, Any]]:
-    """A component as the list of those it is a sequence of."""
-    if not isinstance(part, dict):
-        return []
-    if part.get("type") != "Sequence":
+def _steps(part: dict[str, Any]) -> list[dict[str, Any]]:
+    """A decoder as the list of those it is a sequence of."""
+    if part["type"] != "Sequence":
         return [part]
-    return [step for inner in part.get(name, []) for step in _steps(inner, name)]
+    return [step for inner in part["decoders"] for step in _steps(inner)]
 
 
 def _byte_letters() -> dict[str, bytes]:

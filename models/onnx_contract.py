@@ -1,8 +1,8 @@
 """From an exported decoder to the graph edgespec runs: names, shapes, rows of logits, new keys.
 
 An exporter's graph takes the past and gives it back with the new rows behind it. The graph made
-here gives the new rows alone, so that the cache stays with the backend, and computes logits only
-for the rows that are asked for:
+here gives the new rows alone, so that the cache stays with the backend and no step holds a second
+one, and computes logits only for the rows that are asked for:
 
     input_ids [1, n] i64, position_ids [1, n] i64, rows [r] i64,
     attention_bias [1, 1, n, past + n] f32, added to the scores: 0 or -1e4
@@ -78,10 +78,9 @@ class _Surgeon:
         graph = self.graph
         del graph.value_info[:]  # tells shapes that no longer hold
         shapes = {value.name: _dims(value) for value in (*graph.input, *graph.output)}
-        first, last = self._mask_nodes(), [*self._slice_presents(), *self._choose_rows()]
-        for node in last:
-            graph.node.append(node)
-        for node in reversed(first):
+        self._new_rows()
+        graph.node.extend(self._choose_rows())
+        for node in self._mask_nodes():
             graph.node.insert(0, node)
         _rename(graph, {old: new for old, new in _caches(self.num_layers).items() if "past" in old})
         self._declare(shapes)
@@ -94,18 +93,27 @@ class _Surgeon:
         _rename(self.graph, {"attention_mask": self.masks[0]})
         return []
 
-    def _slice_presents(self) -> list[Any]:
-        """The last n rows of each present: everything behind the past."""
-        make = self.helper.make_node
+    def _new_rows(self) -> None:
+        """What each present has behind the past; the present itself ends with its layer."""
         self._constant("axis_2", [2])
         self._constant("to_end", [np.iinfo(np.int64).max])
-        nodes = [
-            make("Shape", ["past_key_values.0.key"], ["past_length"], start=2, end=3),
-        ]
+        first = self.helper.make_node(
+            "Shape", ["past_key_values.0.key"], ["past_length"], start=2, end=3
+        )
+        self.graph.node.insert(0, first)
         for theirs, ours in _caches(self.num_layers).items():
             if theirs.startswith("present"):
-                nodes.append(make("Slice", [theirs, "past_length", "to_end", "axis_2"], [ours]))
-        return nodes
+                self._insert_after(self.made_by[theirs], self._rows_of(theirs, ours))
+
+    def _rows_of(self, present: str, name: str) -> Any:
+        made, past = self.made_by[present], present.replace("present", "past_key_values")
+        if made.op_type == "Concat" and len(made.input) == 2 and made.input[0] == past:
+            return self.helper.make_node("Identity", [made.input[1]], [name])
+        inputs = [present, "past_length", "to_end", "axis_2"]
+        return self.helper.make_node("Slice", inputs, [name])
+
+    def _insert_after(self, node: Any, new: Any) -> None:
+        self.graph.node.insert(list(self.graph.node).index(node) + 1, new)
 
     def _choose_rows(self) -> list[Any]:
         """Gather rows of the hidden states before the head, or of the logits if there is none."""
