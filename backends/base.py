@@ -27,6 +27,7 @@ class Capabilities:
     tree: bool  # sibling branches can be verified in one step
     truncate: bool  # the cache can go back to an earlier committed token
     reason: str = ""
+    place: str = ""  # where steps run, if that is not the engine's usual place
 
 
 class Tokenizer(Protocol):

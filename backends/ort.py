@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -98,10 +98,15 @@ class OrtBackend:
         reason = "a branch rounds differently from a chain" if settings.pads_single else ""
         self.capabilities = Capabilities(True, not settings.pads_single, True, reason)
         self._embed = None if facts is None else _Embeddings(spec, facts)
+        self.node_share = 1.0  # of the graph's nodes, the part that `place` runs
         with ThreadPoolExecutor(1) as beside:  # both leave Python alone while they read
             vocabulary = beside.submit(_tokenizer, spec)
             self._runner: Runner = self._open(facts, folder, place)
             self.tokenizer: _OwnTokenizer = vocabulary.result()
+        if place != CPU_DEVICE:
+            where = f"{place.provider} on the {place.kind.upper()}"
+            told = f"{where}, with {self.node_share:.0%} of the graph's nodes"
+            self.capabilities = replace(self.capabilities, place=told)
         self._length = 0
         self._tree: DraftTree | None = None
 
@@ -114,7 +119,9 @@ class OrtBackend:
             windows["attention_bias_window"] = spec.sliding_window
 
         def opened(name: str) -> Any:
-            return open_session(folder / name, settings.threads, place)
+            session, share = open_session(folder / name, settings.threads, place)
+            self.node_share = min(self.node_share, share)
+            return session
 
         def split(*sessions: Any) -> SplitRunner:
             return SplitRunner(sessions, tables, windows, settings.context_size)

@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -139,10 +138,7 @@ def _key(spec: ModelSpec, device: str, graphs: Mapping[str, GraphOptions]) -> st
 
 
 def _runtime_version() -> str:
-    try:
-        return version("onnxruntime")
-    except PackageNotFoundError:
-        return "missing"
+    return str(onnxruntime_module().__version__)
 
 
 def _require_space(spec: ModelSpec, root: Path) -> None:

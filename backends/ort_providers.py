@@ -116,7 +116,7 @@ def named(provider: str, kind: str, options: Mapping[str, str] | None = None) ->
 def graphs_for(place: OnnxDevice, context_size: int) -> dict[str, GraphOptions]:
     """The graphs a device wants: ONNX Runtime's own operations or standard ones, any or fixed
     shapes, packed or plain weights."""
-    if place.provider == CPU_PROVIDER:
+    if place == CPU_DEVICE:
         return {GRAPH_FILE: GraphOptions(GQA)}
     options = GraphOptions(SPLIT, plain=place.provider == "QNNExecutionProvider")
     if place.kind == "npu":
@@ -124,8 +124,8 @@ def graphs_for(place: OnnxDevice, context_size: int) -> dict[str, GraphOptions]:
     return {GRAPH_FILE: options}
 
 
-def open_session(path: Path, threads: int, place: OnnxDevice = CPU_DEVICE) -> Any:
-    """A session on a device.
+def open_session(path: Path, threads: int, place: OnnxDevice = CPU_DEVICE) -> tuple[Any, float]:
+    """A session on a device, and the share of its nodes that really runs there.
 
     Raises:
         MissingDependencyError: onnxruntime is not installed.
@@ -151,16 +151,17 @@ def open_session(path: Path, threads: int, place: OnnxDevice = CPU_DEVICE) -> An
         session = runtime.InferenceSession(str(path), options, enable_fallback=0, **chosen)
     except Exception as error:
         raise BackendError(f"ONNX Runtime cannot load {path.name}: {error}") from error
-    if place.kind != "cpu" and (share := node_share(session, place)) < LEAST_SHARE:
+    share = 1.0 if place.provider == CPU_PROVIDER else _node_share(session, place)
+    if place.kind != "cpu" and share < LEAST_SHARE:
         raise UnsupportedError(
             f"{place.provider} would run {share:.0%} of this graph on the {place.kind.upper()}, "
             f"and the processor the rest",
             hint="use --device cpu, which is faster than a mixture",
         )
-    return session
+    return session, share
 
 
-def node_share(session: Any, place: OnnxDevice) -> float:
+def _node_share(session: Any, place: OnnxDevice) -> float:
     """The share of a session's nodes that its provider runs, from 0 to 1."""
     counts: dict[str, int] = {}
     for part in session.get_provider_graph_assignment_info():

@@ -24,24 +24,36 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=500)
     arguments = parser.parse_args()
     for model in arguments.models:
-        divergence, agreement = _compare(model, arguments.tokens)
+        prompt, text, theirs = reference(model, arguments.tokens)
+        options: dict[str, Any] = {"context_size": context_for(arguments.tokens)}
+        with edgespec.load(model, backend="onnx", drafter="none", **options) as engine:
+            ours = log_probabilities(engine.backend, prompt, text)
+        divergence, agreement = compared(theirs, ours)
         print(f"{model.name}: KL {divergence:.4f}, top-1 {agreement:.3f}", flush=True)
 
 
-def _compare(model: Path, count: int) -> tuple[float, float]:
-    options: dict[str, Any] = {"context_size": count + 64, "drafter": "none"}
+def context_for(tokens: int) -> int:
+    """Tokens of context for the prompt and so many more."""
+    return tokens + 64
+
+
+def reference(model: Path, count: int) -> tuple[list[int], list[int], Any]:
+    """A prompt, llama.cpp's greedy answer, and its log probabilities over that, [count, V]."""
+    options: dict[str, Any] = {"context_size": context_for(count), "drafter": "none"}
     with edgespec.load(model, backend="llamacpp", **options) as engine:
         prompt = engine.encode("Tell a long story about a lighthouse and the people around it.")
         text = list(engine.generate(prompt, max_tokens=count).token_ids)
-        theirs = _log_probabilities(engine.backend, prompt, text)
-    with edgespec.load(model, backend="onnx", **options) as engine:
-        ours = _log_probabilities(engine.backend, prompt, text)
+        return prompt, text, log_probabilities(engine.backend, prompt, text)
+
+
+def compared(theirs: Any, ours: Any) -> tuple[float, float]:
+    """Mean Kullback-Leibler divergence, and how often the best token is the same."""
     divergence = (np.exp(theirs) * (theirs - ours)).sum(axis=-1)
     agreement = theirs.argmax(axis=-1) == ours.argmax(axis=-1)
     return float(divergence.mean()), float(agreement.mean())
 
 
-def _log_probabilities(backend: Any, prompt: list[int], text: list[int]) -> Any:
+def log_probabilities(backend: Any, prompt: list[int], text: list[int]) -> Any:
     """Of each next token, [len(text), V], the text forced."""
     backend.truncate(0)
     for start in range(0, len(prompt), backend.batch_size):

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any
 
 from edgespec.cli import options
@@ -71,21 +71,21 @@ def _document() -> dict[str, Any]:
 def _package(name: str, module: str, purpose: str, command: str) -> dict[str, Any]:
     try:
         installed = version(name) if importlib.util.find_spec(module) else None
-    except PackageNotFoundError:
-        installed = None
+    except PackageNotFoundError:  # another package may bring the module, such as OpenVINO's
+        others = packages_distributions().get(module, [])
+        installed = f"{version(others[0])} ({others[0]})" if others else None
     return {"name": name, "version": installed, "purpose": purpose, "install": command}
 
 
 def _onnx_devices() -> list[dict[str, str]]:
-    """What ONNX Runtime's installed providers could run on; only the CPU is used so far."""
+    """What ONNX Runtime's installed providers can run on, the first of a type preferred."""
     if not importlib.util.find_spec("onnxruntime"):
         return []
-    import onnxruntime
+    from edgespec.backends.ort_providers import devices
 
-    devices: list[Any] = getattr(onnxruntime, "get_ep_devices", list)()
     return [
-        {"provider": one.ep_name, "type": one.device.type.name, "vendor": one.ep_vendor}
-        for one in devices
+        {"provider": one.provider, "type": one.kind.upper(), "vendor": one.vendor}
+        for one in devices()
     ]
 
 
@@ -143,6 +143,19 @@ def _machine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def _onnx_place(devices: list[dict[str, str]]) -> str:
+    """What each `--device` would run on."""
+    first: dict[str, str] = {}
+    for one in devices:
+        if one["type"] != "CPU":
+            first.setdefault(one["type"], one["provider"])
+    asked = (
+        f"--device {kind.lower()}: {first.get(kind, 'no provider has one')}"
+        for kind in ("GPU", "NPU")
+    )
+    return f"its own CPU kernels; {'; '.join(asked)}"
+
+
 def _use_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found["gpus"]:
         place = f"{found['gpus'][0]['description']}: as many layers as fit"
@@ -152,9 +165,14 @@ def _use_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         place = "the CPU: llama.cpp was built without GPU support"
     providers = ", ".join(f"{one['provider']} ({one['type']})" for one in found["onnx_devices"])
     backends = f"llama.cpp, or ONNX Runtime where it was measured faster; it has {providers}"
-    return [
+    rows = [
         ("backend", backends if providers else "llama.cpp"),
         ("device", place),
+    ]
+    if providers:
+        rows.append(("onnx device", _onnx_place(found["onnx_devices"])))
+    return [
+        *rows,
         ("threads", f"{found['cores']}: one a physical core, more slow a decode step down"),
         ("drafts", "only where measured step times say that they pay"),
     ]

@@ -14,7 +14,7 @@ import typer
 
 from edgespec.drafters import NAMES
 from edgespec.memory.footprint import KV_TYPE_BYTES
-from edgespec.memory.plan import LLAMACPP, ONNX, PREFERENCES, Request
+from edgespec.memory.plan import DEVICES, LLAMACPP, ONNX, PREFERENCES, Request
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)", re.IGNORECASE)
 _UNITS = {
@@ -64,6 +64,9 @@ class PlanOptions:
         typer.Option("--threads", "-t", min=1, help="CPU threads. Default: physical cores."),
     ] = None
     backend: Annotated[str, typer.Option("--backend", help="auto, llamacpp or onnx.")] = "auto"
+    device: Annotated[
+        str, typer.Option("--device", help="auto, cpu, gpu, or npu (through ONNX Runtime).")
+    ] = "auto"
     exact: Annotated[
         bool, typer.Option("--exact", help="Only settings whose output equals plain decoding's.")
     ] = False
@@ -71,6 +74,7 @@ class PlanOptions:
     def request(self, *, prompt_tokens: int = 0, max_tokens: int = 0) -> Request:
         """A planner's request; a text that is no value of its option is misuse."""
         _one_of("--backend", self.backend, ("auto", LLAMACPP, ONNX))
+        _one_of("--device", self.device, DEVICES)
         _one_of("--drafter", self.drafter, ("auto", "none", *NAMES))
         _one_of("--kv-type", self.kv_type, ("auto", *KV_TYPE_BYTES))
         _one_of("--prefer", self.prefer, PREFERENCES)
@@ -81,6 +85,7 @@ class PlanOptions:
             budget_bytes=None if self.budget is None else _size_bytes(self.budget),
             prefer=self.prefer,
             backend=self.backend,
+            device=self.device,
             context_size=self.ctx,
             drafter=self.drafter,
             draft_max=self.draft_max,

@@ -192,6 +192,8 @@ def _load(
     if cancel.is_set():
         engine.close()
         raise KeyboardInterrupt
+    if engine.backend.capabilities.place and not quiet:
+        note(f"runs on {engine.backend.capabilities.place}")
     return plan, engine
 
 
@@ -274,6 +276,7 @@ def _report(
         "tokens_per_s": counters.tokens_per_s,
         "host_share": counters.host_share,
         "seed": seed,
+        "place": engine.backend.capabilities.place or plan.device,
         "plan": plan.as_json(),
         "memory": {
             **memory_json(plan),

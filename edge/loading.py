@@ -46,6 +46,7 @@ def load(
     budget_bytes: int | None = None,
     prefer: str = "speed",
     backend: str = "auto",
+    device: str = "auto",
     context_size: int | None = None,
     threads: int | None = None,
     kv_type: str | None = None,
@@ -63,6 +64,8 @@ def load(
         budget_bytes: most memory the whole process may take; None takes what is free.
         prefer: "speed", "context" or "quality": what a tight budget is spent on.
         backend: "auto", "llamacpp" or "onnx" (ONNX Runtime; converts the file on first use).
+        device: "auto", "cpu", "gpu" or "npu"; with llama.cpp a GPU is what `gpu_layers` offloads
+            to, an NPU is reached through ONNX Runtime alone.
         context_size: tokens of context; None lets the planner choose.
         threads: CPU threads; None takes the physical cores this process may use.
         kv_type: f16, q8_0 or q4_0.
@@ -83,6 +86,7 @@ def load(
         budget_bytes=budget_bytes,
         prefer=prefer,
         backend=backend,
+        device=device,
         context_size=context_size,
         threads=threads,
         kv_type=kv_type,
@@ -145,8 +149,10 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
 def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
     from edgespec.backends.ort import OrtBackend, OrtSettings
     from edgespec.backends.ort_cache import converted
+    from edgespec.backends.ort_providers import choose, graphs_for
     from edgespec.models.onnx_facts import read_facts
 
+    place = choose(plan.device)
     settings = OrtSettings(
         context_size=plan.context_size,
         batch_size=plan.batch_size,
@@ -155,15 +161,16 @@ def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         pads_single=plan.exact,
     )
     if spec.format == ONNX_FORMAT:
-        return OrtBackend(spec, None, spec.path, settings)
+        return OrtBackend(spec, None, spec.path, settings, place)
     facts = read_facts(spec)
     folder = converted(
         spec,
         cache.cache_directory() / "onnx",
         device.cpu_name(),
         lambda fraction: report("converting for ONNX Runtime (once)", fraction),
+        graphs_for(place, plan.context_size),
     )
-    return OrtBackend(spec, facts, folder, settings)
+    return OrtBackend(spec, facts, folder, settings, place)
 
 
 # Adding a backend is a function and a line here.

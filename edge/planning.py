@@ -5,6 +5,7 @@ Imports no inference library and no numpy, so that `edgespec plan` answers at on
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -29,6 +30,14 @@ from edgespec.memory.speed import DEFAULT_ROUNDS, RoundHistory, SpeedModel, esti
 from edgespec.models.packing import check_supported
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
+# Packages that are ONNX Runtime, with one provider or another.
+_RUNTIMES = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-openvino",
+    "onnxruntime-directml",
+    "onnxruntime-windowsml",
+)
 _MAX_NODES = 32  # of a step whose time is estimated
 _WORTH_SWITCHING = 1.03  # predicted speed of the other backend
 _TELLING_ROUNDS = 500  # fewer say little about what comes next
@@ -47,10 +56,12 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Device | None = No
     machine = machine or this_device()
     if spec.format == ONNX_FORMAT:
         return _folder_plan(spec, request, machine)
+    request = _placed(request, machine)
     if request.backend == ONNX:
         check_supported(spec)
         plan = _plan_on(spec, request, machine)
-        return _with_choice(plan, Choice("backend", ONNX, "as asked"))
+        reason = "an NPU is ONNX Runtime's" if request.device == "npu" else "as asked"
+        return _with_choice(plan, Choice("backend", ONNX, reason))
     plan = _plan_on(spec, replace(request, backend=LLAMACPP), machine)
     if request.backend != "auto":
         return _with_choice(plan, Choice("backend", LLAMACPP, "as asked"))
@@ -70,8 +81,36 @@ def _folder_plan(spec: ModelSpec, request: Request, machine: Device) -> Plan:
             f"llama.cpp runs GGUF files, and {spec.path} is an ONNX model folder",
             hint="leave out --backend, or name a GGUF file",
         )
-    plan = _plan_on(spec, replace(request, backend=ONNX), machine)
+    request = _placed(replace(request, backend=ONNX), machine)
+    plan = _plan_on(spec, request, machine)
     return _with_choice(plan, Choice("backend", ONNX, "the model is an ONNX folder"))
+
+
+def _placed(request: Request, machine: Device) -> Request:
+    """The request with what its device means for the other options.
+
+    Raises UnsupportedError where they contradict it.
+    """
+    if request.device == "npu":
+        if request.backend == LLAMACPP:
+            raise UnsupportedError(
+                "--device npu is not possible with llama.cpp", hint="use --backend onnx"
+            )
+        return replace(request, backend=ONNX)
+    if request.backend == ONNX or request.device not in ("cpu", "gpu"):
+        return request
+    if request.gpu_layers is not None and (request.gpu_layers == 0) != (request.device == "cpu"):
+        raise UnsupportedError(
+            f"--device {request.device} and --gpu-layers {request.gpu_layers} contradict each "
+            "other",
+            hint="leave one of them out",
+        )
+    if request.device == "gpu" and not machine.accelerators:
+        raise UnsupportedError(
+            "--device gpu is not possible: llama.cpp has no GPU here",
+            hint="`edgespec doctor` says how to build it with one; or add --backend onnx",
+        )
+    return replace(request, gpu_layers=0) if request.device == "cpu" else request
 
 
 def _plan_on(spec: ModelSpec, request: Request, machine: Device) -> Plan:
@@ -88,7 +127,7 @@ def _plan_on(spec: ModelSpec, request: Request, machine: Device) -> Plan:
 
 def _measured_onnx_plan(spec: ModelSpec, request: Request, machine: Device) -> Plan | str:
     """The plan on ONNX Runtime where it was measured and fits, or why there is none."""
-    if machine.accelerators or request.gpu_layers:
+    if (machine.accelerators and request.device != "cpu") or request.gpu_layers:
         return "runs on the GPU"
     if request.kv_type not in (None, "f32"):
         return f"has a cache of {request.kv_type}"
@@ -128,6 +167,7 @@ def settings_of(plan: Plan) -> Settings:
         plan.drafter,
         plan.backend,
         plan.backend == ONNX and plan.exact,
+        plan.device if plan.backend == ONNX else "cpu",
     )
 
 
@@ -137,6 +177,7 @@ def settings_key(spec: ModelSpec, settings: Settings) -> str:
         f"{device.device_key()} | {spec.fingerprint} | {settings.threads} threads | "
         f"{settings.kv_type_k}/{settings.kv_type_v} | {settings.gpu_layers} gpu layers | "
         f"{_library(settings.backend)}{' padded' * settings.padded}"
+        + (f" on {settings.device}" if settings.device != "cpu" else "")
     )
 
 
@@ -169,8 +210,8 @@ def _largest_exact_step(spec: ModelSpec, settings: Settings) -> int | None:
 
 
 def _library(backend: str) -> str:
-    name = "onnxruntime" if backend == ONNX else "llama-cpp-python"
-    try:
-        return f"{name} {version(name)}"
-    except PackageNotFoundError:
-        return f"{name} missing"
+    names = _RUNTIMES if backend == ONNX else ("llama-cpp-python",)
+    for name in names:
+        with suppress(PackageNotFoundError):
+            return f"{name} {version(name)}"
+    return f"{names[0]} missing"

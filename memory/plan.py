@@ -36,6 +36,7 @@ from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 DEFAULT_CONTEXT = 4096
 LLAMACPP, ONNX = "llamacpp", "onnx"
 PREFERENCES = ("speed", "context", "quality")
+DEVICES = ("auto", "cpu", "gpu", "npu")
 _LEAST_CONTEXT = 512  # offered unasked; a question and its answer
 _CONTEXT_STEP = 256
 _DRAFT_SIZES = (31, 15, 7, 3)
@@ -68,6 +69,7 @@ class Request:
     budget_bytes: int | None = None
     prefer: str = "speed"
     backend: str = "auto"  # or "llamacpp" or "onnx"
+    device: str = "auto"  # or "cpu", "gpu" or "npu"
     context_size: int | None = None
     threads: int | None = None
     kv_type: str | None = None
@@ -121,6 +123,7 @@ class Plan:
     """Settings of one run. Sizes are in tokens; speeds are predictions."""
 
     backend: str
+    device: str
     context_size: int
     batch_size: int
     threads: int
@@ -177,6 +180,7 @@ class Settings:
     drafter: str
     backend: str = LLAMACPP
     padded: bool = False  # one-token steps take two rows
+    device: str = "cpu"  # of ONNX Runtime; with llama.cpp the layers on the GPU say it
 
 
 def make_plan(
@@ -229,6 +233,7 @@ class _Planner:
         if gpus or request.gpu_layers is not None:
             self.gpu_layers = self._gpu_layers()
         self._choose("gpu_layers", self.gpu_layers, self._gpu_reason())
+        self.device = self._choose("device", *self._device())
         self.mapped = self._mapped()
         self._take_smaller_cache()
         settings = Settings(
@@ -239,6 +244,7 @@ class _Planner:
             self.drafter,
             self.backend,
             self.backend == ONNX and request.exact,
+            self.device if self.backend == ONNX else "cpu",
         )
         self.speed = speed_of(settings)
         self.max_step = max_step_of(settings) or _LARGEST_STEP
@@ -266,6 +272,7 @@ class _Planner:
         depth = self._depth()
         return Plan(
             backend=self.backend,
+            device=self.device,
             context_size=context,
             batch_size=batch,
             threads=self.threads,
@@ -404,6 +411,15 @@ class _Planner:
             reason = "--prefer context: twice the context of f16, at a small cost in quality"
             self._choose("kv_type", "q8_0", reason)
 
+    def _device(self) -> tuple[str, str]:
+        """Where steps run, and why there."""
+        asked = self.request.device
+        if self.backend == ONNX and asked == "auto":
+            return "cpu", "ONNX Runtime's CPU kernels; --device asks for a GPU or an NPU"
+        if self.backend == LLAMACPP and asked == "auto":
+            return ("gpu" if self.gpu_layers else "cpu"), "where gpu layers puts them"
+        return asked, "as asked"
+
     def _gpu_layers(self) -> int:
         """All layers where they fit, else the most that do."""
         asked = self.request.gpu_layers
@@ -429,7 +445,7 @@ class _Planner:
         if self.request.gpu_layers is not None:
             return "as asked"
         if self.backend == ONNX:
-            return "ONNX Runtime's CPU kernels"
+            return "layers are offloaded by llama.cpp alone"
         if not self.machine.accelerators:
             return "llama.cpp was built for the CPU alone, or sees no GPU"
         names = ", ".join(gpu.description for gpu in self.machine.accelerators)
@@ -445,6 +461,8 @@ class _Planner:
         return not any(part.name == "weights_repacked" for part in footprint(self.spec, shape))
 
     def _mapped_reason(self) -> str:
+        if self.device in ("gpu", "npu") and self.backend == ONNX:
+            return "the provider makes a copy of its own for the device, which is not counted"
         if self.spec.format == ONNX_FORMAT:
             return "weights are pages of the folder's file, beside copies as the kernels want them"
         if self.backend == ONNX:
@@ -659,6 +677,10 @@ def _check(request: Request) -> None:
     if request.prefer not in PREFERENCES:
         raise UnsupportedError(
             f"there is no preference {request.prefer!r}", hint=f"use {', '.join(PREFERENCES)}"
+        )
+    if request.device not in DEVICES:
+        raise UnsupportedError(
+            f"there is no device {request.device!r}", hint=f"use {', '.join(DEVICES)}"
         )
     for option, value, low, high in (
         ("--threads", request.threads, 1, 1 << 16),

@@ -23,7 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.models.onnx_decoder import Decoder
-from edgespec.models.onnx_writer import RowOrder
+from edgespec.models.onnx_facts import GraphFacts, GraphOptions
+from edgespec.models.onnx_writer import RowOrder, WeightsFile
+from edgespec.models.spec import ModelSpec
 
 _NORM_SCALE = 1 / 64  # activations reach 25,000 on a model of 135M: their squares overflow float16
 _TO_THE_END = (1 << 31) - 1
@@ -32,7 +34,12 @@ _TO_THE_END = (1 << 31) - 1
 class SplitDecoder(Decoder):
     """One graph for prompts, chains and trees; the cache is the host's."""
 
-    _ends: tuple[str, str, str] | None = None
+    def __init__(
+        self, spec: ModelSpec, facts: GraphFacts, options: GraphOptions, weights: WeightsFile
+    ) -> None:
+        super().__init__(spec, facts, options, weights)
+        self._rotations: dict[tuple[str, float], tuple[str, str]] = {}
+        self._ends: tuple[str, str, str] | None = None
 
     def norm(self, hidden: str, weight: str) -> str:
         """x / sqrt(mean(x^2) + e) w, with x s in place of x and e s^2 in place of e."""
@@ -70,8 +77,9 @@ class SplitDecoder(Decoder):
         heads, kv_heads = spec.num_heads[layer], spec.num_kv_heads[layer]
         length, value_length = spec.key_length[layer], spec.value_length[layer]
         window = "_window" if spec.is_sliding[layer] else ""
-        query = self._rotated(self._heads(query, heads, length), window)
-        query = self.op("Mul", query, self.scalar(facts.attention_scale))
+        query = self._rotated(
+            self._heads(query, heads, length), window, scale=facts.attention_scale
+        )
         query = self.op("Reshape", query, self.integers((1, kv_heads, -1, length)))
         new_key = self._rotated(
             self._heads(key, kv_heads, length), window, output=f"new_key.{layer}"
@@ -92,14 +100,24 @@ class SplitDecoder(Decoder):
         apart = self.op("Reshape", tensor, self.integers((1, -1, heads, length)))
         return self.op("Transpose", apart, perm=[0, 2, 1, 3], output=output)
 
-    def _rotated(self, tensor: str, window: str, output: str = "") -> str:
-        """The halves (a, b) of each head as (a cos - b sin, b cos + a sin)."""
+    def _rotated(self, tensor: str, window: str, output: str = "", scale: float = 1.0) -> str:
+        """The halves (a, b) of each head as (a cos - b sin, b cos + a sin), times a scale."""
+        cos, sin = self._tables(window, scale)
         first, second = self.fresh("half"), self.fresh("half")
         self.node("Split", (tensor,), (first, second), axis=-1, num_outputs=2)
-        cos, sin = f"cos{window}", f"sin{window}"
-        left = self.op("Sub", self.op("Mul", first, cos), self.op("Mul", second, sin))
-        right = self.op("Add", self.op("Mul", second, cos), self.op("Mul", first, sin))
-        return self.op("Concat", left, right, axis=-1, output=output)
+        crossed = self.op("Mul", self.op("Concat", second, first, axis=-1), sin)
+        return self.op("Add", self.op("Mul", tensor, cos), crossed, output=output)
+
+    def _tables(self, window: str, scale: float) -> tuple[str, str]:
+        """(cos, cos) and (-sin, sin) times a scale, once for all layers."""
+        if (window, scale) not in self._rotations:
+            cos, sin = (
+                self.op("Mul", f"{name}{window}", self.scalar(scale)) for name in ("cos", "sin")
+            )
+            halves = ((cos, cos), (self.op("Neg", sin), sin))
+            both = [self.op("Concat", *pair, axis=-1) for pair in halves]
+            self._rotations[window, scale] = (both[0], both[1])
+        return self._rotations[window, scale]
 
     def _scores(self, query: str, keys: str) -> str:
         return self.op("MatMul", query, self.op("Transpose", keys, perm=[0, 1, 3, 2]))

@@ -113,6 +113,39 @@ def test_options_that_onnx_runtime_cannot_honour_are_refused(spec: ModelSpec) ->
         plan(spec, backend=ONNX, gpu_layers=4)
 
 
+def test_an_npu_is_onnx_runtimes_and_measured_apart(spec: ModelSpec) -> None:
+    made = plan(spec, device="npu")
+    assert choice(made) == (ONNX, "an NPU is ONNX Runtime's")
+    assert made.device == "npu" and made.as_json()["device"]["reason"] == "as asked"
+    usual = plan(spec, backend=ONNX)
+    assert (usual.device, plan(spec).device) == ("cpu", "cpu")
+    keys = {settings_key(spec, settings_of(one)) for one in (made, usual)}
+    assert len(keys) == 2 and min(keys, key=len) + " on npu" in keys
+    with pytest.raises(UnsupportedError, match=r"not possible with llama\.cpp"):
+        plan(spec, device="npu", backend=LLAMACPP)
+
+
+def test_a_device_maps_to_layers_with_llama_cpp(spec: ModelSpec) -> None:
+    gpu = Accelerator("CUDA0", "a GPU", 8 << 30, 7 << 30, shares_memory=False)
+    machine = Device(8 << 30, (gpu,))
+    assert plan(spec, machine).device == plan(spec, machine, device="gpu").device == "gpu"
+    assert plan(spec, machine, device="gpu").gpu_layers == -1
+    on_cpu = plan(spec, machine, device="cpu")
+    assert (on_cpu.device, on_cpu.gpu_layers) == ("cpu", 0)
+    measured(spec, ONNX, 1.0)
+    assert plan(spec, machine, device="cpu").backend == ONNX, "no GPU in the way"
+    for device, layers in (("cpu", 4), ("gpu", 0)):
+        with pytest.raises(UnsupportedError, match="contradict"):
+            plan(spec, machine, device=device, gpu_layers=layers)
+
+
+def test_a_gpu_that_is_not_there_is_refused(spec: ModelSpec) -> None:
+    with pytest.raises(UnsupportedError, match=r"llama\.cpp has no GPU here") as caught:
+        plan(spec, device="gpu")
+    assert "--backend onnx" in caught.value.hint
+    assert plan(spec, device="gpu", backend=ONNX).device == "gpu"
+
+
 def test_exact_steps_are_measured_apart(spec: ModelSpec) -> None:
     """A padded one-token step is slower: its times belong to `--exact` alone."""
     usual, exact = (settings_of(plan(spec, backend=ONNX, exact=exact)) for exact in (False, True))

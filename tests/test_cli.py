@@ -279,7 +279,7 @@ def test_version(command: Command) -> None:
 
 CHOICES = {"backend", 
     "kv_type", "threads", "drafter", "draft_max", "gpu_layers", "batch_size", "context_size",
-    "mapped",
+    "mapped", "device",
 }  # fmt: skip
 COMPONENTS = {
     "weights", "kv_cache", "compute", "work", "logits", "drafter_tables", "runtime",

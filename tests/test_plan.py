@@ -188,6 +188,7 @@ def test_what_is_asked_for_is_what_is_planned() -> None:
         "threads": 3,
         "kv_type": "q8_0",
         "gpu_layers": 0,
+        "device": "cpu",
         "drafter": "none",
         "draft_max": 0,
         "batch_size": plan.batch_size,
@@ -200,7 +201,7 @@ def test_every_choice_has_a_reason() -> None:
     plan = plan_of()
     assert set(plan.as_json()) == {
         "context_size", "threads", "kv_type", "gpu_layers", "drafter", "draft_max", "batch_size",
-        "mapped",
+        "mapped", "device",
     }  # fmt: skip
     assert all(choice.reason for choice in plan.choices)
     assert reason(plan, "threads") == "as asked" != reason(plan, "context_size")

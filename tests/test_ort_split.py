@@ -1,0 +1,228 @@
+"""The `split` graphs against the `gqa` one and against themselves: trees, fixed shapes, two parts.
+
+Float32 weights (`plain`) leave only float rounding between ways to compute the same; packed ones
+quantize activations, where a rounding that flips is seen in every logit of so small a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from random_gguf import LAYERS, Q8_0, VOCABULARY, write_model
+
+import edgespec
+from edgespec.backends import ort_providers
+from edgespec.backends.base import Logits
+from edgespec.backends.ort_cache import converted
+from edgespec.backends.ort_providers import CPU_PROVIDER, OnnxDevice
+from edgespec.errors import ContextFullError, UnsupportedError
+from edgespec.models.embedded import embedded_model
+from edgespec.models.onnx_facts import SPLIT, GraphOptions, read_facts
+from edgespec.models.onnx_graph import GRAPH_FILE, bucket_graphs, exit_graphs
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.tree import DraftTree
+
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+pytest.importorskip("onnx", reason="the onnx extra is not installed")
+
+from edgespec.backends.ort import OrtBackend, OrtSettings
+
+pytestmark = pytest.mark.model
+
+PACKED = GraphOptions(SPLIT)
+PLAIN = GraphOptions(SPLIT, plain=True)
+# 13 nodes with 3 branchings: at the root, at 1 and at 2.
+TREE = (-1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 7, 8, 10)
+CONTEXT = 640  # the cache grows twice on the way there
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("split")
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "gemma3"])
+def spec(request: pytest.FixtureRequest, folder: Path) -> ModelSpec:
+    return read_model_spec(write_model(folder / f"{request.param}.gguf", request.param, Q8_0))
+
+
+def opened(
+    spec: ModelSpec, folder: Path, graphs: Mapping[str, GraphOptions] | None = None
+) -> OrtBackend:
+    place = converted(spec, folder, "cpu", graphs=graphs)
+    settings = OrtSettings(CONTEXT, batch_size=32, max_nodes=16)
+    return OrtBackend(spec, read_facts(spec), place, settings)
+
+
+@pytest.fixture
+def plain(spec: ModelSpec, folder: Path) -> Iterator[OrtBackend]:
+    backend = opened(spec, folder, {GRAPH_FILE: PLAIN})
+    yield backend
+    backend.close()
+
+
+def tokens(count: int, seed: int = 1) -> list[int]:
+    return [int(i) for i in np.random.default_rng(seed).integers(0, VOCABULARY - 1, count)]
+
+
+def prompt(backend: OrtBackend, text: list[int]) -> Logits:
+    for start in range(0, len(text), backend.batch_size):
+        row = backend.prefill(text[start : start + backend.batch_size])
+    kept: Logits = row.copy()
+    return kept
+
+
+def step(backend: OrtBackend, token: int) -> Logits:
+    row: Logits = backend.verify(DraftTree.chain((token,)))[0].copy()
+    backend.commit([0])
+    return row
+
+
+def decoded(backend: OrtBackend, text: list[int], read: int = 100) -> Logits:
+    """Logits after `read` tokens of prompt, a tree, and each further token of a text, [.., V]."""
+    backend.truncate(0)
+    rows = [prompt(backend, text[:read])]
+    rows += list(backend.verify(DraftTree(tokens(len(TREE), seed=2), TREE)).copy())
+    backend.commit([0, 2, 6])
+    return np.array(rows + [step(backend, token) for token in text[read:]])
+
+
+def divergences(p_logits: Logits, q_logits: Logits) -> Logits:
+    """Kullback-Leibler divergence of each row."""
+    p, q = (rows - rows.max(axis=-1, keepdims=True) for rows in (p_logits, q_logits))
+    p, q = (rows - np.log(np.exp(rows).sum(axis=-1, keepdims=True)) for rows in (p, q))
+    found: Logits = (np.exp(p) * (p - q)).sum(axis=-1)
+    return found
+
+
+def test_logits_are_those_of_the_fused_graph(spec: ModelSpec, folder: Path) -> None:
+    """A prompt past the sliding window, a tree with a branch committed, and 40 tokens more."""
+    rows = []
+    for graphs in (None, {GRAPH_FILE: PACKED}):
+        backend = opened(spec, folder, graphs)
+        rows.append(decoded(backend, tokens(140)))
+        backend.close()
+    apart = divergences(*rows)
+    assert np.mean(apart) < 0.02 and np.max(apart) < 0.2, apart
+
+
+def test_every_node_of_a_tree_has_the_logits_of_its_path(plain: OrtBackend) -> None:
+    nodes = tokens(len(TREE), seed=2)
+    tree = DraftTree(nodes, TREE)
+    prompt(plain, tokens(70))
+    rows = plain.verify(tree).copy()
+    for leaf in tree.leaves():
+        path = tree.path(leaf)
+        chain = plain.verify(DraftTree.chain([nodes[node] for node in path]))
+        np.testing.assert_allclose(rows[path], chain, atol=1e-3)
+
+
+def test_a_branch_that_won_goes_on_as_a_chain(plain: OrtBackend) -> None:
+    """36 more tokens after the branch 0, 2, 6; the cache grows on the way."""
+    nodes, more = tokens(len(TREE), seed=3), tokens(36, seed=4)
+    prompt(plain, tokens(240))
+    plain.verify(DraftTree(nodes, TREE))
+    plain.commit([0, 2, 6])
+    assert plain.length == 243
+    after_tree = [step(plain, token) for token in more]
+    plain.truncate(240)
+    for node in (0, 2, 6):
+        step(plain, nodes[node])
+    np.testing.assert_allclose(after_tree, [step(plain, token) for token in more], atol=1e-3)
+
+
+def test_a_cache_that_grew_and_shrank_holds_the_same(plain: OrtBackend) -> None:
+    text = tokens(600)
+    expected = prompt(plain, text)
+    for length in (599, 300, 200):
+        plain.truncate(length)
+        np.testing.assert_allclose(prompt(plain, text[length:]), expected, atol=1e-3)
+    with pytest.raises(ContextFullError):
+        prompt(plain, tokens(64))
+
+
+def test_fixed_shapes_compute_the_same(spec: ModelSpec, folder: Path, plain: OrtBackend) -> None:
+    """Steps of 1 and of 13 in a bucket of 16, prompts in batches of 16, padded at their end."""
+    backend = opened(spec, folder, bucket_graphs((1, 16), CONTEXT, PLAIN))
+    assert backend.batch_size == 16 and backend.max_nodes == 16
+    expected = decoded(plain, tokens(140))
+    np.testing.assert_allclose(decoded(backend, tokens(140)), expected, atol=1e-3)
+    backend.close()
+
+
+def test_more_tokens_than_a_fixed_cache_holds_are_refused(spec: ModelSpec, folder: Path) -> None:
+    with pytest.raises(UnsupportedError, match="hold 512 tokens, not 640") as caught:
+        opened(spec, folder, bucket_graphs((1, 16), 512, PLAIN))
+    assert "--ctx 512" in caught.value.hint
+
+
+@pytest.mark.parametrize("layer", [1, LAYERS - 1])
+def test_shallow_then_deep_layers_are_the_whole_model(
+    spec: ModelSpec, folder: Path, plain: OrtBackend, layer: int
+) -> None:
+    graphs = exit_graphs(layer, PLAIN)
+    backend = opened(spec, folder, graphs)
+    expected = decoded(plain, tokens(140))
+    np.testing.assert_allclose(decoded(backend, tokens(140)), expected, atol=1e-3)
+    backend.close()
+    whole, parts = (converted(spec, folder, "cpu", graphs=g) for g in ({GRAPH_FILE: PLAIN}, graphs))
+    sizes = [(place / "weights.bin").stat().st_size for place in (whole, parts)]
+    assert sizes[0] == sizes[1], "no weight is stored twice"
+
+
+def test_a_cut_model_with_fixed_shapes_needs_no_other_code(spec: ModelSpec, folder: Path) -> None:
+    """Options combine: the deep part alone, over fixed shapes, names its inputs as agreed."""
+    import onnxruntime
+
+    options = replace(exit_graphs(2, PLAIN)["deep.onnx"], step=8, capacity=64)
+    place = converted(spec, folder, "cpu", graphs={"deep.onnx": options})
+    session: Any = onnxruntime.InferenceSession(str(place / "deep.onnx"))
+    shapes = {info.name: info.shape for info in session.get_inputs()}
+    assert shapes["hidden"][:2] == [1, 8] and shapes["past_key.2"] == [1, 1, 64, 32]
+    assert shapes["attention_bias"] == [1, 1, 8, 72]
+    assert not {"embeddings", "rows", "past_key.1"} & set(shapes)
+    outputs = [info.name for info in session.get_outputs()]
+    assert outputs == ["logits", "new_key.2", "new_value.2", "new_key.3", "new_value.3"]
+
+
+def test_a_device_with_fixed_shapes_runs_the_whole_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor's kernels stand in for an NPU: same graphs, same buckets, same loop."""
+    prompt = "Write a JSON list of six fruits with the keys name and colour."
+    options: dict[str, Any] = {"context_size": 256, "draft_max": 7, "threads": 1}
+    monkeypatch.setattr(ort_providers, "STEPS", (1, 8))
+    monkeypatch.setattr(ort_providers, "choose", lambda kind: OnnxDevice(CPU_PROVIDER, kind))
+    with edgespec.load(device="npu", **options) as engine:
+        assert engine.backend.max_nodes == engine.backend.batch_size == 8
+        assert engine.backend.capabilities.place.startswith("CPUExecutionProvider on the NPU")
+        plain = engine.generate(prompt, max_tokens=60, speculate=False)
+        drafted = engine.generate(prompt, max_tokens=60)
+    assert drafted.counters.rounds < plain.counters.rounds, "drafts were accepted"
+
+
+def test_exact_is_refused_where_a_token_is_summed_apart_from_the_past(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether a cell is past or new decides in which order attention adds it up."""
+    monkeypatch.setattr(ort_providers, "STEPS", (8,))
+    monkeypatch.setattr(ort_providers, "choose", lambda kind: OnnxDevice(CPU_PROVIDER, kind))
+    with pytest.raises(UnsupportedError, match="--exact is not possible"):
+        edgespec.load(device="npu", exact=True, context_size=256, draft_max=3, threads=1)
+
+
+def test_the_embedded_model_writes_the_same_40_tokens(tmp_path: Path) -> None:
+    spec = read_model_spec(embedded_model())
+    outputs = []
+    for graphs in (None, {GRAPH_FILE: PACKED}):
+        backend = opened(spec, tmp_path, graphs)
+        text = backend.tokenizer.encode("The three largest harbours of Denmark are")
+        output = [int(prompt(backend, text).argmax())]
+        for _ in range(40):
+            output.append(int(step(backend, output[-1]).argmax()))
+        outputs.append(output)
+        backend.close()
+    assert outputs[0] == outputs[1]
