@@ -189,6 +189,8 @@ def _no_facts(folder: Path) -> ModelFileError:
             f"{folder} was not exported by edgespec: its graph cannot verify drafts",
             hint="`edgespec models export` makes such a folder from the original model",
         )
+    if any(folder.glob("*.gguf")):
+        return ModelFileError(f"{folder} is a folder", hint="name the .gguf file in it")
     return ModelFileError(
         f"{folder} holds no model", hint="name a GGUF file, or a folder of `edgespec models export`"
     )
