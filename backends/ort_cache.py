@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -64,7 +65,7 @@ def converted(
             os.utime(folder)
         return folder
     root.mkdir(parents=True, exist_ok=True)
-    _require_space(spec, root)
+    _require_space(spec, root, graphs)
     work = Path(tempfile.mkdtemp(prefix="making-", dir=root))
     try:
         (work / "packed").mkdir()
@@ -141,8 +142,10 @@ def _runtime_version() -> str:
     return str(onnxruntime_module().__version__)
 
 
-def _require_space(spec: ModelSpec, root: Path) -> None:
+def _require_space(spec: ModelSpec, root: Path, graphs: Mapping[str, GraphOptions]) -> None:
     needed = int(_DISK_FACTOR * spec.weight_bytes)
+    if any(options.plain for options in graphs.values()):
+        needed = sum(4 * math.prod(tensor.dims) for tensor in spec.tensors.values())
     free = shutil.disk_usage(root).free
     if free < needed:
         raise UnsupportedError(

@@ -50,7 +50,7 @@ class SplitRunner:
         context_size: tokens the cache must be able to hold.
 
     Raises:
-        UnsupportedError: no bucket holds so many tokens.
+        UnsupportedError: no bucket holds so many tokens, or an input is not known.
     """
 
     def __init__(
@@ -63,8 +63,11 @@ class SplitRunner:
         first = {info.name: info.shape for info in sessions[0].get_inputs()}
         self.entry = next(name for name in _ENTRIES if name in first)
         self._names = [name for name in first if name.startswith("past_")]
-        self._graphs = sorted((self._graph(one) for one in sessions), key=lambda g: g.step)
         self._tables, self._windows = tables, windows
+        known = {self.entry, *self._names, *tables, *windows, "position_ids", "rows"}
+        if unknown := sorted(first.keys() - known):
+            raise UnsupportedError(f"this graph asks for {', '.join(unknown)}, which is not known")
+        self._graphs = sorted((self._graph(one) for one in sessions), key=lambda g: g.step)
         fixed = sorted({graph.past for graph in self._graphs if graph.past})
         self._sizes = fixed or [*range(_MORE_CELLS, context_size, _MORE_CELLS), context_size]
         if self._sizes[-1] < context_size:

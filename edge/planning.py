@@ -81,6 +81,13 @@ def _folder_plan(spec: ModelSpec, request: Request, machine: Device) -> Plan:
             f"llama.cpp runs GGUF files, and {spec.path} is an ONNX model folder",
             hint="leave out --backend, or name a GGUF file",
         )
+    if request.exact:
+        # Empty cells lie between the past and the new tokens, so sums are taken in another order.
+        raise UnsupportedError(
+            "--exact is not possible with an ONNX model folder: a token rounds differently once it "
+            "is past",
+            hint="leave out --exact, or use a GGUF file of this model",
+        )
     request = _placed(replace(request, backend=ONNX), machine)
     plan = _plan_on(spec, request, machine)
     return _with_choice(plan, Choice("backend", ONNX, "the model is an ONNX folder"))

@@ -251,6 +251,11 @@ def test_llamacpp_cannot_run_a_folder(spec: ModelSpec) -> None:
         make_run_plan(spec, Request(backend="llamacpp"), MACHINE)
 
 
+def test_exact_is_refused(spec: ModelSpec) -> None:
+    with pytest.raises(UnsupportedError, match="--exact is not possible with an ONNX model folder"):
+        make_run_plan(spec, Request(exact=True), MACHINE)
+
+
 def test_gguf_footprints_are_as_before(spec: ModelSpec) -> None:
     """A folder's arithmetic is reached through `onnx_footprint` alone."""
     names = {part.name for part in footprint(replace(spec, format="gguf"), RunShape(512, 32, 4))}

@@ -206,3 +206,5 @@ def test_a_graph_gets_what_it_asks_for_and_its_rows_are_kept() -> None:
     assert bias.shape == (1, 1, 1, 257)
     assert np.flatnonzero(bias[0, 0, 0] == 0).tolist() == [0, 1, 256]
     assert bias.min() == -1e4
+    with pytest.raises(UnsupportedError, match="asks for attention_bias, which is not known"):
+        SplitRunner([session], {}, {}, 300)
