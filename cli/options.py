@@ -23,6 +23,9 @@ _UNITS = {
     for power, letter in enumerate("kmgt", 1)
 }
 
+ModelArgument = Annotated[
+    str | None, typer.Argument(help="GGUF file, or folder of `models export`. Default: embedded.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
@@ -149,7 +152,7 @@ def _one_of(option: str, value: str, values: tuple[str, ...]) -> None:
 
 
 def model_path(model: str | None) -> Path:
-    """The file that was named, or the embedded model."""
+    """The file or folder that was named, or the embedded model."""
     from edgespec.models.embedded import embedded_model
 
     return embedded_model() if model is None else Path(model).expanduser()

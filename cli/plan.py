@@ -16,15 +16,17 @@ from edgespec.models.spec import ModelSpec
 
 @options.takes_plan_options
 def plan(
-    model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
+    ] = None,
     plan_options: options.PlanOptions = options.DEFAULTS,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what a run would allocate and choose, without loading weights."""
-    from edgespec.models.spec import read_model_spec
+    from edgespec.models.onnx_folder import read_model
     from edgespec.planning import make_run_plan
 
-    spec = read_model_spec(options.model_path(model))
+    spec = read_model(options.model_path(model))
     request = plan_options.request()
     made = make_run_plan(spec, request)
     print(json.dumps(_document(spec, made)) if as_json else _text(spec, made))

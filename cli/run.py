@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 @options.takes_plan_options
 def run(
-    model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
+    ] = None,
     prompt: Annotated[str | None, typer.Argument(help="Text. Default: --file or stdin.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt here.")] = None,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
@@ -53,7 +55,7 @@ def run(
 ) -> None:
     """Answer one prompt. Example: edgespec run model.gguf "Why is the sky blue?"
 
-    With one argument that is no GGUF file, it is the prompt of the embedded model.
+    With one argument that is no model, it is the prompt of the embedded model.
     """
     model, prompt = _model_and_prompt(model, prompt)
     text = _prompt_text(prompt, file)
@@ -175,10 +177,10 @@ def _load(
     model: str | None, request: Any, cancel: threading.Event, *, quiet: bool
 ) -> tuple[Plan, Engine]:
     from edgespec.loading import load_plan
-    from edgespec.models.spec import read_model_spec
+    from edgespec.models.onnx_folder import read_model
     from edgespec.planning import make_run_plan
 
-    spec = read_model_spec(options.model_path(model))
+    spec = read_model(options.model_path(model))
     plan = make_run_plan(spec, request)
     if not quiet:
         note(_headline(spec, plan))

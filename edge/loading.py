@@ -29,7 +29,8 @@ from edgespec.memory.speed import RoundHistory
 from edgespec.memory.texts import add_texts, load_texts
 from edgespec.memory.track import peak_resident_bytes
 from edgespec.models.embedded import embedded_model
-from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.models.onnx_folder import read_model
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.noise import largest_invariant_step
 from edgespec.planning import (
     make_run_plan,
@@ -69,7 +70,9 @@ def load(
     remember: bool = False,
     progress: Progress | None = None,
 ) -> Engine:
-    """Load a GGUF model; without a path, the embedded one of the `demo` extra.
+    """Load a model: a GGUF file, or a folder that `edgespec models export` made.
+
+    Without a path it is the embedded one of the `demo` extra.
 
     Args:
         budget_bytes: most memory the whole process may take; None takes what is free.
@@ -94,7 +97,7 @@ def load(
         UnsupportedError: an option cannot be honoured with this model.
         BackendError: llama.cpp failed, with its own words.
     """
-    spec = read_model_spec(model if model is not None else embedded_model())
+    spec = read_model(model if model is not None else embedded_model())
     request = Request(
         budget_bytes=budget_bytes,
         prefer=prefer,
@@ -212,6 +215,15 @@ def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
     from edgespec.models.onnx_facts import read_facts
 
     place = choose(plan.device)
+    settings = OrtSettings(
+        context_size=plan.context_size,
+        batch_size=plan.batch_size,
+        max_nodes=plan.draft_max + 1,
+        threads=plan.threads,
+        pads_single=plan.exact,
+    )
+    if spec.format == ONNX_FORMAT:
+        return OrtBackend(spec, None, spec.path, settings, place)
     facts = read_facts(spec)
     folder = converted(
         spec,
@@ -219,13 +231,6 @@ def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         device.cpu_name(),
         lambda fraction: report("converting for ONNX Runtime (once)", fraction),
         graphs_for(place, plan.context_size),
-    )
-    settings = OrtSettings(
-        context_size=plan.context_size,
-        batch_size=plan.batch_size,
-        max_nodes=plan.draft_max + 1,
-        threads=plan.threads,
-        pads_single=plan.exact,
     )
     return OrtBackend(spec, facts, folder, settings, place)
 

@@ -33,7 +33,7 @@ from edgespec.memory.footprint import (
 )
 from edgespec.memory.speed import SpeedModel
 from edgespec.models.packing import EXACTLY_PACKED
-from edgespec.models.spec import ModelSpec
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 DEFAULT_CONTEXT = 4096
 LLAMACPP, ONNX = "llamacpp", "onnx"
@@ -498,6 +498,8 @@ class _Planner:
     def _mapped_reason(self) -> str:
         if self.device in ("gpu", "npu") and self.backend == ONNX:
             return "the provider makes a copy of its own for the device, which is not counted"
+        if self.spec.format == ONNX_FORMAT:
+            return "weights are pages of the folder's file, beside copies as the kernels want them"
         if self.backend == ONNX:
             kinds = sorted({t.type.name for t in self.spec.tensors.values() if len(t.dims) > 1})
             changed = [kind for kind in kinds if kind not in EXACTLY_PACKED]

@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from edgespec.errors import EdgespecError, UnsupportedError
 from edgespec.models.gguf import GgufSpan, read_gguf
-from edgespec.models.spec import ModelSpec
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 _LENGTH = struct.Struct("<Q")
 _HINT = "draft with a smaller model of the same family"
@@ -20,6 +20,11 @@ def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
     Every token must be the same text in both. One vocabulary may end earlier: rows that only pad
     it are never drafted. 10 ms for 150,000 tokens that lie in both files alike, 0.2 s otherwise.
     """
+    if target.format == ONNX_FORMAT:
+        raise UnsupportedError(
+            f"{target.path.name} is an ONNX folder: its tokens cannot be compared with a GGUF's",
+            hint="draft models work with GGUF files, also with --backend onnx",
+        )
     if draft.is_recurrent or draft.is_hybrid or any(draft.is_sliding):
         raise UnsupportedError(
             f"{draft.path.name} cannot draft: its cache cannot go back to an earlier token",
