@@ -30,7 +30,7 @@ from edgespec.memory.texts import add_texts, load_texts
 from edgespec.memory.track import peak_resident_bytes
 from edgespec.models.embedded import embedded_model
 from edgespec.models.onnx_folder import read_model
-from edgespec.models.spec import ONNX_FORMAT, ModelSpec
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.noise import largest_invariant_step
 from edgespec.planning import (
     make_run_plan,
