@@ -77,7 +77,7 @@ class OrtBackend:
             self._session: Any = _session(folder / GRAPH_FILE, settings.threads)
             self.tokenizer = vocabulary.result()
         self._binding: Any = self._session.io_binding()
-        self._length = 0
+        self._tokens: list[int] = []
         self._tree: DraftTree | None = None
         self._allocate(facts)
 
@@ -89,7 +89,11 @@ class OrtBackend:
 
     @property
     def length(self) -> int:
-        return self._length
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._tokens
 
     @property
     def pending(self) -> int:
@@ -108,7 +112,7 @@ class OrtBackend:
         self._check_room(len(tokens))
         self._tree = None
         rows = self._step(tokens, range(len(tokens)), None, first_row=len(tokens) - 1)
-        self._length += len(tokens)
+        self._tokens += tokens
         logits: Logits = rows[0]
         return logits
 
@@ -129,17 +133,17 @@ class OrtBackend:
         assert tree is not None and path[0] == 0, "commit follows verify and keeps the root"
         moved = [(place, node) for place, node in enumerate(path) if place != node]
         if moved:
-            to = [self._length + place for place, _ in moved]
-            start = [self._length + node for _, node in moved]
+            to = [self.length + place for place, _ in moved]
+            start = [self.length + node for _, node in moved]
             for cache in self._caches:
                 cache[0, :, to] = cache[0, :, start]
-        self._length += len(path)
+        self._tokens += [tree.tokens[node] for node in path]
 
     def truncate(self, length: int) -> int:
         """Keep at most the first `length` tokens; return how many there are."""
         self._tree = None
-        self._length = min(self._length, length)
-        return self._length
+        del self._tokens[length:]
+        return self.length
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of the arrays this backend holds; ONNX Runtime's own are not told."""
@@ -156,10 +160,10 @@ class OrtBackend:
     # -- one step --------------------------------------------------------------------------
 
     def _check_room(self, count: int) -> None:
-        if self._length + count > self.settings.context_size:
+        if self.length + count > self.settings.context_size:
             raise ContextFullError(
                 f"{count} more tokens do not fit: the context has {self.settings.context_size} "
-                f"and {self._length} are used",
+                f"and {self.length} are used",
                 hint="raise --ctx, or shorten the prompt",
             )
 
@@ -175,8 +179,8 @@ class OrtBackend:
         wanted = count - first_row
         if count == 1 and self.settings.pads_single:
             tokens, depths, count = (*tokens, tokens[0]), (*depths, 1), 2
-        total = self._length + count
-        positions = np.asarray(depths, np.int64)[None] + self._length
+        total = self.length + count
+        positions = np.asarray(depths, np.int64)[None] + self.length
         inputs = {
             "embeddings": self._embed(tokens),
             "positions": positions,
@@ -218,12 +222,12 @@ class OrtBackend:
         bias = np.zeros((1, 1, count, total), np.float32)
         rows = bias[0, 0]
         if tree is not None:
-            below = rows[:, self._length :]
+            below = rows[:, self.length :]
             below[:] = _MASKED
             for node in range(len(tree)):
                 below[node, tree.path(node)] = 0.0
         if window:  # a token sees the `window` last positions, its own included
-            cells = np.concatenate((np.arange(self._length), positions))
+            cells = np.concatenate((np.arange(self.length), positions))
             rows[cells[None] <= positions[:, None] - window] = _MASKED
         return bias
 

@@ -9,7 +9,9 @@ The engine knows no inference library (the backend does) and no probabilities (t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from types import TracebackType
@@ -28,6 +30,8 @@ from edgespec.stream import TextStream
 from edgespec.tree import DraftTree
 
 Prompt = str | Sequence[Message] | Sequence[int]
+Rounds = Generator[list[int], None, None]
+_PATIENCE_S = 0.05  # between two looks at whether a waiting generation was cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,9 @@ class Chunk:
 
     text: str
     token_ids: tuple[int, ...]
+    # How many of the ids, and how much of the text, came from drafts; they come first.
+    num_drafted: int = field(default=0, compare=False)
+    drafted_chars: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,9 @@ class _Run:
     cancel: threading.Event
     counters: Counters = field(default_factory=Counters)
     speculate: bool = True
+    reuse: bool = False  # what the cache already holds of the prompt
     min_probability: float = 0.0  # of a draft node that can pay
+    rounds: weakref.ref[Rounds] | None = None  # the generator that runs it
 
 
 class Engine:
@@ -74,6 +83,8 @@ class Engine:
         max_nodes: largest step, root included; None leaves it to the backend.
         history: counts how many tokens rounds of each size emitted, for later plans.
         chat_template: Jinja source of the model's chat format, or None.
+        reuses_cache: whether a generation may go on from what the cache holds of its prompt.
+        cache_key: what a saved cache must have been made with to be read back; "" saves none.
         on_close: called once when the engine is closed.
     """
 
@@ -87,6 +98,8 @@ class Engine:
         history: RoundHistory | None = None,
         chat_template: str | None = None,
         special_tokens: tuple[str, str] = ("", ""),
+        reuses_cache: bool = True,
+        cache_key: str = "",
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.backend = backend
@@ -96,8 +109,12 @@ class Engine:
         self.history = history if history is not None else RoundHistory()
         self.chat_template = chat_template
         self._special_tokens = special_tokens
+        self.reuses_cache = reuses_cache
+        self.cache_key = cache_key
         self._on_close = on_close
         self._lock = threading.Lock()
+        self._owner = 0  # the thread whose generation holds the lock
+        self._rounds: weakref.ref[Rounds] | None = None  # of that generation
         self._closed = False
 
     # -- public ----------------------------------------------------------------------------
@@ -111,6 +128,7 @@ class Engine:
         stop: Sequence[str] = (),
         raw: bool = False,
         speculate: bool = True,
+        reuse: bool = False,
         cancel: threading.Event | None = None,
     ) -> Result:
         """Write the continuation of `prompt` and return it whole. Arguments as in `stream`."""
@@ -121,6 +139,7 @@ class Engine:
             stop=stop,
             raw=raw,
             speculate=speculate,
+            reuse=reuse,
             cancel=cancel,
         )
         for _ in stream:
@@ -136,6 +155,7 @@ class Engine:
         stop: Sequence[str] = (),
         raw: bool = False,
         speculate: bool = True,
+        reuse: bool = False,
         cancel: threading.Event | None = None,
     ) -> Stream:
         """Write the continuation of `prompt`, chunk by chunk.
@@ -147,6 +167,8 @@ class Engine:
             sampling: how tokens are picked; greedy by default.
             stop: strings that end the answer; they are not part of it.
             speculate: False decodes plainly, one token a step.
+            reuse: start from what the cache holds of the prompt, as a `Session` does. Without
+                settings of `--exact` its logits may be rounded differently from a fresh prefill's.
             cancel: set it from another thread to stop after the current step.
 
         Raises:
@@ -170,11 +192,14 @@ class Engine:
             cancel=cancel or threading.Event(),
             counters=Counters(prompt_tokens=len(ids)),
             speculate=speculate and self.drafter is not None,
+            reuse=reuse and self.reuses_cache,
         )
         if self.curve is not None:
             run.min_probability = self.curve.least_useful_probability(len(ids))
         text = TextStream(self.backend.tokenizer.token_bytes, stop)
-        return Stream(self._locked(ids, run), text, self.backend.tokenizer.is_end, run, max_tokens)
+        rounds = self._locked(ids, run)
+        run.rounds = weakref.ref(rounds)
+        return Stream(rounds, text, self.backend.tokenizer.is_end, run, max_tokens)
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Token ids of a prompt, in the model's chat format unless it is `raw` or ids already."""
@@ -190,14 +215,23 @@ class Engine:
         return ids
 
     def close(self) -> None:
-        """Free the model; safe to call twice."""
-        with self._lock:
+        """Free the model; safe to call twice.
+
+        An unfinished stream of this thread ends here; one of another thread is waited for.
+        """
+        rounds = self._rounds() if self._rounds is not None else None
+        if rounds is not None and self._owner == threading.get_ident():
+            rounds.close()
+        self._acquire(threading.Event())
+        try:
             if self._closed:
                 return
             self._closed = True
             if self._on_close is not None:
                 self._on_close()
             self.backend.close()
+        finally:
+            self._release()
 
     def __enter__(self) -> Engine:
         return self
@@ -214,7 +248,7 @@ class Engine:
 
     def _decode(self, prompt: list[int], run: _Run) -> Iterator[list[int]]:
         """Yield the tokens of each round. The first "round" is the prompt's last logits."""
-        logits = self._prefill(prompt, run.cancel)
+        logits = self._prefill(prompt, run)
         if logits is None:
             return
         root, previous = run.sampler.pick(logits), 0
@@ -244,12 +278,13 @@ class Engine:
             run.counters.add_round(len(tree) - 1, len(emitted), verified - drafted, host_s)
             yield emitted
 
-    def _prefill(self, prompt: list[int], cancel: threading.Event) -> Logits | None:
+    def _prefill(self, prompt: list[int], run: _Run) -> Logits | None:
         """Logits after the prompt, or None when cancelled on the way."""
-        self.backend.truncate(0)
+        known = common_length(self.backend.tokens, prompt[:-1]) if run.reuse else 0
+        kept = run.counters.reused_tokens = self.backend.truncate(known)
         logits, size = None, self.backend.batch_size
-        for start in range(0, len(prompt), size):
-            if cancel.is_set():
+        for start in range(kept, len(prompt), size):
+            if run.cancel.is_set():
                 return None
             logits = self.backend.prefill(prompt[start : start + size])
         return logits
@@ -280,18 +315,52 @@ class Engine:
 
     # -- details ---------------------------------------------------------------------------
 
-    def _locked(self, prompt: list[int], run: _Run) -> Iterator[list[int]]:
-        """One generation at a time: a second one waits until the first has ended."""
-        with self._lock:
+    def _locked(self, prompt: list[int], run: _Run) -> Rounds:
+        """One generation at a time; only what the engine itself takes is timed."""
+        if not self._acquire(run.cancel):
+            return
+        try:
             self._check_open()
-            start = first = perf_counter()
-            for emitted in self._decode(prompt, run):
-                now = perf_counter()
-                if run.counters.rounds == 0:
-                    run.counters.time_to_first_token_s = now - start
-                    first = now
-                run.counters.decode_s = now - first
+            self._rounds = run.rounds
+            rounds, counters = self._decode(prompt, run), run.counters
+            start = perf_counter()
+            for emitted in rounds:
+                seconds = perf_counter() - start
+                if counters.rounds == 0:
+                    counters.time_to_first_token_s = seconds
+                else:
+                    counters.decode_s += seconds
                 yield emitted
+                start = perf_counter()
+        finally:
+            self._release()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the engine as a generation does, to work on its cache. Raises as `stream`."""
+        self._acquire(threading.Event())
+        try:
+            self._check_open()
+            yield
+        finally:
+            self._release()
+
+    def _acquire(self, cancel: threading.Event) -> bool:
+        """Wait for other threads' generations; False when cancelled meanwhile."""
+        if self._owner == threading.get_ident():
+            raise UnsupportedError(
+                "another stream of this engine is unfinished in this thread",
+                hint="read it to its end or close() it first; one in another thread is waited for",
+            )
+        while not self._lock.acquire(timeout=_PATIENCE_S):
+            if cancel.is_set():
+                return False
+        self._owner = threading.get_ident()
+        return True
+
+    def _release(self) -> None:
+        self._owner = 0
+        self._lock.release()
 
     def _prompt_text(self, prompt: Prompt, raw: bool) -> str:
         if isinstance(prompt, str) and (raw or self.chat_template is None):
@@ -311,11 +380,15 @@ class Engine:
 
 
 class Stream:
-    """Chunks of one generation; `result` is complete when the iteration has ended."""
+    """Chunks of one generation; `result` is complete when the iteration has ended.
+
+    The engine is taken from the first chunk to the last one, or to `close`. Meanwhile another
+    generation waits if it is started in another thread, and is an error in the same one.
+    """
 
     def __init__(
         self,
-        rounds: Iterator[list[int]],
+        rounds: Rounds,
         text: TextStream,
         is_end: Callable[[int], bool],
         run: _Run,
@@ -343,9 +416,22 @@ class Stream:
             if rest:
                 yield Chunk(rest, ())
         finally:
-            close = getattr(self._rounds, "close", None)
-            if close is not None:
-                close()
+            self._rounds.close()
+
+    def close(self) -> None:
+        """Stop and give the engine back; what was generated stays in `result`.
+
+        From another thread than the reading one this cancels: the step under way is finished.
+        """
+        self._run.cancel.set()
+        with suppress(ValueError):  # it is running, in the thread that reads it
+            self._rounds.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _chunk(self, emitted: list[int]) -> Chunk:
         pieces: list[str] = []
@@ -356,7 +442,9 @@ class Stream:
             if self._text.stopped:
                 break
         self._ids += emitted[:used]
-        return Chunk("".join(pieces), tuple(emitted[:used]))
+        drafted = min(used, len(emitted) - 1)  # the last one is the target's own
+        drafted_chars = sum(map(len, pieces[:drafted]))
+        return Chunk("".join(pieces), tuple(emitted[:used]), drafted, drafted_chars)
 
     @property
     def result(self) -> Result:
@@ -372,6 +460,16 @@ class Stream:
         if len(self._ids) >= self._run.limit:
             return "context_full"
         return "cancelled"
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix; long equal parts are compared at C speed."""
+    size = min(len(a), len(b))
+    start, block = 0, 256
+    while start < size and a[start : start + block] == b[start : start + block]:
+        start += block
+    start = min(start, size)
+    return next((i for i in range(start, size) if a[i] != b[i]), size)
 
 
 def _until_end(emitted: list[int], is_end: Callable[[int], bool]) -> list[int]:

@@ -19,7 +19,7 @@ from edgespec.memory.speed import RoundHistory
 from edgespec.memory.track import peak_resident_bytes
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.noise import largest_invariant_step
+from edgespec.noise import largest_invariant_step, prefill_is_invariant
 from edgespec.planning import (
     calibration_key,
     make_run_plan,
@@ -97,9 +97,11 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
     _require_memory(plan)
     backend = _BACKENDS[plan.backend](spec, plan, report)
     try:
-        max_nodes = backend.max_nodes
+        key = settings_key(spec, settings_of(plan))
+        max_nodes, reuses_cache = backend.max_nodes, True
         if plan.exact:
-            max_nodes = _largest_exact_step(backend, settings_key(spec, settings_of(plan)), report)
+            max_nodes = _largest_exact_step(backend, key, report)
+            reuses_cache = _prefill_is_exact(backend, key, max_nodes)
         if backend.capabilities.rollback:
             _one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
         drafter = make_drafter(plan.drafter)
@@ -120,6 +122,8 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
         history=history,
         chat_template=spec.chat_template,
         special_tokens=(backend.tokenizer.bos_text, backend.tokenizer.eos_text),
+        reuses_cache=reuses_cache,
+        cache_key=f"{key} | exact" if plan.exact else key,
         on_close=lambda: _remember(spec, plan, curve, drafter, history),
     )
 
@@ -271,6 +275,19 @@ def _largest_exact_step(backend: Backend, key: str, report: Progress) -> int:
             hint="Q4_0, Q4_1 and Q8_0 files are batch-invariant on CPUs; or leave out --exact",
         )
     return size
+
+
+def _prefill_is_exact(backend: Backend, key: str, step: int) -> bool:
+    """Whether a conversation may keep its cache with `--exact`; measured once for these settings.
+
+    Where it may not, every turn is prefilled again.
+    """
+    document = cache.load("invariance", key) or {}
+    known = document.get("prefill")
+    if not isinstance(known, bool):
+        known = prefill_is_invariant(backend, step)
+        cache.store("invariance", key, {**document, "prefill": known})
+    return known
 
 
 def _remember(

@@ -10,10 +10,12 @@ class Counters:
     """What happened, in numbers. Times are in seconds.
 
     A round is one step of the target after the prompt. `host_s` is what drafting, choosing,
-    accepting and counting took, all rounds together; `step_s` is the target's part.
+    accepting and counting took, all rounds together; `step_s` is the target's part. Of the prompt,
+    `reused_tokens` were in the cache already.
     """
 
     prompt_tokens: int = 0
+    reused_tokens: int = 0
     generated_tokens: int = 0
     rounds: int = 0
     drafted_tokens: int = 0

@@ -98,9 +98,14 @@ class SuffixDrafter:
         return self._capacity * per_token * 9 // 8 + 2 * len(_ORDERS) * (4 << _HASH_BITS)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a new text; older ones stay as a weaker source."""
-        self._calibration.forget_recent()
+        """Start a new text, or go on with this one; older ones stay as a weaker source."""
         self._proposal = EMPTY
+        start = self._text_start
+        known = len(self._tokens) - start
+        if known and array("i", tokens[:known]) == self._tokens[start:]:
+            self.extend(tokens[known:])
+            return
+        self._calibration.forget_recent()
         self._text_start = len(self._tokens)
         self.extend(tokens)
 
