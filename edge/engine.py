@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from types import TracebackType
+from typing import Any
 
 from edgespec.accept import accept
+from edgespec.asynchronous import chunks_of
 from edgespec.backends.base import Backend, Logits
+from edgespec.common import common_length
 from edgespec.controller import build_tree, choose_size, likeliest_chain
 from edgespec.drafters.base import Drafter
 from edgespec.errors import ContextFullError, UnsupportedError
@@ -201,18 +204,50 @@ class Engine:
         run.rounds = weakref.ref(rounds)
         return Stream(rounds, text, self.backend.tokenizer.is_end, run, max_tokens)
 
+    def astream(self, prompt: Prompt, **options: Any) -> AsyncGenerator[Chunk, None]:
+        """`stream` for asynchronous code: the event loop goes on while the model computes.
+
+        Cancelling the task, or `aclose`, stops the generation and gives the engine back. Tasks
+        take turns, as threads do.
+        """
+        return chunks_of(self.stream(prompt, **options))
+
+    async def agenerate(self, prompt: Prompt, **options: Any) -> Result:
+        """`generate` for asynchronous code."""
+        stream = self.stream(prompt, **options)
+        async for _ in chunks_of(stream):
+            pass
+        return stream.result
+
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Token ids of a prompt, in the model's chat format unless it is `raw` or ids already."""
         if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
             ids = [item for item in prompt if isinstance(item, int)]
         else:
-            ids = self.backend.tokenizer.encode(self._prompt_text(prompt, raw))
+            ids = self.backend.tokenizer.encode(self.prompt_text(prompt, raw=raw))
         if not ids:
             raise UnsupportedError("the prompt is empty", hint="give at least one character")
         outside = [i for i in ids if not 0 <= i < self.backend.tokenizer.vocab_size]
         if outside:
             raise UnsupportedError(f"token id {outside[0]} is not in the vocabulary")
         return ids
+
+    def prompt_text(self, prompt: Prompt, *, raw: bool = False) -> str:
+        """The text that is sent for a prompt: messages in the model's chat format."""
+        if isinstance(prompt, str) and (raw or self.chat_template is None):
+            return prompt
+        if self.chat_template is None or raw:
+            raise UnsupportedError(
+                "this model has no chat template", hint="pass the prompt as text"
+            )
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        bos_token, eos_token = self._special_tokens
+        return render_chat(
+            self.chat_template,
+            [message for message in messages if not isinstance(message, int)],
+            bos_token=bos_token,
+            eos_token=eos_token,
+        )
 
     def close(self) -> None:
         """Free the model; safe to call twice.
@@ -362,22 +397,6 @@ class Engine:
         self._owner = 0
         self._lock.release()
 
-    def _prompt_text(self, prompt: Prompt, raw: bool) -> str:
-        if isinstance(prompt, str) and (raw or self.chat_template is None):
-            return prompt
-        if self.chat_template is None or raw:
-            raise UnsupportedError(
-                "this model has no chat template", hint="pass the prompt as text"
-            )
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        bos_token, eos_token = self._special_tokens
-        return render_chat(
-            self.chat_template,
-            [message for message in messages if not isinstance(message, int)],
-            bos_token=bos_token,
-            eos_token=eos_token,
-        )
-
 
 class Stream:
     """Chunks of one generation; `result` is complete when the iteration has ended.
@@ -423,9 +442,10 @@ class Stream:
 
         From another thread than the reading one this cancels: the step under way is finished.
         """
-        self._run.cancel.set()
-        with suppress(ValueError):  # it is running, in the thread that reads it
+        try:
             self._rounds.close()
+        except ValueError:  # it is running, in the thread that reads it
+            self._run.cancel.set()
 
     def __enter__(self) -> Stream:
         return self
@@ -460,16 +480,6 @@ class Stream:
         if len(self._ids) >= self._run.limit:
             return "context_full"
         return "cancelled"
-
-
-def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix; long equal parts are compared at C speed."""
-    size = min(len(a), len(b))
-    start, block = 0, 256
-    while start < size and a[start : start + block] == b[start : start + block]:
-        start += block
-    start = min(start, size)
-    return next((i for i in range(start, size) if a[i] != b[i]), size)
 
 
 def _until_end(emitted: list[int], is_end: Callable[[int], bool]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 from edgespec.backends.base import Backend
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
@@ -75,8 +76,8 @@ def load(
         UnsupportedError: an option cannot be honoured with this model.
         BackendError: llama.cpp failed, with its own words.
     """
-    spec = read_model_spec(model if model is not None else embedded_model())
-    request = Request(
+    spec, chosen = _plan(
+        model,
         budget_bytes=budget_bytes,
         prefer=prefer,
         backend=backend,
@@ -88,7 +89,46 @@ def load(
         draft_max=draft_max,
         exact=exact,
     )
-    return load_plan(spec, make_run_plan(spec, request), progress=progress)
+    return load_plan(spec, chosen, progress=progress)
+
+
+def plan(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    budget_bytes: int | None = None,
+    prefer: str = "speed",
+    backend: str = "auto",
+    context_size: int | None = None,
+    threads: int | None = None,
+    kv_type: str | None = None,
+    gpu_layers: int | None = None,
+    drafter: str = "auto",
+    draft_max: int | None = None,
+    exact: bool = False,
+) -> Plan:
+    """What `load` would allocate and choose, and why; loads nothing.
+
+    Arguments and errors as in `load`.
+    """
+    _, chosen = _plan(
+        model,
+        budget_bytes=budget_bytes,
+        prefer=prefer,
+        backend=backend,
+        context_size=context_size,
+        threads=threads,
+        kv_type=kv_type,
+        gpu_layers=gpu_layers,
+        drafter=drafter,
+        draft_max=draft_max,
+        exact=exact,
+    )
+    return chosen
+
+
+def _plan(model: str | os.PathLike[str] | None, **options: Any) -> tuple[ModelSpec, Plan]:
+    spec = read_model_spec(model if model is not None else embedded_model())
+    return spec, make_run_plan(spec, Request(**options))
 
 
 def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) -> Engine:
