@@ -171,14 +171,34 @@ class Session:
             pass
         return turn.result
 
-    def retry(self, **options: Any) -> Turn:
-        """Answer the last user message again; the old answer is gone when the new one ends."""
+    def retry(self, content: Content | None = None, **options: Any) -> Turn:
+        """Answer the last user message again, or `content` in its place.
+
+        The old turn is gone when the new one ends, and stays when that fails.
+        """
         messages, hidden = list(self._messages), self._hidden
-        turn = self.stream(self.undo(), **options)
-        turn.replaced = len(messages) - len(self._messages)
+        try:
+            last = self.undo()
+            turn = self.stream(last if content is None else content, **options)
+            turn.replaced = len(messages) - len(self._messages)
+        finally:
+            self._messages, self._hidden = messages, hidden
         turn.num_before = len(messages)
-        self._messages, self._hidden = messages, hidden
         return turn
+
+    def moved_to(self, engine: Engine) -> Session:
+        """The same conversation with another engine."""
+        session = Session(
+            engine,
+            system=self.system,
+            messages=self._messages,
+            sampling=self.sampling,
+            max_tokens=self.max_tokens,
+            stop=self.stop,
+            shift=self.shift,
+        )
+        session._hidden = self._hidden
+        return session
 
     def astream(self, content: Content, **options: Any) -> AsyncGenerator[Chunk, None]:
         """`stream` for asynchronous code: the event loop goes on while the model computes."""
