@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -41,10 +42,11 @@ def chat(
     """
     options.one_of("--color", color, _COLORS)
     sampling = sampling_options.params()
-    request = plan_options.request(max_tokens=max_tokens)
-    from edgespec.cli.chat_input import read_messages
+    from edgespec.cli.chat_input import interface_bytes, read_messages
     from edgespec.cli.chat_loop import Chat
 
+    request = plan_options.request(max_tokens=max_tokens)
+    request = replace(request, interface_bytes=interface_bytes())
     with Chat(model, request, tints=color == "drafted") as talk:
         session = talk.session
         session.system, session.sampling, session.max_tokens = system, sampling, max_tokens

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from edgespec.cli.chat_loop import Chat
 
 _PROMPT, _CONTINUATION = "> ", "  "
+_EDITOR_BYTES = 14 << 20  # prompt_toolkit and asyncio; 9 MiB when they are imported
+
+
+def interface_bytes() -> int:
+    """What reading messages adds to the memory of the process."""
+    return _EDITOR_BYTES if _is_typed() else 0
+
+
+def _is_typed() -> bool:
+    return sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
 
 
 def read_messages(chat: Chat) -> Iterator[str]:
@@ -25,9 +35,7 @@ def read_messages(chat: Chat) -> Iterator[str]:
 
     Raises KeyboardInterrupt when Ctrl-C was typed twice.
     """
-    if sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty()):
-        return _typed(chat)
-    return _lines()
+    return _typed(chat) if _is_typed() else _lines()
 
 
 def _lines() -> Iterator[str]:

@@ -190,7 +190,7 @@ class Chat:
         speed = f"{counters.tokens_per_s:.0f}" if counters else "-"
         length = f"{counters.acceptance_length:.2f}" if counters else "-"
         wide = (
-            f"{speed} tokens/s  {length} tokens a step  context {used} of {size}  "
+            f"{speed} tokens/s  {length} a step  context {used}/{size}  "
             f"memory {size_text(peak)} of {size_text(limit)}"
         )
         narrow = f"{speed} t/s {length}x {used}/{size} {peak >> 20}/{limit >> 20}M"

@@ -77,6 +77,7 @@ class Request:
     exact: bool = False
     prompt_tokens: int = 0  # a ceiling is enough
     max_tokens: int = 0
+    interface_bytes: int = 0  # of what the process holds besides, such as a line editor
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +334,8 @@ class _Planner:
             self._shape(context, batch, draft_max),
             drafter_bytes=self.drafter_bytes if draft_max else 0,
         )
+        if self.request.interface_bytes:
+            parts += (Component("interface", self.request.interface_bytes, is_ceiling=True),)
         if self.machine.is_one_pool:
             return tuple(replace(part, device=HOST, name=_pooled(part)) for part in parts)
         return parts
