@@ -42,6 +42,7 @@ def chat(
     """
     options.one_of("--color", color, _COLORS)
     sampling = sampling_options.params()
+    from edgespec.cli.chat_commands import handle
     from edgespec.cli.chat_input import interface_bytes, read_messages
     from edgespec.cli.chat_loop import Chat
 
@@ -56,7 +57,7 @@ def chat(
         failed = False
         for text in read_messages(talk):
             try:
-                talk.handle(text)
+                handle(talk, text)
             except EdgespecError as problem:
                 failed = True
                 error(problem)

@@ -6,21 +6,29 @@ import shlex
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from edgespec.cli.chat_loop import Chat
 from edgespec.cli.render import note, printable, size_text, table
 from edgespec.drafters import NAMES
 from edgespec.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from edgespec.cli.chat_loop import Chat
 
 _WHOLE_NUMBERS = ("top_k", "penalty_last_n", "seed", "max_tokens")
 _HELP_HINT = "/help lists the commands; begin a message with // if it should start with a slash"
 
 
-def run_command(chat: Chat, line: str) -> None:
-    """Run one line that begins with a slash. Raises EdgespecError; nothing is lost then."""
+def handle(chat: Chat, text: str) -> None:
+    """A message, or a command where it begins with one slash (two are a message's).
+
+    Raises EdgespecError; nothing is lost then.
+    """
+    if text.startswith("/") and not text.startswith("//"):
+        _run_command(chat, text)
+    elif text := text.removeprefix("/").strip("\n"):
+        chat.say(text, instead=chat.editing)
+
+
+def _run_command(chat: Chat, line: str) -> None:
     name, _, argument = line.partition(" ")
     if name not in COMMANDS:
         raise UnsupportedError(f"there is no command {printable(name)[:40]}", hint=_HELP_HINT)

@@ -8,14 +8,12 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.cli.chat_commands import COMMANDS
+from edgespec.cli.chat_loop import Chat
 from edgespec.cli.render import note
 from edgespec.memory.cache import cache_directory
-
-if TYPE_CHECKING:
-    from edgespec.cli.chat_loop import Chat
 
 _PROMPT, _CONTINUATION = "> ", "  "
 _EDITOR_BYTES = 14 << 20  # prompt_toolkit and asyncio; 9 MiB when they are imported

@@ -1,4 +1,4 @@
-"""What a chat does with a message or a command, whoever typed it."""
+"""What a chat does with a message, whoever typed it; its commands are in chat_commands.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from edgespec.cli import options
-from edgespec.cli.chat_commands import run_command
 from edgespec.cli.render import note, printable, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.errors import UnsupportedError
@@ -90,15 +89,6 @@ class Chat:
         self.engine.close()
 
     # -- messages --------------------------------------------------------------------------
-
-    def handle(self, text: str) -> None:
-        """A message, or a command where it begins with one slash (two are a message's)."""
-        if text.startswith("/") and not text.startswith("//"):
-            run_command(self, text)
-            return
-        text = text.removeprefix("/")
-        if text.strip():
-            self.say(text, instead=self.editing)
 
     def say(self, text: str | None, *, instead: bool = False) -> None:
         """Send a message and show the answer; `instead` of the last message, None repeats it."""
