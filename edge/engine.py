@@ -21,6 +21,7 @@ from edgespec.accept import accept
 from edgespec.asynchronous import chunks_of
 from edgespec.backends.base import Backend, Logits
 from edgespec.common import common_length
+from edgespec.constrained import ConstrainedSampler, GrammarDrafter, make_grammar, new_counts
 from edgespec.controller import build_tree, choose_size, likeliest_chain
 from edgespec.drafters.base import Drafter
 from edgespec.errors import ContextFullError, UnsupportedError
@@ -66,11 +67,11 @@ class Result:
 class _Run:
     """State of the generation in progress."""
 
-    sampler: Sampler
+    sampler: Sampler | ConstrainedSampler
     limit: int  # tokens that may be generated
     cancel: threading.Event
     counters: Counters = field(default_factory=Counters)
-    speculate: bool = True
+    drafter: Drafter | None = None  # None decodes plainly
     reuse: bool = False  # what the cache already holds of the prompt
     min_probability: float = 0.0  # of a draft node that can pay
     rounds: weakref.ref[Rounds] | None = None  # the generator that runs it
@@ -116,6 +117,7 @@ class Engine:
         self.cache_key = cache_key
         self._on_close = on_close
         self._lock = threading.Lock()
+        self._forced_counts = new_counts()
         self._owner = 0  # the thread whose generation holds the lock
         self._rounds: weakref.ref[Rounds] | None = None  # of that generation
         self._closed = False
@@ -132,6 +134,8 @@ class Engine:
         raw: bool = False,
         speculate: bool = True,
         reuse: bool = False,
+        grammar: str | None = None,
+        json_schema: str | None = None,
         cancel: threading.Event | None = None,
     ) -> Result:
         """Write the continuation of `prompt` and return it whole. Arguments as in `stream`."""
@@ -143,6 +147,8 @@ class Engine:
             raw=raw,
             speculate=speculate,
             reuse=reuse,
+            grammar=grammar,
+            json_schema=json_schema,
             cancel=cancel,
         )
         for _ in stream:
@@ -159,6 +165,8 @@ class Engine:
         raw: bool = False,
         speculate: bool = True,
         reuse: bool = False,
+        grammar: str | None = None,
+        json_schema: str | None = None,
         cancel: threading.Event | None = None,
     ) -> Stream:
         """Write the continuation of `prompt`, chunk by chunk.
@@ -172,6 +180,8 @@ class Engine:
             speculate: False decodes plainly, one token a step.
             reuse: start from what the cache holds of the prompt, as a `Session` does. Without
                 settings of `--exact` its logits may be rounded differently from a fresh prefill's.
+            grammar: GBNF text that the answer keeps to.
+            json_schema: text of a JSON schema; the answer is a document that fits it, on one line.
             cancel: set it from another thread to stop after the current step.
 
         Raises:
@@ -189,14 +199,21 @@ class Engine:
                 hint="raise --ctx, or shorten the prompt",
             )
         params = sampling or SamplingParams()
+        sampler = Sampler(params, self.backend.tokenizer.vocab_size, ids)
         run = _Run(
-            sampler=Sampler(params, self.backend.tokenizer.vocab_size, ids),
+            sampler=sampler,
             limit=min(max_tokens, room),
             cancel=cancel or threading.Event(),
             counters=Counters(prompt_tokens=len(ids)),
-            speculate=speculate and self.drafter is not None,
+            drafter=self.drafter if speculate else None,
             reuse=reuse and self.reuses_cache,
         )
+        if (rules := make_grammar(self.backend, grammar, json_schema)) is not None:
+            run.sampler = ConstrainedSampler(sampler, rules)
+            if run.drafter is not None:
+                run.drafter = GrammarDrafter(
+                    rules, self.backend.tokenizer, run.drafter, self._forced_counts
+                )
         if self.curve is not None:
             run.min_probability = self.curve.least_useful_probability(len(ids))
         text = TextStream(self.backend.tokenizer.token_bytes, stop)
@@ -287,8 +304,8 @@ class Engine:
         if logits is None:
             return
         root, previous = run.sampler.pick(logits), 0
-        if run.speculate and self.drafter is not None:
-            self.drafter.begin([*prompt, root])
+        if run.drafter is not None:
+            run.drafter.begin([*prompt, root])
         run.counters.generated_tokens = 1
         yield [root]
         is_end = self.backend.tokenizer.is_end
@@ -303,8 +320,8 @@ class Engine:
             path, emitted = accept(tree, logits, run.sampler.pick)
             emitted = _until_end(emitted, is_end)
             self.backend.commit(path[: len(emitted)])
-            if run.speculate and self.drafter is not None and self.curve is not None:
-                self.drafter.observe(emitted)
+            if run.drafter is not None and self.curve is not None:
+                run.drafter.observe(emitted)
                 self.history.observe(len(tree), len(emitted))
                 previous, last = len(tree) + extra, previous
                 self.curve.observe(previous, depth, last, (verified - drafted) * 1e3)
@@ -326,7 +343,7 @@ class Engine:
 
     def _draft(self, root: int, run: _Run, previous: int) -> DraftTree:
         """The tree to verify next: the root, and drafts where they are worth their time."""
-        if not run.speculate or self.drafter is None or self.curve is None:
+        if run.drafter is None or self.curve is None:
             return DraftTree.chain((root,))
         backend = self.backend
         room = min(
@@ -336,7 +353,7 @@ class Engine:
         )
         if room < 1:
             return DraftTree.chain((root,))
-        proposal = self.drafter.propose(room, run.min_probability)
+        proposal = run.drafter.propose(room, run.min_probability)
         if not backend.capabilities.tree:
             proposal = likeliest_chain(proposal)
         size = choose_size(

@@ -138,6 +138,8 @@ class Session:
         content: Content,
         *,
         speculate: bool = True,
+        grammar: str | None = None,
+        json_schema: str | None = None,
         cancel: threading.Event | None = None,
     ) -> Turn:
         """Say something and get the answer chunk by chunk.
@@ -147,7 +149,7 @@ class Session:
 
         Args:
             content: text, or a list of `{"type": "text", "text": ...}`.
-            speculate, cancel: as in `Engine.stream`.
+            speculate, grammar, json_schema, cancel: as in `Engine.stream`.
 
         Raises as `Engine.stream`.
         """
@@ -160,6 +162,8 @@ class Session:
             stop=self.stop,
             speculate=speculate,
             reuse=True,
+            grammar=grammar,
+            json_schema=json_schema,
             cancel=cancel,
         )
         return Turn(self, stream, user, text, tuple(ids), hidden)
