@@ -21,6 +21,7 @@ from edgespec.backends.llama_tokenizer import LlamaTokenizer
 from edgespec.errors import UnsupportedError
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+_HEAD = 256  # best tokens that are asked about before all
 # JSON forbids control characters in strings, and one layout leaves nothing open between values:
 # that of Python's json.dumps, which models write by themselves.
 _REWRITTEN = (
@@ -57,6 +58,7 @@ class LlamaGrammar:
                 hint="it is GBNF with a rule named root; see llama.cpp's grammars/README.md",
             )
         self._one = _Candidates(self._lib, np.zeros(1, np.int32))
+        self._head = _Candidates(self._lib, np.zeros(_HEAD, np.int32))
         self._all: _Candidates | None = None
         self._bytes: _Candidates | None = None
 
@@ -69,10 +71,26 @@ class LlamaGrammar:
         self._one.ids[0] = token
         return bool(self._one.allowed(self._state)[0])
 
+    def best(self, logits_row: Logits) -> int:
+        """The allowed token with the best logit of a row [V], the lowest id of equals.
+
+        Looks at the best few first, since asking about a whole vocabulary takes longer than a step
+        of a small model.
+        """
+        head = np.argpartition(logits_row, -_HEAD)[-_HEAD:] if len(logits_row) > _HEAD else ()
+        if len(head):
+            self._head.ids[:] = head
+            allowed = head[self._head.allowed(self._state)]
+            logits = logits_row[allowed]
+            # Tokens outside the head are not better than its worst one.
+            if len(allowed) and logits.max() > logits_row[head].min():
+                return int(allowed[logits == logits.max()].min())
+        return int(self.masked(logits_row).argmax())
+
     def masked(self, logits_row: Logits) -> Logits:
         """A copy of the row, [V], with minus infinity for every token that may not come next.
 
-        Takes about 10 ms for 49,152 tokens.
+        Takes 3 to 17 ms for 49,152 tokens.
         """
         if self._all is None:
             ids = np.arange(self._tokenizer.vocab_size, dtype=np.int32)

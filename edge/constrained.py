@@ -37,6 +37,8 @@ class Grammar(Protocol):
 
     def allows(self, token: int) -> bool: ...
 
+    def best(self, logits_row: Logits) -> int: ...
+
     def masked(self, logits_row: Logits) -> Logits: ...
 
     def accept(self, token: int) -> None: ...
@@ -81,10 +83,16 @@ class ConstrainedSampler:
         """The next token for logits [V], which is also recorded."""
         token = self._sampler.choose(logits_row) if self._picks_first else -1
         if token < 0 or not self._grammar.allows(token):
-            token = self._sampler.choose(self._grammar.masked(logits_row))
+            token = self._choose_allowed(logits_row)
         self._sampler.record(token)
         self._grammar.accept(token)
         return token
+
+    def _choose_allowed(self, logits_row: Logits) -> int:
+        params = self._sampler.params
+        if params.is_greedy and not params.changes_logits:
+            return self._grammar.best(logits_row)
+        return self._sampler.choose(self._grammar.masked(logits_row))
 
 
 class GrammarDrafter:
