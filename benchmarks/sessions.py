@@ -1,7 +1,7 @@
 """Conversations: what keeping the cache saves, and that long ones stay in bounds.
 
     python benchmarks/sessions.py reuse MODEL
-    python benchmarks/sessions.py turns MODEL --prompts FILE --max-tokens 128 --per-category 3 [--exact]
+    python benchmarks/sessions.py turns MODEL --prompts FILE [--per-category K] [--exact]
     python benchmarks/sessions.py shift MODEL
     python benchmarks/sessions.py json MODEL
     python benchmarks/sessions.py kill
@@ -108,8 +108,8 @@ def _engine(arguments: argparse.Namespace, context: int) -> edgespec.Engine:
 def _reuse(arguments: argparse.Namespace) -> None:
     with _engine(arguments, 4096) as engine:
         text = " ".join(prompt.text for prompt in PROMPTS)
-        text = engine.backend.tokenizer.encode(text * 3)
-        pieces = b"".join(map(engine.backend.tokenizer.token_bytes, text[:2900]))
+        ids = engine.backend.tokenizer.encode(text * 3)
+        pieces = b"".join(map(engine.backend.tokenizer.token_bytes, ids[:2900]))
         long = pieces.decode(errors="ignore")
         kept, fresh = [], []
         for _ in range(_REPEATS):
@@ -121,10 +121,11 @@ def _reuse(arguments: argparse.Namespace) -> None:
             kept.append(counters.time_to_first_token_s)
             again = engine.generate(list(turn.prompt_ids), max_tokens=32)
             fresh.append(again.counters.time_to_first_token_s)
+        reused_s, fresh_s = statistics.median(kept), statistics.median(fresh)
         print(
             f"{counters.prompt_tokens} tokens of prompt, {counters.reused_tokens} reused: first "
-            f"token after {statistics.median(kept):.3f} s, prefilled again "
-            f"{statistics.median(fresh):.3f} s, {statistics.median(kept) / statistics.median(fresh):.3f}x"
+            f"token after {reused_s:.3f} s, prefilled again {fresh_s:.3f} s, "
+            f"{reused_s / fresh_s:.3f}x"
         )
 
 
@@ -173,11 +174,11 @@ def _shift(arguments: argparse.Namespace) -> None:
             dropped += turn.dropped_turns > 0
             reasons.add(turn.result.finish_reason)
             sizes.append(resident_bytes())
-        quarter = len(sizes) // 4
+        early, late = sizes[len(sizes) // 4] / 2**20, sizes[-1] / 2**20
         print(
             f"{len(sizes)} turns, shifted {dropped} times, {session.hidden_turns} turns hidden; "
-            f"answers ended by {sorted(reasons)}; resident {sizes[quarter] / 2**20:.1f} MiB after a "
-            f"quarter, {sizes[-1] / 2**20:.1f} MiB at the end"
+            f"answers ended by {sorted(reasons)}; resident {early:.1f} MiB after a "
+            f"quarter, {late:.1f} MiB at the end"
         )
 
 
@@ -212,12 +213,13 @@ def _is_valid(text: str) -> bool:
         return False
     properties = json.loads(_SCHEMA)["properties"]
     kinds = {"string": str, "integer": int, "boolean": bool, "array": list}
-    return list(found) == list(properties) and all(
-        found[key] in rule["enum"]
-        if "enum" in rule
-        else isinstance(found[key], kinds[rule["type"]])
-        for key, rule in properties.items()
-    )
+    if list(found) != list(properties):
+        return False
+    for key, rule in properties.items():
+        fits = found[key] in rule["enum"] if "enum" in rule else True
+        if not fits or type(found[key]) is not kinds[rule.get("type", "string")]:
+            return False
+    return True
 
 
 def _kill(arguments: argparse.Namespace) -> None:
