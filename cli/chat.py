@@ -33,6 +33,7 @@ def chat(
     ] = "none",
     plan_options: options.PlanOptions = options.DEFAULTS,
     sampling_options: options.SamplingOptions = options.GREEDY,
+    format_options: options.FormatOptions = options.ANY_FORMAT,
 ) -> None:
     """Hold a conversation. Example: edgespec chat model.gguf --system "Be brief."
 
@@ -41,14 +42,14 @@ def chat(
     line between two.
     """
     options.one_of("--color", color, _COLORS)
-    sampling = sampling_options.params()
+    sampling, texts = sampling_options.params(), format_options.texts()
     from edgespec.cli.chat_commands import handle
     from edgespec.cli.chat_input import interface_bytes, read_messages
     from edgespec.cli.chat_loop import Chat
 
     request = plan_options.request(max_tokens=max_tokens)
     request = replace(request, interface_bytes=interface_bytes())
-    with Chat(model, request, tints=color == "drafted") as talk:
+    with Chat(model, request, tints=color == "drafted", answer_format=texts) as talk:
         session = talk.session
         session.system, session.sampling, session.max_tokens = system, sampling, max_tokens
         session.stop, session.shift = tuple(stop or ()), not no_shift

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgespec.cli import options
 from edgespec.cli.render import note, printable, size_text
@@ -52,12 +52,21 @@ class Chat:
     Args:
         model, request: what is loaded, and what it was asked for.
         tints: mark text that came from drafts, in a terminal.
+        answer_format: `grammar` or `json_schema` of every answer.
 
     Raises as `edgespec.load`, and UnsupportedError for a model without a chat format.
     """
 
-    def __init__(self, model: str | None, request: Request, *, tints: bool = False) -> None:
+    def __init__(
+        self,
+        model: str | None,
+        request: Request,
+        *,
+        tints: bool = False,
+        answer_format: dict[str, str | None] | None = None,
+    ) -> None:
         self.model, self.request = model, request
+        self._format: dict[str, Any] = dict(answer_format or {})
         self.speculate = True
         self.last: Result | None = None
         self.totals = Totals()
@@ -94,10 +103,11 @@ class Chat:
         """Send a message and show the answer; `instead` of the last message, None repeats it."""
         self.editing = False
         with _stoppable() as cancel:
+            how = {"speculate": self.speculate, "cancel": cancel, **self._format}
             if text is None or instead:
-                turn = self.session.retry(text, speculate=self.speculate, cancel=cancel)
+                turn = self.session.retry(text, **how)
             else:
-                turn = self.session.stream(text, speculate=self.speculate, cancel=cancel)
+                turn = self.session.stream(text, **how)
             if turn.dropped_turns:
                 note(f"[the context is full: {turn.dropped_turns} turns are out of sight now]")
             self._show(turn)

@@ -129,8 +129,39 @@ class SamplingOptions:
 GREEDY = SamplingOptions()
 
 
+@dataclass(frozen=True)
+class FormatOptions:
+    """What an answer has to look like, for every command that generates."""
+
+    grammar: Annotated[
+        Path | None, typer.Option("--grammar", help="GBNF file that answers keep to.")
+    ] = None
+    json_schema: Annotated[
+        Path | None, typer.Option("--json-schema", help="File; answers are JSON that fits it.")
+    ] = None
+
+    def texts(self) -> dict[str, str | None]:
+        """Arguments `grammar` and `json_schema` of `Engine.stream`."""
+        if self.grammar is not None and self.json_schema is not None:
+            raise typer.BadParameter("give --grammar or --json-schema, not both")
+        return {"grammar": read_text(self.grammar), "json_schema": read_text(self.json_schema)}
+
+
+ANY_FORMAT = FormatOptions()
+
+
+def read_text(path: Path | None) -> str | None:
+    """The text of a file that was named. Raises UnsupportedError where it cannot be read."""
+    try:
+        return None if path is None else path.read_text(encoding="utf-8", errors="replace")
+    except OSError as problem:
+        raise UnsupportedError(
+            f"cannot read {path}: {problem.strerror}", hint="name a text file"
+        ) from problem
+
+
 def takes_shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `PlanOptions` or `SamplingOptions` in place of a parameter.
+    """Give a command the options of a class above in place of a parameter.
 
     Such a parameter has an instance of the class as its default. Typer reads options from a
     signature, so the command gets one with all of them written out.

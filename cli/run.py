@@ -34,6 +34,7 @@ def run(
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
     plan_options: options.PlanOptions = options.DEFAULTS,
     sampling_options: options.SamplingOptions = options.GREEDY,
+    format_options: options.FormatOptions = options.ANY_FORMAT,
     check: Annotated[
         bool, typer.Option("--check", help="Generate again plainly and compare.")
     ] = False,
@@ -46,6 +47,7 @@ def run(
     model, prompt = _model_and_prompt(model, prompt)
     text = _prompt_text(prompt, file)
     sampling = sampling_options.params()
+    texts = format_options.texts()
     request = plan_options.request(
         prompt_tokens=len(text.encode()) // 2 + 64,  # more than two bytes a token, usually four
         max_tokens=max_tokens,
@@ -54,7 +56,13 @@ def run(
     plan, engine = load_engine(model, request, cancel, quiet=as_json)
     with engine:
         messages: Prompt = text if raw else _messages(system, text, engine)
-        arguments = {"max_tokens": max_tokens, "stop": stop or (), "raw": raw, "cancel": cancel}
+        arguments: dict[str, Any] = {
+            "max_tokens": max_tokens,
+            "stop": stop or (),
+            "raw": raw,
+            "cancel": cancel,
+            **texts,
+        }
         result, seed_used = _generate(engine, messages, sampling, arguments, show=not as_json)
         checked = None
         if check and result.finish_reason != "cancelled":
