@@ -52,7 +52,7 @@ class LlamaGrammar:
         self._state: Any = self._lib.llama_sampler_init_grammar(
             tokenizer.vocabulary, grammar.encode(), b"root"
         )
-        if not self._state:
+        if not self._state or not grammar.strip():
             raise UnsupportedError(
                 f"the grammar cannot be read: {LOG.problem() or 'llama.cpp gives no reason'}",
                 hint="it is GBNF with a rule named root; see llama.cpp's grammars/README.md",
