@@ -45,11 +45,13 @@ class LlamaGrammar:
     Raises UnsupportedError for a grammar llama.cpp does not read.
     """
 
+    _state: Any = None
+
     def __init__(self, tokenizer: LlamaTokenizer, grammar: str) -> None:
         self._lib = library()
         self._tokenizer = tokenizer
         LOG.clear()
-        self._state: Any = self._lib.llama_sampler_init_grammar(
+        self._state = self._lib.llama_sampler_init_grammar(
             tokenizer.vocabulary, grammar.encode(), b"root"
         )
         if not self._state or not grammar.strip():
