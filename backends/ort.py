@@ -107,7 +107,7 @@ class OrtBackend:
             where = f"{place.provider} on the {place.kind.upper()}"
             told = f"{where}, with {self.node_share:.0%} of the graph's nodes"
             self.capabilities = replace(self.capabilities, place=told)
-        self._length = 0
+        self._tokens: list[int] = []
         self._tree: DraftTree | None = None
 
     def _open(self, facts: GraphFacts | None, folder: Path, place: OnnxDevice) -> Runner:
@@ -147,7 +147,11 @@ class OrtBackend:
 
     @property
     def length(self) -> int:
-        return self._length
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._tokens
 
     @property
     def pending(self) -> int:
@@ -166,8 +170,8 @@ class OrtBackend:
         self._check_room(len(tokens))
         self._tree = None
         rows = self._step(tokens, range(len(tokens)), None, first_row=len(tokens) - 1)
-        self._runner.keep(self._length, range(len(tokens)))
-        self._length += len(tokens)
+        self._runner.keep(self.length, range(len(tokens)))
+        self._tokens += tokens
         logits: Logits = rows[0]
         return logits
 
@@ -186,14 +190,14 @@ class OrtBackend:
         """Keep the nodes of `path`, forget the rest of the last step."""
         tree, self._tree = self._tree, None
         assert tree is not None and path[0] == 0, "commit follows verify and keeps the root"
-        self._runner.keep(self._length, path)
-        self._length += len(path)
+        self._runner.keep(self.length, path)
+        self._tokens += [tree.tokens[node] for node in path]
 
     def truncate(self, length: int) -> int:
         """Keep at most the first `length` tokens; return how many there are."""
         self._tree = None
-        self._length = min(self._length, length)
-        return self._length
+        del self._tokens[length:]
+        return self.length
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of the arrays this backend holds; ONNX Runtime's own are not told."""
@@ -206,10 +210,10 @@ class OrtBackend:
     # -- one step --------------------------------------------------------------------------
 
     def _check_room(self, count: int) -> None:
-        if self._length + count > self.settings.context_size:
+        if self.length + count > self.settings.context_size:
             raise ContextFullError(
                 f"{count} more tokens do not fit: the context has {self.settings.context_size} "
-                f"and {self._length} are used",
+                f"and {self.length} are used",
                 hint="raise --ctx, or shorten the prompt",
             )
 
@@ -225,9 +229,9 @@ class OrtBackend:
         wanted = count - first_row
         if count == 1 and self.settings.pads_single:
             tokens, depths = (*tokens, tokens[0]), (*depths, 1)
-        positions = np.asarray(depths, np.int64) + self._length
+        positions = np.asarray(depths, np.int64) + self.length
         branches = tree is not None and not tree.is_chain
-        step = Step(self._length, positions, tree if branches else None, first_row)
+        step = Step(self.length, positions, tree if branches else None, first_row)
         values = self._embed(tokens) if self._embed else np.asarray(tokens, np.int64)[None]
         return self._runner.run(step, values)[:wanted]
 

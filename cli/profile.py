@@ -12,7 +12,7 @@ from edgespec.cli import options
 from edgespec.cli.render import Progress, note, printable, size_text, table
 
 
-@options.takes_plan_options
+@options.takes_shared_options
 def profile(
     model: Annotated[
         str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")

@@ -171,14 +171,18 @@ class Sampler:
 
         Raises `BackendError` if the best logit is not a finite number.
         """
+        token = self.choose(logits_row)
+        self.record(token)
+        return token
+
+    def choose(self, logits_row: NDArray[np.float32]) -> int:
+        """As `pick`, without recording the token: another one may be chosen in its place."""
         assert logits_row.shape == (self.vocab_size,)
         if self._takes_argmax:
             return _argmax(logits_row)
         with np.errstate(all="ignore"):
             row = self._change(logits_row)
-            token = _argmax(row) if self.params.is_greedy else self._draw(row)
-        self.record(token)
-        return token
+            return _argmax(row) if self.params.is_greedy else self._draw(row)
 
     def record(self, token: int) -> None:
         """Count a token that was chosen elsewhere as emitted; `pick` does so by itself."""

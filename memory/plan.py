@@ -86,6 +86,7 @@ class Request:
     remember: bool = False  # generated texts, for the drafters of later runs
     prompt_tokens: int = 0  # a ceiling is enough
     max_tokens: int = 0
+    interface_bytes: int = 0  # of what the process holds besides, such as a line editor
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +361,8 @@ class _Planner:
         )
         if self.draft_spec is not None and draft_max:
             parts += draft_model_footprint(self.draft_spec, self._draft_shape(context))
+        if self.request.interface_bytes:
+            parts += (Component("interface", self.request.interface_bytes, is_ceiling=True),)
         if self.machine.is_one_pool:
             return tuple(replace(part, device=HOST, name=_pooled(part)) for part in parts)
         return parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -447,3 +448,17 @@ def test_drafters_are_made_by_name() -> None:
         make_drafter("suffix,suffix")
     with pytest.raises(UnsupportedError, match="needs a draft model"):
         make_drafter("suffix,model")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(0, 8), st.data())
+def test_a_text_that_goes_on_is_not_read_twice(text: list[int], extra: int, data: Any) -> None:
+    """What follows the common part, an end token say, is taken back as if it had never been."""
+    wrong = data.draw(st.lists(st.just(9), min_size=extra, max_size=extra))
+    more = data.draw(st.lists(st.integers(0, 5), max_size=20))
+    old, new = SuffixDrafter(), SuffixDrafter()
+    old.begin([*text, *wrong])
+    old.begin([*text, *more])
+    new.begin([*text, *more])
+    assert (old._tokens, old._links, old._heads) == (new._tokens, new._links, new._heads)
+    assert propose(old, 8, 0.0) == propose(new, 8, 0.0)
