@@ -22,7 +22,8 @@ from edgespec.session import Session, Turn
 
 if TYPE_CHECKING:
     from edgespec.engine import Chunk, Engine, Result
-    from edgespec.memory.plan import Plan, Request
+    from edgespec.memory.plan import Plan
+    from edgespec.memory.request import Request
 
 _CYAN, _NO_COLOR = "\x1b[36m", "\x1b[39m"
 _UNDERLINE, _NO_UNDERLINE = "\x1b[4m", "\x1b[24m"

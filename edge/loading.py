@@ -17,15 +17,8 @@ from edgespec.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import cache, device
 from edgespec.memory.curve import CostCurve, measure_curve, measure_depth
-from edgespec.memory.plan import (
-    DRAFT_MODEL_BATCH,
-    DRAFT_MODEL_NODES,
-    LLAMACPP,
-    ONNX,
-    Plan,
-    Request,
-    draft_context,
-)
+from edgespec.memory.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan, draft_context
+from edgespec.memory.request import LLAMACPP, ONNX, Request
 from edgespec.memory.speed import RoundHistory
 from edgespec.memory.texts import add_texts, load_texts
 from edgespec.memory.track import peak_resident_bytes
