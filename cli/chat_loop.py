@@ -146,9 +146,9 @@ class Chat:
 
     def reload(self, model: str | None, request: Request) -> None:
         """Go on with another model or drafter; the one in use comes back if that fails."""
-        from edgespec.models.spec import read_model_spec
+        from edgespec.models.onnx_folder import read_model
 
-        read_model_spec(options.model_path(model))  # before anything is given up
+        read_model(options.model_path(model))  # before anything is given up
         old = self.model, self.request
         self.engine.close()
         try:
