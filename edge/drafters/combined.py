@@ -88,6 +88,9 @@ class CombinedDrafter:
         """Let every drafter learn, as far as its purse allows."""
         if self.written:
             self.written[-1] += outcome.emitted
+        if len(self._sources) == 1 and self._sources[0].is_free:
+            self._sources[0].drafter.observe(outcome)
+            return
         if self._stakes is None:
             return
         plain_ms, nodes = self._stakes.step_ms(1), len(outcome.tree)
