@@ -391,7 +391,7 @@ def _largest_exact_step(backend: Backend, key: str, report: Progress) -> int:
             "step, on this device",
             hint="Q4_0, Q4_1 and Q8_0 files are batch-invariant on CPUs; or leave out --exact",
         )
-    return size
+    return min(size, backend.max_nodes)  # an earlier plan may have had larger steps
 
 
 def _prefill_is_exact(backend: Backend, key: str, step: int) -> bool:
