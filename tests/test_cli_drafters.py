@@ -1,0 +1,97 @@
+"""Draft models and remembered texts on the command line, with the embedded model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from random_gguf import Q8_0, write_model
+
+from edgespec.models.embedded import embedded_model
+
+QUESTION = "Say the word blue ten times: blue blue blue blue"
+SHORT = ("--max-tokens", "12", "--ctx", "256", "--threads", "1", "--json")
+
+pytestmark = pytest.mark.model
+
+
+def run(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "edgespec.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "EDGESPEC_CACHE": str(cache), "COLUMNS": "100"},
+    )
+
+
+def report_of(cache: Path, *arguments: str) -> dict[str, Any]:
+    done = run(cache, "run", str(embedded_model()), QUESTION, *SHORT, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_a_draft_model_is_planned_priced_and_lossless(tmp_path: Path) -> None:
+    """The model drafts for itself: it cannot be wrong, and can hardly pay."""
+    itself = str(embedded_model())
+    report = report_of(tmp_path, "--draft-model", itself, "--exact")
+    plain = report_of(tmp_path, "--drafter", "none", "--exact")
+    assert report["token_ids"] == plain["token_ids"]
+    assert report["plan"]["drafter"]["value"] == "suffix,model"
+    memory = report["memory"]
+    assert memory["components"]["draft_kv_cache"] == memory["components"]["kv_cache"]
+    assert memory["measured_peak_bytes"] <= memory["predicted_peak_bytes"]
+    sources = report["drafted_by"]
+    assert set(sources) <= {"suffix", "model"}
+    assert sum(sources.values()) == report["drafted_tokens"]
+    assert report["accepted_by"].get("model", 0) == sources.get("model", 0)
+
+
+def test_what_is_remembered_is_shown_and_cleared(tmp_path: Path) -> None:
+    assert "nothing is remembered" in run(tmp_path, "remembered").stderr
+    first = report_of(tmp_path, "--remember")
+    (kept,) = json.loads(run(tmp_path, "remembered", "--json").stdout)
+    assert kept["model"] == embedded_model().name
+    assert kept["tokens"] == len(first["token_ids"])
+    report_of(tmp_path)  # without the option nothing is added
+    assert json.loads(run(tmp_path, "remembered", "--json").stdout) == [kept]
+    again = report_of(tmp_path, "--remember")
+    assert again["token_ids"] == first["token_ids"]
+    assert "1 model" in run(tmp_path, "remembered", "--clear").stderr
+    assert json.loads(run(tmp_path, "remembered", "--json").stdout) == []
+
+
+def test_which_files_can_draft(tmp_path: Path) -> None:
+    shutil.copy(embedded_model(), tmp_path / "copy.gguf")
+    write_model(tmp_path / "other.gguf", "llama", Q8_0)
+    (tmp_path / "broken.gguf").write_bytes(b"no model")
+    done = run(tmp_path, "models", "show", str(embedded_model()), "--pairs", str(tmp_path))
+    assert done.returncode == 0
+    lines = {line.split()[0].rstrip(":"): line for line in done.stdout.splitlines()}
+    assert "no smaller than" in lines["copy.gguf"]
+    assert "cannot draft" in lines["other.gguf"]
+    assert "not a GGUF" in lines["broken.gguf"]
+    refused = run(tmp_path, "models", "show", "--pairs", str(tmp_path / "nowhere"))
+    assert refused.returncode == 1 and "is no folder" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--drafter", "model"), "needs a draft model"),
+        (("--drafter", "suffix", "--draft-model", "x.gguf"), "is not used by --drafter suffix"),
+        (("--draft-model", "nowhere.gguf"), "there is no file"),
+        (("--draft-model", "x.gguf", "--check", "--temperature", "1"), "--temperature 0"),
+    ],
+)
+def test_refusals(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
+    done = run(tmp_path, "run", "hello", *options)
+    assert done.returncode == 1 and done.stdout == ""
+    assert sentence in done.stderr and "hint:" in done.stderr

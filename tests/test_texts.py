@@ -1,0 +1,71 @@
+"""What `--remember` keeps: bounded, by model, and gone when told to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.drafters import make_drafter
+from edgespec.drafters.base import Outcome
+from edgespec.memory import texts
+from edgespec.memory.curve import CostCurve
+from edgespec.proposal import Stakes
+from edgespec.tree import DraftTree
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_texts_are_kept_by_model_oldest_first() -> None:
+    texts.add_texts("one", "one.gguf", [[1, 2, 3], [4]])  # a token alone says nothing
+    texts.add_texts("one", "one.gguf", [[5, 6]])
+    texts.add_texts("two", "two.gguf", [[7, 8]])
+    assert texts.load_texts("one") == [[1, 2, 3], [5, 6]]
+    assert texts.load_texts("two") == [[7, 8]]
+    kept = {entry.model: (entry.texts, entry.tokens) for entry in texts.remembered()}
+    assert kept == {"one.gguf": (2, 5), "two.gguf": (1, 2)}
+    assert texts.forget() == 2
+    assert texts.remembered() == [] and texts.load_texts("one") == []
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.integers(2, 9000), max_size=12))
+def test_the_newest_tokens_stay(lengths: list[int]) -> None:
+    texts.forget()
+    written = [[number] * length for number, length in enumerate(lengths)]
+    for text in written:
+        texts.add_texts("one", "one.gguf", [text])
+    everything = [token for text in written for token in text]
+    kept = [token for text in texts.load_texts("one") for token in text]
+    assert kept == everything[-(1 << 15) :]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"texts": 3}', '{"texts": [[1, -2], ["x"], 5]}'])
+def test_a_damaged_file_is_nothing(folder: Path, content: str) -> None:
+    texts.add_texts("one", "one.gguf", [[1, 2]])
+    (path,) = (folder / "texts").glob("*.json")
+    document = json.loads(path.read_text())
+    damaged = json.loads(content) if content.startswith("{") else None
+    path.write_text(json.dumps({**document, **damaged}) if damaged else content)
+    assert texts.load_texts("one") == []
+    assert all(entry.tokens == 0 for entry in texts.remembered())
+
+
+@pytest.mark.parametrize("names", ["suffix", "recycling", "suffix,recycling"])
+def test_a_recalled_text_is_drafted(names: str) -> None:
+    drafter = make_drafter(names)
+    assert drafter is not None
+    drafter.recall([[1, 2, 3, 4, 5, 6]])
+    drafter.begin([9, 2, 3])
+    stakes = Stakes(3, 0.001, CostCurve([float("inf"), 1.0, 1.0, 1.0, 1.0]), depth=3)
+    proposal = drafter.propose(stakes)
+    assert proposal.tokens[0] == 4
+    drafter.observe(Outcome(DraftTree.chain((3,)), (0,), (4,)))
+    assert list(drafter.written) == [[3, 4]]
