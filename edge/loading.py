@@ -175,8 +175,20 @@ def _load_draft_model(
         gpu_layers=-1 if plan.gpu_layers else 0,
         mapped=plan.draft_mapped,
     )
+    backend, curve = open_measured_draft(draft_spec, spec, settings, report)
+    try:
+        return ModelDrafter(backend, curve, target.tokenizer.vocab_size)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def open_measured_draft(
+    draft_spec: ModelSpec, target: ModelSpec, settings: LlamaSettings, report: Progress
+) -> tuple[LlamaBackend, CostCurve]:
+    """A draft model and the times of its steps."""
     backend = open_draft_model(
-        draft_spec, spec, settings, lambda part: report("loading the draft model", part)
+        draft_spec, target, settings, lambda part: report("loading the draft model", part)
     )
     try:
         report("measuring step times", 0.0)
@@ -185,7 +197,7 @@ def _load_draft_model(
         )
         _measure_depth(backend, curve)
         report("measuring step times", 1.0)
-        return ModelDrafter(backend, curve, target.tokenizer.vocab_size)
+        return backend, curve
     except BaseException:
         backend.close()
         raise

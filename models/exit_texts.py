@@ -115,7 +115,7 @@ class TextWriter:
         self._norm = weights.tensor("output_norm.weight")
         self._embedding = weights.embedding()
         self._head = self._embedding if spec.tied_embeddings else weights.head()
-        shape = (spec.num_layers, 2, batch, LENGTH, self._shape.num_kv_heads)
+        shape = (spec.num_layers, 2, batch, self._shape.num_kv_heads, LENGTH)
         self._cache = torch.zeros((*shape, self._shape.head_length), dtype=dtype)
         self._chat = chat
         self._random = np.random.default_rng(seed)
@@ -202,9 +202,9 @@ class TextWriter:
         for block, cache in zip(self._blocks, self._cache, strict=True):
 
             def attention(q: Tensor, k: Tensor, v: Tensor, cache: Tensor = cache) -> Tensor:
-                cache[0, everyone, positions] = k[:, 0]
-                cache[1, everyone, positions] = v[:, 0]
-                return _attend(q, cache[:, :, :most], mask, shape)
+                cache[0, everyone, :, positions] = k[:, 0]
+                cache[1, everyone, :, positions] = v[:, 0]
+                return _attend(q, cache[:, :, :, :most], mask, shape)
 
             x = run_block(shape, block, x, angles, attention)
         x = rms_norm(x[:, 0], self._norm, shape.epsilon)
@@ -212,22 +212,20 @@ class TextWriter:
 
 
 def _attend(q: Tensor, cache: Tensor, mask: Tensor, shape: Shape) -> Tensor:
-    """Attention of one token a row over its cache [2, B, S, kv heads, head_length]."""
-    torch = import_torch()
+    """Attention of one token a row over its cache [2, B, kv heads, S, head_length]."""
     groups = shape.num_heads // shape.num_kv_heads
     grouped = q[:, 0].unflatten(1, (shape.num_kv_heads, groups))  # [B, kv heads, groups, length]
-    keys, values = (part.transpose(1, 2) for part in cache)  # [B, kv heads, S, length]
-    out = torch.nn.functional.scaled_dot_product_attention(
-        grouped, keys, values, attn_mask=mask[:, None, None]
-    )
+    attend = import_torch().nn.functional.scaled_dot_product_attention
+    out = attend(grouped, cache[0], cache[1], attn_mask=mask[:, None, None])
     return out.flatten(1, 2)[:, None]
 
 
-def save_texts(path: Path, texts: Sequence[Text]) -> None:
-    """Write texts to one file, which appears only when complete."""
+def save_texts(path: Path, texts: Sequence[Text], seconds: float) -> None:
+    """Write texts to one file, which appears only when complete, and how long they took."""
     partial = path.with_suffix(".partial.npz")
     np.savez(
         partial,
+        seconds=seconds,
         lengths=np.array([len(text.tokens) for text in texts], np.int32),
         tokens=np.concatenate([text.tokens for text in texts]),
         kinds=np.concatenate([text.kinds for text in texts]),
@@ -249,6 +247,15 @@ def load_texts(folder: Path) -> list[Text]:
     return texts
 
 
+def seconds_written(folder: Path) -> float:
+    """How long the texts of a folder took to write."""
+    total = 0.0
+    for path in folder.glob("texts-*.npz"):
+        with np.load(path) as file:
+            total += float(file["seconds"])
+    return total
+
+
 def write_texts(
     writer: TextWriter,
     folder: Path,
@@ -260,7 +267,7 @@ def write_texts(
     """Write for some time into files of `folder`; returns the tokens. Ctrl-C keeps what is done."""
     folder.mkdir(parents=True, exist_ok=True)
     number = len(list(folder.glob("texts-*.npz")))
-    start, tokens = monotonic(), 0
+    start, saved, tokens = monotonic(), 0.0, 0
     texts: list[Text] = []
     try:
         for text in writer.write():
@@ -269,12 +276,13 @@ def write_texts(
             spent = monotonic() - start
             progress(min(1.0, spent / seconds), tokens)
             if len(texts) == per_file or spent >= seconds:
-                save_texts(folder / f"texts-{number:05}.npz", texts)
-                number, texts = number + 1, []
+                save_texts(folder / f"texts-{number:05}.npz", texts, spent - saved)
+                number, texts, saved = number + 1, [], spent
             if spent >= seconds:
                 break
     except KeyboardInterrupt:
         if texts:
-            save_texts(folder / f"texts-{number:05}.npz", texts)
+            spent = monotonic() - start
+            save_texts(folder / f"texts-{number:05}.npz", texts, spent - saved)
         raise
     return tokens
