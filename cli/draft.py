@@ -26,7 +26,7 @@ def train(
     ),
     quick: Annotated[bool, typer.Option("--quick", help="In 12 minutes instead of 120.")] = False,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.1, help="How long it may take.")
+        float | None, typer.Option("--minutes", min=0.01, help="How long it may take.")
     ] = None,
     data: Annotated[
         Path | None,

@@ -6,6 +6,7 @@ was stopped, and a longer one adds to it.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -90,7 +91,11 @@ def train_draft(
     texts = load_texts(folder)
     counts = np.bincount(np.concatenate([t.tokens for t in texts]), minlength=spec.vocab_size)
     rows = {size: choose_tokens(spec, counts, size) for size in sizes}
-    candidates = _compare(spec, texts, layers, rows, costs, minutes * 60 * _SEARCHING, progress)
+    kept = folder / f"compared-{_joined(layers)}-{_joined(sizes)}.json"
+    candidates = _read_candidates(kept)
+    if not candidates:
+        candidates = _compare(spec, texts, layers, rows, costs, minutes * 60 * _SEARCHING, progress)
+        kept.write_text(json.dumps([asdict(candidate) for candidate in candidates]))
     best = max(candidates, key=lambda candidate: candidate.predicted_speedup)
     note(f"exit after block {best.exit_layer} with {best.head_size} tokens is predicted best")
     trainer, quality = _train(
@@ -137,6 +142,18 @@ def _choices(
         sorted(layers) if exit_layer is None else [exit_layer],
         sorted(sizes) if head_size is None else [head_size],
     )
+
+
+def _joined(numbers: Sequence[int]) -> str:
+    return "-".join(map(str, numbers))
+
+
+def _read_candidates(path: Path) -> list[Candidate]:
+    """What an earlier run compared; nothing where there was none."""
+    try:
+        return [Candidate(**candidate) for candidate in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 class _Costs:

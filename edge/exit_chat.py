@@ -29,8 +29,9 @@ def chat_of(spec: ModelSpec, tokenizer: Tokenizer) -> Chat:
         before, found, between = text.partition(_MARK)
         if not found:
             raise ModelFileError(f"{spec.path.name}: the chat template changes the user's words")
+    start = next((token for token in (spec.bos_id, spec.eos_id) if token is not None), 0)
     return Chat(
-        before=tokenizer.encode(before or "\n"),
+        before=tokenizer.encode(before) or [start],
         between=tokenizer.encode(between, add_special=False),
         ends=frozenset(id for id in range(tokenizer.vocab_size) if tokenizer.is_end(id)),
         openings=[tokenizer.encode(text, add_special=False) for text in OPENINGS],

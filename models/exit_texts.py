@@ -262,23 +262,28 @@ def write_texts(
     *,
     seconds: float,
     progress: Callable[[float, int], None],
+    at_least: int = 64,
     per_file: int = 256,
 ) -> int:
-    """Write for some time into files of `folder`; returns the tokens. Ctrl-C keeps what is done."""
+    """Write for some time, and so many texts, into files of `folder`; returns the tokens.
+
+    Ctrl-C keeps what is done.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     number = len(list(folder.glob("texts-*.npz")))
     start, saved, tokens = monotonic(), 0.0, 0
     texts: list[Text] = []
     try:
-        for text in writer.write():
+        for count, text in enumerate(writer.write(), 1):
             texts.append(text)
             tokens += len(text.tokens)
             spent = monotonic() - start
             progress(min(1.0, spent / seconds), tokens)
-            if len(texts) == per_file or spent >= seconds:
+            is_done = spent >= seconds and count >= at_least
+            if len(texts) == per_file or is_done:
                 save_texts(folder / f"texts-{number:05}.npz", texts, spent - saved)
                 number, texts, saved = number + 1, [], spent
-            if spent >= seconds:
+            if is_done:
                 break
     except KeyboardInterrupt:
         if texts:

@@ -169,8 +169,8 @@ class ExitTrainer:
     ) -> Quality:
         """Train for some time; goes on from `checkpoint` and keeps the best in it.
 
-        Stops early when the held-out loss stops falling; Ctrl-C stops it, too. Returns what the
-        best parameters reach, which are those that stay.
+        Stops early when the held-out loss stops falling, and with a checkpoint at Ctrl-C, too.
+        Returns what the best parameters reach, which are those that stay.
         """
         torch = self._torch
         optimizer = torch.optim.AdamW(
@@ -193,7 +193,9 @@ class ExitTrainer:
                         best, best_values, since_best = quality, self._values(), 0
                     self._save(checkpoint, optimizer, monotonic() - start)
         except KeyboardInterrupt:
-            pass  # the best so far is what is wanted
+            if checkpoint is None:
+                raise
+            self._save(checkpoint, optimizer, monotonic() - start)
         quality = self.quality()
         if quality.loss > best.loss:
             self._set(best_values)
@@ -204,8 +206,9 @@ class ExitTrainer:
         for group in optimizer.param_groups:
             group["lr"] = _PEAK_RATE * rate
         batch = self._batch(self._batches[random.integers(len(self._batches))])
-        loss = (self._losses(self._logits(batch), batch) * batch.weights).sum()
-        (loss / batch.weights.sum().clamp(min=1.0)).backward()
+        weights = batch.weights[batch.weights > 0]
+        loss = (self._losses(self._logits(batch), batch) * weights).sum()
+        (loss / weights.sum().clamp(min=1.0)).backward()
         self._torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), _CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -131,12 +131,16 @@ def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path)
     assert after.loss < before.loss
     again = ExitTrainer(target, 2, ids, texts, states[2])
     assert again.train(0.0, checkpoint=checkpoint).loss < before.loss
-    assert len(after.runs) == 8 and sorted(after.runs, reverse=True) == list(after.runs)
+    assert len(after.runs) == 8 and all(0.0 <= part <= 1.0 for part in after.runs)
 
 
-def test_the_command_makes_a_drafter(target: ModelSpec, tmp_path: Path) -> None:
+def test_the_command_makes_a_drafter(
+    target: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.models.exit_texts.LENGTH", 48)
+    monkeypatch.setattr("edgespec.draft_training._BATCH", 32)
     drafter = tmp_path / "drafter.gguf"
-    arguments = ["draft", "train", str(target.path), "-o", str(drafter), "--minutes", "0.1"]
+    arguments = ["draft", "train", str(target.path), "-o", str(drafter), "--minutes", "0.06"]
     result = CliRunner().invoke(app, [*arguments, "--head-size", "128", "--json"])
     assert result.exit_code == 0, result.exception
     report = json.loads(result.stdout.splitlines()[-1])
