@@ -21,6 +21,7 @@ from edgespec.models.gguf import read_gguf
 from edgespec.models.onnx_weights import float_rows, raw_rows
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.sampling import SamplingParams
 from edgespec.tree import DraftTree
 
 SETTINGS = LlamaSettings(context_size=256, batch_size=16, max_nodes=8, max_leaves=1)
@@ -175,6 +176,19 @@ def test_drafting_is_lossless(target: ModelSpec, tmp_path: Path, exit_layer: int
             result = engine.generate(TEXT, max_tokens=48)
             texts.append(result.token_ids)
     assert texts[0] == texts[1]
+
+
+def test_drafts_are_drawn_among_the_rows_there_are(target: ModelSpec, drafter: ModelSpec) -> None:
+    with edgespec.load(
+        target.path,
+        context_size=256,
+        backend="llamacpp",
+        drafter="model",
+        draft_model=drafter.path,
+    ) as engine:
+        sampling = SamplingParams(temperature=1.0, seed=1)
+        result = engine.generate(TEXT, max_tokens=32, sampling=sampling)
+    assert len(result.token_ids) == 32 or result.finish_reason != "length"
 
 
 def test_an_exit_after_all_blocks_but_the_last_is_the_target(
