@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,10 @@ class Backend(Protocol):
         """Committed tokens in the cache."""
 
     @property
+    def tokens(self) -> Sequence[int]:
+        """Ids of the committed tokens, so that a prompt that begins alike can reuse them."""
+
+    @property
     def pending(self) -> int:
         """Committed tokens that the next step feeds again, besides its nodes; mostly 0."""
 
@@ -107,3 +111,18 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
+
+
+@runtime_checkable
+class KeepsCache(Protocol):
+    """A backend whose cache can be written to a file and read back, bit for bit."""
+
+    def save_cache(self, path: str) -> int:
+        """Write the committed cells to a new file; how many bytes it has."""
+
+    def load_cache(self, path: str, tokens: Sequence[int]) -> None:
+        """Replace the cache by what `save_cache` wrote at the beginning of `path`.
+
+        `tokens` are the ids it was made of. Raises BackendError, with an empty cache, when the
+        library does not accept it. The caller makes sure that the file is undamaged.
+        """

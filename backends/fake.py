@@ -84,6 +84,10 @@ class FakeBackend:
     def length(self) -> int:
         return len(self._committed)
 
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._committed
+
     def prefill(self, tokens: Sequence[int]) -> Logits:
         """Append `tokens`; logits of the last one."""
         self._check_room(len(tokens))

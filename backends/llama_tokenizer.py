@@ -40,6 +40,11 @@ class LlamaTokenizer:
         self._ends: dict[int, bool] = {}
         self.vocab_size = int(library.llama_vocab_n_tokens(self._vocab))
 
+    @property
+    def vocabulary(self) -> Any:
+        """llama.cpp's own handle."""
+        return self._vocab
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Ids of `text`; a BOS is added where the file asks for it and the text has none yet."""
         data = text.encode("utf-8", errors="surrogatepass")

@@ -121,7 +121,8 @@ class LlamaBackend:
             self.close()
             raise
         self._buffer_bytes = LOG.buffer_bytes()
-        self._length = 0  # tokens in the cache
+        self._length = 0  # cells in the cache
+        self._tokens: list[int] = []  # committed ids, the pending ones included
         self._pending: list[int] = []  # accepted tokens that the next step feeds again
         self._tree: DraftTree | None = None  # verified and not committed yet
         self._synced = [0] * settings.max_leaves  # cells shared with sequence 0, by sequence
@@ -223,6 +224,10 @@ class LlamaBackend:
         return self._length + len(self._pending)
 
     @property
+    def tokens(self) -> Sequence[int]:
+        return self._tokens
+
+    @property
     def pending(self) -> int:
         return len(self._pending)
 
@@ -238,6 +243,7 @@ class LlamaBackend:
         """Append at most `batch_size` tokens; the logits of the last one, [V]."""
         self._check_room(len(tokens))
         tokens = [*self._pending, *tokens]
+        del self._tokens[self._length :]  # until they are in the cache
         self._pending = []
         self._drop_uncommitted()
         batch, count = self._prompt, len(tokens)
@@ -247,6 +253,7 @@ class LlamaBackend:
         batch.outputs[count - 1] = 1
         self._decode(batch, count)
         self._length += count
+        self._tokens += tokens
         logits: Logits = self._rows(1)[0]
         return logits
 
@@ -271,6 +278,7 @@ class LlamaBackend:
         tree, self._tree = self._tree, None
         assert tree is not None and path[0] == 0, "commit follows verify and keeps the root"
         in_order = len(path)
+        self._tokens += [tree.tokens[node] for node in path]
         if not tree.is_chain:
             in_order = next((i for i, node in enumerate(path) if node != i), in_order)
         self._length += len(self._pending) + in_order
@@ -289,11 +297,38 @@ class LlamaBackend:
         if length < self.length:
             self._pending = self._pending[: max(0, length - self._length)]
             self._length = min(self._length, length if self.capabilities.truncate else 0)
+            del self._tokens[self.length :]
             if self._length == 0:
                 self._lib.llama_memory_clear(self._memory, False)
                 self._synced = [0] * self.settings.max_leaves
         self._drop_uncommitted()
         return self.length
+
+    def save_cache(self, path: str) -> int:
+        """Write the cells to a new file; how many bytes it has. Tensors go out one by one."""
+        self._drop_uncommitted()
+        ids = (self._lib.llama_token * self._length)(*self._tokens[: self._length])
+        size_bytes = int(
+            self._lib.llama_state_seq_save_file(
+                self._context, os.fsencode(path), 0, ids, self._length
+            )
+        )
+        if not size_bytes:
+            raise BackendError(f"llama.cpp cannot write its cache: {LOG.problem() or 'no reason'}")
+        return size_bytes
+
+    def load_cache(self, path: str, tokens: Sequence[int]) -> None:
+        """Replace the cells by those of `save_cache`; what follows them in the file is ignored."""
+        self.truncate(0)
+        ids = (self._lib.llama_token * len(tokens))()
+        count = ctypes.c_size_t()
+        read_bytes = self._lib.llama_state_seq_load_file(
+            self._context, os.fsencode(path), 0, ids, len(tokens), ctypes.byref(count)
+        )
+        if not read_bytes or list(ids[: count.value]) != list(tokens):
+            self._lib.llama_memory_clear(self._memory, False)
+            raise BackendError(f"llama.cpp cannot read its cache: {LOG.problem() or 'no reason'}")
+        self._length, self._tokens = len(tokens), list(tokens)
 
     def memory_bytes(self) -> dict[str, int]:
         """What llama.cpp says it allocated, by component; logits as far as they were needed."""

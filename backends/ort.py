@@ -16,18 +16,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Capabilities, Logits
+from edgespec.backends.base import Capabilities, Logits, Tokenizer
+from edgespec.backends.folder_tokenizer import FolderTokenizer
 from edgespec.backends.llama_library import LOG, library
 from edgespec.backends.llama_tokenizer import LlamaTokenizer
 from edgespec.backends.ort_gqa import GqaRunner
 from edgespec.backends.ort_inputs import Step, rope_tables
 from edgespec.backends.ort_providers import CPU_DEVICE, OnnxDevice, open_session
 from edgespec.backends.ort_split import CutRunner, SplitRunner, is_split
-from edgespec.errors import BackendError, ContextFullError, UnsupportedError
+from edgespec.errors import BackendError, ContextFullError, ModelFileError, UnsupportedError
 from edgespec.models.onnx_facts import GraphFacts
+from edgespec.models.onnx_folder import FACTS_FILE
 from edgespec.models.onnx_graph import DEEP_FILE, GRAPH_FILE, SHALLOW_FILE
 from edgespec.models.onnx_weights import dequantize, raw_rows
-from edgespec.models.spec import ModelSpec
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.tree import DraftTree
 
 
@@ -67,10 +69,12 @@ class Runner(Protocol):
 
 
 class OrtBackend:
-    """A converted GGUF model in ONNX Runtime.
+    """A converted GGUF model, or an ONNX model folder, in ONNX Runtime.
 
     Args:
-        spec: the GGUF the graph was made from; embeddings and vocabulary are read from it.
+        spec: the GGUF the graph was made from, whose embeddings and vocabulary are read; or the
+            folder, whose graph takes ids.
+        facts: of the GGUF; None for a folder, whose graph knows them.
         folder: where `model.onnx` (or graphs of fixed shapes, or of parts) and the weights lie.
         place: where it runs; the CPU if left out.
 
@@ -83,7 +87,7 @@ class OrtBackend:
     def __init__(
         self,
         spec: ModelSpec,
-        facts: GraphFacts,
+        facts: GraphFacts | None,
         folder: Path,
         settings: OrtSettings,
         place: OnnxDevice = CPU_DEVICE,
@@ -93,25 +97,23 @@ class OrtBackend:
         # Attention sums a path in another order when its cells lie between those of siblings.
         reason = "a branch rounds differently from a chain" if settings.pads_single else ""
         self.capabilities = Capabilities(True, not settings.pads_single, True, reason)
-        self._table = spec.tensors["token_embd.weight"]
-        self._raw_table = raw_rows(spec.path, self._table)
-        self._scale = np.float32(facts.embedding_scale)
+        self._embed = None if facts is None else _Embeddings(spec, facts)
         self.node_share = 1.0  # of the graph's nodes, the part that `place` runs
         with ThreadPoolExecutor(1) as beside:  # both leave Python alone while they read
             vocabulary = beside.submit(_tokenizer, spec)
             self._runner: Runner = self._open(facts, folder, place)
-            self.tokenizer = vocabulary.result()
+            self.tokenizer: _OwnTokenizer = vocabulary.result()
         if place != CPU_DEVICE:
             where = f"{place.provider} on the {place.kind.upper()}"
             told = f"{where}, with {self.node_share:.0%} of the graph's nodes"
             self.capabilities = replace(self.capabilities, place=told)
-        self._length = 0
+        self._tokens: list[int] = []
         self._tree: DraftTree | None = None
 
-    def _open(self, facts: GraphFacts, folder: Path, place: OnnxDevice) -> Runner:
+    def _open(self, facts: GraphFacts | None, folder: Path, place: OnnxDevice) -> Runner:
         spec, settings = self.spec, self.settings
         capacity = settings.context_size + settings.max_nodes + 1  # room for a padded step, too
-        tables = rope_tables(spec, facts, capacity)
+        tables = {} if facts is None else rope_tables(spec, facts, capacity)
         windows = {"attention_bias": 0}
         if any(spec.is_sliding):
             windows["attention_bias_window"] = spec.sliding_window
@@ -129,6 +131,8 @@ class OrtBackend:
         if not (folder / GRAPH_FILE).exists():
             return split(*(opened(path.name) for path in sorted(folder.glob("*.onnx"))))
         session = opened(GRAPH_FILE)
+        if facts is None:
+            _require_contract(session, spec)
         if is_split(session):
             return split(session)
         widest = max(settings.max_nodes, settings.batch_size, 2)
@@ -143,7 +147,11 @@ class OrtBackend:
 
     @property
     def length(self) -> int:
-        return self._length
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._tokens
 
     @property
     def pending(self) -> int:
@@ -162,8 +170,8 @@ class OrtBackend:
         self._check_room(len(tokens))
         self._tree = None
         rows = self._step(tokens, range(len(tokens)), None, first_row=len(tokens) - 1)
-        self._runner.keep(self._length, range(len(tokens)))
-        self._length += len(tokens)
+        self._runner.keep(self.length, range(len(tokens)))
+        self._tokens += tokens
         logits: Logits = rows[0]
         return logits
 
@@ -182,14 +190,14 @@ class OrtBackend:
         """Keep the nodes of `path`, forget the rest of the last step."""
         tree, self._tree = self._tree, None
         assert tree is not None and path[0] == 0, "commit follows verify and keeps the root"
-        self._runner.keep(self._length, path)
-        self._length += len(path)
+        self._runner.keep(self.length, path)
+        self._tokens += [tree.tokens[node] for node in path]
 
     def truncate(self, length: int) -> int:
         """Keep at most the first `length` tokens; return how many there are."""
         self._tree = None
-        self._length = min(self._length, length)
-        return self._length
+        del self._tokens[length:]
+        return self.length
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes of the arrays this backend holds; ONNX Runtime's own are not told."""
@@ -202,10 +210,10 @@ class OrtBackend:
     # -- one step --------------------------------------------------------------------------
 
     def _check_room(self, count: int) -> None:
-        if self._length + count > self.settings.context_size:
+        if self.length + count > self.settings.context_size:
             raise ContextFullError(
                 f"{count} more tokens do not fit: the context has {self.settings.context_size} "
-                f"and {self._length} are used",
+                f"and {self.length} are used",
                 hint="raise --ctx, or shorten the prompt",
             )
 
@@ -221,15 +229,29 @@ class OrtBackend:
         wanted = count - first_row
         if count == 1 and self.settings.pads_single:
             tokens, depths = (*tokens, tokens[0]), (*depths, 1)
-        positions = np.asarray(depths, np.int64) + self._length
+        positions = np.asarray(depths, np.int64) + self.length
         branches = tree is not None and not tree.is_chain
-        step = Step(self._length, positions, tree if branches else None, first_row)
-        is_ids = self._runner.entry == "input_ids"
-        values = np.asarray(tokens, np.int64)[None] if is_ids else self._embed(tokens)
+        step = Step(self.length, positions, tree if branches else None, first_row)
+        values = self._embed(tokens) if self._embed else np.asarray(tokens, np.int64)[None]
         return self._runner.run(step, values)[:wanted]
 
-    def _embed(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Rows of the embedding table, [1, n, E]."""
+
+class _OwnTokenizer(Tokenizer, Protocol):
+    """A tokenizer that belongs to the backend."""
+
+    def close(self) -> None: ...
+
+
+class _Embeddings:
+    """Rows of a GGUF's embedding table."""
+
+    def __init__(self, spec: ModelSpec, facts: GraphFacts) -> None:
+        self._table = spec.tensors["token_embd.weight"]
+        self._raw_table = raw_rows(spec.path, self._table)
+        self._scale = np.float32(facts.embedding_scale)
+
+    def __call__(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The rows of some tokens, [1, n, E]."""
         rows = dequantize(self._table, self._raw_table[list(tokens)])
         if self._scale != 1.0:
             rows = rows * self._scale
@@ -250,8 +272,10 @@ class _VocabularyTokenizer(LlamaTokenizer):
         self._model = None
 
 
-def _tokenizer(spec: ModelSpec) -> _VocabularyTokenizer:
-    """llama.cpp's tokenizer of the GGUF, without its weights."""
+def _tokenizer(spec: ModelSpec) -> _OwnTokenizer:
+    """llama.cpp's tokenizer of the GGUF, without its weights; a folder's own."""
+    if spec.format == ONNX_FORMAT:
+        return FolderTokenizer(spec.path, spec.vocab_size)
     lib = library()
     LOG.clear()
     params = lib.llama_model_default_params()
@@ -260,3 +284,19 @@ def _tokenizer(spec: ModelSpec) -> _VocabularyTokenizer:
     if not model:
         raise BackendError(f"llama.cpp cannot read the vocabulary: {LOG.problem() or 'no reason'}")
     return _VocabularyTokenizer(lib, model)
+
+
+def _require_contract(session: Any, spec: ModelSpec) -> None:
+    """Refuse a folder whose graph is not the one its facts tell of."""
+    shapes = {info.name: list(info.shape) for info in session.get_inputs()}
+    wanted = {
+        f"past_{what}.{layer}": [1, spec.num_kv_heads[layer], "past", length[layer]]
+        for layer in range(spec.num_layers)
+        for what, length in (("key", spec.key_length), ("value", spec.value_length))
+    }
+    caches = {name: shape for name, shape in shapes.items() if name.startswith("past_")}
+    if caches != wanted or not {"input_ids", "position_ids", "rows"} <= shapes.keys():
+        raise ModelFileError(
+            f"the graph in {spec.path} is not the one that {FACTS_FILE} describes",
+            hint="make it again with `edgespec models export`",
+        )

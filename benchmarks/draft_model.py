@@ -19,18 +19,20 @@ import argparse
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.compare import find_divergence
 from edgespec.drafters.base import Drafter, Outcome
 from edgespec.drafters.combined import CombinedDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine import Engine, Result
-from edgespec.loading import _one_step, open_draft_model
+from edgespec.loading import _measure_depth, _one_step, open_draft_model
 from edgespec.memory.curve import CostCurve, measure_curve
 from edgespec.memory.device import usable_cores
 from edgespec.models.pairing import check_pair
@@ -46,8 +48,42 @@ _CLAIM = 0.9
 class Free(CostCurve):
     """Steps that seem to cost nothing more for more nodes, so that all are drafted."""
 
+    listener: Callable[[float], None] | None = None
+
     def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
-        """Learn nothing."""
+        """Learn nothing; tell who wants to know."""
+        if Free.listener is not None:
+            Free.listener(ms)
+
+
+class Timed(ModelDrafter):
+    """Writes down what each round took and what its price was; not those that read a prompt."""
+
+    def price_with(self, target: CostCurve, draft: CostCurve) -> None:
+        """Start a new account, at the prices of these curves."""
+        self._prices = target, draft
+        self.predicted_ms = self.measured_ms = 0.0
+        self._round = (0.0, 0.0)
+
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        """Draft, and note the price."""
+        missing = len(self._text) - self._shared
+        proposal = super().propose(stakes, base)
+        self._round = (0.0, 0.0)
+        target, draft = self._prices
+        if missing <= draft.max_nodes and len(proposal):
+            depth, steps = len(self._text), len(proposal) - 1
+            price = draft.step_ms(missing, depth, 1) + steps * draft.step_ms(1, depth)
+            price += draft.change_ms * (missing > 1)
+            self._round = price + target.step_ms(len(proposal) + 1, stakes.depth), proposal.draft_ms
+        return proposal
+
+    def add_step(self, ms: float) -> None:
+        """The target's step of this round took this long."""
+        price_ms, draft_ms = self._round
+        if price_ms:
+            self.predicted_ms += price_ms
+            self.measured_ms += draft_ms + ms
 
 
 class Deterministic:
@@ -100,16 +136,22 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--per-category", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--only", choices=("forced", "sampled", "decided"))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     bench = Bench(arguments)
-    document = {
+    document: dict[str, Any] = {
         "target": Path(arguments.target).name,
         "draft": Path(arguments.draft).name,
-        "forced": [bench.forced(count) for count in range(1, _MOST + 1)],
-        "sampled": [bench.sampled(branches) for branches in (False, True)],
-        "decided": bench.decided(),
     }
+    tables: dict[str, Callable[[], Any]] = {
+        "forced": lambda: [bench.forced(count) for count in range(1, _MOST + 1)],
+        "sampled": lambda: [bench.sampled(branches) for branches in (False, True)],
+        "decided": bench.decided,
+    }
+    for name, measure in tables.items():
+        if arguments.only in (None, name):
+            document[name] = measure()
     print(json.dumps(document, indent=1))
     if arguments.json:
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
@@ -133,8 +175,12 @@ class Bench:
         self._prompts = _prompts(arguments.prompts, arguments.per_category)
 
     def _curves(self) -> tuple[CostCurve, CostCurve]:
-        target = measure_curve(lambda n: _one_step(self._target, n), 16, seconds=1.5)
-        return target, measure_curve(lambda n: _one_step(self._draft, n), 8, seconds=0.6)
+        curves = []
+        for backend, most in ((self._target, 16), (self._draft, 8)):
+            curve = measure_curve(partial(_one_step, backend), most, seconds=1.5)
+            _measure_depth(backend, curve)
+            curves.append(curve)
+        return curves[0], curves[1]
 
     def _engine(self, curve: CostCurve, drafter: Drafter | None) -> Engine:
         tokenizer = self._target.tokenizer
@@ -149,37 +195,41 @@ class Bench:
     def _generate(self, engine: Engine, prompt: str, **options: Any) -> Result:
         return engine.generate(prompt, max_tokens=self._max_tokens, **options)
 
-    def _forced(self) -> ModelDrafter:
+    def _forced(self) -> Timed:
         free = Free([float("inf"), *[1e-4] * 8])
-        return ModelDrafter(self._draft, free, self._vocab_size)
+        drafter = Timed(self._draft, free, self._vocab_size)
+        drafter.price_with(free, free)
+        return drafter
 
     def forced(self, count: int) -> dict[str, Any]:
         """Rounds of exactly `count` drafts."""
-        before = self._curves()
-        engine = self._engine(Free([float("inf"), *[1.0] * (count + 1)]), self._forced())
+        drafter = self._forced()
+        drafter.price_with(*self._curves())
+        Free.listener = drafter.add_step
+        engine = self._engine(Free([float("inf"), *[1.0] * (count + 1)]), drafter)
         capabilities = self._target.capabilities
         self._target.capabilities = replace(capabilities, tree=False)
-        same, rounds, accepted, spent_s, depth = 0, 0, 0, 0.0, 0.0
+        same, unexplained, noise = 0, 0, measure_batch_noise(self._target)
+        rounds = accepted = 0
         for prompt in self._prompts:
             result = self._generate(engine, prompt)
-            same += result.token_ids == self._generate(engine, prompt, speculate=False).token_ids
-            counters = result.counters
+            plain, counters = self._generate(engine, prompt, speculate=False), result.counters
+            parted = find_divergence(
+                self._target, engine.encode(prompt), plain.token_ids, result.token_ids
+            )
+            same += parted is None
+            unexplained += parted is not None and parted.gap > noise
             rounds, accepted = rounds + counters.rounds, accepted + counters.accepted_tokens
-            spent_s += counters.step_s + counters.draft_s
-            depth += counters.rounds * (counters.prompt_tokens + len(result.token_ids) / 2)
         self._target.capabilities = capabilities
-        depth /= rounds
-        predicted = [
-            target.step_ms(count + 1, int(depth)) + count * draft.step_ms(1, int(depth))
-            for target, draft in (before, self._curves())
-        ]
+        Free.listener = None
         return {
             "drafted": count,
             "acceptance_length": 1 + accepted / rounds,
             "identical": f"{same} of {len(self._prompts)}",
-            "batch_noise": measure_batch_noise(self._target),
-            "predicted_round_ms": sum(predicted) / 2,
-            "measured_round_ms": 1e3 * spent_s / rounds,
+            "unexplained": unexplained,
+            "batch_noise": noise,
+            "predicted_s": drafter.predicted_ms / 1e3,
+            "measured_s": drafter.measured_ms / 1e3,
         }
 
     def sampled(self, branches: bool) -> dict[str, Any]:

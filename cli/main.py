@@ -11,6 +11,7 @@ import sys
 
 import typer
 
+from edgespec.cli.chat import chat
 from edgespec.cli.doctor import doctor
 from edgespec.cli.draft import draft_app
 from edgespec.cli.models import models_app
@@ -31,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run)
+app.command()(chat)
 app.command()(plan)
 app.command()(profile)
 app.command()(doctor)

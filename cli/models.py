@@ -1,36 +1,41 @@
-"""`edgespec models`: look at model files."""
+"""`edgespec models`: look at model files, and make some."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.render import note, printable, size_text, table
+from edgespec.cli.render import Progress, note, printable, size_text, table
 from edgespec.errors import EdgespecError, UnsupportedError
 
 if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
 
-models_app = typer.Typer(help="Look at model files.", no_args_is_help=True, rich_markup_mode=None)
+models_app = typer.Typer(
+    help="Look at model files, or export one.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 @models_app.command()
 def show(
-    model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
+    ] = None,
     pairs: Annotated[
         Path | None, typer.Option("--pairs", help="Which GGUF files of this folder can draft.")
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what a model file says about itself, without reading its weights."""
-    from edgespec.models.spec import read_model_spec
+    from edgespec.models.onnx_folder import read_model
 
-    spec = read_model_spec(options.model_path(model))
+    spec = read_model(options.model_path(model))
     if pairs is not None:
         _show_pairs(spec, pairs.expanduser(), as_json)
         return
@@ -83,6 +88,41 @@ def _show_pairs(spec: ModelSpec, folder: Path, as_json: bool) -> None:
     for row in rows:
         shown = f" ({size_text(row['weight_bytes'])})" if "weight_bytes" in row else ""
         print(printable(f"{row['file']}{shown}: {row['problem'] or 'can draft'}"))
+
+
+@models_app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder of a Hugging Face model.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="New folder. Default: FOLDER-onnx.")
+    ] = None,
+    bits: Annotated[
+        int | None,
+        typer.Option("--bits", help="4 or 8 a weight. Default: 8 below 0.5B parameters, else 4."),
+    ] = None,
+) -> None:
+    """Export a Hugging Face folder to ONNX. Example: edgespec models export smollm2 -o smollm2-onnx
+
+    Takes any architecture optimum knows, needs the `export` extra, and prints the new folder.
+    """
+    from edgespec.models.onnx_export import export_model
+    from edgespec.models.onnx_folder import read_model
+
+    if bits not in (None, 4, 8):
+        raise typer.BadParameter(f"--bits {bits} is neither 4 nor 8")
+    folder = folder.expanduser()
+    target = output.expanduser() if output else Path(f"{folder.resolve()}-onnx")
+    progress, start = Progress(), perf_counter()
+    try:
+        export_model(folder, target, bits=bits, progress=progress)
+    finally:
+        progress.clear()
+    spec = read_model(target)
+    note(
+        f"{printable(spec.name)} ({spec.arch}): {size_text(spec.file_bytes)} in {spec.file_type}, "
+        f"{perf_counter() - start:.0f} s"
+    )
+    print(target)
 
 
 @models_app.command()

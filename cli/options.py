@@ -6,15 +6,19 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgespec.drafters import NAMES
+from edgespec.errors import UnsupportedError
 from edgespec.memory.footprint import KV_TYPE_BYTES
 from edgespec.memory.plan import DEVICES, LLAMACPP, ONNX, PREFERENCES, Request
+
+if TYPE_CHECKING:
+    from edgespec.sampling import SamplingParams
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)", re.IGNORECASE)
 _UNITS = {
@@ -23,12 +27,15 @@ _UNITS = {
     for power, letter in enumerate("kmgt", 1)
 }
 
+ModelArgument = Annotated[
+    str | None, typer.Argument(help="GGUF file, or folder of `models export`. Default: embedded.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What every command that plans a run can be asked for; see `takes_plan_options`."""
+    """What every command that plans a run can be asked for; see `takes_shared_options`."""
 
     budget: Annotated[
         str | None,
@@ -79,12 +86,12 @@ class PlanOptions:
 
     def request(self, *, prompt_tokens: int = 0, max_tokens: int = 0) -> Request:
         """A planner's request; a text that is no value of its option is misuse."""
-        _one_of("--backend", self.backend, ("auto", LLAMACPP, ONNX))
-        _one_of("--device", self.device, DEVICES)
+        one_of("--backend", self.backend, ("auto", LLAMACPP, ONNX))
+        one_of("--device", self.device, DEVICES)
         for name in self.drafter.split(","):
-            _one_of("--drafter", name.strip(), ("auto", "none", *NAMES))
-        _one_of("--kv-type", self.kv_type, ("auto", *KV_TYPE_BYTES))
-        _one_of("--prefer", self.prefer, PREFERENCES)
+            one_of("--drafter", name.strip(), ("auto", "none", *NAMES))
+        one_of("--kv-type", self.kv_type, ("auto", *KV_TYPE_BYTES))
+        one_of("--prefer", self.prefer, PREFERENCES)
         layers = self.gpu_layers
         if layers != "auto" and not layers.lstrip("-").isdigit():
             raise typer.BadParameter(f"--gpu-layers {layers} is neither a number nor auto")
@@ -110,26 +117,107 @@ class PlanOptions:
 DEFAULTS = PlanOptions()
 
 
-def takes_plan_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `PlanOptions` in place of its parameter `plan_options`.
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are picked, for every command that generates."""
 
-    Typer reads options from a signature, so the command gets one with all of them written out.
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed of sampling.")] = None
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0
+    top_k: Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0: all.")] = 0
+    top_p: Annotated[float, typer.Option("--top-p", help="Keep this probability mass.")] = 1.0
+    min_p: Annotated[float, typer.Option("--min-p", help="Drop below this x the best.")] = 0.0
+    repeat_penalty: Annotated[float, typer.Option("--repeat-penalty", help="1 is off.")] = 1.0
+    presence_penalty: Annotated[float, typer.Option("--presence-penalty")] = 0.0
+    frequency_penalty: Annotated[float, typer.Option("--frequency-penalty")] = 0.0
+    logit_bias: Annotated[
+        list[str] | None, typer.Option("--logit-bias", help="TOKEN=BIAS, e.g. 42=-5.")
+    ] = None
+
+    def params(self) -> SamplingParams:
+        """Sampling parameters; values no model could honour are misuse."""
+        from edgespec.sampling import SamplingParams
+
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["repetition_penalty"] = values.pop("repeat_penalty")
+        values["logit_bias"] = _biases(self.logit_bias or [])
+        try:
+            return SamplingParams(**values)
+        except UnsupportedError as problem:
+            raise typer.BadParameter(str(problem)) from problem
+
+
+GREEDY = SamplingOptions()
+
+
+@dataclass(frozen=True)
+class FormatOptions:
+    """What an answer has to look like, for every command that generates."""
+
+    grammar: Annotated[
+        Path | None, typer.Option("--grammar", help="GBNF file that answers keep to.")
+    ] = None
+    json_schema: Annotated[
+        Path | None, typer.Option("--json-schema", help="File; answers are JSON that fits it.")
+    ] = None
+
+    def texts(self) -> dict[str, str | None]:
+        """Arguments `grammar` and `json_schema` of `Engine.stream`."""
+        if self.grammar is not None and self.json_schema is not None:
+            raise typer.BadParameter("give --grammar or --json-schema, not both")
+        return {"grammar": read_text(self.grammar), "json_schema": read_text(self.json_schema)}
+
+
+ANY_FORMAT = FormatOptions()
+
+
+def read_text(path: Path | None) -> str | None:
+    """The text of a file that was named. Raises UnsupportedError where it cannot be read."""
+    try:
+        return None if path is None else path.read_text(encoding="utf-8", errors="replace")
+    except OSError as problem:
+        raise UnsupportedError(
+            f"cannot read {path}: {problem.strerror}", hint="name a text file"
+        ) from problem
+
+
+def takes_shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a class above in place of a parameter.
+
+    Such a parameter has an instance of the class as its default. Typer reads options from a
+    signature, so the command gets one with all of them written out.
     """
-    names = [field.name for field in fields(PlanOptions)]
-    shared = inspect.signature(PlanOptions, eval_str=True).parameters.values()
+    groups: dict[str, type[Any]] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        parameters += shared if parameter.name == "plan_options" else [parameter]
+        if is_dataclass(parameter.default):
+            groups[parameter.name] = group = type(parameter.default)
+            parameters += inspect.signature(group, eval_str=True).parameters.values()
+        else:
+            parameters.append(parameter)
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
-        chosen = PlanOptions(**{name: values.pop(name) for name in names})
-        command(plan_options=chosen, **values)
+        chosen = {
+            name: group(**{field.name: values.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**chosen, **values)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     replaced = [parameter.replace(kind=keyword) for parameter in parameters]
     wrapper.__signature__ = inspect.Signature(replaced)  # type: ignore[attr-defined]
     return wrapper
+
+
+def _biases(texts: list[str]) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for text in texts:
+        token, _, bias = text.partition("=")
+        try:
+            pairs.append((int(token), float(bias)))
+        except ValueError:
+            raise typer.BadParameter(f"--logit-bias {text} is not TOKEN=BIAS") from None
+    return tuple(pairs)
 
 
 def _size_bytes(text: str) -> int:
@@ -143,13 +231,14 @@ def _size_bytes(text: str) -> int:
     return int(size)
 
 
-def _one_of(option: str, value: str, values: tuple[str, ...]) -> None:
+def one_of(option: str, value: str, values: tuple[str, ...]) -> None:
+    """Misuse unless `value` is one of `values`."""
     if value not in values:
         raise typer.BadParameter(f"{option} {value} is none of {', '.join(values)}")
 
 
 def model_path(model: str | None) -> Path:
-    """The file that was named, or the embedded model."""
+    """The file or folder that was named, or the embedded model."""
     from edgespec.models.embedded import embedded_model
 
     return embedded_model() if model is None else Path(model).expanduser()

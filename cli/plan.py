@@ -14,20 +14,22 @@ from edgespec.memory.plan import Alternative, Plan
 from edgespec.models.spec import ModelSpec
 
 
-@options.takes_plan_options
+@options.takes_shared_options
 def plan(
-    model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
+    ] = None,
     plan_options: options.PlanOptions = options.DEFAULTS,
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what a run would allocate and choose, without loading weights."""
-    from edgespec.models.spec import read_model_spec
+    from edgespec.models.onnx_folder import read_model
     from edgespec.planning import make_run_plan
 
-    spec = read_model_spec(options.model_path(model))
+    spec = read_model(options.model_path(model))
     request = plan_options.request()
     made = make_run_plan(spec, request)
-    print(json.dumps(_document(spec, made)) if as_json else _text(spec, made))
+    print(json.dumps(_document(spec, made)) if as_json else plan_text(spec, made))
 
 
 def _document(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
@@ -44,7 +46,8 @@ def _document(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _text(spec: ModelSpec, plan: Plan) -> str:
+def plan_text(spec: ModelSpec, plan: Plan) -> str:
+    """The plan as tables: bytes, choices with their reasons, predicted speed."""
     components = [
         (name.replace("_", " "), size_text(size)) for name, size in plan.component_bytes.items()
     ]

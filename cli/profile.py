@@ -12,9 +12,11 @@ from edgespec.cli import options
 from edgespec.cli.render import Progress, note, printable, size_text, table
 
 
-@options.takes_plan_options
+@options.takes_shared_options
 def profile(
-    model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
+    ] = None,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write the memory-profile report here.")
     ] = None,
@@ -22,11 +24,11 @@ def profile(
     as_json: options.JsonOption = False,
 ) -> None:
     """Measure step times, memory and speed. Example: edgespec profile model.gguf --html out.html"""
-    from edgespec.models.spec import read_model_spec
+    from edgespec.models.onnx_folder import read_model
     from edgespec.profiling import profile as measure
 
     write_report = _report_writer(html)
-    spec = read_model_spec(options.model_path(model))
+    spec = read_model(options.model_path(model))
     request = plan_options.request()
     progress = Progress()
     try:

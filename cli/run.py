@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.render import Progress, memory_json, note, printable, size_text
+from edgespec.cli.render import memory_json, note, printable, size_text
+from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from edgespec.compare import Divergence
     from edgespec.engine import Engine, Prompt, Result
     from edgespec.memory.plan import Plan
-    from edgespec.models.spec import ModelSpec
     from edgespec.sampling import SamplingParams
 
 
-@options.takes_plan_options
+@options.takes_shared_options
 def run(
-    model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
+    ] = None,
     prompt: Annotated[str | None, typer.Argument(help="Text. Default: --file or stdin.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt here.")] = None,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
@@ -35,17 +35,8 @@ def run(
     max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1)] = 512,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
     plan_options: options.PlanOptions = options.DEFAULTS,
-    seed: Annotated[int | None, typer.Option("--seed", help="Random seed of sampling.")] = None,
-    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Keep this probability mass.")] = 1.0,
-    min_p: Annotated[float, typer.Option("--min-p", help="Drop below this x the best.")] = 0.0,
-    repeat_penalty: Annotated[float, typer.Option("--repeat-penalty", help="1 is off.")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option("--presence-penalty")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option("--frequency-penalty")] = 0.0,
-    logit_bias: Annotated[
-        list[str] | None, typer.Option("--logit-bias", help="TOKEN=BIAS, e.g. 42=-5.")
-    ] = None,
+    sampling_options: options.SamplingOptions = options.GREEDY,
+    format_options: options.FormatOptions = options.ANY_FORMAT,
     check: Annotated[
         bool, typer.Option("--check", help="Generate again plainly and compare.")
     ] = False,
@@ -53,30 +44,27 @@ def run(
 ) -> None:
     """Answer one prompt. Example: edgespec run model.gguf "Why is the sky blue?"
 
-    With one argument that is no GGUF file, it is the prompt of the embedded model.
+    With one argument that is no model, it is the prompt of the embedded model.
     """
     model, prompt = _model_and_prompt(model, prompt)
     text = _prompt_text(prompt, file)
-    sampling = _sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repeat_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=_biases(logit_bias or []),
-        seed=seed,
-    )
+    sampling = sampling_options.params()
+    texts = format_options.texts()
     request = plan_options.request(
         prompt_tokens=len(text.encode()) // 2 + 64,  # more than two bytes a token, usually four
         max_tokens=max_tokens,
     )
-    cancel = _cancel_on_interrupt()
-    plan, engine = _load(model, request, cancel, quiet=as_json)
+    cancel = cancel_on_interrupt()
+    plan, engine = load_engine(model, request, cancel, quiet=as_json)
     with engine:
         messages: Prompt = text if raw else _messages(system, text, engine)
-        arguments = {"max_tokens": max_tokens, "stop": stop or (), "raw": raw, "cancel": cancel}
+        arguments: dict[str, Any] = {
+            "max_tokens": max_tokens,
+            "stop": stop or (),
+            "raw": raw,
+            "cancel": cancel,
+            **texts,
+        }
         result, seed_used = _generate(engine, messages, sampling, arguments, show=not as_json)
         checked = None
         if check and result.finish_reason != "cancelled":
@@ -126,27 +114,6 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
     return prompt
 
 
-def _sampling(**values: Any) -> SamplingParams:
-    """Sampling parameters; values no model could honour are misuse."""
-    from edgespec.sampling import SamplingParams
-
-    try:
-        return SamplingParams(**values)
-    except UnsupportedError as problem:
-        raise typer.BadParameter(str(problem)) from problem
-
-
-def _biases(texts: list[str]) -> tuple[tuple[int, float], ...]:
-    pairs = []
-    for text in texts:
-        token, _, bias = text.partition("=")
-        try:
-            pairs.append((int(token), float(bias)))
-        except ValueError:
-            raise typer.BadParameter(f"--logit-bias {text} is not TOKEN=BIAS") from None
-    return tuple(pairs)
-
-
 def _messages(system: str | None, text: str, engine: Engine) -> Prompt:
     if system is None:
         return text
@@ -156,53 +123,6 @@ def _messages(system: str | None, text: str, engine: Engine) -> Prompt:
 
 
 # -- running -------------------------------------------------------------------------------
-
-
-def _cancel_on_interrupt() -> threading.Event:
-    """An event that the first Ctrl-C sets; the second one interrupts at once."""
-    cancel = threading.Event()
-
-    def handle(_signal: int, _frame: Any) -> None:
-        if cancel.is_set():
-            raise KeyboardInterrupt
-        cancel.set()
-
-    signal.signal(signal.SIGINT, handle)
-    return cancel
-
-
-def _load(
-    model: str | None, request: Any, cancel: threading.Event, *, quiet: bool
-) -> tuple[Plan, Engine]:
-    from edgespec.loading import load_plan
-    from edgespec.models.spec import read_model_spec
-    from edgespec.planning import make_run_plan
-
-    spec = read_model_spec(options.model_path(model))
-    plan = make_run_plan(spec, request)
-    if not quiet:
-        note(_headline(spec, plan))
-    progress = Progress()
-    try:
-        engine = load_plan(spec, plan, progress=progress)
-    finally:
-        progress.clear()
-    if cancel.is_set():
-        engine.close()
-        raise KeyboardInterrupt
-    if engine.backend.capabilities.place and not quiet:
-        note(f"runs on {engine.backend.capabilities.place}")
-    return plan, engine
-
-
-def _headline(spec: ModelSpec, plan: Plan) -> str:
-    drafts = "no drafts" if plan.drafter == "none" else f"{plan.drafter} drafts where they pay"
-    return (
-        f"{printable(spec.name) or spec.path.name} {spec.file_type}, {plan.context_size} tokens of "
-        f"context, {plan.threads} threads, {drafts}; at most "
-        f"{size_text(plan.predicted_peak_bytes)} of {size_text(plan.limit_bytes)} "
-        f"{'free' if plan.limit_bytes == plan.available_bytes else 'budget'}"
-    )
 
 
 def _generate(

@@ -21,35 +21,50 @@ if TYPE_CHECKING:
         MissingDependencyError,
         ModelFileError,
         ModelNotFoundError,
+        SessionFileError,
         UnsupportedError,
     )
-    from edgespec.loading import load
+    from edgespec.loading import load, plan
+    from edgespec.memory.plan import Plan
     from edgespec.sampling import SamplingParams
+    from edgespec.session import Session, Turn
+    from edgespec.stats import Counters
 
 __all__ = [
     "BackendError",
     "Chunk",
     "ContextFullError",
+    "Counters",
     "DoesNotFitError",
     "EdgespecError",
     "Engine",
     "MissingDependencyError",
     "ModelFileError",
     "ModelNotFoundError",
+    "Plan",
     "Result",
     "SamplingParams",
+    "Session",
+    "SessionFileError",
     "Stream",
+    "Turn",
     "UnsupportedError",
     "load",
+    "plan",
 ]
 
 _MODULES = {
     "Chunk": "engine",
+    "Counters": "stats",
     "Engine": "engine",
     "Result": "engine",
     "Stream": "engine",
+    "Plan": "memory.plan",
     "SamplingParams": "sampling",
+    "Session": "session",
+    "Turn": "session",
     "load": "loading",
+    "plan": "loading",
 }
 
 

@@ -9,13 +9,19 @@ The engine knows no inference library (the backend does) and no probabilities (t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from types import TracebackType
+from typing import Any
 
 from edgespec.accept import accept
+from edgespec.asynchronous import chunks_of
 from edgespec.backends.base import Backend, Logits
+from edgespec.common import common_length
+from edgespec.constrained import ConstrainedSampler, GrammarDrafter, make_grammar, new_counts
 from edgespec.controller import build_tree, choose_size, likeliest_chain
 from edgespec.drafters.base import Drafter, Outcome, Successors
 from edgespec.errors import ContextFullError, UnsupportedError
@@ -31,6 +37,8 @@ from edgespec.tree import DraftTree
 from edgespec.verification import accept_sampled
 
 Prompt = str | Sequence[Message] | Sequence[int]
+Rounds = Generator[list[int], None, None]
+_PATIENCE_S = 0.05  # between two looks at whether a waiting generation was cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,9 @@ class Chunk:
 
     text: str
     token_ids: tuple[int, ...]
+    # How many of the ids, and how much of the text, came from drafts; they come first.
+    num_drafted: int = field(default=0, compare=False)
+    drafted_chars: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +70,15 @@ class Result:
 class _Run:
     """State of the generation in progress."""
 
-    sampler: Sampler
+    sampler: Sampler | ConstrainedSampler
     draft_sampler: Sampler | None  # draws drafts, independently of the sampler
     limit: int  # tokens that may be generated
     cancel: threading.Event
     counters: Counters = field(default_factory=Counters)
-    speculate: bool = True
+    drafter: Drafter | None = None  # None decodes plainly
+    reuse: bool = False  # what the cache already holds of the prompt
     min_probability: float = 0.0  # of a draft node that can pay
+    rounds: weakref.ref[Rounds] | None = None  # the generator that runs it
 
 
 class Engine:
@@ -78,6 +91,8 @@ class Engine:
         max_nodes: largest step, root included; None leaves it to the backend.
         history: counts how many tokens rounds of each size emitted, for later plans.
         chat_template: Jinja source of the model's chat format, or None.
+        reuses_cache: whether a generation may go on from what the cache holds of its prompt.
+        cache_key: what a saved cache must have been made with to be read back; "" saves none.
         on_close: called once when the engine is closed.
     """
 
@@ -91,6 +106,8 @@ class Engine:
         history: RoundHistory | None = None,
         chat_template: str | None = None,
         special_tokens: tuple[str, str] = ("", ""),
+        reuses_cache: bool = True,
+        cache_key: str = "",
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.backend = backend
@@ -100,8 +117,13 @@ class Engine:
         self.history = history if history is not None else RoundHistory()
         self.chat_template = chat_template
         self._special_tokens = special_tokens
+        self.reuses_cache = reuses_cache
+        self.cache_key = cache_key
         self._on_close = on_close
         self._lock = threading.Lock()
+        self._forced_counts = new_counts()
+        self._owner = 0  # the thread whose generation holds the lock
+        self._rounds: weakref.ref[Rounds] | None = None  # of that generation
         self._closed = False
 
     # -- public ----------------------------------------------------------------------------
@@ -115,6 +137,9 @@ class Engine:
         stop: Sequence[str] = (),
         raw: bool = False,
         speculate: bool = True,
+        reuse: bool = False,
+        grammar: str | None = None,
+        json_schema: str | None = None,
         cancel: threading.Event | None = None,
     ) -> Result:
         """Write the continuation of `prompt` and return it whole. Arguments as in `stream`."""
@@ -125,6 +150,9 @@ class Engine:
             stop=stop,
             raw=raw,
             speculate=speculate,
+            reuse=reuse,
+            grammar=grammar,
+            json_schema=json_schema,
             cancel=cancel,
         )
         for _ in stream:
@@ -140,6 +168,9 @@ class Engine:
         stop: Sequence[str] = (),
         raw: bool = False,
         speculate: bool = True,
+        reuse: bool = False,
+        grammar: str | None = None,
+        json_schema: str | None = None,
         cancel: threading.Event | None = None,
     ) -> Stream:
         """Write the continuation of `prompt`, chunk by chunk.
@@ -151,6 +182,10 @@ class Engine:
             sampling: how tokens are picked; greedy by default.
             stop: strings that end the answer; they are not part of it.
             speculate: False decodes plainly, one token a step.
+            reuse: start from what the cache holds of the prompt, as a `Session` does. Without
+                settings of `--exact` its logits may be rounded differently from a fresh prefill's.
+            grammar: GBNF text that the answer keeps to.
+            json_schema: text of a JSON schema; the answer is a document that fits it, on one line.
             cancel: set it from another thread to stop after the current step.
 
         Raises:
@@ -175,19 +210,43 @@ class Engine:
             limit=min(max_tokens, room),
             cancel=cancel or threading.Event(),
             counters=Counters(prompt_tokens=len(ids)),
-            speculate=speculate and self.drafter is not None,
+            drafter=self.drafter if speculate else None,
+            reuse=reuse and self.reuses_cache,
         )
+        if (rules := make_grammar(self.backend, grammar, json_schema)) is not None:
+            run.sampler, run.draft_sampler = ConstrainedSampler(sampler, rules), None
+            if run.drafter is not None:
+                run.drafter = GrammarDrafter(
+                    rules, self.backend.tokenizer, run.drafter, self._forced_counts
+                )
         if self.curve is not None:
             run.min_probability = self.curve.least_useful_probability(len(ids))
         text = TextStream(self.backend.tokenizer.token_bytes, stop)
-        return Stream(self._locked(ids, run), text, self.backend.tokenizer.is_end, run, max_tokens)
+        rounds = self._locked(ids, run)
+        run.rounds = weakref.ref(rounds)
+        return Stream(rounds, text, self.backend.tokenizer.is_end, run, max_tokens)
+
+    def astream(self, prompt: Prompt, **options: Any) -> AsyncGenerator[Chunk, None]:
+        """`stream` for asynchronous code: the event loop goes on while the model computes.
+
+        Cancelling the task, or `aclose`, stops the generation and gives the engine back. Tasks
+        take turns, as threads do.
+        """
+        return chunks_of(self.stream(prompt, **options))
+
+    async def agenerate(self, prompt: Prompt, **options: Any) -> Result:
+        """`generate` for asynchronous code."""
+        stream = self.stream(prompt, **options)
+        async for _ in chunks_of(stream):
+            pass
+        return stream.result
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Token ids of a prompt, in the model's chat format unless it is `raw` or ids already."""
         if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
             ids = [item for item in prompt if isinstance(item, int)]
         else:
-            ids = self.backend.tokenizer.encode(self._prompt_text(prompt, raw))
+            ids = self.backend.tokenizer.encode(self.prompt_text(prompt, raw=raw))
         if not ids:
             raise UnsupportedError("the prompt is empty", hint="give at least one character")
         outside = [i for i in ids if not 0 <= i < self.backend.tokenizer.vocab_size]
@@ -195,15 +254,41 @@ class Engine:
             raise UnsupportedError(f"token id {outside[0]} is not in the vocabulary")
         return ids
 
+    def prompt_text(self, prompt: Prompt, *, raw: bool = False) -> str:
+        """The text that is sent for a prompt: messages in the model's chat format."""
+        if isinstance(prompt, str) and (raw or self.chat_template is None):
+            return prompt
+        if self.chat_template is None or raw:
+            raise UnsupportedError(
+                "this model has no chat template", hint="pass the prompt as text"
+            )
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        bos_token, eos_token = self._special_tokens
+        return render_chat(
+            self.chat_template,
+            [message for message in messages if not isinstance(message, int)],
+            bos_token=bos_token,
+            eos_token=eos_token,
+        )
+
     def close(self) -> None:
-        """Free the model; safe to call twice."""
-        with self._lock:
+        """Free the model; safe to call twice.
+
+        An unfinished stream of this thread ends here; one of another thread is waited for.
+        """
+        rounds = self._rounds() if self._rounds is not None else None
+        if rounds is not None and self._owner == threading.get_ident():
+            rounds.close()
+        self._acquire(threading.Event())
+        try:
             if self._closed:
                 return
             self._closed = True
             if self._on_close is not None:
                 self._on_close()
             self.backend.close()
+        finally:
+            self._release()
 
     def __enter__(self) -> Engine:
         return self
@@ -220,12 +305,12 @@ class Engine:
 
     def _decode(self, prompt: list[int], run: _Run) -> Iterator[list[int]]:
         """Yield the tokens of each round. The first "round" is the prompt's last logits."""
-        logits = self._prefill(prompt, run.cancel)
+        logits = self._prefill(prompt, run)
         if logits is None:
             return
         root, previous = run.sampler.pick(logits), 0
-        if run.speculate and self.drafter is not None:
-            self.drafter.begin([*prompt, root])
+        if run.drafter is not None:
+            run.drafter.begin([*prompt, root])
         run.counters.generated_tokens = 1
         yield [root]
         is_end = self.backend.tokenizer.is_end
@@ -242,8 +327,8 @@ class Engine:
             emitted = _until_end(emitted, is_end)
             path = path[: len(emitted)]
             self.backend.commit(path)
-            if run.speculate and self.drafter is not None and self.curve is not None:
-                self.drafter.observe(Outcome(tree, path, emitted, _successors(logits)))
+            if run.drafter is not None and self.curve is not None:
+                run.drafter.observe(Outcome(tree, path, emitted, _successors(logits)))
                 self.history.observe(len(tree), len(emitted))
                 previous, last = len(tree) + extra, previous
                 self.curve.observe(previous, depth, last, (verified - drafted) * 1e3)
@@ -252,12 +337,13 @@ class Engine:
             run.counters.add_round(tree, path, verified - drafted, draft_ms / 1e3, spent_s)
             yield emitted
 
-    def _prefill(self, prompt: list[int], cancel: threading.Event) -> Logits | None:
+    def _prefill(self, prompt: list[int], run: _Run) -> Logits | None:
         """Logits after the prompt, or None when cancelled on the way."""
-        self.backend.truncate(0)
+        known = common_length(self.backend.tokens, prompt[:-1]) if run.reuse else 0
+        kept = run.counters.reused_tokens = self.backend.truncate(known)
         logits, size = None, self.backend.batch_size
-        for start in range(0, len(prompt), size):
-            if cancel.is_set():
+        for start in range(kept, len(prompt), size):
+            if run.cancel.is_set():
                 return None
             logits = self.backend.prefill(prompt[start : start + size])
         return logits
@@ -267,14 +353,14 @@ class Engine:
 
         That is the root, and drafts where they are worth their time.
         """
-        if not run.speculate or self.drafter is None or self.curve is None:
+        if run.drafter is None or self.curve is None:
             return DraftTree.chain((root,)), 0.0
         backend = self.backend
         room = min(
             run.limit - run.counters.generated_tokens - 1,
             backend.context_size - backend.length - 1,
             self._max_nodes - 1,
-            len(self.curve.base) - 2 - backend.pending,
+            self.curve.max_nodes - backend.pending - 1,  # drawn nodes cannot be left out later
         )
         if room < 1:
             return DraftTree.chain((root,)), 0.0
@@ -288,7 +374,7 @@ class Engine:
             branches=backend.capabilities.tree,
             sampler=run.draft_sampler,
         )
-        proposal = self.drafter.propose(stakes)
+        proposal = run.drafter.propose(stakes)
         if not stakes.branches:
             proposal = likeliest_chain(proposal)
         size, _ = choose_size(
@@ -297,9 +383,11 @@ class Engine:
         return build_tree(root, proposal, size), proposal.draft_ms
 
     @staticmethod
-    def _accept(tree: DraftTree, logits: Logits, sampler: Sampler) -> tuple[list[int], list[int]]:
+    def _accept(
+        tree: DraftTree, logits: Logits, sampler: Sampler | ConstrainedSampler
+    ) -> tuple[list[int], list[int]]:
         """Nodes to keep and tokens to emit: each rule where its proposals need it."""
-        if not tree.laws:
+        if not tree.laws or isinstance(sampler, ConstrainedSampler):
             return accept(tree, logits, sampler.pick)
         return accept_sampled(tree, tree.laws, lambda node: sampler.law(logits[node]), sampler)
 
@@ -309,42 +397,64 @@ class Engine:
 
     # -- details ---------------------------------------------------------------------------
 
-    def _locked(self, prompt: list[int], run: _Run) -> Iterator[list[int]]:
-        """One generation at a time: a second one waits until the first has ended."""
-        with self._lock:
+    def _locked(self, prompt: list[int], run: _Run) -> Rounds:
+        """One generation at a time; only what the engine itself takes is timed."""
+        if not self._acquire(run.cancel):
+            return
+        try:
             self._check_open()
-            start = first = perf_counter()
-            for emitted in self._decode(prompt, run):
-                now = perf_counter()
-                if run.counters.rounds == 0:
-                    run.counters.time_to_first_token_s = now - start
-                    first = now
-                run.counters.decode_s = now - first
+            self._rounds = run.rounds
+            rounds, counters = self._decode(prompt, run), run.counters
+            start = perf_counter()
+            for emitted in rounds:
+                seconds = perf_counter() - start
+                if counters.rounds == 0:
+                    counters.time_to_first_token_s = seconds
+                else:
+                    counters.decode_s += seconds
                 yield emitted
+                start = perf_counter()
+        finally:
+            self._release()
 
-    def _prompt_text(self, prompt: Prompt, raw: bool) -> str:
-        if isinstance(prompt, str) and (raw or self.chat_template is None):
-            return prompt
-        if self.chat_template is None or raw:
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the engine as a generation does, to work on its cache. Raises as `stream`."""
+        self._acquire(threading.Event())
+        try:
+            self._check_open()
+            yield
+        finally:
+            self._release()
+
+    def _acquire(self, cancel: threading.Event) -> bool:
+        """Wait for other threads' generations; False when cancelled meanwhile."""
+        if self._owner == threading.get_ident():
             raise UnsupportedError(
-                "this model has no chat template", hint="pass the prompt as text"
+                "another stream of this engine is unfinished in this thread",
+                hint="read it to its end or close() it first; one in another thread is waited for",
             )
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        bos_token, eos_token = self._special_tokens
-        return render_chat(
-            self.chat_template,
-            [message for message in messages if not isinstance(message, int)],
-            bos_token=bos_token,
-            eos_token=eos_token,
-        )
+        while not self._lock.acquire(timeout=_PATIENCE_S):
+            if cancel.is_set():
+                return False
+        self._owner = threading.get_ident()
+        return True
+
+    def _release(self) -> None:
+        self._owner = 0
+        self._lock.release()
 
 
 class Stream:
-    """Chunks of one generation; `result` is complete when the iteration has ended."""
+    """Chunks of one generation; `result` is complete when the iteration has ended.
+
+    The engine is taken from the first chunk to the last one, or to `close`. Meanwhile another
+    generation waits if it is started in another thread, and is an error in the same one.
+    """
 
     def __init__(
         self,
-        rounds: Iterator[list[int]],
+        rounds: Rounds,
         text: TextStream,
         is_end: Callable[[int], bool],
         run: _Run,
@@ -372,9 +482,23 @@ class Stream:
             if rest:
                 yield Chunk(rest, ())
         finally:
-            close = getattr(self._rounds, "close", None)
-            if close is not None:
-                close()
+            self._rounds.close()
+
+    def close(self) -> None:
+        """Stop and give the engine back; what was generated stays in `result`.
+
+        From another thread than the reading one this cancels: the step under way is finished.
+        """
+        try:
+            self._rounds.close()
+        except ValueError:  # it is running, in the thread that reads it
+            self._run.cancel.set()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _chunk(self, emitted: list[int]) -> Chunk:
         pieces: list[str] = []
@@ -385,7 +509,9 @@ class Stream:
             if self._text.stopped:
                 break
         self._ids += emitted[:used]
-        return Chunk("".join(pieces), tuple(emitted[:used]))
+        drafted = min(used, len(emitted) - 1)  # the last one is the target's own
+        drafted_chars = sum(map(len, pieces[:drafted]))
+        return Chunk("".join(pieces), tuple(emitted[:used]), drafted, drafted_chars)
 
     @property
     def result(self) -> Result:

@@ -6,6 +6,7 @@
     ├── DoesNotFitError       (MemoryError)   the request needs more memory than there is
     ├── ContextFullError      (ValueError)    the prompt or the answer leaves no room in the context
     ├── UnsupportedError      (ValueError)    a backend, model or setting cannot do what was asked
+    ├── SessionFileError      (ValueError)    a saved conversation cannot be read or written
     ├── MissingDependencyError (ImportError)  an optional package is not installed
     └── BackendError          (RuntimeError)  the inference library failed
 
@@ -42,6 +43,10 @@ class ContextFullError(EdgespecError, ValueError):
 
 class UnsupportedError(EdgespecError, ValueError):
     """A backend, model file or setting cannot honour what was asked."""
+
+
+class SessionFileError(EdgespecError, ValueError):
+    """A saved conversation is missing, damaged or foreign, or cannot be written."""
 
 
 class MissingDependencyError(EdgespecError, ImportError):

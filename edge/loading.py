@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from edgespec.backends.base import Backend
 from edgespec.backends.early_exit import ExitBackend
@@ -31,8 +32,9 @@ from edgespec.memory.texts import add_texts, load_texts
 from edgespec.memory.track import peak_resident_bytes
 from edgespec.models.early_exit import read_exit
 from edgespec.models.embedded import embedded_model
-from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.noise import largest_invariant_step
+from edgespec.models.onnx_folder import read_model
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
+from edgespec.noise import largest_invariant_step, prefill_is_invariant
 from edgespec.planning import (
     make_run_plan,
     rounds_key,
@@ -71,7 +73,9 @@ def load(
     remember: bool = False,
     progress: Progress | None = None,
 ) -> Engine:
-    """Load a GGUF model; without a path, the embedded one of the `demo` extra.
+    """Load a model: a GGUF file, or a folder that `edgespec models export` made.
+
+    Without a path it is the embedded one of the `demo` extra.
 
     Args:
         budget_bytes: most memory the whole process may take; None takes what is free.
@@ -96,8 +100,8 @@ def load(
         UnsupportedError: an option cannot be honoured with this model.
         BackendError: llama.cpp failed, with its own words.
     """
-    spec = read_model_spec(model if model is not None else embedded_model())
-    request = Request(
+    spec, chosen = _plan(
+        model,
         budget_bytes=budget_bytes,
         prefer=prefer,
         backend=backend,
@@ -107,12 +111,61 @@ def load(
         kv_type=kv_type,
         gpu_layers=gpu_layers,
         drafter=drafter,
-        draft_model=None if draft_model is None else Path(draft_model),
+        draft_model=draft_model,
         draft_max=draft_max,
         exact=exact,
         remember=remember,
     )
-    return load_plan(spec, make_run_plan(spec, request), progress=progress)
+    return load_plan(spec, chosen, progress=progress)
+
+
+def plan(
+    model: str | os.PathLike[str] | None = None,
+    *,
+    budget_bytes: int | None = None,
+    prefer: str = "speed",
+    backend: str = "auto",
+    device: str = "auto",
+    context_size: int | None = None,
+    threads: int | None = None,
+    kv_type: str | None = None,
+    gpu_layers: int | None = None,
+    drafter: str = "auto",
+    draft_model: str | os.PathLike[str] | None = None,
+    draft_max: int | None = None,
+    exact: bool = False,
+) -> Plan:
+    """What `load` would allocate and choose, and why; loads nothing.
+
+    Arguments and errors as in `load`.
+    """
+    _, chosen = _plan(
+        model,
+        budget_bytes=budget_bytes,
+        prefer=prefer,
+        backend=backend,
+        device=device,
+        context_size=context_size,
+        threads=threads,
+        kv_type=kv_type,
+        gpu_layers=gpu_layers,
+        drafter=drafter,
+        draft_model=draft_model,
+        draft_max=draft_max,
+        exact=exact,
+    )
+    return chosen
+
+
+def _plan(
+    model: str | os.PathLike[str] | None,
+    *,
+    draft_model: str | os.PathLike[str] | None,
+    **options: Any,
+) -> tuple[ModelSpec, Plan]:
+    spec = read_model(model if model is not None else embedded_model())
+    draft = None if draft_model is None else Path(draft_model)
+    return spec, make_run_plan(spec, Request(draft_model=draft, **options))
 
 
 def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) -> Engine:
@@ -122,9 +175,11 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
     backend = _BACKENDS[plan.backend](spec, plan, report)
     drafter: CombinedDrafter | None = None
     try:
-        max_nodes = backend.max_nodes
+        key = settings_key(spec, settings_of(plan))
+        max_nodes, reuses_cache = backend.max_nodes, True
         if plan.exact:
-            max_nodes = _largest_exact_step(backend, settings_key(spec, settings_of(plan)), report)
+            max_nodes = _largest_exact_step(backend, key, report)
+            reuses_cache = _prefill_is_exact(backend, key, max_nodes)
         if backend.capabilities.rollback:
             _one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
         curve = _curve(backend, spec, plan, report) if plan.drafter != "none" else None
@@ -155,6 +210,8 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
         history=history,
         chat_template=spec.chat_template,
         special_tokens=(backend.tokenizer.bos_text, backend.tokenizer.eos_text),
+        reuses_cache=reuses_cache,
+        cache_key=f"{key} | exact" if plan.exact else key,
         on_close=finish,
     )
 
@@ -240,6 +297,15 @@ def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
     from edgespec.models.onnx_facts import read_facts
 
     place = choose(plan.device)
+    settings = OrtSettings(
+        context_size=plan.context_size,
+        batch_size=plan.batch_size,
+        max_nodes=plan.draft_max + 1,
+        threads=plan.threads,
+        pads_single=plan.exact,
+    )
+    if spec.format == ONNX_FORMAT:
+        return OrtBackend(spec, None, spec.path, settings, place)
     facts = read_facts(spec)
     folder = converted(
         spec,
@@ -247,13 +313,6 @@ def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         device.cpu_name(),
         lambda fraction: report("converting for ONNX Runtime (once)", fraction),
         graphs_for(place, plan.context_size),
-    )
-    settings = OrtSettings(
-        context_size=plan.context_size,
-        batch_size=plan.batch_size,
-        max_nodes=plan.draft_max + 1,
-        threads=plan.threads,
-        pads_single=plan.exact,
     )
     return OrtBackend(spec, facts, folder, settings, place)
 
@@ -368,6 +427,19 @@ def _largest_exact_step(backend: Backend, key: str, report: Progress) -> int:
             hint="Q4_0, Q4_1 and Q8_0 files are batch-invariant on CPUs; or leave out --exact",
         )
     return size
+
+
+def _prefill_is_exact(backend: Backend, key: str, step: int) -> bool:
+    """Whether a conversation may keep its cache with `--exact`; measured once for these settings.
+
+    Where it may not, every turn is prefilled again.
+    """
+    document = cache.load("invariance", key) or {}
+    known = document.get("prefill")
+    if not isinstance(known, bool):
+        known = prefill_is_invariant(backend, step)
+        cache.store("invariance", key, {**document, "prefill": known})
+    return known
 
 
 def _remember(

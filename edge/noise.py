@@ -97,11 +97,42 @@ def largest_invariant_step(
     return sizes[-1] if sizes else 1
 
 
+def prefill_is_invariant(backend: Backend, step: int, depths: Sequence[int] = _DEPTHS) -> bool:
+    """Whether a prompt's batches leave, bit for bit, what steps of up to `step` tokens leave.
+
+    Then a cache that holds an answer is the same as one that was prefilled with it. A whole batch
+    of a text is fed both ways, and the logits after it are compared. The cache is empty afterwards.
+    """
+    room = backend.context_size - 1
+    count = min(room, max(_NUM_TOKENS, backend.batch_size))
+    depths = sorted({min(depth, room - count) for depth in depths})
+    text = _text(backend, depths[-1] + count)
+    same = True
+    for depth in depths:
+        end = depth + count
+        backend.truncate(0)
+        _prefill_to(backend, text, end)
+        batched = backend.verify(DraftTree.chain(text[:1])).tobytes()
+        backend.truncate(0)
+        _prefill_to(backend, text, depth)
+        for start in range(depth, end, step):
+            tokens = text[start : min(start + step, end)]
+            backend.verify(DraftTree.chain(tokens))
+            backend.commit(range(len(tokens)))
+        same = same and backend.verify(DraftTree.chain(text[:1])).tobytes() == batched
+    backend.truncate(0)
+    return same
+
+
+def _prefill_to(backend: Backend, text: list[int], depth: int) -> None:
+    while backend.length < depth:
+        backend.prefill(text[backend.length : min(depth, backend.length + backend.batch_size)])
+
+
 def _decode_in_steps(backend: Backend, text: list[int], depth: int, size: int) -> Iterator[Logits]:
     """Logits of the tokens from `depth` on, decoded `size` at a time; views, as in `verify`."""
     backend.truncate(depth)
-    while backend.length < depth:
-        backend.prefill(text[backend.length : min(depth, backend.length + backend.batch_size)])
+    _prefill_to(backend, text, depth)
     for start in range(depth, depth + _NUM_TOKENS, size):
         tokens = text[start : min(start + size, depth + _NUM_TOKENS)]
         yield from backend.verify(DraftTree.chain(tokens))

@@ -31,7 +31,7 @@ from edgespec.memory.speed import DEFAULT_ROUNDS, RoundHistory, SpeedModel, esti
 from edgespec.models.early_exit import exit_bytes, read_exit
 from edgespec.models.packing import check_supported
 from edgespec.models.pairing import check_pair
-from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.proposal import MOST_DRAWN
 
 # Packages that are ONNX Runtime, with one provider or another.
@@ -55,9 +55,13 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Device | None = No
     With `backend="auto"` llama.cpp runs the file unless ONNX Runtime was measured with it, too,
     and is predicted to be faster.
 
+    An ONNX model folder runs on ONNX Runtime alone.
+
     Raises UnsupportedError or DoesNotFitError, as `make_plan` does.
     """
     machine = machine or this_device()
+    if spec.format == ONNX_FORMAT:
+        return _folder_plan(spec, request, machine)
     request = _placed(request, machine)
     if request.backend == ONNX:
         check_supported(spec)
@@ -75,6 +79,24 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Device | None = No
     if other.tokens_per_s > _WORTH_SWITCHING * plan.tokens_per_s:
         return _with_choice(other, Choice("backend", ONNX, both))
     return _with_choice(plan, Choice("backend", LLAMACPP, both))
+
+
+def _folder_plan(spec: ModelSpec, request: Request, machine: Device) -> Plan:
+    if request.backend == LLAMACPP:
+        raise UnsupportedError(
+            f"llama.cpp runs GGUF files, and {spec.path} is an ONNX model folder",
+            hint="leave out --backend, or name a GGUF file",
+        )
+    if request.exact:
+        # Empty cells lie between the past and the new tokens, so sums are taken in another order.
+        raise UnsupportedError(
+            "--exact is not possible with an ONNX model folder: a token rounds differently once it "
+            "is past",
+            hint="leave out --exact, or use a GGUF file of this model",
+        )
+    request = _placed(replace(request, backend=ONNX), machine)
+    plan = _plan_on(spec, request, machine)
+    return _with_choice(plan, Choice("backend", ONNX, "the model is an ONNX folder"))
 
 
 def _placed(request: Request, machine: Device) -> Request:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from edgespec.memory.curve import CostCurve
 
 if TYPE_CHECKING:
+    from edgespec.laws import DraftLaw
     from edgespec.sampling import Sampler
-    from edgespec.verification import DraftLaw
 
 
 MOST_DRAWN = 8  # nodes of a proposal that carry a law, which is a number for each token

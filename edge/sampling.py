@@ -44,6 +44,7 @@ from edgespec.best_tokens import (
     top_p_head,
 )
 from edgespec.errors import BackendError, UnsupportedError
+from edgespec.laws import TargetLaw
 
 # Keeps 1/temperature away from 0 and infinity, where float32 would turn 0 * inf into NaN.
 _INVERSE_TEMPERATURE_RANGE = (1e-30, 1e30)
@@ -170,14 +171,18 @@ class Sampler:
 
         Raises `BackendError` if the best logit is not a finite number.
         """
+        token = self.choose(logits_row)
+        self.record(token)
+        return token
+
+    def choose(self, logits_row: NDArray[np.float32]) -> int:
+        """As `pick`, without recording the token: another one may be chosen in its place."""
         assert logits_row.shape == (self.vocab_size,)
         if self._takes_argmax:
             return _argmax(logits_row)
         with np.errstate(all="ignore"):
             row = self._change(logits_row)
-            token = _argmax(row) if self.params.is_greedy else self._draw(row)
-        self.record(token)
-        return token
+            return _argmax(row) if self.params.is_greedy else self._draw(row)
 
     def record(self, token: int) -> None:
         """Count a token that was chosen elsewhere as emitted; `pick` does so by itself."""
@@ -210,9 +215,7 @@ class Sampler:
             weights = softmax_weights(head.logits, best, self._inverse_temperature)
             return head.ids, weights / weights.sum()
 
-    def law(
-        self, logits_row: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int64] | None, NDArray[np.float64]]:
+    def law(self, logits_row: NDArray[np.float32]) -> TargetLaw:
         """The same as `distribution`, for verifying draws: unsorted where nothing is filtered.
 
         Then the ids are None and the probabilities [V] stand at their tokens; their weights are

@@ -15,10 +15,12 @@ class Counters:
 
     A round is one step of the target after the prompt. `step_s` is what the target's steps took,
     `draft_s` a draft model's, and `host_s` everything else: tables, choosing, accepting, counting.
-    `drafted_by` and `accepted_by` split the drafted and accepted tokens by drafter.
+    `drafted_by` and `accepted_by` split the drafted and accepted tokens by drafter. Of the prompt,
+    `reused_tokens` were in the cache already.
     """
 
     prompt_tokens: int = 0
+    reused_tokens: int = 0
     generated_tokens: int = 0
     rounds: int = 0
     drafted_tokens: int = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgespec.verification import DraftLaw
+    from edgespec.laws import DraftLaw
 
 
 @dataclass(frozen=True, slots=True)

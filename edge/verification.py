@@ -51,11 +51,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.laws import DraftLaw, TargetLaw
 from edgespec.tree import DraftTree
-
-DraftLaw = NDArray[np.float64] | NDArray[np.float32]
-# Token ids [k], or None where every token has its place, and their probabilities [k] or [V].
-TargetLaw = tuple[NDArray[np.int64] | None, NDArray[np.float64]]
 
 
 class Dice(Protocol):

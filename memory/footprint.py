@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from edgespec.memory.graph import BatchShape, compute_buffer_bytes
 from edgespec.models.gguf import GgufTensor
 from edgespec.models.packing import BLOCK, packed_bits
-from edgespec.models.spec import ModelSpec
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 HOST, GPU = "host", "gpu"
 # Bytes per value of a KV cache; block types store a 2-byte scale per 32 values.
@@ -41,13 +41,19 @@ _ATTENTION_TILE = 64  # rows of queries and of keys that one thread works on
 # between 60 and 67 MiB are resident, depending on what the page cache holds of the libraries;
 # then llama.cpp's tables per token: those of a byte-level BPE hold merges too.
 _RUNTIME_BYTES = 135 << 19  # 67.5 MiB
-_VOCABULARY_ENTRY_BYTES = {"gpt2": 345}
+_VOCABULARY_ENTRY_BYTES = {"gpt2": 345, "tokenizers": 1000}  # the tokenizers package's own tables
 _OTHER_VOCABULARY_ENTRY_BYTES = 165
 # onnxruntime's library, its arena and the graph: between 34 and 50 MiB are resident, depending on
 # what the page cache holds of the library.
 _ONNX_RUNTIME_BYTES = 50 << 20
 _ONNX_8_BIT_FACTOR = 1.06  # measured against the blocks' arithmetic; 4-bit ones are as counted
 _ONNX_LIVE_TENSORS = 8  # of embedding width at once
+# Exported graphs: a block's scale is stored a second time, or a sum with it; scores, their sum with
+# the bias and the shares are alive at once, and keys and values joined and for every head; the
+# arena rounds what it takes.
+_FOLDER_PACKED = 1.2
+_FOLDER_ARENA = 1.4
+_PAGES_AROUND = 1 << 16  # what reading one row of a mapped table may bring into memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +219,8 @@ def onnx_footprint(
     Weights are mapped from the converted file: a block of 32 takes its 4- or 8-bit numbers, a scale
     and a sum, and another scale that is read while loading. The cache is float32.
     """
+    if spec.format == ONNX_FORMAT:
+        return folder_footprint(spec, shape, drafter_bytes=drafter_bytes)
     cells = shape.context_size + shape.max_nodes + 1
     weights = sum(
         tensor.data_bytes if len(tensor.dims) < 2 else _onnx_matrix_bytes(tensor)
@@ -237,6 +245,35 @@ def onnx_footprint(
         Component("kv_cache", cells * values * _F32),
         Component("compute", activations * _F32 + rope + bias, is_ceiling=True),
         Component("logits", shape.max_nodes * spec.vocab_size * _F32),
+        Component("drafter_tables", drafter_bytes, is_ceiling=True),
+        Component("runtime", runtime_bytes(spec) + _ONNX_RUNTIME_BYTES, is_ceiling=True),
+    )
+
+
+def folder_footprint(
+    spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0
+) -> tuple[Component, ...]:
+    """The components of a run of an ONNX model folder.
+
+    Weights are copied as the kernels want them, and of the embedding's table pages with rows that
+    were read stay in memory. Each step joins the past with the new rows, layer by layer.
+    """
+    table = dict(spec.group_bytes)["token_embd"]
+    widest = max(shape.batch_size, shape.max_nodes)
+    cells = shape.context_size + widest
+    heads, length = max(spec.num_heads), max(spec.key_length) + max(spec.value_length)
+    scores = 3 * heads * widest * cells
+    joined = cells * length * 2 * heads
+    activations = widest * (
+        _ONNX_LIVE_TENSORS * spec.embedding_size + 3 * max(spec.feed_forward_size)
+    )
+    compute = int(_FOLDER_ARENA * _F32 * (scores + joined + activations))
+    return (
+        Component("weights", int(_FOLDER_PACKED * spec.weight_bytes), is_ceiling=True),
+        Component("embeddings", min(table, shape.context_size * _PAGES_AROUND), is_ceiling=True),
+        Component("kv_cache", shape.context_size * spec.kv_values_per_token * _F32),
+        Component("compute", compute, is_ceiling=True),
+        Component("logits", shape.max_nodes * spec.vocab_size * _F32, is_ceiling=True),
         Component("drafter_tables", drafter_bytes, is_ceiling=True),
         Component("runtime", runtime_bytes(spec) + _ONNX_RUNTIME_BYTES, is_ceiling=True),
     )

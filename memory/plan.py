@@ -33,7 +33,7 @@ from edgespec.memory.footprint import (
 )
 from edgespec.memory.speed import SpeedModel
 from edgespec.models.packing import EXACTLY_PACKED
-from edgespec.models.spec import ModelSpec
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 DEFAULT_CONTEXT = 4096
 LLAMACPP, ONNX = "llamacpp", "onnx"
@@ -86,6 +86,7 @@ class Request:
     remember: bool = False  # generated texts, for the drafters of later runs
     prompt_tokens: int = 0  # a ceiling is enough
     max_tokens: int = 0
+    interface_bytes: int = 0  # of what the process holds besides, such as a line editor
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +361,8 @@ class _Planner:
         )
         if self.draft_spec is not None and draft_max:
             parts += draft_model_footprint(self.draft_spec, self._draft_shape(context))
+        if self.request.interface_bytes:
+            parts += (Component("interface", self.request.interface_bytes, is_ceiling=True),)
         if self.machine.is_one_pool:
             return tuple(replace(part, device=HOST, name=_pooled(part)) for part in parts)
         return parts
@@ -498,6 +501,8 @@ class _Planner:
     def _mapped_reason(self) -> str:
         if self.device in ("gpu", "npu") and self.backend == ONNX:
             return "the provider makes a copy of its own for the device, which is not counted"
+        if self.spec.format == ONNX_FORMAT:
+            return "weights are pages of the folder's file, beside copies as the kernels want them"
         if self.backend == ONNX:
             kinds = sorted({t.type.name for t in self.spec.tensors.values() if len(t.dims) > 1})
             changed = [kind for kind in kinds if kind not in EXACTLY_PACKED]

@@ -9,7 +9,7 @@ from edgespec.errors import EdgespecError, UnsupportedError
 from edgespec.models.early_exit import check_exit, read_exit
 from edgespec.models.gguf import read_gguf
 from edgespec.models.gguf_values import read_strings
-from edgespec.models.spec import ModelSpec
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 _HINT = "draft with a smaller model of the same family"
 
@@ -21,6 +21,11 @@ def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
     same text in both; one vocabulary may end earlier, and rows that only pad it are never drafted.
     10 ms for 150,000 tokens that lie in both files alike, 0.2 s otherwise.
     """
+    if target.format == ONNX_FORMAT:
+        raise UnsupportedError(
+            f"{target.path.name} is an ONNX folder: its tokens cannot be compared with a GGUF's",
+            hint="draft models work with GGUF files, also with --backend onnx",
+        )
     if draft.is_recurrent or draft.is_hybrid or any(draft.is_sliding):
         raise UnsupportedError(
             f"{draft.path.name} cannot draft: its cache cannot go back to an earlier token",
@@ -30,7 +35,7 @@ def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
     if early_exit is not None:
         check_exit(target, draft, early_exit)
         return
-    if target.tokenizer_model != draft.tokenizer_model:
+    if target.tokenizer_model != draft.tokenizer_model or not draft.tokenizer_hash:
         raise UnsupportedError(
             f"{draft.path.name} cannot draft for {target.path.name}: their tokenizers are "
             f"{draft.tokenizer_model or 'missing'} and {target.tokenizer_model or 'missing'}",

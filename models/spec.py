@@ -25,6 +25,8 @@ _K = TypeVar("_K", bound=Hashable)
 MAX_LAYERS = 512
 _MAX_U31 = (1 << 31) - 1
 
+# Values of `ModelSpec.format`.
+GGUF_FORMAT, ONNX_FORMAT = "gguf", "onnx"
 # Groups of tensors, in the order of `ModelSpec.group_bytes`.
 GROUPS = ("token_embd", "output", "attention", "feed_forward", "experts", "norm", "other")
 
@@ -178,6 +180,8 @@ class ModelSpec:
     tokenizer_pre: str
     tokenizer_hash: str
 
+    # of the model's files: GGUF_FORMAT, or ONNX_FORMAT for a folder, whose tensors are not listed
+    format: str = GGUF_FORMAT
     # by name
     tensors: Mapping[str, GgufTensor] = field(default_factory=dict, repr=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from datetime import datetime
+from typing import Any
 
 import pytest
 
@@ -229,3 +230,58 @@ def test_modules_and_files_are_out_of_reach(template: str) -> None:
 @pytest.mark.parametrize("name", ["__class__", "__init__", "__dict__", "__subclasshook__"])
 def test_a_forbidden_attribute_that_is_only_printed_shows_nothing(name: str) -> None:
     assert render_chat("<{{ messages." + name + " }}>", HELLO) == "<>"
+
+
+# --------------------------------------------------------------------------- parts and bounds
+
+
+def test_content_may_be_a_list_of_text_parts() -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    assert render_chat(ROLES, [{"role": "user", "content": parts}]) == "[user: Hello]"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user"},
+        {"content": "x"},
+        {"role": "user", "content": None},
+        {"role": "user", "content": []},
+        {"role": "user", "content": ["x"]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        {"role": "user", "content": b"x"},
+        {"role": 1, "content": "x"},
+        "x",
+    ],
+    ids=str,
+)
+def test_what_is_no_message_of_text_is_refused(message: Any) -> None:
+    problem = failure(ROLES, [message])
+    assert isinstance(problem, UnsupportedError) and problem.hint
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set r = range(9999) %}{% for a in r %}{% for b in r %}{% set x = b %}{% endfor %}"
+        "{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+        "{{ f(40) }}",
+        "{% for a in range(9999) %}{{ 'x' * 9999 }}{% endfor %}",
+        "{{ 'x' * 10**12 }}",
+        "{{ 10**12 * 'x' }}",
+        "{{ [1] * 10**12 }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+    ],
+)
+def test_a_template_without_an_end_is_an_error(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.models.chat._MAX_STEPS", 20_000)
+    assert isinstance(failure(template), ModelFileError)
+
+
+def test_long_conversations_stay_far_from_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.models.chat._MAX_STEPS", 20_000)
+    assert len(render_chat(ROLES, HELLO * 1000)) == len("[user: Hello]") * 1000

@@ -688,7 +688,7 @@ class AfterAWhile(threading.Event):
 @pytest.mark.model
 def test_ctrl_c_keeps_the_document(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     run_module = import_module("edgespec.cli.run")
-    monkeypatch.setattr(run_module, "_cancel_on_interrupt", AfterAWhile)
+    monkeypatch.setattr(run_module, "cancel_on_interrupt", AfterAWhile)
     done = command(*ENDLESS, "--json", "--drafter", "none")
     assert (done.status, done.err) == (130, "")
     assert done.document["finish_reason"] == "cancelled"

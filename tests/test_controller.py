@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -141,6 +143,39 @@ def test_extra_tokens_are_paid_for_by_every_size() -> None:
     assert chosen_size((0.3, 0.1), curve, 0, 0, 31, extra=2) == 0
 
 
+@quick
+@given(
+    ms=step_times,
+    probabilities=st.lists(st.floats(0.0, 1.0), max_size=11),
+    kept=st.integers(0, 11),
+    spent_ms=st.floats(0.0, 50.0),
+    node_ms=st.floats(0.0, 5.0),
+)
+def test_kept_nodes_stay_and_time_spent_counts(
+    ms: list[float], probabilities: list[float], kept: int, spent_ms: float, node_ms: float
+) -> None:
+    """Of all sizes that hold the kept nodes, tried one by one; the rate is that of the choice."""
+    kept = min(kept, len(probabilities), len(ms) - 1)
+    probabilities[kept:] = sorted(probabilities[kept:], reverse=True)
+    stakes = Stakes(31, 0.0, CostCurve([INF, *ms]), depth=0)
+    costs = {"kept": kept, "spent_ms": spent_ms, "node_ms": node_ms}
+    size, best_rate = choose_size(probabilities, stakes, **costs)  # type: ignore[arg-type]
+    rates = {
+        n: (1.0 + math.fsum(probabilities[:n])) / (spent_ms + n * node_ms + ms[n])
+        for n in range(kept, min(len(probabilities), len(ms) - 1) + 1)
+    }
+    assert best_rate == pytest.approx(rates[size])
+    rates[0] = MARGIN * rates.get(0, 0.0)
+    assert rates[size] >= max(rates.values()) * (1 - 1e-12)
+
+
+def test_time_that_was_spent_favours_larger_drafts() -> None:
+    """Plain 1 / 10 against 1.5 / 16; with 20 ms spent 1 / 30 against 1.5 / 36."""
+    assert chosen_size((0.5,), curve_of(10, 16), 0, 0, 31) == 0
+    assert chosen_size((0.5,), curve_of(10, 16), 0, 0, 31, spent_ms=20.0) == 1
+    assert chosen_size((0.5,), curve_of(10, 16), 0, 0, 31, spent_ms=20.0, node_ms=9.0) == 0
+
+
 def test_the_least_useful_probability_by_hand() -> None:
     """The cheapest batch adds (13 - 10) / 3 = 1 ms a node, a tenth of a plain step; half of it."""
     assert curve_of(10, 12, 14, 13).least_useful_probability(0) == pytest.approx(0.05)
@@ -228,6 +263,30 @@ def test_the_tree_holds_the_best_nodes_with_their_paths(proposal: Proposal, size
     expected = paths_of(proposal.tokens[:size], proposal.parents[:size])
     drafted = [tuple(tree.tokens[i] for i in tree.path(node)[1:]) for node in range(1, len(tree))]
     assert sorted(drafted) == sorted(expected)
+
+
+@quick
+@given(proposals(), st.integers(0, 12))
+def test_sources_and_laws_go_with_their_nodes(proposal: Proposal, size: int) -> None:
+    """Siblings keep their order, which is the one in which they were drawn."""
+    size = min(size, len(proposal))
+    names = [str(node) for node in range(len(proposal))]
+    laws = [np.array([float(node)]) for node in range(len(proposal))]
+    tree = build_tree(5, replace(proposal, sources=names, laws=laws), size)
+    if size == 0:
+        assert (tree.sources, tree.laws) == ((), ())
+        return
+    assert (tree.sources[0], tree.laws[0]) == ("", None)
+    nodes = [int(name) for name in tree.sources[1:]]
+    assert sorted(nodes) == list(range(size))
+    assert all(tree.laws[place] is laws[node] for place, node in enumerate(nodes, 1))
+    assert list(tree.tokens[1:]) == [proposal.tokens[node] for node in nodes]
+    for parent in range(-1, size):
+        siblings = [node for node in nodes if proposal.parents[node] == parent]
+        assert siblings == sorted(siblings)
+    unnamed = build_tree(5, proposal, size)
+    assert (unnamed.sources, unnamed.laws) == ((), ())
+    assert list(unnamed.tokens) == list(tree.tokens)
 
 
 @quick

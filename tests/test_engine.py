@@ -15,6 +15,8 @@ import pytest
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.drafters.base import Drafter, Outcome
+from edgespec.drafters.combined import CombinedDrafter
+from edgespec.drafters.recycling import RecyclingDrafter
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine import Chunk, Engine, Stream
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
@@ -540,6 +542,23 @@ def test_counters_add_up(num_nodes: int, max_tokens: int) -> None:
         assert counters.acceptance_length == (max_tokens - 1) / counters.rounds
 
 
+@pytest.mark.parametrize("max_tokens", [2, 30, 61])
+def test_counters_by_drafter_add_up(max_tokens: int) -> None:
+    """What each drafter drafted and what was accepted of it; a cut answer counts what was kept."""
+    text = b"the cat sat on the mat and the cat sat on the hat. the cat sat."
+    drafter = CombinedDrafter([Prophet(writes(text), 2), RecyclingDrafter()])
+    engine = Engine(FakeBackend(writes(text), VOCAB, end=END), curve=flat(), drafter=drafter)
+    counters = engine.generate([0], max_tokens=max_tokens).counters
+    drafted, accepted = counters.drafted_by, counters.accepted_by
+    assert sum(drafted.values()) == counters.drafted_tokens
+    assert sum(accepted.values()) == counters.accepted_tokens
+    assert all(accepted[name] <= drafted[name] for name in accepted)
+    assert set(drafted) <= {"prophet", "recycling"}
+    if max_tokens > 2:
+        assert 0 < accepted["prophet"] <= drafted["prophet"]
+        assert drafted["recycling"] > 0
+
+
 def test_counters_of_an_answer_that_a_stop_string_cut() -> None:
     """Tokens after the stop string were computed, but are not part of what was generated."""
     result = engine_of(writes(b"abcdefghij"), 6).generate([0], stop=["c"])
@@ -657,3 +676,82 @@ def test_streams_know_their_seed() -> None:
     stream = engine.stream("abc", sampling=SamplingParams(temperature=1.0, seed=12))
     assert isinstance(stream, Stream)
     assert stream.seed == 12
+
+
+# ------------------------------------------------------------------------------ one at a time
+
+
+def test_a_second_stream_in_the_same_thread_is_an_error_and_not_a_deadlock() -> None:
+    engine = engine_of(echo_model)
+    reading = iter(engine.stream("abc", max_tokens=9))
+    next(reading)
+    with pytest.raises(UnsupportedError, match="unfinished in this thread") as caught:
+        engine.generate("wxyz", max_tokens=3)
+    assert caught.value.hint
+    assert "".join(chunk.text for chunk in reading) == "bcabcabc"
+    assert engine.generate("wxyz", max_tokens=3).text == "xyz"
+
+
+def test_a_stream_that_is_closed_gives_the_engine_back() -> None:
+    engine = engine_of(echo_model)
+    with engine.stream("abc", max_tokens=9) as stream:
+        reading = iter(stream)
+        next(reading)
+    assert engine.generate("wxyz", max_tokens=3).text == "xyz"
+    assert list(reading) == []
+    assert (stream.result.text, stream.result.finish_reason) == ("a", "cancelled")
+
+
+def test_closing_an_engine_ends_the_stream_of_this_thread() -> None:
+    engine = engine_of(echo_model)
+    with engine:
+        reading = iter(engine.stream("abc", max_tokens=9))
+        next(reading)
+    assert isinstance(engine.backend, FakeBackend) and engine.backend.closed
+    assert list(reading) == []
+
+
+def test_a_generation_that_waits_can_be_cancelled() -> None:
+    engine = engine_of(echo_model)
+    reading = iter(engine.stream("abc", max_tokens=9))
+    next(reading)
+    cancel = threading.Event()
+    thread, results = in_thread(lambda: engine.generate("wxyz", cancel=cancel))
+    thread.join(0.02)
+    assert thread.is_alive()
+    cancel.set()
+    join(thread)
+    assert (results[0].text, results[0].finish_reason) == ("", "cancelled")
+
+
+def test_only_the_engine_is_timed_and_not_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    hours = [0.0]
+    monkeypatch.setattr("edgespec.engine.perf_counter", lambda: next(clock) + hours[0])
+    counters = engine_of(writes(b"abcdef")).generate([0]).counters
+    clock = itertools.count()
+    stream = engine_of(writes(b"abcdef")).stream([0])
+    for _ in stream:
+        hours[0] += 3600.0
+    assert stream.result.counters.decode_s == counters.decode_s > 0
+    assert stream.result.counters.time_to_first_token_s == counters.time_to_first_token_s > 0
+
+
+def test_chunks_say_what_came_from_drafts() -> None:
+    chunks = list(engine_of(writes(b"abcdefgh"), 3).stream([0]))
+    assert [(c.num_drafted, c.text[: c.drafted_chars]) for c in chunks] == [
+        (0, ""),
+        (3, "bcd"),
+        (3, "fgh"),
+    ]
+
+
+def test_a_prompt_may_start_from_what_the_cache_holds() -> None:
+    engine = engine_of(echo_model, 2)
+    engine.generate("abcabc", max_tokens=5)
+    held = len(engine.backend.tokens)
+    longer = [*engine.backend.tokens, 97]
+    result = engine.generate(longer, max_tokens=5, reuse=True)
+    assert result.counters.reused_tokens == held
+    again = engine.generate(longer, max_tokens=5)
+    assert (again.counters.reused_tokens, again.token_ids) == (0, result.token_ids)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafters import NAMES, make_drafter, suffix
+from edgespec.drafters import NAMES, make_drafter, suffix, tables_bytes
 from edgespec.drafters.base import Outcome
+from edgespec.drafters.recycling import RecyclingDrafter
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
 from edgespec.memory.curve import CostCurve
@@ -433,8 +435,30 @@ def test_the_tables_stay_below_their_ceiling() -> None:
 
 def test_drafters_are_made_by_name() -> None:
     assert make_drafter("none") is None
-    made = [make_drafter(name) for name in NAMES]
-    assert [drafter.name for drafter in made if drafter is not None] == list(NAMES)
+    model = RecyclingDrafter()  # stands for a draft model
+    made = [make_drafter(name, model) for name in NAMES if name != "recycling"]
+    assert [drafter.name for drafter in made if drafter is not None] == ["suffix", "recycling"]
+    combined = make_drafter("recycling, suffix")
+    assert combined is not None and combined.name == "recycling,suffix"
+    assert combined.nbytes == tables_bytes("suffix,recycling")
     with pytest.raises(UnsupportedError, match="no drafter 'lookahead'") as caught:
-        make_drafter("lookahead")
+        make_drafter("suffix,lookahead")
     assert all(name in caught.value.hint for name in ("auto", "none", *NAMES))
+    with pytest.raises(UnsupportedError, match="there twice"):
+        make_drafter("suffix,suffix")
+    with pytest.raises(UnsupportedError, match="needs a draft model"):
+        make_drafter("suffix,model")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(0, 8), st.data())
+def test_a_text_that_goes_on_is_not_read_twice(text: list[int], extra: int, data: Any) -> None:
+    """What follows the common part, an end token say, is taken back as if it had never been."""
+    wrong = data.draw(st.lists(st.just(9), min_size=extra, max_size=extra))
+    more = data.draw(st.lists(st.integers(0, 5), max_size=20))
+    old, new = SuffixDrafter(), SuffixDrafter()
+    old.begin([*text, *wrong])
+    old.begin([*text, *more])
+    new.begin([*text, *more])
+    assert (old._tokens, old._links, old._heads) == (new._tokens, new._links, new._heads)
+    assert propose(old, 8, 0.0) == propose(new, 8, 0.0)

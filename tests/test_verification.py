@@ -19,8 +19,9 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.accept import accept
+from edgespec.laws import DraftLaw, TargetLaw
 from edgespec.tree import DraftTree
-from edgespec.verification import Dice, DraftLaw, TargetLaw, accept_sampled, without
+from edgespec.verification import Dice, accept_sampled, without
 
 Row = NDArray[np.float64]
 # Distributions [V] by the tokens after the root.

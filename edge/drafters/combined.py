@@ -28,7 +28,7 @@ from edgespec.proposal import EMPTY, Proposal, Prospects, Stakes
 _ALLOWANCE = 0.004  # of the time of the target's steps
 _FIRST_STEPS = 4.0  # plain steps' worth of time to begin with
 _MOST_TEXTS = 256
-_MOST_STEPS = 50.0  # that a purse holds, so that old merits do not last for ever
+_MOST_STEPS = 50.0  # that a purse holds or owes: old merits and one bad moment fade
 
 
 @dataclass(slots=True)
@@ -86,11 +86,13 @@ class CombinedDrafter:
 
     def observe(self, outcome: Outcome) -> None:
         """Let every drafter learn, as far as its purse allows."""
-        self.written[-1] += outcome.emitted
+        if self.written:
+            self.written[-1] += outcome.emitted
         if self._stakes is None:
             return
         plain_ms, nodes = self._stakes.step_ms(1), len(outcome.tree)
-        step_ms = self._stakes.step_ms(nodes)
+        # Drawn nodes are verified even where their number was not measured: then one by one.
+        step_ms = min(self._stakes.step_ms(nodes), nodes * plain_ms)
         node_ms = (step_ms - plain_ms) / max(1, nodes - 1)
         sources = outcome.tree.sources
         for source in self._sources:
@@ -110,7 +112,8 @@ class CombinedDrafter:
                     added = sum(name == drafter.name for name in sources)
                     source.purse_ms += accepted * plain_ms - added * node_ms
                 source.purse_ms -= (perf_counter() - start) * 1e3
-            source.purse_ms = min(source.purse_ms, _MOST_STEPS * plain_ms)
+            most = _MOST_STEPS * plain_ms
+            source.purse_ms = min(max(source.purse_ms, -most), most)
 
     def state(self) -> dict[str, Any]:
         """What each drafter keeps, by its name."""

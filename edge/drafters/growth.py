@@ -16,10 +16,11 @@ import numpy as np
 
 from edgespec.backends.base import Logits
 from edgespec.calibration import Calibration
+from edgespec.laws import DraftLaw
 from edgespec.proposal import MOST_DRAWN, Proposal, Stakes
 from edgespec.sampling import Sampler
 from edgespec.successors import successors_of
-from edgespec.verification import DraftLaw, without
+from edgespec.verification import without
 
 _NUM_RANKS = 3  # nodes beside each other
 _SHARE_BORDERS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 0.999)
@@ -61,20 +62,27 @@ class Growth:
         """That the whole spine is accepted."""
         return self.probabilities[self._spine[-1]] if self._spine else 1.0
 
+    def spine_probabilities(self) -> list[float]:
+        """Of its nodes, [depth]."""
+        return [self.probabilities[node] for node in self._spine]
+
     @property
     def is_full(self) -> bool:
         """Whether as much is drafted as may be."""
         most = self._stakes.max_nodes
         return len(self.tokens) >= (min(most, MOST_DRAWN) if self._stakes.sampler else most)
 
-    def extend(self, row: Logits) -> None:
-        """The next token of the spine, and what may stand beside it."""
+    def extend(self, row: Logits) -> bool:
+        """The next token of the spine, and what may stand beside it; False for a broken row."""
+        if not np.isfinite(row.max()):
+            return False
         parent, chance = self._spine[-1] if self._spine else -1, self.chance
         self._spine.append(len(self.tokens))
         if self._stakes.sampler is None:
             self._take_best(row, parent, chance)
         else:
             self._draw(row, parent, chance, self._stakes.sampler)
+        return True
 
     def proposal(self, draft_ms: float) -> tuple[Proposal, list[int]]:
         """What has grown, the most probable first unless it was drawn, and the cells."""

@@ -14,7 +14,10 @@ from edgespec.proposal import Proposal
 
 
 def merge(base: Proposal, added: Proposal) -> Proposal:
-    """Both proposals in one tree, kept nodes first, then by probability; both name sources."""
+    """Both proposals in one tree, kept nodes first, then by probability; both name sources.
+
+    At most one of the two has kept nodes.
+    """
     if not len(added) or not len(base):
         return base if len(base) else added
     tokens, parents = list(base.tokens), list(base.parents)
@@ -25,7 +28,7 @@ def merge(base: Proposal, added: Proposal) -> Proposal:
     left: dict[int, float] = {-1: 1.0}  # of a parent's probability, not yet given to a child
     for parent, probability in zip(parents, probabilities, strict=True):
         left[parent] = left.get(parent, probabilities[parent]) - probability
-    kept = set(range(base.kept))
+    kept = dict.fromkeys(range(base.kept))  # in the order in which they were drawn
     places: list[int] = []
     for i, token in enumerate(added.tokens):
         parent = places[added.parents[i]] if added.parents[i] >= 0 else -1
@@ -50,7 +53,7 @@ def merge(base: Proposal, added: Proposal) -> Proposal:
             sources[node] = added.sources[i]
             laws[node] = added_laws[i] if i < added.kept else laws[node]
         if i < added.kept:
-            kept.add(node)
+            kept[node] = None
         places.append(node)
     merged = Proposal(
         tokens,
@@ -60,5 +63,5 @@ def merge(base: Proposal, added: Proposal) -> Proposal:
         laws if kept else (),
         draft_ms=base.draft_ms + added.draft_ms,
     )
-    order = sorted(range(len(tokens)), key=lambda n: -2.0 if n in kept else -probabilities[n])
-    return replace(merged.part(order), kept=len(kept))
+    others = sorted(set(range(len(tokens))) - kept.keys(), key=lambda n: (-probabilities[n], n))
+    return replace(merged.part([*kept, *others]), kept=len(kept))

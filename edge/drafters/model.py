@@ -9,6 +9,7 @@ not expected to raise the tokens/ms of the round: a rule by value, not a fixed l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -70,11 +71,7 @@ class ModelDrafter:
         if not self._has_room():
             return Prospects((), 0.0, 0.0)
         hopes = [self._hope ** (i + 1) for i in range(min(stakes.max_nodes, _LONGEST))]
-        largest, missing = self._curve.max_nodes, len(self._text) - self._shared
-        before_ms = self._step_ms(min(missing, largest)) - self._step_ms(1)
-        if missing > largest:
-            before_ms = self._step_ms(largest) * missing / largest / _PATIENCE
-        return Prospects(hopes, before_ms, self._step_ms(1))
+        return Prospects(hopes, self._catch_up_ms(), self._step_ms(1))
 
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         """A spine of the draft model's tokens, with siblings where they can be verified."""
@@ -84,8 +81,7 @@ class ModelDrafter:
         start = perf_counter()
         growth = Growth(stakes, self._calibration)
         logits = self._catch_up()
-        while True:
-            growth.extend(self._fitted(logits))
+        while growth.extend(self._fitted(logits)):
             if not self._goes_on(growth, stakes, (perf_counter() - start) * 1e3):
                 break
             logits = self._feed([growth.tip])
@@ -98,22 +94,33 @@ class ModelDrafter:
         """Whether one more token of the spine is expected to raise the round's tokens/ms."""
         if growth.is_full or growth.depth >= _LONGEST:
             return False
-        drafted = sorted(growth.probabilities, reverse=True)
-        count, node_ms = len(drafted), self._step_ms(1)
-        kept = count if stakes.sampler else 0
-        _, rate = choose_size(drafted, stakes, spent_ms=spent_ms, kept=kept)
-        ahead = [growth.chance * self._hope ** (i + 1) for i in range(_LONGEST - growth.depth)]
+        spine, node_ms = growth.spine_probabilities(), self._step_ms(1)
+        depth = len(spine)
+        kept = depth if stakes.sampler else 0
+        _, rate = choose_size(spine, stakes, spent_ms=spent_ms, kept=kept)
+        ahead = [growth.chance * self._hope ** (i + 1) for i in range(_LONGEST - depth)]
         size, hoped = choose_size(
-            [*drafted, *ahead],
+            [*spine, *ahead],
             stakes,
-            kept=count,
-            spent_ms=spent_ms - count * node_ms,
+            kept=depth,
+            spent_ms=spent_ms - depth * node_ms,
             node_ms=node_ms,
         )
-        return size > count and hoped > rate
+        return size > depth and hoped > rate
 
     def _has_room(self) -> bool:
         return len(self._text) + _LONGEST <= self._backend.context_size
+
+    def _catch_up_ms(self) -> float:
+        """What it takes to feed all that is missing, beyond the step that drafts the first token.
+
+        A size that was not measured takes what the next one does.
+        """
+        largest, missing = self._curve.max_nodes, max(1, len(self._text) - self._shared)
+        if missing > largest:
+            return self._step_ms(largest) * missing / largest / _PATIENCE
+        steps = (self._step_ms(size) for size in range(missing, largest + 1))
+        return next(ms for ms in steps if ms < inf) - self._step_ms(1)
 
     def _step_ms(self, num_nodes: int) -> float:
         return self._curve.step_ms(num_nodes, len(self._text))
@@ -121,7 +128,9 @@ class ModelDrafter:
     def _catch_up(self) -> Logits:
         """Feed what the draft model has not seen; logits after the last token, [V]."""
         backend = self._backend
-        missing = self._text[backend.truncate(min(self._shared, len(self._text) - 1)) :]
+        kept = backend.truncate(min(self._shared, len(self._text) - 1))
+        self._cached, self._shared = self._text[:kept], kept  # should a step fail
+        missing = self._text[kept:]
         while len(missing) > backend.max_nodes:
             size = min(backend.batch_size, len(missing) - 1)
             backend.prefill(missing[:size])

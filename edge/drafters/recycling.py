@@ -56,8 +56,8 @@ class _Table:
 
     def __init__(self) -> None:
         self._keys = array("q", [_NO_KEY]) * (1 << _SLOT_BITS)
-        self._tokens = array("i", bytes(4 * _WIDTH << _SLOT_BITS))
-        self._shares = array("f", bytes(4 * _WIDTH << _SLOT_BITS))
+        self._tokens = array("i", [0]) * (_WIDTH << _SLOT_BITS)
+        self._shares = array("f", [0.0]) * (_WIDTH << _SLOT_BITS)
 
     def get(self, key: int) -> Successors | None:
         slot = self._slot(key)

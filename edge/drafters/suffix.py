@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgespec.calibration import Calibration
+from edgespec.common import common_length
 from edgespec.drafters.base import Outcome, count_hits
 from edgespec.proposal import EMPTY, Proposal, Stakes
 
@@ -31,6 +32,7 @@ _LENGTH_CAP = 32  # matches are not followed further back than this
 _HASH_BITS = 16
 _HASH_MASK = (1 << _HASH_BITS) - 1
 _MIX = 0x9E3779B1  # 2^32 / golden ratio, the usual multiplicative hash
+_MAX_TAKEN_BACK = 8  # tokens at the end of a text, such as its end token, before it goes on
 _OLD_TEXT_WEIGHT = 0.05  # a vote from an older text against one from this text
 
 # Borders of the calibration cells. A value lands in the bucket of the last border it reaches.
@@ -99,9 +101,15 @@ class SuffixDrafter:
         return self._capacity * per_token * 9 // 8 + 2 * len(_ORDERS) * (4 << _HASH_BITS)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a new text; older ones stay as a weaker source."""
-        self._calibration.forget_recent()
+        """Start a new text, or go on with this one; older ones stay as a weaker source."""
         self._proposal = EMPTY
+        known = common_length(self._tokens[self._text_start :], array("i", tokens))
+        too_many = len(self._tokens) - self._text_start - known
+        if known and too_many <= _MAX_TAKEN_BACK:
+            self._take_back(too_many)
+            self.extend(tokens[known:])
+            return
+        self._calibration.forget_recent()
         self._text_start = len(self._tokens)
         self.extend(tokens)
 
@@ -130,6 +138,21 @@ class SuffixDrafter:
                 links.append(heads[slot])
                 heads[slot] = end
             a, b, c = b, c, d
+
+    def _take_back(self, count: int) -> None:
+        """Undo `extend` of the last `count` tokens: the chains go on as they did before them."""
+        text = self._tokens
+        (heads4, heads2, heads1), (links4, links2, links1) = self._heads, self._links
+        for _ in range(count):
+            a, b, c, d = ([0, 0, 0, *text[-4:]])[-4:]
+            text.pop()
+            four = ((a * _MIX + b) * _MIX + c) * _MIX + d
+            for key, heads, links in (
+                (four * _MIX >> 16, heads4, links4),
+                ((c * _MIX + d) * _MIX >> 16, heads2, links2),
+                (d, heads1, links1),
+            ):
+                heads[key & _HASH_MASK] = links.pop()
 
     def _drop_older_half(self, incoming: int) -> None:
         keep = max(0, min(len(self._tokens), self._capacity // 2, self._capacity - incoming))

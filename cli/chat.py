@@ -1,0 +1,70 @@
+"""`edgespec chat`: a conversation in the terminal, or one message a line from a pipe."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgespec.cli import options
+from edgespec.cli.render import error
+from edgespec.errors import EdgespecError
+
+_COLORS = ("none", "drafted")
+
+
+@options.takes_shared_options
+def chat(
+    model: Annotated[
+        str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1)] = 1024,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
+    load: Annotated[
+        Path | None, typer.Option("--load", help="Go on with a conversation that /save wrote.")
+    ] = None,
+    no_shift: Annotated[
+        bool, typer.Option("--no-shift", help="Refuse a turn rather than drop the oldest ones.")
+    ] = False,
+    color: Annotated[
+        str, typer.Option("--color", help="none, or drafted: tint what came from drafts.")
+    ] = "none",
+    plan_options: options.PlanOptions = options.DEFAULTS,
+    sampling_options: options.SamplingOptions = options.GREEDY,
+    format_options: options.FormatOptions = options.ANY_FORMAT,
+) -> None:
+    """Hold a conversation. Example: edgespec chat model.gguf --system "Be brief."
+
+    In a terminal, /help lists the commands; Ctrl-C stops an answer, twice leaves. From a pipe,
+    every line is a message or a command, and stdout carries nothing but the answers, with an empty
+    line between two.
+    """
+    options.one_of("--color", color, _COLORS)
+    sampling, texts = sampling_options.params(), format_options.texts()
+    from edgespec.cli.chat_commands import handle
+    from edgespec.cli.chat_input import interface_bytes, read_messages
+    from edgespec.cli.chat_loop import Chat
+
+    request = plan_options.request(max_tokens=max_tokens)
+    request = replace(request, interface_bytes=interface_bytes())
+    with Chat(model, request, tints=color == "drafted", answer_format=texts) as talk:
+        session = talk.session
+        session.system, session.sampling, session.max_tokens = system, sampling, max_tokens
+        session.stop, session.shift = tuple(stop or ()), not no_shift
+        if load is not None:
+            talk.load(load)
+        failed = False
+        for text in read_messages(talk):
+            try:
+                handle(talk, text)
+            except EdgespecError as problem:
+                failed = True
+                error(problem)
+            if talk.left:
+                break
+        if failed and not sys.stdin.isatty():
+            raise typer.Exit(1)

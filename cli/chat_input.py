@@ -1,0 +1,126 @@
+"""Where the messages of a chat come from: a person at a terminal, or the lines of a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from edgespec.cli.chat_commands import COMMANDS
+from edgespec.cli.chat_loop import Chat
+from edgespec.cli.render import note
+from edgespec.memory.cache import cache_directory
+
+_PROMPT, _CONTINUATION = "> ", "  "
+_EDITOR_BYTES = 14 << 20  # prompt_toolkit and asyncio; 9 MiB when they are imported
+
+
+def interface_bytes() -> int:
+    """What reading messages adds to the memory of the process."""
+    return _EDITOR_BYTES if _is_typed() else 0
+
+
+def _is_typed() -> bool:
+    return sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
+
+
+def read_messages(chat: Chat) -> Iterator[str]:
+    """Messages and commands until there are no more; empty ones are left out.
+
+    Raises KeyboardInterrupt when Ctrl-C was typed twice.
+    """
+    return _typed(chat) if _is_typed() else _lines()
+
+
+def _lines() -> Iterator[str]:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    for line in sys.stdin:
+        if text := line.strip():
+            yield text
+
+
+def _typed(chat: Chat) -> Iterator[str]:
+    session = _prompt_session(chat)
+    note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
+    asked = False
+    while True:
+        asked = asked or chat.stopped
+        chat.stopped = False
+        draft, chat.draft = chat.draft, ""
+        try:
+            text = session.prompt(_PROMPT, default=draft)
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            chat.editing = False
+            if session.default_buffer.text:
+                asked = False  # it cleared the line
+            elif asked:
+                raise
+            else:
+                asked = True
+                note("Ctrl-C again leaves")
+            continue
+        asked = False
+        if text.strip():
+            yield text
+
+
+def _prompt_session(chat: Chat) -> Any:
+    """A line editor with a history and a bottom line, drawn on stderr if that is a terminal."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.output import create_output
+    from prompt_toolkit.styles import Style
+
+    screen = sys.stderr if sys.stderr.isatty() else sys.stdout
+    return PromptSession(
+        history=_history(),
+        multiline=True,
+        key_bindings=_keys(),
+        prompt_continuation=lambda _width, _number, _wrapped: _CONTINUATION,
+        bottom_toolbar=lambda: chat.status(shutil.get_terminal_size().columns - 1),
+        completer=WordCompleter(sorted(COMMANDS), sentence=True),
+        complete_while_typing=False,
+        style=Style.from_dict({"bottom-toolbar": "noreverse"}),
+        output=create_output(stdout=screen),
+    )
+
+
+def _keys() -> Any:
+    """Enter sends, Alt-Enter or a backslash before Enter begins a line."""
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _send(event: Any) -> None:
+        buffer = event.current_buffer
+        if buffer.document.text_before_cursor.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _new_line(event: Any) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+def _history() -> Any:
+    """What was typed in earlier chats; readable for its owner alone."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    path = cache_directory() / "chat-history"
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        return FileHistory(str(path))
+    return InMemoryHistory()

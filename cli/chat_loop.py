@@ -1,0 +1,208 @@
+"""What a chat does with a message, whoever typed it; its commands are in chat_commands.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli import options
+from edgespec.cli.render import note, printable, size_text
+from edgespec.cli.start import cancel_on_interrupt, load_engine
+from edgespec.errors import UnsupportedError
+from edgespec.memory.track import peak_resident_bytes
+from edgespec.session import Session, Turn
+
+if TYPE_CHECKING:
+    from edgespec.engine import Chunk, Engine, Result
+    from edgespec.memory.plan import Plan, Request
+
+_CYAN, _NO_COLOR = "\x1b[36m", "\x1b[39m"
+_UNDERLINE, _NO_UNDERLINE = "\x1b[4m", "\x1b[24m"
+
+
+@dataclass
+class Totals:
+    """All answers of this chat."""
+
+    answers: int = 0
+    tokens: int = 0
+    rounds: int = 0
+    decode_s: float = 0.0
+
+    def add(self, result: Result) -> None:
+        self.answers += 1
+        self.tokens += len(result.token_ids)
+        self.rounds += result.counters.rounds
+        self.decode_s += result.counters.decode_s
+
+
+class Chat:
+    """A session, the engine under it, and what was measured.
+
+    The engine may be replaced by another one (`reload`); the conversation stays.
+
+    Args:
+        model, request: what is loaded, and what it was asked for.
+        tints: mark text that came from drafts, in a terminal.
+        answer_format: `grammar` or `json_schema` of every answer.
+
+    Raises as `edgespec.load`, and UnsupportedError for a model without a chat format.
+    """
+
+    def __init__(
+        self,
+        model: str | None,
+        request: Request,
+        *,
+        tints: bool = False,
+        answer_format: dict[str, str | None] | None = None,
+    ) -> None:
+        self.model, self.request = model, request
+        self._format: dict[str, Any] = dict(answer_format or {})
+        self.speculate = True
+        self.last: Result | None = None
+        self.totals = Totals()
+        self.left = False
+        self.stopped = False  # the last answer, by Ctrl-C
+        self.draft = ""  # what the next line to be typed begins with
+        self.editing = False  # the next message takes the place of the last one
+        self.file: Path | None = None
+        self._tint = ("", "")
+        if tints:
+            colors = not os.environ.get("NO_COLOR")
+            self._tint = (_CYAN, _NO_COLOR) if colors else (_UNDERLINE, _NO_UNDERLINE)
+        self.plan, self.engine = self._load(model, request)
+        try:
+            self.session = Session(self.engine)
+        except BaseException:
+            self.engine.close()
+            raise
+
+    def __enter__(self) -> Chat:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.engine.close()
+
+    # -- messages --------------------------------------------------------------------------
+
+    def say(self, text: str | None, *, instead: bool = False) -> None:
+        """Send a message and show the answer; `instead` of the last message, None repeats it."""
+        self.editing = False
+        with _stoppable() as cancel:
+            how = {"speculate": self.speculate, "cancel": cancel, **self._format}
+            if text is None or instead:
+                turn = self.session.retry(text, **how)
+            else:
+                turn = self.session.stream(text, **how)
+            if turn.dropped_turns:
+                note(f"[the context is full: {turn.dropped_turns} turns are out of sight now]")
+            self._show(turn)
+        self.last = turn.result
+        self.totals.add(turn.result)
+        self.stopped = turn.result.finish_reason == "cancelled"
+        if ending := self._ending(turn.result):
+            note(f"[{ending}]")
+
+    def _show(self, turn: Turn) -> None:
+        terminal = sys.stdout.isatty()
+        if self.totals.answers and not sys.stdin.isatty():
+            sys.stdout.write("\n")
+        for chunk in turn:
+            if chunk.text:
+                sys.stdout.write(self._tinted(chunk) if terminal else chunk.text)
+                sys.stdout.flush()
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+    def _tinted(self, chunk: Chunk) -> str:
+        drafted = printable(chunk.text[: chunk.drafted_chars])
+        rest = printable(chunk.text[chunk.drafted_chars :])
+        start, end = self._tint
+        return f"{start}{drafted}{end}{rest}" if drafted else rest
+
+    def _ending(self, result: Result) -> str:
+        if result.finish_reason == "cancelled":
+            return "stopped; Ctrl-C again leaves"
+        if result.finish_reason == "length":
+            return f"cut off after {len(result.token_ids)} tokens: /params max_tokens=N"
+        return "cut off: the context is full" if result.finish_reason == "context_full" else ""
+
+    # -- the engine ------------------------------------------------------------------------
+
+    def reload(self, model: str | None, request: Request) -> None:
+        """Go on with another model or drafter; the one in use comes back if that fails."""
+        from edgespec.models.spec import read_model_spec
+
+        read_model_spec(options.model_path(model))  # before anything is given up
+        old = self.model, self.request
+        self.engine.close()
+        try:
+            self._go_on(model, request)
+        except KeyboardInterrupt:
+            self._go_on(*old)
+            raise UnsupportedError("interrupted; the model in use stays") from None
+        except BaseException:
+            self._go_on(*old)
+            raise
+        self.speculate = True
+
+    def _go_on(self, model: str | None, request: Request) -> None:
+        plan, engine = self._load(model, request)
+        try:
+            self.session = self.session.moved_to(engine)
+        except BaseException:
+            engine.close()
+            raise
+        self.model, self.request, self.plan, self.engine = model, request, plan, engine
+
+    def _load(self, model: str | None, request: Request) -> tuple[Plan, Engine]:
+        with _stoppable() as cancel:
+            return load_engine(model, request, cancel, quiet=False)
+
+    def load(self, path: Path) -> None:
+        """Go on with a saved conversation."""
+        self.session = Session.load(self.engine, path)
+        self.file = path
+        held = "" if self.engine.backend.length else ", which is read again with the next message"
+        note(f"[{len(self.session.messages)} messages{held}]")
+
+    # -- the bottom line -------------------------------------------------------------------
+
+    def status(self, columns: int) -> str:
+        """Speed, acceptance length, context and memory, in at most `columns` characters."""
+        counters = self.last.counters if self.last else None
+        used, size = self.session.used_tokens, self.engine.backend.context_size
+        peak, limit = peak_resident_bytes(), self.plan.limit_bytes
+        speed = f"{counters.tokens_per_s:.0f}" if counters else "-"
+        length = f"{counters.acceptance_length:.2f}" if counters else "-"
+        wide = (
+            f"{speed} tokens/s  {length} a step  context {used}/{size}  "
+            f"memory {size_text(peak)} of {size_text(limit)}"
+        )
+        narrow = f"{speed} t/s {length}x {used}/{size} {peak >> 20}/{limit >> 20}M"
+        return (wide if len(wide) <= columns else narrow)[:columns]
+
+
+@contextmanager
+def _stoppable() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets; a second Ctrl-C interrupts. Outside it interrupts at once."""
+    before = signal.getsignal(signal.SIGINT)
+    cancel = cancel_on_interrupt()
+    try:
+        yield cancel
+    finally:
+        signal.signal(signal.SIGINT, before)

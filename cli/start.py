@@ -1,0 +1,64 @@
+"""From options to a loaded engine: what `run` and `chat` do before they answer."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli import options
+from edgespec.cli.render import Progress, note, printable, size_text
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+    from edgespec.memory.plan import Plan, Request
+    from edgespec.models.spec import ModelSpec
+
+
+def cancel_on_interrupt() -> threading.Event:
+    """An event that the first Ctrl-C sets; the second one interrupts at once."""
+    cancel = threading.Event()
+
+    def handle(_signal: int, _frame: Any) -> None:
+        if cancel.is_set():
+            raise KeyboardInterrupt
+        cancel.set()
+
+    signal.signal(signal.SIGINT, handle)
+    return cancel
+
+
+def load_engine(
+    model: str | None, request: Request, cancel: threading.Event, *, quiet: bool
+) -> tuple[Plan, Engine]:
+    """Plan and load a model with a progress line; KeyboardInterrupt when cancelled meanwhile."""
+    from edgespec.loading import load_plan
+    from edgespec.models.onnx_folder import read_model
+    from edgespec.planning import make_run_plan
+
+    spec = read_model(options.model_path(model))
+    plan = make_run_plan(spec, request)
+    if not quiet:
+        note(headline(spec, plan))
+    progress = Progress()
+    try:
+        engine = load_plan(spec, plan, progress=progress)
+    finally:
+        progress.clear()
+    if cancel.is_set():
+        engine.close()
+        raise KeyboardInterrupt
+    if engine.backend.capabilities.place and not quiet:
+        note(f"runs on {engine.backend.capabilities.place}")
+    return plan, engine
+
+
+def headline(spec: ModelSpec, plan: Plan) -> str:
+    """What was chosen, in one line."""
+    drafts = "no drafts" if plan.drafter == "none" else f"{plan.drafter} drafts where they pay"
+    return (
+        f"{printable(spec.name) or spec.path.name} {spec.file_type}, {plan.context_size} tokens of "
+        f"context, {plan.threads} threads, {drafts}; at most "
+        f"{size_text(plan.predicted_peak_bytes)} of {size_text(plan.limit_bytes)} "
+        f"{'free' if plan.limit_bytes == plan.available_bytes else 'budget'}"
+    )

@@ -1,0 +1,15 @@
+"""What two sequences have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def common_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """Length of the longest common prefix; long equal parts are compared at C speed."""
+    size = min(len(a), len(b))
+    start, block = 0, 256
+    while start < size and a[start : start + block] == b[start : start + block]:
+        start += block
+    start = min(start, size)
+    return next((i for i in range(start, size) if a[i] != b[i]), size)

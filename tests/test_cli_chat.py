@@ -1,0 +1,218 @@
+"""`edgespec chat` as a person uses it: through a pseudo-terminal, and through pipes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pexpect = pytest.importorskip("pexpect")
+pytestmark = pytest.mark.model
+
+COMMAND = ["-m", "edgespec.cli.main", "chat", "--ctx", "1024"]
+PATIENCE_S = 30
+ENDLESS = "Write a list of ten fruits."  # the embedded model never stops counting them
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One cache folder for all processes of this file, so that steps are timed once."""
+    return str(tmp_path_factory.mktemp("chat-cache"))
+
+
+class Person:
+    """Types into a chat and looks at what it shows."""
+
+    def __init__(self, cache: str, *arguments: str, columns: int = 80, **environment: str) -> None:
+        variables = {
+            **os.environ,
+            "EDGESPEC_CACHE": cache,
+            "TERM": "xterm-256color",
+            **environment,
+        }
+        self.child: Any = pexpect.spawn(
+            sys.executable,
+            [*COMMAND, *arguments],
+            env=variables,
+            dimensions=(24, columns),
+            timeout=PATIENCE_S,
+            encoding="utf-8",
+        )
+        self.shown = ""
+        self.sees("Ctrl-D leaves")
+
+    def sees(self, text: str) -> str:
+        """Wait for `text`; everything shown since the last call, without escape sequences."""
+        self.child.expect_exact(text)
+        part: str = self.child.before + text
+        self.shown += part
+        return ESCAPES.sub("", part)
+
+    def waits(self) -> str:
+        """Wait for the prompt, tell where the cursor is, and read the bottom line."""
+        self.sees("\x1b[6n")
+        self.types("\x1b[1;1R")
+        return self.sees("/1024") + self.sees("M")
+
+    def types(self, text: str) -> None:
+        self.child.send(text)
+
+    def sends(self, text: str) -> None:
+        """Wait for the prompt and send a line."""
+        self.waits()
+        self.types(text + "\r")
+
+    def leaves(self) -> int:
+        """The exit status."""
+        self.child.expect(pexpect.EOF)
+        self.shown += self.child.before
+        self.child.close()
+        return int(self.child.exitstatus)
+
+
+@pytest.fixture
+def person(measured: str) -> Iterator[Person]:
+    someone = Person(measured, "-n", "40")
+    yield someone
+    someone.child.close(force=True)
+
+
+def test_a_conversation_with_its_commands(person: Person, tmp_path: Path) -> None:
+    person.sends("Say hello.")
+    person.sees("ello")
+    person.sends("/stats")
+    assert "acceptance length" in person.sees("this chat")
+    person.sends("/nonsense")
+    person.sees("there is no command /nonsense")
+    person.sends("/params temperature=hot")
+    person.sees("temperature=hot is not a number")
+    person.sends("/params max_tokens=5")
+    person.sees("max_tokens")
+    person.sends(f"/save {tmp_path / 'a.session'}")
+    person.sees("saved")
+    person.sends("/retry")
+    person.sees("cut off after 5 tokens")
+    person.sends("/undo")
+    person.sees("took back: Say hello.")
+    person.sends("/undo")
+    person.sees("nothing to take back")
+    person.sends(f"/load {tmp_path / 'a.session'}")
+    person.sees("2 messages")
+    person.sends(f"/load {tmp_path / 'none'}")
+    person.sees("cannot read")
+    person.sends("/memory")
+    person.sees("measured peak")
+    person.sends("/plan")
+    person.sees("backend")
+    person.sends("/clear")
+    person.sees("forgotten")
+    person.sends("/exit")
+    assert person.leaves() == 0
+    assert "Traceback" not in person.shown
+
+
+def test_several_lines_are_one_message(person: Person) -> None:
+    person.waits()
+    person.types("Repeat both lines:\\\rfirst line\x1b\rsecond line\r")
+    person.sees("second line")
+    person.sends("/save /dev/null/x")
+    person.sees("cannot write")
+    person.waits()
+    person.types("\x04")
+    assert person.leaves() == 0
+
+
+def test_editing_begins_with_the_last_message(person: Person) -> None:
+    person.sends("Say yes.")
+    person.sends("/edit")
+    person.waits()
+    person.types(" And no.\r")
+    person.sees("And no.")
+    person.sends("/undo")
+    person.sees("took back: Say yes. And no.")
+    person.sends("/undo")
+    person.sees("nothing to take back")
+
+
+def test_ctrl_c_stops_an_answer_and_twice_leaves(measured: str) -> None:
+    person = Person(measured, "-n", "900")
+    person.sends(ENDLESS)
+    person.sees("5.")
+    person.types("\x03")
+    person.sees("stopped; Ctrl-C again leaves")
+    person.waits()
+    person.types("half a line\x03")  # clears the line, and does not leave
+    person.sends("/stats")
+    person.sees("this chat")
+    person.waits()
+    person.types("\x03")
+    person.sees("Ctrl-C again leaves")
+    person.waits()
+    person.types("\x03")
+    assert person.leaves() == 130
+    assert "Traceback" not in person.shown
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_conversation(
+    person: Person, tmp_path: Path
+) -> None:
+    person.sends("Say hello.")
+    person.sends(f"/model {tmp_path / 'no.gguf'}")
+    person.sees("there is no file")
+    person.sends("/drafter none")
+    person.sees("drafter: none")
+    person.sends("/drafter auto")
+    person.sees("drafter: suffix")
+    person.sends("/drafter magic")
+    person.sees("there is no drafter")
+    person.sends("/undo")
+    person.sees("took back: Say hello.")
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_drafted_text_is_tinted_and_narrow_terminals_are_enough(
+    measured: str, no_color: str
+) -> None:
+    person = Person(measured, "--color", "drafted", "-n", "120", columns=40, NO_COLOR=no_color)
+    person.sends(ENDLESS)
+    person.child.expect_exact(["\x1b[4m", "cut off"] if no_color else ["\x1b[36m", "cut off"])
+    person.shown += person.child.before + person.child.after
+    person.child.close(force=True)
+    if no_color:
+        colors = re.findall(r"\x1b\[[0-9;]*m", person.shown)
+        assert not {c for c in colors if re.search(r"[\[;](3[1-7]|4[1-7]|9\d|38|48)[;m]", c)}
+
+
+def test_a_pipe_gives_answers_and_nothing_else(measured: str) -> None:
+    text = "Say hello.\n\n/system Be brief.\n/nonsense\nSay hello again.\n"
+    done = subprocess.run(
+        [sys.executable, *COMMAND, "-n", "12"],
+        input=text.encode() + b"\xff\xfe\n",
+        capture_output=True,
+        env={**os.environ, "EDGESPEC_CACHE": measured},
+        timeout=PATIENCE_S,
+    )
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == 1  # one line failed, and the others were answered
+    assert "there is no command /nonsense" in err and "nonsense" not in out
+    assert "\x1b" not in out and "system:" in err
+    assert len(out.split("\n\n")) >= 3
+
+
+def test_a_pipe_without_an_end_of_line_and_an_empty_one(measured: str) -> None:
+    for text, answers in ((b"", False), (b"Say hello.", True)):
+        done = subprocess.run(
+            [sys.executable, *COMMAND, "-n", "4"],
+            input=text,
+            capture_output=True,
+            env={**os.environ, "EDGESPEC_CACHE": measured},
+            timeout=PATIENCE_S,
+        )
+        assert (done.returncode, bool(done.stdout.strip())) == (0, answers)

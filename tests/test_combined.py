@@ -1,0 +1,307 @@
+"""Several drafters as one, on a clock that only moves when a drafter says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from edgespec.drafters import NAMES, make_drafter
+from edgespec.drafters.base import Drafter, Outcome
+from edgespec.drafters.combined import CombinedDrafter
+from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.errors import UnsupportedError
+from edgespec.memory.curve import CostCurve
+from edgespec.proposal import EMPTY, Proposal, Prospects, Stakes
+from edgespec.tree import DraftTree
+
+INF = float("inf")
+PLAIN_MS = 10.0
+ALLOWANCE = 0.004  # of a step
+FIRST_STEPS = 4.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ms = 0.0
+
+    def __call__(self) -> float:
+        return self.ms / 1e3
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("edgespec.drafters.combined.perf_counter", clock)
+    return clock
+
+
+class Table:
+    """Proposes given tokens in a chain; asking it and letting it learn take time."""
+
+    nbytes = 100
+
+    def __init__(
+        self, name: str, clock: Clock, tokens: Sequence[int] = (), *, propose_ms: float = 0.0
+    ) -> None:
+        self.name = name
+        self.tokens = list(tokens)
+        self.clock = clock
+        self.propose_ms = propose_ms
+        self.learn_ms = 0.0
+        self.asked = 0
+        self.spent_ms = 0.0
+        self.bases: list[Proposal] = []
+        self.text: list[int] = []
+        self.learned = 0
+        self.closed = False
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self.text = list(tokens)
+
+    def spend(self, ms: float) -> None:
+        self.clock.ms += ms
+        self.spent_ms += ms
+
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        self.asked += 1
+        self.bases.append(base)
+        self.spend(self.propose_ms)
+        size = min(stakes.max_nodes, len(self.tokens))
+        return Proposal(
+            self.tokens[:size], range(-1, size - 1), [0.5**n for n in range(1, size + 1)]
+        )
+
+    def observe(self, outcome: Outcome) -> None:
+        self.text += outcome.emitted
+        if outcome.successors(0) is not None:
+            self.learned += 1
+            self.spend(self.learn_ms)
+
+    def state(self) -> dict[str, Any]:
+        return {"asked": self.asked}
+
+    def load_state(self, document: dict[str, Any] | None) -> None:
+        self.asked = (document or {}).get("asked", 0)
+
+
+class Model(Table):
+    """Like a draft model: says beforehand what it hopes for, and what that takes."""
+
+    def __init__(
+        self, clock: Clock, hopes: Sequence[float], *, before_ms: float = 0.0, node_ms: float = 1.0
+    ) -> None:
+        super().__init__("model", clock, [7] * len(hopes))
+        self.hopes = hopes
+        self.before_ms = before_ms
+        self.node_ms = node_ms
+
+    def prospects(self, stakes: Stakes) -> Prospects:
+        return Prospects(self.hopes, self.before_ms, self.node_ms)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def stakes_of(*more_ms: float) -> Stakes:
+    """Step times: 10 ms for a token alone, then the given ones, or 10 ms for up to 16 nodes."""
+    ms = more_ms or (PLAIN_MS,) * 15
+    return Stakes(len(ms), 0.01, CostCurve([INF, PLAIN_MS, *ms]), depth=0)
+
+
+def rounds(
+    combined: CombinedDrafter, count: int, stakes: Stakes, *, accepted: bool = False
+) -> Proposal:
+    """Rounds that verify all that is proposed, of which everything or nothing is right."""
+    proposal = EMPTY
+    for _ in range(count):
+        proposal = combined.propose(stakes)
+        size = len(proposal)
+        tree = DraftTree(
+            (1, *proposal.tokens), [-1, *(p + 1 for p in proposal.parents)], ("", *proposal.sources)
+        )
+        path = range(size + 1 if accepted else 1)
+        emitted = [*(tree.tokens[node] for node in path[1:]), 2]
+        combined.observe(Outcome(tree, path, emitted, lambda _node: ([3], [1.0])))
+    return proposal
+
+
+# ------------------------------------------------------------------------------ tables
+
+
+def test_the_first_table_is_asked_in_every_round(clock: Clock) -> None:
+    first = Table("first", clock, propose_ms=1000.0)
+    rounds(CombinedDrafter([first]), 100, stakes_of())
+    assert (first.asked, first.learned) == (100, 100)
+
+
+@pytest.mark.parametrize("learn_ms", [0.0, 0.7])
+@pytest.mark.parametrize("propose_ms", [0.02, 0.5, 3.0, 300.0])
+def test_a_table_that_never_pays_costs_its_allowance(
+    clock: Clock, propose_ms: float, learn_ms: float
+) -> None:
+    """Four plain steps, 0.4 % of all steps, and what the last time it was asked took."""
+    first, second = Table("first", clock), Table("second", clock, propose_ms=propose_ms)
+    second.learn_ms = learn_ms
+    combined = CombinedDrafter([first, second])
+    rounds(combined, 10_000, stakes_of())
+    allowed = FIRST_STEPS * PLAIN_MS + 10_000 * ALLOWANCE * PLAIN_MS
+    assert second.spent_ms <= allowed + propose_ms + learn_ms
+    assert second.spent_ms >= min(allowed, 10_000 * propose_ms) - (propose_ms + learn_ms)
+    assert len(second.text) == first.asked == 10_000  # it keeps the text whether asked or not
+
+
+def test_wrong_nodes_are_paid_for_too(clock: Clock) -> None:
+    """Two nodes a round that add 2 ms each: 40 ms are gone after ten rounds, and never again."""
+    first, second = Table("first", clock), Table("second", clock, [5, 6])
+    rounds(CombinedDrafter([first, second]), 40, stakes_of(12.0, 14.0))
+    assert second.asked == 11
+
+
+def test_a_table_that_pays_is_asked_in_every_round(clock: Clock) -> None:
+    """Two tokens a round bring 20 ms and take 9 + 4."""
+    first, second = Table("first", clock), Table("second", clock, [5, 6], propose_ms=9.0)
+    second.learn_ms = 2.0
+    rounds(CombinedDrafter([first, second]), 2000, stakes_of(12.0, 14.0), accepted=True)
+    assert (second.asked, second.learned) == (2000, 2000)
+
+
+def test_a_table_that_stopped_paying_is_tried_again(clock: Clock) -> None:
+    """Old merits last for at most 50 plain steps; then it is asked now and then.
+
+    Each try takes 4 ms, which is the allowance of 100 rounds. When it pays again, it is asked in
+    every round.
+    """
+    first, second = Table("first", clock), Table("second", clock, [5, 6], propose_ms=4.0)
+    combined = CombinedDrafter([first, second])
+    rounds(combined, 1000, stakes_of(), accepted=True)
+    assert second.asked == 1000
+    rounds(combined, 1000, stakes_of())
+    asked = second.asked - 1000
+    assert 50 * PLAIN_MS / 4.0 <= asked <= 50 * PLAIN_MS / 4.0 + 1000 / 100 + 2
+    rounds(combined, 1000, stakes_of())
+    assert 9 <= second.asked - 1000 - asked <= 11
+    combined_asked = second.asked
+    rounds(combined, 200, stakes_of(), accepted=True)
+    assert second.asked - combined_asked >= 100
+
+
+def test_a_step_whose_size_was_not_measured_spoils_no_purse(clock: Clock) -> None:
+    """Drawn nodes must be verified, whatever their number: then no step time is known."""
+    first, second = Table("first", clock), Table("second", clock, [5], propose_ms=1.0)
+    combined = CombinedDrafter([first, second])
+    for tree in (
+        DraftTree((1, 5), (-1, 0), ("", "first")),
+        DraftTree((1, 5), (-1, 0), ("", "second")),
+    ):
+        combined.propose(stakes_of(INF, 12.0))
+        combined.observe(Outcome(tree, [0], [2]))
+    asked = second.asked
+    rounds(combined, 10, stakes_of(), accepted=True)
+    assert second.asked == asked + 10
+
+
+# ------------------------------------------------------------------------------ models
+
+
+def test_a_model_is_asked_where_it_raises_the_rate(clock: Clock) -> None:
+    """Plain: 0.1 tokens/ms. Hopes of 0.7 and 0.5 for 1 ms a node: 2.2 / 12 = 0.18."""
+    model = Model(clock, [0.7, 0.5])
+    rounds(CombinedDrafter([Table("first", clock), model]), 500, stakes_of())
+    assert model.asked == 500
+
+
+def test_a_model_is_not_asked_where_others_have_more_to_offer(clock: Clock) -> None:
+    """The table's 0.5, 0.25 and 0.125 cost nothing: 1.875 / 10 beats 2.2 / 12."""
+    model = Model(clock, [0.7, 0.5], node_ms=1.5)
+    table = Table("first", clock, [5, 6, 7])
+    combined = CombinedDrafter([table, model])
+    rounds(combined, 500, stakes_of(), accepted=True)
+    # Tries: each takes two nodes' time of the first 40 ms and of 0.04 ms a round.
+    assert model.asked == pytest.approx((40.0 + 500 * 0.04) / 3.0, abs=1.5)
+    assert model.bases[0].tokens == [5, 6, 7]
+
+
+@pytest.mark.parametrize("hopes", [[0.01], [0.2, 0.04, 0.008], [0.5]])
+@pytest.mark.parametrize(("before_ms", "node_ms"), [(0.0, 9.0), (50.0, 9.0), (700.0, 20.0)])
+def test_tries_of_a_model_that_cannot_pay_are_bounded(
+    clock: Clock, hopes: list[float], before_ms: float, node_ms: float
+) -> None:
+    """One node's time at least; never more than the first steps and 0.4 % of all steps."""
+    model = Model(clock, hopes, before_ms=before_ms, node_ms=node_ms)
+    rounds(CombinedDrafter([Table("first", clock), model]), 10_000, stakes_of())
+    price_ms, allowed = before_ms + node_ms, FIRST_STEPS * PLAIN_MS + 10_000 * ALLOWANCE * PLAIN_MS
+    assert model.asked * price_ms <= allowed
+    # A purse holds 500 ms at most, so what costs more than that is never tried.
+    assert model.asked >= (int(allowed / price_ms) - 1 if price_ms < 500 else 0)
+
+
+def test_a_model_without_prospects_is_never_asked(clock: Clock) -> None:
+    model = Model(clock, [])
+    rounds(CombinedDrafter([Table("first", clock), model]), 100, stakes_of())
+    assert model.asked == 0
+    assert len(model.text) == 100
+
+
+def test_a_model_is_not_free_where_it_is_first(clock: Clock) -> None:
+    model = Model(clock, [0.01], node_ms=9.0)
+    rounds(CombinedDrafter([model]), 100, stakes_of())
+    assert model.asked < 10
+
+
+# ------------------------------------------------------------------------------ together
+
+
+def test_each_is_told_what_those_before_it_propose(clock: Clock) -> None:
+    tables = [Table(name, clock, [token]) for name, token in (("a", 5), ("b", 6), ("c", 7))]
+    combined = CombinedDrafter(tables)
+    combined.begin([1])
+    merged = combined.propose(stakes_of())
+    assert [list(table.bases[0].tokens) for table in tables] == [[], [5], [5, 6]]
+    assert list(merged.tokens) == [5, 6, 7]
+    assert list(merged.sources) == ["a", "b", "c"]
+    assert list(merged.probabilities) == [0.5, 0.5, 0.0]
+
+
+def test_name_size_text_and_end(clock: Clock) -> None:
+    table, model = Table("table", clock), Model(clock, [0.5])
+    combined: Drafter = CombinedDrafter([table, model])
+    assert (combined.name, combined.nbytes) == ("table,model", 200)
+    combined.begin([4, 5])
+    assert table.text == model.text == [4, 5]
+    assert isinstance(combined, CombinedDrafter)
+    combined.close()
+    assert (table.closed, model.closed) == (False, True)
+
+
+def test_states_are_kept_by_name(clock: Clock) -> None:
+    tables = [Table(name, clock) for name in "ab"]
+    tables[0].asked, tables[1].asked = 3, 4
+    document = json.loads(json.dumps(CombinedDrafter(tables).state()))
+    assert document == {"a": {"asked": 3}, "b": {"asked": 4}}
+    fresh = [Table(name, clock) for name in "bac"]
+    CombinedDrafter(fresh).load_state(document)
+    assert [table.asked for table in fresh] == [4, 3, 0]
+
+
+@pytest.mark.parametrize("document", [None, {}, {"a": 7}, {"a": None}, {"num_cells": 3}])
+def test_a_state_that_is_of_no_use_is_ignored(
+    clock: Clock, document: dict[str, Any] | None
+) -> None:
+    table = Table("a", clock)
+    CombinedDrafter([table]).load_state(document)
+    assert table.asked == 0
+
+
+def test_lists_of_names() -> None:
+    combined = make_drafter("suffix, recycling")
+    assert combined is not None
+    assert combined.name == "suffix,recycling"
+    assert combined.nbytes > SuffixDrafter().nbytes
+    assert {"suffix", "recycling"} <= set(NAMES)
+    with pytest.raises(UnsupportedError, match="twice"):
+        make_drafter("suffix,suffix")
+    with pytest.raises(UnsupportedError, match="no drafter ''"):
+        make_drafter("suffix,")

@@ -1,0 +1,122 @@
+"""Which model can draft for which, on small files written in the test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from edgespec.errors import UnsupportedError
+from edgespec.models.pairing import check_pair, partners, tokens_of
+from edgespec.models.spec import ModelSpec, read_model_spec
+
+WORDS = ["<s>", "</s>", "a", "é", "日本", ""]
+
+
+def model(
+    folder: Path,
+    name: str,
+    tokens: list[str],
+    *,
+    tokenizer: str | None = "gpt2",
+    merges: list[str] | None = None,
+    window: int = 0,
+) -> ModelSpec:
+    """A model of one layer with these tokens, or without any."""
+    arch = "gemma3" if window else "llama"
+    writer = gguf.GGUFWriter(folder / f"{name}.gguf", arch)
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(32)
+    writer.add_head_count(2)
+    writer.add_key_length(16)
+    writer.add_value_length(16)
+    if window:
+        writer.add_sliding_window(window)
+    if tokenizer is not None:
+        writer.add_tokenizer_model(tokenizer)
+    if tokens:
+        writer.add_token_list(tokens)
+    if merges:
+        writer.add_token_merges(merges)
+    for tensor in ("token_embd.weight", "output_norm.weight", "blk.0.attn_q.weight"):
+        writer.add_tensor(tensor, np.zeros((max(1, len(tokens)), 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return read_model_spec(folder / f"{name}.gguf")
+
+
+def refusal(target: ModelSpec, draft: ModelSpec) -> UnsupportedError:
+    with pytest.raises(UnsupportedError) as caught:
+        check_pair(target, draft)
+    return caught.value
+
+
+def test_the_tokens_as_they_stand_in_the_file(tmp_path: Path) -> None:
+    assert tokens_of(model(tmp_path, "a", WORDS)) == [word.encode() for word in WORDS]
+    assert tokens_of(model(tmp_path, "b", [])) == []
+
+
+def test_the_same_vocabulary(tmp_path: Path) -> None:
+    """The files lie alike, or their merges differ: what tokens mean is the same."""
+    target = model(tmp_path, "target", WORDS)
+    check_pair(target, target)
+    check_pair(target, model(tmp_path, "draft", WORDS))
+    check_pair(target, model(tmp_path, "merges", WORDS, merges=["a b"]))
+
+
+def test_padding_does_not_matter_on_either_side(tmp_path: Path) -> None:
+    short = model(tmp_path, "short", WORDS)
+    padded = model(tmp_path, "padded", [*WORDS, "[PAD6]", "[PAD7]"])
+    check_pair(short, padded)
+    check_pair(padded, short)
+
+
+def test_a_token_that_means_something_else(tmp_path: Path) -> None:
+    target = model(tmp_path, "target", WORDS)
+    draft = model(tmp_path, "draft", [*WORDS[:3], "è", *WORDS[4:]])
+    error = refusal(target, draft)
+    assert str(error).startswith(
+        "draft.gguf cannot draft for target.gguf: token 3 is 'è' in one and 'é' in the other"
+    )
+    assert error.hint == "draft with a smaller model of the same family"
+
+
+def test_the_first_of_several_differences_is_named(tmp_path: Path) -> None:
+    target = model(tmp_path, "target", ["a" * 50, "b", "c"])
+    draft = model(tmp_path, "draft", ["z", "y", "c"])
+    assert f"token 0 is 'z' in one and '{'a' * 40}' in the other" in str(refusal(target, draft))
+
+
+def test_another_tokenizer(tmp_path: Path) -> None:
+    target = model(tmp_path, "target", WORDS)
+    draft = model(tmp_path, "draft", WORDS, tokenizer="llama")
+    error = refusal(target, draft)
+    assert "their tokenizers are llama and gpt2" in str(error)
+    assert error.hint == "draft with a smaller model of the same family"
+    missing = model(tmp_path, "missing", WORDS, tokenizer=None)
+    assert "their tokenizers are missing and gpt2" in str(refusal(target, missing))
+
+
+def test_a_cache_that_cannot_go_back(tmp_path: Path) -> None:
+    sliding = model(tmp_path, "sliding", WORDS, window=8)
+    target = model(tmp_path, "target", WORDS)
+    error = refusal(target, sliding)
+    assert "sliding.gguf cannot draft: its cache cannot go back" in str(error)
+    assert "sliding windows" in error.hint
+    check_pair(sliding, target)  # as the target it is verified, which is another matter
+
+
+def test_partners_come_with_their_reasons(tmp_path: Path) -> None:
+    target = model(tmp_path, "target", WORDS)
+    good = model(tmp_path, "good", [*WORDS, "more"])
+    bad = model(tmp_path, "bad", ["x"])
+    found = list(partners(target, [good, bad]))
+    assert [other.path.name for other, _ in found] == ["good.gguf", "bad.gguf"]
+    assert found[0][1] == ""
+    assert "token 0 is 'x'" in found[1][1]
