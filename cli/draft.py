@@ -70,6 +70,7 @@ def train(
         )
     finally:
         progress.clear()
+    note(f"written: {output}")
     print(json.dumps(report) if as_json else printable(_training_text(report)))
 
 

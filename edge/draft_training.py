@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.llama_tokenizer import open_tokenizer
 from edgespec.backends.llamacpp import LlamaSettings
-from edgespec.errors import UnsupportedError
+from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.exit_chat import chat_of, read_prompts
 from edgespec.loading import Progress, load, open_measured_draft
 from edgespec.memory import device
@@ -26,7 +27,7 @@ from edgespec.memory.curve import CostCurve
 from edgespec.memory.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES
 from edgespec.models.early_exit import target_hash
 from edgespec.models.exit_network import Weights, check_architecture, import_torch
-from edgespec.models.exit_texts import TextWriter, load_texts, seconds_written, write_texts
+from edgespec.models.exit_texts import LENGTH, TextWriter, load_texts, seconds_written, write_texts
 from edgespec.models.exit_writer import choose_tokens, write_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -39,7 +40,9 @@ QUICK_MINUTES, FULL_MINUTES = 12.0, 120.0
 _WRITING, _SEARCHING, _TRAINING = 0.5, 0.15, 0.35
 _LAYER_PARTS = (1 / 15, 1 / 10, 1 / 5)  # of the target's blocks
 _HEAD_SIZES = (4096, 8192, 16384)
-_BATCH = 128  # conversations written at once
+_BATCH, _LEAST_BATCH = 128, 4  # conversations written at once
+_MOST_MEMORY = 0.8  # of what is free
+_BF16 = 2
 _SEARCH_TEXTS = 800
 _CONTEXT = 1024  # of the models whose steps are timed
 
@@ -237,7 +240,7 @@ def _write(
         prompts = read_prompts(data, tokenizer) if data else []
     seed = len(list(folder.glob("texts-*.npz")))
     dtype = import_torch().bfloat16
-    writer = TextWriter(spec, chat, batch=_BATCH, dtype=dtype, seed=seed)
+    writer = TextWriter(spec, chat, batch=_batch_size(spec), dtype=dtype, seed=seed)
     writer.answer_first(prompts)
     write_texts(
         writer,
@@ -245,6 +248,20 @@ def _write(
         seconds=missing,
         progress=lambda part, tokens: progress(f"writing text, {tokens} tokens", part),
     )
+
+
+def _batch_size(spec: ModelSpec) -> int:
+    """As many conversations at once as fit. Raises DoesNotFitError where too few do."""
+    values = sum(tensor.dims[0] * prod(tensor.dims[1:]) for tensor in spec.tensors.values())
+    free = int(_MOST_MEMORY * device.available_bytes()) - _BF16 * values
+    fitting = free // (_BF16 * LENGTH * spec.kv_values_per_token)
+    if fitting < _LEAST_BATCH:
+        raise DoesNotFitError(
+            f"writing text with {spec.path.name} takes its weights in 16 bits, "
+            f"{_BF16 * values >> 20} MiB, and more than is free beside them",
+            hint="train on a machine with more memory; the drafter's file runs on this one",
+        )
+    return min(_BATCH, fitting)
 
 
 def _compare(

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.cli.main import app
-from edgespec.draft_training import predicted_speedup
-from edgespec.errors import UnsupportedError
+from edgespec.draft_training import _batch_size, predicted_speedup
+from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.exit_chat import read_prompts
 from edgespec.models.early_exit import read_exit
 from edgespec.models.exit_network import check_architecture
@@ -59,6 +59,16 @@ def test_prompts_are_lines_or_json(tmp_path: Path) -> None:
             return [len(text), int(add_special)]
 
     assert [p[0] for p in read_prompts(path, Lines())] == [3, 3, 3, 3, 7]  # type: ignore[arg-type]
+
+
+def test_a_model_that_does_not_fit_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = read_model_spec(write_model(tmp_path / "model.gguf", "llama", Q4_0))
+    assert _batch_size(spec) == 128
+    monkeypatch.setattr("edgespec.memory.device.available_bytes", lambda: 1 << 20)
+    with pytest.raises(DoesNotFitError, match=r"weights in 16 bits, 0 MiB"):
+        _batch_size(spec)
 
 
 # ---------------------------------------------------------------------- with torch
