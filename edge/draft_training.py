@@ -39,7 +39,7 @@ QUICK_MINUTES, FULL_MINUTES = 12.0, 120.0
 # Of the time: writing text, comparing exits, training one.
 _WRITING, _SEARCHING, _TRAINING = 0.5, 0.15, 0.35
 _LAYER_PARTS = (1 / 15, 1 / 10, 1 / 5)  # of the target's blocks
-_HEAD_SIZES = (4096, 8192, 16384)
+_HEAD_SIZES = (2048, 4096, 8192, 16384)
 _BATCH, _LEAST_BATCH = 128, 4  # conversations written at once
 _MOST_MEMORY = 0.8  # of what is free
 _BF16 = 2

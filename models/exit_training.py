@@ -34,12 +34,14 @@ from edgespec.models.exit_texts import ANSWER, FORCED, Text
 from edgespec.models.spec import ModelSpec
 
 LONGEST_RUN = 8  # drafted tokens whose chance of being right is counted
-_HELD_OUT = 20  # every so many-th text is never trained on
+_HELD_OUT = 20  # every so many-th text is never trained on,
+_MOST_CHECKED = 64  # and so many of them are enough to judge by
 _BATCH_TOKENS = 4096
 _PEAK_RATE, _LAST_RATE, _WARM_UP = 1e-3, 0.03, 0.04
 _CLIP = 1.0
 _USER_WEIGHT = 0.3  # of the loss on a token of a user turn
-_CHECKS = 16  # validations of one training
+_CHECKS = 16  # validations of one training,
+_LEAST_CHECK_S = 15.0  # and time between them
 _PATIENCE = 5  # validations without a better loss
 
 
@@ -146,8 +148,9 @@ class ExitTrainer:
         self._batches = [
             [trained[i] for i in group] for group in _groups([texts[i] for i in trained])
         ]
+        checked = held_out[:_MOST_CHECKED]
         self._checks = [
-            [held_out[i] for i in group] for group in _groups([texts[i] for i in held_out])
+            [checked[i] for i in group] for group in _groups([texts[i] for i in checked])
         ]
 
     def _use_rows(self, token_ids: NDArray[np.int32]) -> None:
@@ -177,15 +180,16 @@ class ExitTrainer:
             list(self._parameters.values()), lr=_PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.01
         )
         spent = self._load(checkpoint, optimizer)
-        best, best_values = self.quality(), self._values()
-        random, since_best, next_check = np.random.default_rng(seed), 0, spent + seconds / _CHECKS
+        best, best_values, since_best = self.quality(), self._values(), 0
+        random, between = np.random.default_rng(seed), max(seconds / _CHECKS, _LEAST_CHECK_S)
+        next_check = spent + between
         start = monotonic() - spent
         try:
             while (now := monotonic() - start) < seconds and since_best < _PATIENCE:
                 self._step(optimizer, _rate(now / seconds), random)
                 progress(now / seconds, None)
                 if monotonic() - start >= next_check:
-                    next_check += seconds / _CHECKS
+                    next_check += between
                     quality = self.quality()
                     progress(now / seconds, quality)
                     since_best += 1
@@ -195,7 +199,7 @@ class ExitTrainer:
         except KeyboardInterrupt:
             if checkpoint is None:
                 raise
-            self._save(checkpoint, optimizer, monotonic() - start)
+        self._save(checkpoint, optimizer, monotonic() - start)
         quality = self.quality()
         if quality.loss > best.loss:
             self._set(best_values)
