@@ -37,7 +37,7 @@ LONGEST_RUN = 8  # drafted tokens whose chance of being right is counted
 _HELD_OUT = 20  # every so many-th text is never trained on,
 _MOST_CHECKED = 64  # and so many of them are enough to judge by
 _BATCH_TOKENS = 4096
-_PEAK_RATE, _LAST_RATE, _WARM_UP = 1e-3, 0.03, 0.04
+_PEAK_RATE, _LAST_RATE, _WARM_UP = 2e-3, 0.03, 0.04
 _CLIP = 1.0
 _USER_WEIGHT = 0.3  # of the loss on a token of a user turn
 _CHECKS = 16  # validations of one training,
@@ -181,7 +181,10 @@ class ExitTrainer:
         )
         spent = self._load(checkpoint, optimizer)
         best, best_values, since_best = self.quality(), self._values(), 0
-        random, between = np.random.default_rng(seed), max(seconds / _CHECKS, _LEAST_CHECK_S)
+        random, between = (
+            np.random.default_rng([seed, int(spent)]),
+            max(seconds / _CHECKS, _LEAST_CHECK_S),
+        )
         next_check = spent + between
         start = monotonic() - spent
         try:
