@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import ContextFullError
 from edgespec.tree import DraftTree
 
 Logits = NDArray[np.float32]
@@ -111,6 +112,16 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
+
+
+def require_room(backend: Backend, count: int) -> None:
+    """Raise ContextFullError unless `count` more tokens fit into the cache."""
+    if backend.length + count > backend.context_size:
+        raise ContextFullError(
+            f"{count} more tokens do not fit: the context has {backend.context_size} and "
+            f"{backend.length} are used",
+            hint="raise --ctx, or shorten the prompt",
+        )
 
 
 @runtime_checkable

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edgespec.backends.base import Capabilities, Logits
-from edgespec.errors import ContextFullError, UnsupportedError
+from edgespec.backends.base import Capabilities, Logits, require_room
+from edgespec.errors import UnsupportedError
 from edgespec.tree import DraftTree
 
 NextLogits = Callable[[tuple[int, ...]], Sequence[float]]
@@ -90,7 +90,7 @@ class FakeBackend:
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
         """Append `tokens`; logits of the last one."""
-        self._check_room(len(tokens))
+        require_room(self, len(tokens))
         if len(tokens) > self.batch_size:
             raise UnsupportedError(f"a prefill has room for {self.batch_size} tokens")
         self._committed += tokens
@@ -98,7 +98,7 @@ class FakeBackend:
 
     def verify(self, tree: DraftTree) -> Logits:
         """Logits of each node after its own path, [n, V]."""
-        self._check_room(len(tree))
+        require_room(self, len(tree))
         if len(tree) > self.max_nodes or not (tree.is_chain or self.capabilities.tree):
             raise UnsupportedError(f"this model cannot verify {len(tree)} nodes in one step")
         self._tree = tree
@@ -126,10 +126,6 @@ class FakeBackend:
 
     def close(self) -> None:
         self.closed = True
-
-    def _check_room(self, count: int) -> None:
-        if len(self._committed) + count > self.context_size:
-            raise ContextFullError(f"{count} more tokens do not fit in {self.context_size}")
 
     def _row(self, context: tuple[int, ...]) -> Logits:
         return np.asarray(self._next_logits(context), dtype=np.float32)

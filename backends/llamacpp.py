@@ -19,10 +19,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Capabilities, Logits
+from edgespec.backends.base import Capabilities, Logits, require_room
 from edgespec.backends.llama_library import LOG, library
 from edgespec.backends.llama_tokenizer import LlamaTokenizer
-from edgespec.errors import BackendError, ContextFullError, ModelNotFoundError, UnsupportedError
+from edgespec.errors import BackendError, ModelNotFoundError, UnsupportedError
 from edgespec.tree import DraftTree
 
 Embed: TypeAlias = Callable[[Sequence[int]], NDArray[np.float32]]  # n tokens to [n, width]
@@ -241,7 +241,7 @@ class LlamaBackend:
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
         """Append at most `batch_size` tokens; the logits of the last one, [V]."""
-        self._check_room(len(tokens))
+        require_room(self, len(tokens))
         tokens = [*self._pending, *tokens]
         del self._tokens[self._length :]  # until they are in the cache
         self._pending = []
@@ -262,7 +262,7 @@ class LlamaBackend:
         count = len(tree.tokens)
         if count > self.max_nodes:
             raise UnsupportedError(f"a step has room for {self.max_nodes} nodes, not {count}")
-        self._check_room(count)
+        require_room(self, count)
         self._tree = tree
         if tree.is_chain and not self._pending:
             batch = self._chain
@@ -343,14 +343,6 @@ class LlamaBackend:
         self._context = self._model = None
 
     # -- one step --------------------------------------------------------------------------
-
-    def _check_room(self, count: int) -> None:
-        if self.length + count > self.settings.context_size:
-            raise ContextFullError(
-                f"{count} more tokens do not fit: the context has {self.settings.context_size} "
-                f"and {self.length} are used",
-                hint="raise --ctx, or shorten the prompt",
-            )
 
     def _decode(self, batch: _Batch, count: int) -> None:
         batch.struct.n_tokens = count

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Capabilities, Logits, Tokenizer
+from edgespec.backends.base import Capabilities, Logits, Tokenizer, require_room
 from edgespec.backends.folder_tokenizer import FolderTokenizer
 from edgespec.backends.llama_library import LOG, library
 from edgespec.backends.llama_tokenizer import LlamaTokenizer
@@ -24,7 +24,7 @@ from edgespec.backends.ort_gqa import GqaRunner
 from edgespec.backends.ort_inputs import Step, rope_tables
 from edgespec.backends.ort_providers import CPU_DEVICE, OnnxDevice, open_session
 from edgespec.backends.ort_split import CutRunner, SplitRunner, is_split
-from edgespec.errors import BackendError, ContextFullError, ModelFileError, UnsupportedError
+from edgespec.errors import BackendError, ModelFileError, UnsupportedError
 from edgespec.models.onnx_facts import GraphFacts
 from edgespec.models.onnx_folder import FACTS_FILE
 from edgespec.models.onnx_graph import DEEP_FILE, GRAPH_FILE, SHALLOW_FILE
@@ -167,7 +167,7 @@ class OrtBackend:
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
         """Append at most `batch_size` tokens; the logits of the last one, [V]."""
-        self._check_room(len(tokens))
+        require_room(self, len(tokens))
         self._tree = None
         rows = self._step(tokens, range(len(tokens)), None, first_row=len(tokens) - 1)
         self._runner.keep(self.length, range(len(tokens)))
@@ -182,7 +182,7 @@ class OrtBackend:
             raise UnsupportedError(f"a step has room for {self.max_nodes} nodes, not {count}")
         if not self.capabilities.tree and not tree.is_chain:
             raise UnsupportedError(f"no branches in this mode: {self.capabilities.reason}")
-        self._check_room(count)
+        require_room(self, count)
         self._tree = tree
         return self._step(tree.tokens, tree.depths(), tree)
 
@@ -208,14 +208,6 @@ class OrtBackend:
         self.tokenizer.close()
 
     # -- one step --------------------------------------------------------------------------
-
-    def _check_room(self, count: int) -> None:
-        if self.length + count > self.settings.context_size:
-            raise ContextFullError(
-                f"{count} more tokens do not fit: the context has {self.settings.context_size} "
-                f"and {self.length} are used",
-                hint="raise --ctx, or shorten the prompt",
-            )
 
     def _step(
         self,

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgespec.cli.chat_loop import Chat
 from edgespec.cli.render import note, printable, size_text, table
-from edgespec.drafters import NAMES
+from edgespec.drafters import drafter_names
 from edgespec.errors import UnsupportedError
 
 _WHOLE_NUMBERS = ("top_k", "penalty_last_n", "seed", "max_tokens")
@@ -59,12 +59,10 @@ def _drafter(chat: Chat, argument: str) -> None:
     loaded = drafter.name if drafter else "none"
     if argument == "none" or (argument in ("auto", loaded) and drafter):
         chat.speculate = argument != "none"
-    elif argument in ("auto", *NAMES):
-        chat.reload(chat.model, replace(chat.request, drafter=argument))
     elif argument:
-        raise UnsupportedError(
-            f"there is no drafter {argument!r}", hint=f"auto, none or {', '.join(NAMES)}"
-        )
+        if argument != "auto":
+            drafter_names(argument)  # before anything is given up
+        chat.reload(chat.model, replace(chat.request, drafter=argument))
     drafter = chat.engine.drafter
     note(f"drafter: {drafter.name if drafter and chat.speculate else 'none'}")
 
@@ -119,6 +117,10 @@ def _stats(chat: Chat, _argument: str) -> None:
         ("last answer", f"{len(chat.last.token_ids)} tokens, {counters.tokens_per_s:.1f} tokens/s"),
         ("acceptance length", f"{counters.acceptance_length:.2f} tokens a step (plain is 1.00)"),
         ("drafts", f"{counters.drafted_tokens} tokens, {counters.accepted_tokens} accepted"),
+        *(
+            (f"  {name}", f"{drafted} tokens, {counters.accepted_by[name]} accepted")
+            for name, drafted in counters.drafted_by.items()
+        ),
         ("first token", f"after {counters.time_to_first_token_s:.2f} s"),
         ("prompt", f"{counters.prompt_tokens} tokens, {counters.reused_tokens} of them reused"),
         ("this chat", f"{totals.answers} answers, {totals.tokens} tokens, {speed:.1f} tokens/s"),
@@ -194,7 +196,7 @@ COMMANDS: dict[str, tuple[Callable[[Chat, str], None], str]] = {
     "/help": (_help, "this list"),
     "/system": (_system, "show or set the system message; none removes it"),
     "/model": (_model, "show the model, or go on with another file"),
-    "/drafter": (_drafter, "show or choose where drafts come from: auto, none, or a name"),
+    "/drafter": (_drafter, "show or choose where drafts come from: auto, none, or names"),
     "/params": (_params, "show or set: temperature=0.8 top_p=0.9 max_tokens=300 stop=END seed=1"),
     "/stats": (_stats, "speed and acceptance of the last answer and of all"),
     "/memory": (_memory, "memory by component, predicted and measured"),

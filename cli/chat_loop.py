@@ -22,7 +22,8 @@ from edgespec.session import Session, Turn
 
 if TYPE_CHECKING:
     from edgespec.engine import Chunk, Engine, Result
-    from edgespec.memory.plan import Plan, Request
+    from edgespec.memory.plan import Plan
+    from edgespec.memory.request import Request
 
 _CYAN, _NO_COLOR = "\x1b[36m", "\x1b[39m"
 _UNDERLINE, _NO_UNDERLINE = "\x1b[4m", "\x1b[24m"
@@ -145,9 +146,9 @@ class Chat:
 
     def reload(self, model: str | None, request: Request) -> None:
         """Go on with another model or drafter; the one in use comes back if that fails."""
-        from edgespec.models.spec import read_model_spec
+        from edgespec.models.onnx_folder import read_model
 
-        read_model_spec(options.model_path(model))  # before anything is given up
+        read_model(options.model_path(model))  # before anything is given up
         old = self.model, self.request
         self.engine.close()
         try:

@@ -15,7 +15,7 @@ import typer
 from edgespec.drafters import NAMES
 from edgespec.errors import UnsupportedError
 from edgespec.memory.footprint import KV_TYPE_BYTES
-from edgespec.memory.plan import DEVICES, LLAMACPP, ONNX, PREFERENCES, Request
+from edgespec.memory.request import DEVICES, LLAMACPP, ONNX, PREFERENCES, Request
 
 if TYPE_CHECKING:
     from edgespec.sampling import SamplingParams

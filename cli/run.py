@@ -54,6 +54,12 @@ def run(
         prompt_tokens=len(text.encode()) // 2 + 64,  # more than two bytes a token, usually four
         max_tokens=max_tokens,
     )
+    if check and request.draft_model is not None and not sampling.is_greedy:
+        raise UnsupportedError(
+            "--check compares token by token, and drafts that a model draws give the same seed "
+            "another text of the same distribution",
+            hint="use --temperature 0, or leave out --draft-model",
+        )
     cancel = cancel_on_interrupt()
     plan, engine = load_engine(model, request, cancel, quiet=as_json)
     with engine:

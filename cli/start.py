@@ -11,7 +11,8 @@ from edgespec.cli.render import Progress, note, printable, size_text
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
-    from edgespec.memory.plan import Plan, Request
+    from edgespec.memory.plan import Plan
+    from edgespec.memory.request import Request
     from edgespec.models.spec import ModelSpec
 
 

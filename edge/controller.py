@@ -54,7 +54,7 @@ def likeliest_chain(proposal: Proposal) -> Proposal:
     for node, parent in enumerate(proposal.parents):
         if parent == (chain[-1] if chain else -1):
             chain.append(node)
-    return proposal.part(chain)
+    return proposal if len(chain) == len(proposal) else proposal.part(chain)
 
 
 def build_tree(root: int, proposal: Proposal, num_drafted: int) -> DraftTree:
@@ -63,12 +63,13 @@ def build_tree(root: int, proposal: Proposal, num_drafted: int) -> DraftTree:
         return DraftTree.chain((root,))
     parents = proposal.parents[:num_drafted]
     is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
-    part = proposal.part(range(num_drafted) if is_chain else _depth_first(parents))
+    if not is_chain:
+        proposal = proposal.part(_depth_first(parents))
     return DraftTree(
-        (root, *part.tokens),
-        range(-1, num_drafted) if is_chain else [-1, *(parent + 1 for parent in part.parents)],
-        ("", *part.sources) if part.sources else (),
-        (None, *part.laws) if part.laws else (),
+        (root, *proposal.tokens[:num_drafted]),
+        range(-1, num_drafted) if is_chain else [-1, *(parent + 1 for parent in proposal.parents)],
+        ("", *proposal.sources[:num_drafted]) if proposal.sources else (),
+        (None, *proposal.laws[:num_drafted]) if proposal.laws else (),
     )
 
 

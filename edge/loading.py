@@ -18,15 +18,8 @@ from edgespec.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import cache, device
 from edgespec.memory.curve import CostCurve, measure_curve, measure_depth
-from edgespec.memory.plan import (
-    DRAFT_MODEL_BATCH,
-    DRAFT_MODEL_NODES,
-    LLAMACPP,
-    ONNX,
-    Plan,
-    Request,
-    draft_context,
-)
+from edgespec.memory.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan, draft_context
+from edgespec.memory.request import LLAMACPP, ONNX, Request
 from edgespec.memory.speed import RoundHistory
 from edgespec.memory.texts import add_texts, load_texts
 from edgespec.memory.track import peak_resident_bytes
@@ -426,7 +419,7 @@ def _largest_exact_step(backend: Backend, key: str, report: Progress) -> int:
             "step, on this device",
             hint="Q4_0, Q4_1 and Q8_0 files are batch-invariant on CPUs; or leave out --exact",
         )
-    return size
+    return min(size, backend.max_nodes)  # an earlier plan may have had larger steps
 
 
 def _prefill_is_exact(backend: Backend, key: str, step: int) -> bool:

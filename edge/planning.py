@@ -15,18 +15,9 @@ from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import cache, device
 from edgespec.memory.bandwidth import memory_bandwidth
 from edgespec.memory.curve import CostCurve
-from edgespec.memory.plan import (
-    DRAFT_MODEL_NODES,
-    LLAMACPP,
-    ONNX,
-    Choice,
-    Device,
-    Plan,
-    Request,
-    Settings,
-    make_plan,
-    this_device,
-)
+from edgespec.memory.plan import DRAFT_MODEL_NODES, Choice, Device, Plan, Settings, this_device
+from edgespec.memory.planner import make_plan
+from edgespec.memory.request import LLAMACPP, ONNX, Request
 from edgespec.memory.speed import DEFAULT_ROUNDS, RoundHistory, SpeedModel, estimated_curve
 from edgespec.models.early_exit import exit_bytes, read_exit
 from edgespec.models.packing import check_supported

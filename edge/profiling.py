@@ -19,7 +19,8 @@ from edgespec.errors import DoesNotFitError
 from edgespec.loading import load_plan
 from edgespec.memory import device
 from edgespec.memory.bandwidth import memory_bandwidth
-from edgespec.memory.plan import Plan, Request
+from edgespec.memory.plan import Plan
+from edgespec.memory.request import Request
 from edgespec.memory.speed import SpeedModel
 from edgespec.memory.track import MemoryTracker, peak_resident_bytes, resident_parts
 from edgespec.models.spec import ModelSpec

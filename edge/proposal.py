@@ -82,5 +82,5 @@ class Prospects:
     """What a drafter that takes time expects of a round, before it has spent any."""
 
     probabilities: Sequence[float]  # path probabilities it has given lately
-    before_ms: float  # until the first node is drafted
+    before_ms: float  # to read what it has not seen, beyond the first node's own step
     node_ms: float  # for each node

@@ -45,8 +45,10 @@ class Counters:
         self.draft_s += draft_s
         self.host_s += max(0.0, round_s - step_s - draft_s)
         if tree.sources:
-            self.drafted_by.update(tree.sources[1:])
-            self.accepted_by.update(tree.sources[node] for node in path[1:])
+            for name in tree.sources[1:]:
+                self.drafted_by[name] += 1
+            for node in path[1:]:
+                self.accepted_by[tree.sources[node]] += 1
 
     @property
     def acceptance_length(self) -> float:

@@ -55,7 +55,7 @@ class CostCurve:
     @property
     def max_nodes(self) -> int:
         """Largest n that was measured."""
-        return max(n for n in range(1, len(self.base)) if self.base[n] != float("inf"))
+        return next(n for n in range(len(self.base) - 1, 0, -1) if self.base[n] != float("inf"))
 
     def resized(self, max_nodes: int) -> CostCurve:
         """The same curve for steps of at most `max_nodes`; new sizes are unmeasured."""

@@ -12,7 +12,8 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory import cache
 from edgespec.memory.accelerators import Accelerator
 from edgespec.memory.curve import CostCurve
-from edgespec.memory.plan import LLAMACPP, ONNX, Device, Plan, Request, Settings
+from edgespec.memory.plan import Device, Plan, Settings
+from edgespec.memory.request import LLAMACPP, ONNX, Request
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.planning import make_run_plan, settings_key, settings_of

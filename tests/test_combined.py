@@ -213,6 +213,19 @@ def test_a_model_is_asked_where_it_raises_the_rate(clock: Clock) -> None:
     assert model.asked == 500
 
 
+def test_reading_a_long_text_is_bought_when_that_would_have_paid(clock: Clock) -> None:
+    """Hopes of 0.7 and 0.5 save 12 ms x (0.1833 / 0.1 - 1) = 10 ms a round: 300 ms take 30."""
+    model = Model(clock, [0.7, 0.5], before_ms=300.0)
+    combined = CombinedDrafter([Table("first", clock), model])
+    rounds(combined, 29, stakes_of())
+    assert model.asked == 0
+    rounds(combined, 1, stakes_of())
+    assert model.asked == 1
+    combined.begin([1])
+    rounds(combined, 29, stakes_of())
+    assert model.asked == 1  # another text, another account
+
+
 def test_a_model_is_not_asked_where_others_have_more_to_offer(clock: Clock) -> None:
     """The table's 0.5, 0.25 and 0.125 cost nothing: 1.875 / 10 beats 2.2 / 12."""
     model = Model(clock, [0.7, 0.5], node_ms=1.5)

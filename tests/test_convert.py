@@ -13,7 +13,7 @@ from edgespec.backends.base import Logits
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.errors import BackendError, EdgespecError, ModelNotFoundError, UnsupportedError
 from edgespec.loading import load_plan
-from edgespec.memory.plan import Request
+from edgespec.memory.request import Request
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.planning import make_run_plan

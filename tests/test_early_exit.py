@@ -227,7 +227,7 @@ def test_an_exit_after_all_blocks_but_the_last_is_the_target(
 
 
 def test_a_plan_counts_the_drafter(target: ModelSpec, drafter: ModelSpec) -> None:
-    from edgespec.memory.plan import Request
+    from edgespec.memory.request import Request
     from edgespec.planning import make_run_plan
 
     plan = make_run_plan(target, Request(draft_model=drafter.path, backend="llamacpp"))

@@ -36,7 +36,8 @@ from edgespec.errors import (
 from edgespec.loading import load_plan
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.footprint import RunShape, compute_bytes, kv_cache_bytes
-from edgespec.memory.plan import Plan, Request
+from edgespec.memory.plan import Plan
+from edgespec.memory.request import Request
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.noise import measure_batch_noise

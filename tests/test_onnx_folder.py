@@ -17,7 +17,8 @@ import edgespec
 from edgespec.backends.folder_tokenizer import FolderTokenizer
 from edgespec.errors import EdgespecError, ModelFileError, UnsupportedError
 from edgespec.memory.footprint import RunShape, footprint, onnx_footprint
-from edgespec.memory.plan import Device, Request
+from edgespec.memory.plan import Device
+from edgespec.memory.request import Request
 from edgespec.models.onnx_folder import end_ids, read_folder_spec, read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.planning import make_run_plan

@@ -26,7 +26,9 @@ from edgespec.memory.footprint import (
     kv_type_fits,
     runtime_bytes,
 )
-from edgespec.memory.plan import Device, Plan, Request, Settings, make_plan
+from edgespec.memory.plan import Device, Plan, Settings
+from edgespec.memory.planner import make_plan
+from edgespec.memory.request import Request
 from edgespec.memory.speed import DEFAULT_ROUNDS, RoundHistory, SpeedModel
 from edgespec.models.gguf import GGML_TYPES, GgufTensor
 from edgespec.models.spec import ModelSpec

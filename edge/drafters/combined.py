@@ -37,6 +37,7 @@ class _Source:
     prospects: Callable[[Stakes], Prospects] | None  # of one that takes a model's time
     is_free: bool
     purse_ms: float = 0.0
+    missed_ms: float = 0.0  # that a model would have saved in this text, had it read all of it
 
     def __post_init__(self) -> None:
         self.is_free = self.is_free and self.prospects is None
@@ -63,6 +64,7 @@ class CombinedDrafter:
         """Start a new text."""
         self.written.append([tokens[-1]])
         for source in self._sources:
+            source.missed_ms = 0.0
             source.drafter.begin(tokens)
 
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
@@ -88,6 +90,9 @@ class CombinedDrafter:
         """Let every drafter learn, as far as its purse allows."""
         if self.written:
             self.written[-1] += outcome.emitted
+        if len(self._sources) == 1 and self._sources[0].is_free:
+            self._sources[0].drafter.observe(outcome)
+            return
         if self._stakes is None:
             return
         plain_ms, nodes = self._stakes.step_ms(1), len(outcome.tree)
@@ -141,15 +146,22 @@ class CombinedDrafter:
 
 
 def _is_worth_it(source: _Source, hope: Prospects, merged: Proposal, stakes: Stakes) -> bool:
-    """Whether to ask a drafter that takes time: because it pays, or to try it from its purse."""
+    """Whether to ask a drafter that takes time: because it pays, or to try it from its purse.
+
+    Reading what it has not seen is bought once and used in many rounds, nobody knows how many. It
+    is bought when what it would have saved so far in this text comes to its price: that costs at
+    most twice what knowing the future would (the ski-rental rule).
+    """
     if not hope.probabilities:
         return False
     _, rate = choose_size(merged.probabilities, stakes, kept=merged.kept)
-    size, hoped = choose_size(
-        hope.probabilities, stakes, spent_ms=hope.before_ms, node_ms=hope.node_ms
-    )
+    size, hoped = choose_size(hope.probabilities, stakes, node_ms=hope.node_ms)
     if size > 0 and hoped > rate:
-        return True
+        round_ms = size * hope.node_ms + stakes.step_ms(size + 1)
+        source.missed_ms += round_ms * (hoped / rate - 1.0)
+        if source.missed_ms >= hope.before_ms:
+            source.missed_ms -= hope.before_ms
+            return True
     price_ms = hope.before_ms + max(1, size) * hope.node_ms
     if source.purse_ms < price_ms:
         return False

@@ -27,7 +27,6 @@ from edgespec.tree import DraftTree
 _LONGEST = 16  # tokens drafted ahead
 _FIRST_HOPE = 0.7  # that a drafted token is accepted, before anything was counted
 _HOPE_RATE = 0.05
-_PATIENCE = 32  # rounds in which catching up with a long text may be paid off
 
 
 class ModelDrafter:
@@ -118,7 +117,7 @@ class ModelDrafter:
         """
         largest, missing = self._curve.max_nodes, max(1, len(self._text) - self._shared)
         if missing > largest:
-            return self._step_ms(largest) * missing / largest / _PATIENCE
+            return self._step_ms(largest) * missing / largest
         steps = (self._step_ms(size) for size in range(missing, largest + 1))
         return next(ms for ms in steps if ms < inf) - self._step_ms(1)
 

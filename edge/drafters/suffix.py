@@ -217,7 +217,7 @@ class SuffixDrafter:
                 if probability >= min_probability or node < 0:
                     heapq.heappush(heap, (-probability, token, cell, node, agreeing))
             if not heap or len(tokens) == max_nodes:
-                return Proposal(tokens, parents, probabilities)
+                return Proposal(tokens, parents, probabilities, (self.name,) * len(tokens))
             negative, token, cell, parent, places = heapq.heappop(heap)
             node, parent_probability = len(tokens), -negative
             tokens.append(token)

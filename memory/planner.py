@@ -1,0 +1,578 @@
+"""The planner: one budget in, one joint plan out.
+
+Made from the file's metadata, the device and what was measured
+earlier, so it costs milliseconds and loads nothing. The search is small on purpose:
+
+1. settings that change what is computed (KV type, drafter) come from the request; a type that
+   costs quality is never chosen silently; as many layers as fit go to a GPU
+2. the largest draft: the least memory that keeps 98% of the best predicted tokens/s
+   (arXiv 2506.01986 calls it the lower bound of memory that retains the speed-up)
+3. what is left goes to the context, up to what is wanted, then to the prompt's batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.memory.footprint import (
+    GPU,
+    HOST,
+    Component,
+    RunShape,
+    draft_model_footprint,
+    footprint,
+    kv_type_fits,
+    onnx_footprint,
+)
+from edgespec.memory.plan import (
+    DRAFT_MODEL_BATCH,
+    DRAFT_MODEL_NODES,
+    Alternative,
+    Choice,
+    Device,
+    Plan,
+    Settings,
+    component_bytes,
+    draft_context,
+)
+from edgespec.memory.request import (
+    CONTEXT_STEP,
+    DEFAULT_CONTEXT,
+    LLAMACPP,
+    ONNX,
+    Request,
+    check,
+    drafter_of,
+    rounded,
+    threads_of,
+    wanted_context,
+)
+from edgespec.memory.speed import SpeedModel
+from edgespec.models.packing import EXACTLY_PACKED
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
+
+_LEAST_CONTEXT = 512  # offered unasked; a question and its answer
+_DRAFT_SIZES = (31, 15, 7, 3)
+_BATCH_SIZES = (512, 256, 128, 64, 32)
+_GPU_BATCH_SIZE = 512  # a GPU is idle on smaller ones
+# Prompt tokens a second with batches of 64, 128 and 512 on two cores: 0.80, 0.93 and 1 of the best
+# on a model 576 wide, 0.96, 1 and 0.94 on one 1536 wide.
+_CPU_BATCH_SIZES = ((1024, 64), (0, 128))  # from this width on
+_KEPT_SPEED = 0.98  # under a budget
+_KEPT_SPEED_UNASKED = 0.995
+_WORTH_TELLING = 1.02
+_CHEAP = 1.02  # of the bytes with the smallest draft
+_LARGEST_STEP = 256
+_MEBIBYTE = 1 << 20
+
+
+def make_plan(
+    spec: ModelSpec,
+    request: Request,
+    machine: Device,
+    speed_of: Callable[[Settings], SpeedModel],
+    *,
+    drafter_bytes: int = 0,
+    draft_spec: ModelSpec | None = None,
+    max_step_of: Callable[[Settings], int | None] = lambda _settings: None,
+) -> Plan:
+    """Choose all settings of a run.
+
+    Args:
+        speed_of: predicts decoding speed under some settings.
+        drafter_bytes: ceiling of the drafter's tables.
+        max_step_of: most nodes a step may have (`--exact`: those that round alike), if known.
+
+    Raises:
+        UnsupportedError: an option is not possible with this model.
+        DoesNotFitError: nothing that was asked for fits; says what would.
+    """
+    return _Planner(spec, request, machine, speed_of, drafter_bytes, draft_spec, max_step_of).plan()
+
+
+class _Planner:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        request: Request,
+        machine: Device,
+        speed_of: Callable[[Settings], SpeedModel],
+        drafter_bytes: int,
+        draft_spec: ModelSpec | None,
+        max_step_of: Callable[[Settings], int | None],
+    ) -> None:
+        self.spec = spec
+        self.request = request
+        self.machine = machine
+        self.choices: dict[str, Choice] = {}
+        check(request)
+        self.backend = ONNX if request.backend == ONNX else LLAMACPP
+        self.limit = min(machine.free_bytes, request.budget_bytes or machine.free_bytes)
+        self.key_type, self.value_type = self._kv_types()
+        self.threads = self._choose("threads", *threads_of(request))
+        self.drafter = self._choose("drafter", *drafter_of(spec, request))
+        self.drafter_bytes = drafter_bytes if self.drafter != "none" else 0
+        self.draft_spec = draft_spec if self.drafter != "none" else None
+        if self.draft_spec is not None:
+            self._choose("draft_model", self.draft_spec.path.name, "as asked")
+        gpus = machine.accelerators if self.backend == LLAMACPP else ()
+        self.gpu_layers = -1 if gpus else 0
+        self.wanted_context, self.context_reason = wanted_context(spec, request)
+        if gpus or request.gpu_layers is not None:
+            self.gpu_layers = self._gpu_layers()
+        self._choose("gpu_layers", self.gpu_layers, self._gpu_reason())
+        self.device = self._choose("device", *self._device())
+        self.mapped = self._mapped()
+        self._take_smaller_cache()
+        settings = Settings(
+            self.threads,
+            self.key_type,
+            self.value_type,
+            self.gpu_layers,
+            self.drafter,
+            self.backend,
+            self.backend == ONNX and request.exact,
+            self.device if self.backend == ONNX else "cpu",
+        )
+        self.speed = speed_of(settings)
+        self.max_step = max_step_of(settings) or _LARGEST_STEP
+
+    # -- the plan --------------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        request = self.request
+        least = self._least_context()
+        batch = self._smallest_batch()
+        if not self._fits(least, batch, 0):
+            raise self._refusal(least, batch)
+        context = least
+        if request.prefer == "context":  # context first, drafts from what is left
+            context = self._longest_context(batch, 0)
+            draft_max = self._draft_max(context, batch)
+        else:
+            draft_max = self._draft_max(least, batch)
+            context = self._longest_context(batch, draft_max)
+        batch = self._batch_size(context, draft_max)
+        self._choose("context_size", context, self._context_reason(context))
+        self._choose("draft_max", draft_max, self._draft_reason(draft_max, batch, context))
+        self._choose("batch_size", batch, self._batch_reason(batch))
+        self._choose("mapped", int(self.mapped), self._mapped_reason())
+        depth = self._depth()
+        return Plan(
+            backend=self.backend,
+            device=self.device,
+            context_size=context,
+            batch_size=batch,
+            threads=self.threads,
+            kv_type_k=self.key_type,
+            kv_type_v=self.value_type,
+            gpu_layers=self.gpu_layers,
+            draft_max=draft_max,
+            drafter=self.drafter,
+            draft_model=self.draft_spec.path if self.draft_spec else None,
+            draft_mapped=self.draft_spec is not None and self._maps(self.draft_spec),
+            exact=request.exact,
+            remember=request.remember,
+            mapped=self.mapped,
+            choices=tuple(self.choices.values()),
+            components=self._footprint(context, batch, draft_max),
+            limit_bytes=self.limit,
+            available_bytes=self.machine.free_bytes,
+            plain_tokens_per_s=self.speed.tokens_per_s(0, depth),
+            tokens_per_s=self.speed.tokens_per_s(draft_max, depth),
+            speed_source=self.speed.source,
+            alternatives=tuple(self._alternatives(context, batch, draft_max)),
+        )
+
+    def _alternatives(self, context: int, batch: int, draft_max: int) -> Iterator[Alternative]:
+        """What a person could prefer: less memory, more context, more speed."""
+        now, least = self._bytes(context, batch, draft_max), self._least_context()
+        smaller = self._alternative("smaller", f"--ctx {least} --draft-max 0", least, 0)
+        if smaller.peak_bytes < now:
+            yield smaller
+        longest = self._longest_context(self._smallest_batch(), draft_max, self._trained())
+        if longest > context:
+            yield self._alternative("longer context", f"--ctx {longest}", longest, draft_max)
+        if self.request.budget_bytes and self.request.draft_max is None:
+            larger = self._best_draft(lambda _draft: True)
+            faster = self._alternative("faster", "", context, larger)
+            gain = faster.tokens_per_s / self.speed.tokens_per_s(draft_max, self._depth())
+            if gain > _WORTH_TELLING and faster.peak_bytes <= self.machine.free_bytes:
+                needed = -(-faster.peak_bytes // _MEBIBYTE)
+                yield replace(faster, options=f"--budget {needed}MiB")
+
+    def _alternative(self, name: str, options: str, context: int, draft_max: int) -> Alternative:
+        return Alternative(
+            name=name,
+            options=options,
+            peak_bytes=self._bytes(context, self._batch_size(context, draft_max), draft_max),
+            context_size=context,
+            tokens_per_s=self.speed.tokens_per_s(draft_max, self._depth()),
+        )
+
+    # -- bytes -----------------------------------------------------------------------------
+
+    def _shape(self, context: int, batch: int, draft_max: int) -> RunShape:
+        return RunShape(
+            context_size=context,
+            batch_size=max(batch, draft_max + 1),
+            max_nodes=draft_max + 1,
+            type_k=self.key_type,
+            type_v=self.value_type,
+            threads=self.threads,
+            gpu_layers=self.gpu_layers,
+            mapped=self.mapped,
+            features=self.machine.features,
+        )
+
+    def _footprint(self, context: int, batch: int, draft_max: int) -> tuple[Component, ...]:
+        parts = (onnx_footprint if self.backend == ONNX else footprint)(
+            self.spec,
+            self._shape(context, batch, draft_max),
+            drafter_bytes=self.drafter_bytes if draft_max else 0,
+        )
+        if self.draft_spec is not None and draft_max:
+            parts += draft_model_footprint(self.draft_spec, self._draft_shape(context))
+        if self.request.interface_bytes:
+            parts += (Component("interface", self.request.interface_bytes, is_ceiling=True),)
+        if self.machine.is_one_pool:
+            return tuple(replace(part, device=HOST, name=_pooled(part)) for part in parts)
+        return parts
+
+    def _draft_shape(self, context: int) -> RunShape:
+        """How the draft model is loaded: as the target, with small steps."""
+        assert self.draft_spec is not None
+        return RunShape(
+            context_size=draft_context(self.draft_spec, context),
+            batch_size=DRAFT_MODEL_BATCH,
+            max_nodes=DRAFT_MODEL_NODES,
+            threads=self.threads,
+            gpu_layers=-1 if self.gpu_layers else 0,
+            mapped=self._maps(self.draft_spec),
+            features=self.machine.features,
+        )
+
+    def _bytes(self, context: int, batch: int, draft_max: int) -> int:
+        """Everything a budget covers: the processor's memory and the GPU's."""
+        return sum(part.nbytes for part in self._footprint(context, batch, draft_max))
+
+    def _fits(self, context: int, batch: int, draft_max: int) -> bool:
+        return self._shortage(self._footprint(context, batch, draft_max)) is None
+
+    def _shortage(self, parts: Sequence[Component]) -> tuple[str, int] | None:
+        """What does not suffice and how many bytes of it there are, or None."""
+        gpu = sum(part.nbytes for part in parts if part.device == GPU)
+        host = sum(part.nbytes for part in parts if part.device == HOST)
+        budget = self.request.budget_bytes
+        if budget and host + gpu > budget:
+            return "budget", budget
+        if host > self.machine.free_bytes:
+            return "free", self.machine.free_bytes
+        if gpu > self.machine.gpu_free_bytes:
+            return "free on the GPU", self.machine.gpu_free_bytes
+        return None
+
+    # -- choices ---------------------------------------------------------------------------
+
+    def _choose(self, name: str, value: Any, reason: str) -> Any:
+        self.choices[name] = Choice(name, value, reason)
+        return value
+
+    def _kv_types(self) -> tuple[str, str]:
+        """Types of K and V. A type that costs quality is never chosen unasked."""
+        request, kind = self.request, self.request.kv_type or "f16"
+        if self.backend == ONNX:
+            if request.kv_type not in (None, "f32"):
+                raise UnsupportedError(
+                    f"--kv-type {request.kv_type} is not possible with --backend onnx",
+                    hint="its attention keeps f32; use --backend llamacpp for other types",
+                )
+            self._choose("kv_type", "f32", "what ONNX Runtime's attention computes with")
+            return "f32", "f32"
+        if not kv_type_fits(self.spec, kind):
+            raise UnsupportedError(
+                f"--kv-type {kind} needs heads of a multiple of 32 values; this model's have "
+                f"{min(self.spec.key_length)}",
+                hint="use --kv-type f16",
+            )
+        if request.exact and kind == "f16":
+            # llama.cpp's CPU attention sums a single row in two parts from 512 cells on, and
+            # rounds differently from a batch, unless K and V have different types. bf16 for K
+            # costs nothing in decoding; prefill loses its tiled path (1.25x slower at 800
+            # tokens, 1.7x at 3000).
+            self._choose("kv_type", "bf16/f16", "--exact: makes one-token steps round like batches")
+            return "bf16", "f16"
+        reason = "as asked" if request.kv_type else "half precision costs no measurable quality"
+        self._choose("kv_type", kind, reason)
+        return kind, kind
+
+    def _take_smaller_cache(self) -> None:
+        """With `--prefer context` a type of half the size, where f16 does not reach all of it."""
+        request = self.request
+        if request.prefer != "context" or request.kv_type or request.exact:
+            return
+        if self.backend == ONNX:
+            return
+        fits = kv_type_fits(self.spec, "q8_0")
+        if fits and not self._fits(self._upper_context(), self._smallest_batch(), 0):
+            self.key_type = self.value_type = "q8_0"
+            reason = "--prefer context: twice the context of f16, at a small cost in quality"
+            self._choose("kv_type", "q8_0", reason)
+
+    def _device(self) -> tuple[str, str]:
+        """Where steps run, and why there."""
+        asked = self.request.device
+        if self.backend == ONNX and asked == "auto":
+            return "cpu", "ONNX Runtime's CPU kernels; --device asks for a GPU or an NPU"
+        if self.backend == LLAMACPP and asked == "auto":
+            return ("gpu" if self.gpu_layers else "cpu"), "where gpu layers puts them"
+        return asked, "as asked"
+
+    def _gpu_layers(self) -> int:
+        """All layers where they fit, else the most that do."""
+        asked = self.request.gpu_layers
+        if self.backend == ONNX and not asked:
+            return 0
+        if asked and asked > 0 and (self.backend == ONNX or not self.machine.accelerators):
+            raise UnsupportedError(
+                f"--gpu-layers {asked} is not possible: {self.backend} has no GPU here",
+                hint="`edgespec doctor` says how to build it with one; or leave the option out",
+            )
+        if asked is not None:
+            return asked if self.machine.accelerators else 0
+        everything = self.spec.num_layers + 1
+        self.mapped = self._mapped()
+        least, batch = self._least_context(), self._smallest_batch()
+        for layers in range(everything, 0, -1):
+            self.gpu_layers = -1 if layers == everything else layers
+            if self._fits(least, batch, self.request.draft_max or 0):
+                return self.gpu_layers
+        return 0
+
+    def _gpu_reason(self) -> str:
+        if self.request.gpu_layers is not None:
+            return "as asked"
+        if self.backend == ONNX:
+            return "layers are offloaded by llama.cpp alone"
+        if not self.machine.accelerators:
+            return "llama.cpp was built for the CPU alone, or sees no GPU"
+        names = ", ".join(gpu.description for gpu in self.machine.accelerators)
+        return f"as many as fit into {names}" if self.gpu_layers >= 0 else f"all fit into {names}"
+
+    def _mapped(self) -> bool:
+        """Map the file unless that would keep it in memory beside a copy of its weights."""
+        return self.backend == ONNX or self._maps(self.spec)
+
+    def _maps(self, spec: ModelSpec) -> bool:
+        """Whether llama.cpp reads these weights in the file: not where it makes copies anyway."""
+        if self.machine.accelerators and self.gpu_layers:
+            return self.machine.is_one_pool  # there the GPU reads the mapped pages themselves
+        shape = RunShape(256, 32, 1, features=self.machine.features, mapped=True)
+        return not any(part.name == "weights_repacked" for part in footprint(spec, shape))
+
+    def _mapped_reason(self) -> str:
+        if self.device in ("gpu", "npu") and self.backend == ONNX:
+            return "the provider makes a copy of its own for the device, which is not counted"
+        if self.spec.format == ONNX_FORMAT:
+            return "weights are pages of the folder's file, beside copies as the kernels want them"
+        if self.backend == ONNX:
+            kinds = sorted({t.type.name for t in self.spec.tensors.values() if len(t.dims) > 1})
+            changed = [kind for kind in kinds if kind not in EXACTLY_PACKED]
+            note = f"; {', '.join(changed)} weights are kept in 8 bits" if changed else ""
+            return f"packed weights are pages of the converted file{note}"
+        if self.mapped:
+            return "weights are used as they lie in the file, whose pages are shared"
+        return "weights are rewritten for this device; mapping the file would hold them twice"
+
+    def _least_context(self) -> int:
+        """Tokens without which the request makes no sense."""
+        if self.request.context_size is not None:
+            return self.request.context_size
+        needed = self.request.prompt_tokens + self.request.max_tokens
+        return min(self.wanted_context, max(_LEAST_CONTEXT, rounded(needed)))
+
+    def _longest_context(self, batch: int, draft_max: int, upper: int | None = None) -> int:
+        """The largest context up to `upper` (what is wanted) that fits, in steps of 256."""
+        least = self._least_context()
+        if self.request.context_size is not None and upper is None:
+            return least
+        limit = max(least, self._upper_context() if upper is None else upper)
+        low, high = 0, -(-(limit - least) // CONTEXT_STEP)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._fits(min(limit, least + middle * CONTEXT_STEP), batch, draft_max):
+                low = middle
+            else:
+                high = middle - 1
+        return min(limit, least + low * CONTEXT_STEP)
+
+    def _upper_context(self) -> int:
+        return self._trained() if self.request.prefer == "context" else self.wanted_context
+
+    def _trained(self) -> int:
+        return self.spec.context_length or DEFAULT_CONTEXT
+
+    def _context_reason(self, context: int) -> str:
+        if self.request.context_size is not None:
+            return "as asked"
+        if context == self._upper_context():
+            if self.request.prefer == "context":
+                return "all the model is made for, and it fits"
+            return self.context_reason
+        return "the largest that fits"
+
+    def _depth(self) -> int:
+        """Tokens in the cache halfway through the answer: where speed is predicted."""
+        request = self.request
+        return request.prompt_tokens + (request.max_tokens or 256) // 2
+
+    def _draft_max(self, context: int, batch: int) -> int:
+        """The largest draft of the least memory that keeps nearly all of the speed."""
+        if self.drafter == "none":
+            return 0
+        if self.request.draft_max is not None:
+            if not self._fits(
+                context, max(batch, self.request.draft_max + 1), self.request.draft_max
+            ):
+                raise self._refusal(context, batch)
+            return self.request.draft_max
+        return self._best_draft(lambda draft: self._fits(context, batch, draft))
+
+    def _best_draft(self, fits: Callable[[int], bool]) -> int:
+        """Of the drafts that fit the smallest that keeps nearly all speed; 0 if none fits.
+
+        It is never 0 because drafts seem not to pay: step times measured on a busy machine would
+        then never be corrected, and the controller does not draft where it does not pay.
+        """
+        if self.drafter == "none":
+            return 0
+        drafts = [draft for draft in _DRAFT_SIZES if draft < self.max_step and fits(draft)]
+        if not drafts:
+            return 0
+        if not self.speed.is_measured and not self.request.budget_bytes:
+            return drafts[0]  # so that all sizes get measured
+        depth = self._depth()
+        speeds = {draft: self.speed.tokens_per_s(draft, depth) for draft in drafts}
+        enough = max(speeds.values()) * self._kept_speed
+        best = min(draft for draft, speed in speeds.items() if speed >= enough)
+        return best if self.request.budget_bytes else max(best, self._cheap_draft(drafts))
+
+    def _cheap_draft(self, drafts: Sequence[int]) -> int:
+        """The largest draft for hardly any memory: some texts use more of it than most do."""
+        context, batch = self._least_context(), self._smallest_batch()
+        enough = _CHEAP * self._bytes(context, batch, drafts[-1])
+        return next(draft for draft in drafts if self._bytes(context, batch, draft) <= enough)
+
+    def _draft_reason(self, draft_max: int, batch: int, context: int) -> str:
+        if self.drafter == "none":
+            return "no drafter"
+        if self.request.draft_max is not None:
+            return "as asked"
+        depth = self._depth()
+        gain = self.speed.tokens_per_s(draft_max, depth) / self.speed.tokens_per_s(0, depth)
+        if draft_max == 0:
+            return "the budget leaves no room for drafts"
+        if not self.speed.is_measured and not self.request.budget_bytes:
+            return "all sizes are measured on first use"
+        if not self.request.budget_bytes and draft_max == self._cheap_draft(_DRAFT_SIZES):
+            kept = f"the most that takes less than {_CHEAP - 1:.0%} of the memory"
+        else:
+            kept = f"the least that keeps {self._kept_speed:.1%} of the predicted speed"
+        return f"{kept}; {gain:.2f}x of plain predicted"
+
+    @property
+    def _kept_speed(self) -> float:
+        return _KEPT_SPEED if self.request.budget_bytes else _KEPT_SPEED_UNASKED
+
+    def _smallest_batch(self) -> int:
+        """Prompt tokens evaluated at once when memory is tight; a step has to fit too."""
+        least = 1 + (self.request.draft_max or 0)
+        return next(size for size in reversed(_BATCH_SIZES) if size >= least)
+
+    def _batch_size(self, context: int, draft_max: int) -> int:
+        """The batch for the prompt: larger ones read it faster and take more memory."""
+        wanted = self._wanted_batch()
+        for size in _BATCH_SIZES:
+            if draft_max < size <= wanted and self._fits(context, size, draft_max):
+                return size
+        return self._smallest_batch()
+
+    def _wanted_batch(self) -> int:
+        if self.gpu_layers:
+            return _GPU_BATCH_SIZE
+        width = self.spec.embedding_size
+        return next(size for from_width, size in _CPU_BATCH_SIZES if width >= from_width)
+
+    def _batch_reason(self, batch: int) -> str:
+        if batch >= self._wanted_batch():
+            return "reads prompts at nearly full speed in little memory"
+        return "what the budget leaves; prompts are read more slowly"
+
+    # -- refusal ---------------------------------------------------------------------------
+
+    def _refusal(self, context: int, batch: int) -> DoesNotFitError:
+        parts = self._footprint(context, batch, self.request.draft_max or 0)
+        shortage = self._shortage(parts)
+        assert shortage is not None
+        where, there = shortage
+        if where != "budget":  # then each memory stands for itself
+            device_name = GPU if where.endswith("GPU") else HOST
+            parts = tuple(part for part in parts if part.device == device_name)
+        largest = sorted(component_bytes(parts).items(), key=lambda item: -item[1])[:4]
+        named = ", ".join(
+            f"{name.replace('_', ' ')} {-(-size // _MEBIBYTE)}" for name, size in largest
+        )
+        total = -(-sum(part.nbytes for part in parts) // _MEBIBYTE)
+        return DoesNotFitError(
+            f"needs {total} MiB for {context} tokens of context ({named} MiB); "
+            f"{where}: {there // _MEBIBYTE} MiB",
+            hint=self._ways_out(context),
+        )
+
+    def _ways_out(self, context: int) -> str:
+        """Options that help, tried out before they are named."""
+        ways = []
+        asked = self.request.draft_max or 0
+        if self.draft_spec is not None and asked and self._fits(context, _BATCH_SIZES[-1], 0):
+            ways.append("leaving out --draft-model")
+        elif asked and self._fits(context, _BATCH_SIZES[-1], 0):
+            ways.append("a smaller --draft-max")
+        if fitting := self._largest_fitting_context(context):
+            ways.append(f"`--ctx {fitting}` fits")
+        may_change = self.request.kv_type in (None, "f16") and not self.request.exact
+        may_change = may_change and self.backend == LLAMACPP
+        if may_change and kv_type_fits(self.spec, "q8_0"):
+            saved = (self.key_type, self.value_type)
+            self.key_type = self.value_type = "q8_0"
+            fitting = self._largest_fitting_context(context + 1)
+            self.key_type, self.value_type = saved
+            if fitting:
+                ways.append(f"`--kv-type q8_0 --ctx {fitting}` fits, at a small cost in quality")
+        if not ways and self.request.budget_bytes:
+            needed = self._bytes(context, self._smallest_batch(), asked)
+            if needed <= self.machine.free_bytes:
+                ways.append(f"`--budget {-(-needed // _MEBIBYTE)}MiB` is enough")
+        return "; ".join(ways) or "use a smaller model file"
+
+    def _largest_fitting_context(self, below: int) -> int:
+        """Largest context under `below` that fits, in steps of 256; 0 if none.
+
+        None that is too small for the prompt and the answer that were asked for.
+        """
+        batch, draft = self._smallest_batch(), self.request.draft_max or 0
+        low, high = 0, (below - 1) // CONTEXT_STEP
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._fits(middle * CONTEXT_STEP, batch, draft):
+                low = middle
+            else:
+                high = middle - 1
+        fitting = low * CONTEXT_STEP
+        return fitting if fitting >= self.request.prompt_tokens else 0
+
+
+def _pooled(part: Component) -> str:
+    return part.name if part.device == HOST else f"gpu_{part.name}"
