@@ -3,8 +3,31 @@
 from __future__ import annotations
 
 import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from edgespec.backends.llama_library import LOG, library
+from edgespec.errors import BackendError
+
+
+@contextmanager
+def open_tokenizer(path: Path) -> Iterator[LlamaTokenizer]:
+    """The tokenizer of a file, without its weights. Raises BackendError with llama.cpp's words."""
+    lib = library()
+    params = lib.llama_model_default_params()
+    params.vocab_only = True
+    LOG.clear()
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise BackendError(f"llama.cpp cannot load {path.name}: {LOG.problem() or 'no reason'}")
+    try:
+        yield LlamaTokenizer(lib, model)
+    finally:
+        lib.llama_model_free(model)
 
 
 class LlamaTokenizer:

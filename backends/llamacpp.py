@@ -14,15 +14,18 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.backends.base import Capabilities, Logits, require_room
 from edgespec.backends.llama_library import LOG, library
 from edgespec.backends.llama_tokenizer import LlamaTokenizer
 from edgespec.errors import BackendError, ModelNotFoundError, UnsupportedError
 from edgespec.tree import DraftTree
+
+Embed: TypeAlias = Callable[[Sequence[int]], NDArray[np.float32]]  # n tokens to [n, width]
 
 _KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # values of ggml_type
 _FLASH_ATTENTION_ON = 1
@@ -51,10 +54,17 @@ class LlamaSettings:
 
 
 class _Batch:
-    """A llama_batch over numpy arrays, so that filling it is a slice assignment."""
+    """A llama_batch over numpy arrays, so that filling it is a slice assignment.
 
-    def __init__(self, lib: ModuleType, capacity: int, max_sequences: int) -> None:
-        self.tokens = np.zeros(capacity, np.int32)
+    With an `embed`, tokens are fed as its embeddings [n, width] instead of their ids.
+    """
+
+    def __init__(
+        self, lib: ModuleType, capacity: int, max_sequences: int, embed: Embed | None, width: int
+    ) -> None:
+        self._tokens = np.zeros(capacity, np.int32)
+        self._embed = embed
+        self._embeddings = np.zeros((capacity if embed else 0, width), np.float32)
         self.positions = np.zeros(capacity, np.int32)
         self.num_ids = np.ones(capacity, np.int32)
         self.ids = np.zeros((capacity, max_sequences), np.int32)
@@ -64,17 +74,24 @@ class _Batch:
         )
         self.struct = lib.llama_batch(
             0,
-            self.tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            None,
+            None if embed else self._tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            self._embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) if embed else None,
             self.positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
             self.num_ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
             self._rows.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
             self.outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
+    def put(self, start: int, tokens: Sequence[int]) -> None:
+        """Let the places from `start` on hold `tokens`."""
+        if self._embed is None:
+            self._tokens[start : start + len(tokens)] = tokens
+        elif tokens:
+            self._embeddings[start : start + len(tokens)] = self._embed(tokens)
+
 
 class LlamaBackend:
-    """A GGUF model in llama.cpp.
+    """A GGUF model in llama.cpp; with an `embed`, it is fed embeddings in place of ids.
 
     Raises:
         ModelNotFoundError: there is no such file.
@@ -88,6 +105,7 @@ class LlamaBackend:
         settings: LlamaSettings,
         *,
         progress: Callable[[float], None] | None = None,
+        embed: Embed | None = None,
     ) -> None:
         if not os.path.exists(path):
             raise ModelNotFoundError(f"no such file: {os.fspath(path)}")
@@ -108,9 +126,14 @@ class LlamaBackend:
         self._pending: list[int] = []  # accepted tokens that the next step feeds again
         self._tree: DraftTree | None = None  # verified and not committed yet
         self._synced = [0] * settings.max_leaves  # cells shared with sequence 0, by sequence
-        self._chain = _Batch(self._lib, settings.max_nodes, 1)
-        self._branches = _Batch(self._lib, 2 * settings.max_nodes, settings.max_leaves)
-        self._prompt = _Batch(self._lib, settings.batch_size + settings.max_nodes, 1)
+        width = int(self._lib.llama_model_n_embd(self._model))
+
+        def batch(capacity: int, max_sequences: int) -> _Batch:
+            return _Batch(self._lib, capacity, max_sequences, embed, width)
+
+        self._chain = batch(settings.max_nodes, 1)
+        self._branches = batch(2 * settings.max_nodes, settings.max_leaves)
+        self._prompt = batch(settings.batch_size + settings.max_nodes, 1)
         self._positions = np.arange(settings.context_size + settings.max_nodes, dtype=np.int32)
         # A second handle on the function: an address is cheaper than a pointer object per step.
         self._get_logits = self._lib._lib["llama_get_logits"]
@@ -224,7 +247,7 @@ class LlamaBackend:
         self._pending = []
         self._drop_uncommitted()
         batch, count = self._prompt, len(tokens)
-        batch.tokens[:count] = tokens
+        batch.put(0, tokens)
         batch.positions[:count] = self._positions[self._length : self._length + count]
         batch.outputs[:count] = 0
         batch.outputs[count - 1] = 1
@@ -243,7 +266,7 @@ class LlamaBackend:
         self._tree = tree
         if tree.is_chain and not self._pending:
             batch = self._chain
-            batch.tokens[:count] = tree.tokens
+            batch.put(0, tree.tokens)
             batch.positions[:count] = self._positions[self._length : self._length + count]
             self._decode(batch, count)
         else:
@@ -355,8 +378,8 @@ class LlamaBackend:
         node_ids = self._assign_sequences(tree)
         batch, offset, count = self._branches, len(self._pending), len(tree.tokens)
         total = offset + count
-        batch.tokens[:offset] = self._pending
-        batch.tokens[offset:total] = tree.tokens
+        batch.put(0, self._pending)
+        batch.put(offset, tree.tokens)
         batch.positions[:offset] = range(self._length, self._length + offset)
         batch.positions[offset:total] = tree.depths()
         batch.positions[offset:total] += self._length + offset

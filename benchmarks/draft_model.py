@@ -32,7 +32,7 @@ from edgespec.drafters.combined import CombinedDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine import Engine, Result
-from edgespec.loading import _measure_depth, _one_step
+from edgespec.loading import _measure_depth, _one_step, open_draft_model
 from edgespec.memory.curve import CostCurve, measure_curve
 from edgespec.memory.device import usable_cores
 from edgespec.models.pairing import check_pair
@@ -157,22 +157,22 @@ def main() -> None:
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
+def _settings(max_nodes: int, max_leaves: int) -> LlamaSettings:
+    return LlamaSettings(3072, 128, max_nodes, max_leaves, usable_cores(), kv_type_k="bf16")
+
+
 class Bench:
     """Both models, loaded once."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._max_tokens = arguments.max_tokens
         self._spec = read_model_spec(arguments.target)
-        check_pair(self._spec, read_model_spec(arguments.draft))
-        self._target = self._load(arguments.target, max_nodes=16, max_leaves=8)
-        self._draft = self._load(arguments.draft, max_nodes=8, max_leaves=1)
+        draft_spec = read_model_spec(arguments.draft)
+        check_pair(self._spec, draft_spec)
+        self._target = LlamaBackend(arguments.target, _settings(max_nodes=16, max_leaves=8))
+        self._draft = open_draft_model(draft_spec, self._spec, _settings(8, 1))
         self._vocab_size = self._target.tokenizer.vocab_size
         self._prompts = _prompts(arguments.prompts, arguments.per_category)
-
-    @staticmethod
-    def _load(path: str, max_nodes: int, max_leaves: int) -> LlamaBackend:
-        settings = LlamaSettings(3072, 128, max_nodes, max_leaves, usable_cores(), kv_type_k="bf16")
-        return LlamaBackend(path, settings)
 
     def _curves(self) -> tuple[CostCurve, CostCurve]:
         curves = []

@@ -13,6 +13,7 @@ import typer
 
 from edgespec.cli.chat import chat
 from edgespec.cli.doctor import doctor
+from edgespec.cli.draft import draft_app
 from edgespec.cli.models import models_app
 from edgespec.cli.plan import plan
 from edgespec.cli.profile import profile
@@ -36,6 +37,7 @@ app.command()(plan)
 app.command()(profile)
 app.command()(doctor)
 app.command()(remembered)
+app.add_typer(draft_app, name="draft")
 app.add_typer(models_app, name="models")
 
 

@@ -55,7 +55,7 @@ class PlanOptions:
     ] = "auto"
     draft_model: Annotated[
         Path | None,
-        typer.Option("--draft-model", help="Smaller GGUF with the same vocabulary, to draft."),
+        typer.Option("--draft-model", help="GGUF to draft: a smaller model or an early exit."),
     ] = None
     draft_max: Annotated[
         int | None,

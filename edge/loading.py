@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from edgespec.backends.base import Backend
+from edgespec.backends.early_exit import ExitBackend
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.drafters import make_drafter
 from edgespec.drafters.combined import CombinedDrafter
@@ -22,6 +23,7 @@ from edgespec.memory.request import LLAMACPP, ONNX, Request
 from edgespec.memory.speed import RoundHistory
 from edgespec.memory.texts import add_texts, load_texts
 from edgespec.memory.track import peak_resident_bytes
+from edgespec.models.early_exit import read_exit
 from edgespec.models.embedded import embedded_model
 from edgespec.models.onnx_folder import read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
@@ -176,7 +178,7 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
         curve = _curve(backend, spec, plan, report) if plan.drafter != "none" else None
         history = RoundHistory()
         if curve is not None:
-            model = _load_draft_model(backend, plan, report)
+            model = _load_draft_model(backend, spec, plan, report)
             drafter = make_drafter(plan.drafter, model)
             counted = cache.load("rounds", rounds_key(spec, plan.drafter)) or {}
             history = RoundHistory.from_json(counted.get("rounds"))
@@ -207,7 +209,9 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
     )
 
 
-def _load_draft_model(target: Backend, plan: Plan, report: Progress) -> ModelDrafter | None:
+def _load_draft_model(
+    target: Backend, spec: ModelSpec, plan: Plan, report: Progress
+) -> ModelDrafter | None:
     """The draft model of a plan, its steps measured."""
     if plan.draft_model is None or plan.draft_max == 0:
         return None
@@ -221,10 +225,20 @@ def _load_draft_model(target: Backend, plan: Plan, report: Progress) -> ModelDra
         gpu_layers=-1 if plan.gpu_layers else 0,
         mapped=plan.draft_mapped,
     )
-    backend = LlamaBackend(
-        draft_spec.path,
-        settings,
-        progress=lambda fraction: report("loading the draft model", fraction),
+    backend, curve = open_measured_draft(draft_spec, spec, settings, report)
+    try:
+        return ModelDrafter(backend, curve, target.tokenizer.vocab_size)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def open_measured_draft(
+    draft_spec: ModelSpec, target: ModelSpec, settings: LlamaSettings, report: Progress
+) -> tuple[LlamaBackend, CostCurve]:
+    """A draft model and the times of its steps."""
+    backend = open_draft_model(
+        draft_spec, target, settings, lambda part: report("loading the draft model", part)
     )
     try:
         report("measuring step times", 0.0)
@@ -233,10 +247,24 @@ def _load_draft_model(target: Backend, plan: Plan, report: Progress) -> ModelDra
         )
         _measure_depth(backend, curve)
         report("measuring step times", 1.0)
-        return ModelDrafter(backend, curve, target.tokenizer.vocab_size)
+        return backend, curve
     except BaseException:
         backend.close()
         raise
+
+
+def open_draft_model(
+    draft_spec: ModelSpec,
+    target: ModelSpec,
+    settings: LlamaSettings,
+    progress: Callable[[float], None] | None = None,
+) -> LlamaBackend:
+    """A draft model that speaks the target's ids: a model with its vocabulary, or an early exit."""
+    early_exit = read_exit(draft_spec)
+    path = os.fspath(draft_spec.path)
+    if early_exit is None:
+        return LlamaBackend(path, settings, progress=progress)
+    return ExitBackend(path, settings, target, early_exit, progress=progress)
 
 
 def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:

@@ -15,10 +15,11 @@ from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import cache, device
 from edgespec.memory.bandwidth import memory_bandwidth
 from edgespec.memory.curve import CostCurve
-from edgespec.memory.plan import Choice, Device, Plan, Settings, this_device
+from edgespec.memory.plan import DRAFT_MODEL_NODES, Choice, Device, Plan, Settings, this_device
 from edgespec.memory.planner import make_plan
 from edgespec.memory.request import LLAMACPP, ONNX, Request
 from edgespec.memory.speed import DEFAULT_ROUNDS, RoundHistory, SpeedModel, estimated_curve
+from edgespec.models.early_exit import exit_bytes, read_exit
 from edgespec.models.packing import check_supported
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
@@ -134,15 +135,18 @@ def _plan_with(spec: ModelSpec, request: Request, machine: Device) -> Plan:
         request,
         machine,
         lambda settings: speed_model(spec, settings),
-        drafter_bytes=tables_bytes(names) + (_laws_bytes(spec) if draft_spec else 0),
+        drafter_bytes=tables_bytes(names) + _draft_rows_bytes(spec, draft_spec),
         draft_spec=draft_spec,
         max_step_of=lambda settings: _largest_exact_step(spec, settings) if request.exact else None,
     )
 
 
-def _laws_bytes(spec: ModelSpec) -> int:
+def _draft_rows_bytes(spec: ModelSpec, draft_spec: ModelSpec | None) -> int:
     """Bytes of the laws that drawn nodes carry, and of the target's rows they are held against."""
-    return MOST_DRAWN * spec.vocab_size * (_F32 + _F64)
+    if draft_spec is None:
+        return 0
+    laws = MOST_DRAWN * spec.vocab_size * (_F32 + _F64)
+    return laws + (exit_bytes(spec, DRAFT_MODEL_NODES) if read_exit(draft_spec) else 0)
 
 
 def _draft_spec(spec: ModelSpec, request: Request) -> ModelSpec | None:

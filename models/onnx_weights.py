@@ -106,6 +106,6 @@ def _quants() -> Any:
         from gguf import quants
     except ImportError as error:
         raise MissingDependencyError(
-            "the ONNX backend needs the gguf package", hint="pip install 'edgespec[onnx]'"
+            "reading weights needs the gguf package", hint="pip install gguf"
         ) from error
     return quants

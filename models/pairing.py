@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
 from edgespec.errors import EdgespecError, UnsupportedError
-from edgespec.models.gguf import GgufSpan, read_gguf
+from edgespec.models.early_exit import check_exit, read_exit
+from edgespec.models.gguf import read_gguf
+from edgespec.models.gguf_values import read_strings
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
-_LENGTH = struct.Struct("<Q")
 _HINT = "draft with a smaller model of the same family"
 
 
 def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
     """Raise UnsupportedError unless `draft` can draft for `target`.
 
-    Every token must be the same text in both. One vocabulary may end earlier: rows that only pad
-    it are never drafted. 10 ms for 150,000 tokens that lie in both files alike, 0.2 s otherwise.
+    An early exit drafts for the file it was made from. In other models every token must be the
+    same text in both; one vocabulary may end earlier, and rows that only pad it are never drafted.
+    10 ms for 150,000 tokens that lie in both files alike, 0.2 s otherwise.
     """
     if target.format == ONNX_FORMAT:
         raise UnsupportedError(
@@ -30,6 +31,10 @@ def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
             f"{draft.path.name} cannot draft: its cache cannot go back to an earlier token",
             hint="use a draft model without sliding windows or recurrent layers",
         )
+    early_exit = read_exit(draft)
+    if early_exit is not None:
+        check_exit(target, draft, early_exit)
+        return
     if target.tokenizer_model != draft.tokenizer_model or not draft.tokenizer_hash:
         raise UnsupportedError(
             f"{draft.path.name} cannot draft for {target.path.name}: their tokenizers are "
@@ -63,19 +68,8 @@ def partners(target: ModelSpec, others: Iterable[ModelSpec]) -> Iterator[tuple[M
 
 def tokens_of(spec: ModelSpec) -> list[bytes]:
     """The vocabulary as it stands in the file, by token id."""
-    span = read_gguf(spec.files[0]).metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(span, GgufSpan):
-        return []
-    with spec.files[0].open("rb") as file:
-        file.seek(span.offset)
-        data = file.read(span.data_bytes)
-    tokens, place = [], 0
-    for _ in range(span.count):
-        (length,) = _LENGTH.unpack_from(data, place)
-        place += _LENGTH.size
-        tokens.append(data[place : place + length])
-        place += length
-    return tokens
+    file = read_gguf(spec.files[0])
+    return read_strings(file.path, file.metadata.get("tokenizer.ggml.tokens"))
 
 
 def _shown(token: bytes) -> str:

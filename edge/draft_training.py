@@ -1,0 +1,325 @@
+"""Makes an early-exit drafter: the target writes text, exits are compared by speed, one is trained.
+
+Everything is kept in a folder beside the result: started again, the same command goes on where it
+was stopped, and a longer one adds to it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.llama_tokenizer import open_tokenizer
+from edgespec.backends.llamacpp import LlamaSettings
+from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.exit_chat import chat_of, read_prompts
+from edgespec.loading import Progress, load, open_measured_draft
+from edgespec.memory import device
+from edgespec.memory.curve import CostCurve
+from edgespec.memory.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES
+from edgespec.models.early_exit import target_hash
+from edgespec.models.exit_network import Weights, check_architecture, import_torch
+from edgespec.models.exit_texts import LENGTH, TextWriter, load_texts, seconds_written, write_texts
+from edgespec.models.exit_writer import choose_tokens, write_exit
+from edgespec.models.spec import ModelSpec, read_model_spec
+
+if TYPE_CHECKING:
+    from edgespec.models.exit_texts import Text
+    from edgespec.models.exit_training import ExitTrainer, Quality
+
+QUICK_MINUTES, FULL_MINUTES = 12.0, 120.0
+# Of the time: writing text, comparing exits, training one.
+_WRITING, _SEARCHING, _TRAINING = 0.5, 0.15, 0.35
+_LAYER_PARTS = (1 / 15, 1 / 10, 1 / 5)  # of the target's blocks
+_HEAD_SIZES = (2048, 4096, 8192, 16384)
+_BATCH, _LEAST_BATCH = 128, 4  # conversations written at once
+_MOST_MEMORY = 0.8  # of what is free
+_BF16 = 2
+_SEARCH_TEXTS = 800
+_CONTEXT = 1024  # of the models whose steps are timed
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An exit after so many blocks with so many rows of the head, and what it is worth here."""
+
+    exit_layer: int
+    head_size: int
+    agreement: float
+    acceptance_length: float  # tokens per round at the draft length that is predicted best
+    draft_step_ms: float
+    predicted_speedup: float  # over plain decoding, on this device
+
+
+def train_draft(
+    spec: ModelSpec,
+    output: Path,
+    *,
+    minutes: float = FULL_MINUTES,
+    exit_layer: int | None = None,
+    head_size: int | None = None,
+    data: Path | None = None,
+    progress: Progress = lambda _what, _part: None,
+    note: Callable[[str], None] = lambda _text: None,
+) -> dict[str, Any]:
+    """Train a drafter for `spec` into `output`; returns the report that is kept in the file.
+
+    Args:
+        minutes: how long it takes in all, from text to file.
+        exit_layer: blocks of the target; None compares some.
+        head_size: tokens that can be drafted; None compares some.
+        data: prompts to be answered besides what the target thinks of.
+
+    Raises:
+        MissingDependencyError: torch or gguf is not installed.
+        UnsupportedError: the architecture is unknown to the trainer, or an option is impossible.
+    """
+    check_architecture(spec)
+    import_torch().set_num_threads(device.usable_cores())
+    layers, sizes = _choices(spec, exit_layer, head_size)
+    folder = output.with_name(f"{output.name}.{target_hash(spec)[:8]}.training")
+    folder.mkdir(parents=True, exist_ok=True)
+    costs = _Costs(spec, layers, sizes, progress)
+    _write(spec, folder, data, minutes * 60 * _WRITING, progress)
+    texts = load_texts(folder)
+    counts = np.bincount(np.concatenate([t.tokens for t in texts]), minlength=spec.vocab_size)
+    rows = {size: choose_tokens(spec, counts, size) for size in sizes}
+    kept = folder / f"compared-{_joined(layers)}-{_joined(sizes)}.json"
+    candidates = _read_candidates(kept)
+    if not candidates:
+        candidates = _compare(spec, texts, layers, rows, costs, minutes * 60 * _SEARCHING, progress)
+        kept.write_text(json.dumps([asdict(candidate) for candidate in candidates]))
+    best = max(candidates, key=lambda candidate: candidate.predicted_speedup)
+    note(f"exit after block {best.exit_layer} with {best.head_size} tokens is predicted best")
+    trainer, quality = _train(
+        spec, texts, best, rows[best.head_size], folder, minutes * 60 * _TRAINING, progress, note
+    )
+    trained = costs.candidate(best.exit_layer, best.head_size, quality.runs)
+    report = {
+        "text_tokens": sum(len(text.tokens) for text in texts),
+        "minutes": minutes,
+        "loss": quality.loss,
+        "agreement": quality.agreement,
+        "runs": quality.runs,
+        "result": asdict(trained),
+        "compared": [asdict(candidate) for candidate in candidates],
+    }
+    write_exit(
+        spec,
+        output,
+        exit_layer=best.exit_layer,
+        token_ids=rows[best.head_size],
+        adapter=trainer.adapter(),
+        norm=trainer.norm(),
+        report=report,
+    )
+    return report
+
+
+def _choices(
+    spec: ModelSpec, exit_layer: int | None, head_size: int | None
+) -> tuple[list[int], list[int]]:
+    """Exits and head sizes to compare. Raises UnsupportedError for impossible ones."""
+    most = spec.num_layers - 1
+    if exit_layer is not None and not 1 <= exit_layer <= most:
+        raise UnsupportedError(
+            f"--exit-layer {exit_layer} is not possible", hint=f"use 1 to {most}"
+        )
+    if head_size is not None and not 1 <= head_size <= spec.vocab_size:
+        raise UnsupportedError(
+            f"--head-size {head_size} is not possible", hint=f"use 1 to {spec.vocab_size}"
+        )
+    layers = {min(most, max(1, round(part * spec.num_layers))) for part in _LAYER_PARTS}
+    sizes = {min(size, spec.vocab_size) for size in _HEAD_SIZES}
+    return (
+        sorted(layers) if exit_layer is None else [exit_layer],
+        sorted(sizes) if head_size is None else [head_size],
+    )
+
+
+def _joined(numbers: Sequence[int]) -> str:
+    return "-".join(map(str, numbers))
+
+
+def _read_candidates(path: Path) -> list[Candidate]:
+    """What an earlier run compared; nothing where there was none."""
+    try:
+        return [Candidate(**candidate) for candidate in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+class _Costs:
+    """Times of the target's steps and of untrained exits on this device."""
+
+    def __init__(
+        self, spec: ModelSpec, layers: Sequence[int], sizes: Sequence[int], progress: Progress
+    ) -> None:
+        with load(spec.path, drafter="suffix", context_size=_CONTEXT, progress=progress) as engine:
+            assert engine.curve is not None
+            self._target: CostCurve = engine.curve
+        first, last = layers[0], layers[-1]
+        small, large = sizes[0], sizes[-1]
+        self._origin = first, small
+        self._ms = _exit_step_ms(spec, first, small, progress)
+        deep = _exit_step_ms(spec, last, small, progress) if last > first else self._ms
+        wide = _exit_step_ms(spec, first, large, progress) if large > small else self._ms
+        self._block_ms = max(0.0, deep - self._ms) / max(1, last - first)
+        self._row_ms = max(0.0, wide - self._ms) / max(1, large - small)
+
+    def candidate(self, layer: int, size: int, runs: Sequence[float]) -> Candidate:
+        """What an exit is worth that is right so often (`runs` of `Quality`)."""
+        ms = self._ms + self._block_ms * (layer - self._origin[0])
+        ms += self._row_ms * (size - self._origin[1])
+        best, length = predicted_speedup(runs, self._target.base, ms)
+        return Candidate(layer, size, runs[0], length, ms, best)
+
+
+def predicted_speedup(
+    runs: Sequence[float], target_ms: Sequence[float], draft_ms: float
+) -> tuple[float, float]:
+    """Speed over plain decoding and tokens per round, at the best fixed draft length.
+
+    E(n) = 1 + the sum of `runs`[:n] tokens come from n drafted ones; a round takes
+    `target_ms`[n + 1] + n x `draft_ms` (arXiv 2211.17192, section 3.3, with measured times).
+    """
+    plain, best = target_ms[1], (1.0, 1.0)
+    for count in range(1, min(len(runs), len(target_ms) - 2) + 1):
+        length = 1.0 + sum(runs[:count])
+        speed = length * plain / (target_ms[count + 1] + count * draft_ms)
+        if count == 1 or speed > best[0]:
+            best = speed, length
+    return best
+
+
+def _exit_step_ms(spec: ModelSpec, layer: int, size: int, progress: Progress) -> float:
+    """Milliseconds of one step of an exit; its adapter is the target's next block, untrained."""
+    weights = Weights(spec, import_torch().float32)
+    settings = LlamaSettings(
+        context_size=_CONTEXT,
+        batch_size=DRAFT_MODEL_BATCH,
+        max_nodes=DRAFT_MODEL_NODES,
+        max_leaves=1,
+        threads=device.usable_cores(),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "untrained.gguf"
+        write_exit(
+            spec,
+            path,
+            exit_layer=layer,
+            token_ids=choose_tokens(spec, np.zeros(spec.vocab_size, np.int64), size),
+            adapter={name: value.numpy() for name, value in weights.block(layer).items()},
+            norm=weights.tensor("output_norm.weight").numpy(),
+            report={},
+        )
+        backend, curve = open_measured_draft(read_model_spec(path), spec, settings, progress)
+        backend.close()
+    return curve.base[1]
+
+
+def _write(
+    spec: ModelSpec, folder: Path, data: Path | None, seconds: float, progress: Progress
+) -> None:
+    """Write text until it took so long, earlier runs included."""
+    missing = seconds - seconds_written(folder)
+    if missing <= 0:
+        return
+    with open_tokenizer(spec.path) as tokenizer:
+        chat = chat_of(spec, tokenizer)
+        prompts = read_prompts(data, tokenizer) if data else []
+    seed = len(list(folder.glob("texts-*.npz")))
+    dtype = import_torch().bfloat16
+    writer = TextWriter(spec, chat, batch=_batch_size(spec), dtype=dtype, seed=seed)
+    writer.answer_first(prompts)
+    write_texts(
+        writer,
+        folder,
+        seconds=missing,
+        progress=lambda part, tokens: progress(f"writing text, {tokens} tokens", part),
+    )
+
+
+def _batch_size(spec: ModelSpec) -> int:
+    """As many conversations at once as fit. Raises DoesNotFitError where too few do."""
+    values = sum(tensor.dims[0] * prod(tensor.dims[1:]) for tensor in spec.tensors.values())
+    free = int(_MOST_MEMORY * device.available_bytes()) - _BF16 * values
+    fitting = free // (_BF16 * LENGTH * spec.kv_values_per_token)
+    if fitting < _LEAST_BATCH:
+        raise DoesNotFitError(
+            f"writing text with {spec.path.name} takes its weights in 16 bits, "
+            f"{_BF16 * values >> 20} MiB, and more than is free beside them",
+            hint="train on a machine with more memory; the drafter's file runs on this one",
+        )
+    return min(_BATCH, fitting)
+
+
+def _compare(
+    spec: ModelSpec,
+    texts: Sequence[Text],
+    layers: Sequence[int],
+    rows: Mapping[int, NDArray[np.int32]],
+    costs: _Costs,
+    seconds: float,
+    progress: Progress,
+) -> list[Candidate]:
+    """Each exit after a short training, with each size of the head; nothing where one is asked.
+
+    The head's rows are frozen, so that one training serves all sizes.
+    """
+    from edgespec.models.exit_training import ExitTrainer, exit_states
+
+    if len(layers) == len(rows) == 1:
+        return [costs.candidate(layers[0], next(iter(rows)), [0.0])]
+    some = texts[:_SEARCH_TEXTS]
+    states = exit_states(spec, some, layers, lambda part: progress("reading the text", part))
+    middle = sorted(rows)[len(rows) // 2]
+    candidates = []
+    for layer in layers:
+        trainer = ExitTrainer(spec, layer, rows[middle], some, states.pop(layer))
+        what = f"trying an exit after block {layer}"
+
+        def report(part: float, _quality: Quality | None, what: str = what) -> None:
+            progress(what, part)
+
+        trainer.train(seconds / len(layers), progress=report)
+        candidates += [
+            costs.candidate(layer, size, trainer.quality(ids).runs) for size, ids in rows.items()
+        ]
+    return candidates
+
+
+def _train(
+    spec: ModelSpec,
+    texts: Sequence[Text],
+    best: Candidate,
+    ids: NDArray[np.int32],
+    folder: Path,
+    seconds: float,
+    progress: Progress,
+    note: Note,
+) -> tuple[ExitTrainer, Quality]:
+    from edgespec.models.exit_training import ExitTrainer, exit_states
+
+    layer = best.exit_layer
+    states = exit_states(spec, texts, [layer], lambda part: progress("reading the text", part))
+    trainer = ExitTrainer(spec, layer, ids, texts, states.pop(layer))
+
+    def report(part: float, quality: Quality | None) -> None:
+        if quality is None:
+            progress("training", part)
+        else:
+            note(f"{part:4.0%}  loss {quality.loss:.3f}, agreement {quality.agreement:.3f}")
+
+    checkpoint = folder / f"exit-{layer}-{best.head_size}.pt"
+    return trainer, trainer.train(seconds, checkpoint=checkpoint, progress=report)

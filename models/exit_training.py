@@ -1,0 +1,338 @@
+"""Trains the adapter block of an early exit on the target's own text.
+
+Kangaroo's recipe (arXiv 2404.18911): the states after the exit layer are computed once with the
+frozen blocks; the loss is the soft cross-entropy between the target's distribution and the
+adapter's, under the target's own frozen head. Unlike there, the adapter is a whole block with its
+feed-forward part, begins as the target's last block, and the head keeps only V' rows: the target's
+distribution is restricted to those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import cos, pi
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import UnsupportedError
+from edgespec.models.exit_network import (
+    Tensor,
+    Weights,
+    causal_attention,
+    import_torch,
+    rms_norm,
+    rotations,
+    run_block,
+    shape_of,
+)
+from edgespec.models.exit_texts import ANSWER, FORCED, Text
+from edgespec.models.spec import ModelSpec
+
+LONGEST_RUN = 8  # drafted tokens whose chance of being right is counted
+_HELD_OUT = 20  # every so many-th text is never trained on,
+_MOST_CHECKED = 64  # and so many of them are enough to judge by
+_BATCH_TOKENS = 4096
+_PEAK_RATE, _LAST_RATE, _WARM_UP = 2e-3, 0.03, 0.04
+_CLIP = 1.0
+_USER_WEIGHT = 0.3  # of the loss on a token of a user turn
+_CHECKS = 16  # validations of one training,
+_LEAST_CHECK_S = 15.0  # and time between them
+_PATIENCE = 5  # validations without a better loss
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How an exit does on held-out answers.
+
+    `runs[i]` is the part of places after which its next i + 1 tokens are all the target's best;
+    the first is the agreement.
+    """
+
+    loss: float
+    runs: tuple[float, ...]
+
+    @property
+    def agreement(self) -> float:
+        return self.runs[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Some texts side by side, padded to the longest."""
+
+    states: Tensor  # [B, T, width]
+    weights: Tensor  # [B, T]: 0 where nothing is learnt
+    ids: Tensor  # [B, T, teacher]: rows of the head, 0 where the token has none
+    shares: Tensor  # [B, T, teacher]: the target's distribution over the head's rows
+    best: Tensor  # [B, T]: row of the target's best token, -1 where it has none
+    answers: Tensor  # [B, T]: whether an answer's token follows
+
+
+def exit_states(
+    spec: ModelSpec,
+    texts: Sequence[Text],
+    layers: Sequence[int],
+    progress: Callable[[float], None] = lambda _part: None,
+) -> dict[int, list[Tensor]]:
+    """The states of each text after so many blocks, [T, width] in bfloat16, by number of blocks."""
+    torch = import_torch()
+    shape, weights = shape_of(spec), Weights(spec, torch.bfloat16)
+    blocks = [weights.block(number) for number in range(max(layers))]
+    embedding = weights.embedding()
+    states: dict[int, list[Tensor]] = {layer: [torch.empty(0)] * len(texts) for layer in layers}
+    done = 0
+    with torch.inference_mode():
+        for group in _groups(texts):
+            x = embedding[_padded([torch.from_numpy(texts[i].tokens.astype(int)) for i in group])]
+            angles = rotations(shape, torch.arange(x.shape[1])[None])
+            for number in range(max(layers) + 1):
+                for row, index in enumerate(group if number in layers else ()):
+                    states[number][index] = x[row, : len(texts[index].tokens)].clone()
+                if number < len(blocks):
+                    x = run_block(shape, blocks[number], x, angles, causal_attention)
+            done += len(group)
+            progress(done / len(texts))
+    return states
+
+
+def _groups(texts: Sequence[Text]) -> list[list[int]]:
+    """Texts of about one length, some thousand tokens together."""
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index].tokens))
+    groups: list[list[int]] = []
+    for index in order:
+        longest = len(texts[index].tokens)
+        if not groups or longest * (len(groups[-1]) + 1) > _BATCH_TOKENS:
+            groups.append([])
+        groups[-1].append(index)
+    return groups
+
+
+def _padded(rows: Sequence[Tensor]) -> Tensor:
+    return import_torch().nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+
+
+class ExitTrainer:
+    """One exit in training: after `exit_layer` blocks, with the head's rows `token_ids`.
+
+    `states` are those of `texts` after `exit_layer` blocks. Raises UnsupportedError where there is
+    too little text to hold some out.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        exit_layer: int,
+        token_ids: NDArray[np.int32],
+        texts: Sequence[Text],
+        states: Sequence[Tensor],
+    ) -> None:
+        torch = self._torch = import_torch()
+        self._shape = shape_of(spec)
+        self._vocab_size = spec.vocab_size
+        self._texts, self._states = texts, states
+        weights = Weights(spec, torch.float32)
+        self._all_rows = weights.head().to(torch.bfloat16)
+        parameters = weights.block(spec.num_layers - 1)
+        parameters["output_norm.weight"] = weights.tensor("output_norm.weight")
+        self._parameters = {name: value.requires_grad_() for name, value in parameters.items()}
+        self._use_rows(token_ids)
+        held_out = [i for i in range(len(texts)) if i % _HELD_OUT == 0]
+        trained = [i for i in range(len(texts)) if i % _HELD_OUT]
+        if not trained:
+            raise UnsupportedError("there is too little text to train on", hint="write more of it")
+        self._batches = [
+            [trained[i] for i in group] for group in _groups([texts[i] for i in trained])
+        ]
+        checked = held_out[:_MOST_CHECKED]
+        self._checks = [
+            [checked[i] for i in group] for group in _groups([texts[i] for i in checked])
+        ]
+
+    def _use_rows(self, token_ids: NDArray[np.int32]) -> None:
+        self._head = self._all_rows[self._torch.from_numpy(token_ids.astype(np.int64))]
+        self._row_of = self._torch.full((self._vocab_size,), -1)
+        self._row_of[self._torch.from_numpy(token_ids.astype(np.int64))] = self._torch.arange(
+            len(token_ids)
+        )
+
+    # -- training --------------------------------------------------------------------------
+
+    def train(
+        self,
+        seconds: float,
+        *,
+        checkpoint: Path | None = None,
+        progress: Callable[[float, Quality | None], None] = lambda _part, _quality: None,
+        seed: int = 0,
+    ) -> Quality:
+        """Train for some time; goes on from `checkpoint` and keeps the best in it.
+
+        Stops early when the held-out loss stops falling, and with a checkpoint at Ctrl-C, too.
+        Returns what the best parameters reach, which are those that stay.
+        """
+        torch = self._torch
+        optimizer = torch.optim.AdamW(
+            list(self._parameters.values()), lr=_PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.01
+        )
+        spent = self._load(checkpoint, optimizer)
+        best, best_values, since_best = self.quality(), self._values(), 0
+        random, between = (
+            np.random.default_rng([seed, int(spent)]),
+            max(seconds / _CHECKS, _LEAST_CHECK_S),
+        )
+        next_check = spent + between
+        start = monotonic() - spent
+        try:
+            while (now := monotonic() - start) < seconds and since_best < _PATIENCE:
+                self._step(optimizer, _rate(now / seconds), random)
+                progress(now / seconds, None)
+                if monotonic() - start >= next_check:
+                    next_check += between
+                    quality = self.quality()
+                    progress(now / seconds, quality)
+                    since_best += 1
+                    if quality.loss < best.loss:
+                        best, best_values, since_best = quality, self._values(), 0
+                    self._save(checkpoint, optimizer, monotonic() - start)
+        except KeyboardInterrupt:
+            if checkpoint is None:
+                raise
+        self._save(checkpoint, optimizer, monotonic() - start)
+        quality = self.quality()
+        if quality.loss > best.loss:
+            self._set(best_values)
+            return best
+        return quality
+
+    def _step(self, optimizer: Any, rate: float, random: np.random.Generator) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = _PEAK_RATE * rate
+        batch = self._batch(self._batches[random.integers(len(self._batches))])
+        weights = batch.weights[batch.weights > 0]
+        loss = (self._losses(self._logits(batch), batch) * weights).sum()
+        (loss / weights.sum().clamp(min=1.0)).backward()
+        self._torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), _CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def _logits(self, batch: _Batch) -> Tensor:
+        """The adapter's logits where something is learnt or asked, [n, V']."""
+        torch = self._torch
+        with torch.autocast("cpu", torch.bfloat16):
+            x = batch.states
+            angles = rotations(self._shape, torch.arange(x.shape[1])[None])
+            x = run_block(self._shape, self._parameters, x, angles, causal_attention)
+            x = x[batch.weights > 0]
+            x = rms_norm(x, self._parameters["output_norm.weight"], self._shape.epsilon)
+            return torch.nn.functional.linear(x, self._head)
+
+    def _losses(self, logits: Tensor, batch: _Batch) -> Tensor:
+        """Cross-entropy against the target's distribution at each chosen place, [n]."""
+        chosen = batch.weights > 0
+        wide = logits.float()
+        theirs = wide.gather(1, batch.ids[chosen])
+        return wide.logsumexp(1) - (theirs * batch.shares[chosen]).sum(1)
+
+    def _batch(self, indices: Sequence[int]) -> _Batch:
+        torch = self._torch
+        texts = [self._texts[index] for index in indices]
+        kinds = _padded([torch.from_numpy(text.kinds) for text in texts])
+        teacher_ids = _padded([torch.from_numpy(text.teacher_ids) for text in texts]).long()
+        logits = _padded([torch.from_numpy(text.teacher_logits) for text in texts]).float()
+        rows = self._row_of[teacher_ids]
+        shares = logits.softmax(-1) * (rows >= 0)
+        mass = shares.sum(-1, keepdim=True)
+        weights = torch.where(kinds == ANSWER, 1.0, _USER_WEIGHT) * (kinds != FORCED)
+        return _Batch(
+            states=_padded([self._states[index] for index in indices]).float(),
+            weights=weights * (mass[..., 0] > 0),
+            ids=rows.clamp(min=0),
+            shares=shares / mass.clamp(min=1e-6),
+            best=rows[..., 0],
+            answers=kinds == ANSWER,
+        )
+
+    # -- what came of it -------------------------------------------------------------------
+
+    def quality(self, token_ids: NDArray[np.int32] | None = None) -> Quality:
+        """On the texts held out; with other rows of the head, if they are named."""
+        kept = self._head, self._row_of
+        if token_ids is not None:
+            self._use_rows(token_ids)
+        losses, hits = [], []
+        with self._torch.inference_mode():
+            for indices in self._checks:
+                batch = self._batch(indices)
+                logits = self._logits(batch)
+                chosen = batch.weights > 0
+                losses.append(self._losses(logits, batch)[batch.answers[chosen]])
+                right = self._torch.zeros_like(chosen)
+                right[chosen] = logits.argmax(1) == batch.best[chosen]
+                hits += [
+                    row[asked].numpy() for row, asked in zip(right, batch.answers, strict=True)
+                ]
+        self._head, self._row_of = kept
+        return Quality(float(self._torch.cat(losses).mean()), _runs(hits))
+
+    def adapter(self) -> dict[str, NDArray[np.float32]]:
+        """The tensors of the trained block, by name within it."""
+        return {name: values for name, values in self._arrays() if name != "output_norm.weight"}
+
+    def norm(self) -> NDArray[np.float32]:
+        """The trained final norm, [width]."""
+        return dict(self._arrays())["output_norm.weight"]
+
+    def _arrays(self) -> list[tuple[str, NDArray[np.float32]]]:
+        return [(name, value.detach().numpy()) for name, value in self._parameters.items()]
+
+    # -- checkpoints -----------------------------------------------------------------------
+
+    def _values(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self._parameters.items()}
+
+    def _set(self, values: dict[str, Tensor]) -> None:
+        with self._torch.no_grad():
+            for name, value in self._parameters.items():
+                value.copy_(values[name])
+
+    def _save(self, path: Path | None, optimizer: Any, spent: float) -> None:
+        if path is None:
+            return
+        partial = path.with_suffix(".partial")
+        state = {"values": self._values(), "optimizer": optimizer.state_dict(), "spent": spent}
+        self._torch.save(state, partial)
+        partial.replace(path)
+
+    def _load(self, path: Path | None, optimizer: Any) -> float:
+        """Seconds of training that are done already."""
+        if path is None or not path.exists():
+            return 0.0
+        state = self._torch.load(path, weights_only=True)
+        self._set(state["values"])
+        optimizer.load_state_dict(state["optimizer"])
+        return float(state["spent"])
+
+
+def _rate(part: float) -> float:
+    """The learning rate after a part of the training, of its peak: warm-up, then a cosine."""
+    if part < _WARM_UP:
+        return part / _WARM_UP
+    return _LAST_RATE + (1.0 - _LAST_RATE) * (1.0 + cos(pi * min(1.0, part))) / 2.0
+
+
+def _runs(hits: Sequence[NDArray[np.bool_]]) -> tuple[float, ...]:
+    """How often the next 1, 2, ... answers' places are all right, over texts' places [n]."""
+    runs = []
+    for length in range(1, LONGEST_RUN + 1):
+        windows = [
+            np.lib.stride_tricks.sliding_window_view(row, length).all(1)
+            for row in hits
+            if len(row) >= length
+        ]
+        runs.append(float(np.concatenate(windows).mean()) if windows else 0.0)
+    return tuple(runs)

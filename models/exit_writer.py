@@ -1,0 +1,197 @@
+"""Writes early-exit drafter files (`edgespec.models.early_exit` says what is in them)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import MissingDependencyError, UnsupportedError
+from edgespec.models.early_exit import PREFIX, VERSION, target_hash
+from edgespec.models.gguf import Gguf, GgufTensor, read_gguf_shards
+from edgespec.models.gguf_values import read_numbers, read_strings
+from edgespec.models.onnx_weights import raw_rows
+from edgespec.models.spec import ModelSpec
+
+_BLOCK = 32  # values of a Q8_0 block
+_CONTROL, _BYTE = 3, 6  # kinds of tokens
+_SPECIAL = ("bos", "eos", "eot", "unknown", "padding")
+_TOKENS = "tokenizer.ggml.tokens"
+_TYPES = "tokenizer.ggml.token_type"
+_COPIED = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template")
+_FLAGS = ("add_bos_token", "add_eos_token", "add_space_prefix")
+
+
+def choose_tokens(spec: ModelSpec, counts: NDArray[np.int64], size: int) -> NDArray[np.int32]:
+    """The `size` most frequent tokens by `counts` [V], ascending; control tokens come first.
+
+    So do single characters and bytes, which a tokenizer needs to be loaded. Ties go to the smaller
+    id, which in vocabularies made by merging is the more frequent token.
+    """
+    file = read_gguf_shards(spec.path)[0]
+    needed = np.zeros(spec.vocab_size, bool)
+    for number, text in enumerate(read_strings(file.path, file.metadata.get(_TOKENS))):
+        needed[number] = len(text.decode(errors="replace")) == 1
+    kinds = np.array(read_numbers(file.path, file.metadata.get(_TYPES)))
+    needed[: len(kinds)] |= (kinds == _CONTROL) | (kinds == _BYTE)
+    for key in _SPECIAL:
+        token = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if isinstance(token, int) and 0 <= token < spec.vocab_size:
+            needed[token] = True
+    order = np.lexsort((np.arange(spec.vocab_size), -counts, ~needed))
+    return np.sort(order[: max(size, int(needed.sum()))]).astype(np.int32)
+
+
+def write_exit(
+    target: ModelSpec,
+    path: str | os.PathLike[str],
+    *,
+    exit_layer: int,
+    token_ids: NDArray[np.int32],
+    adapter: Mapping[str, NDArray[np.float32]],
+    norm: NDArray[np.float32],
+    report: Mapping[str, Any],
+) -> None:
+    """Write a drafter for `target`; the file appears only when complete.
+
+    Args:
+        exit_layer: how many of the target's blocks it begins with.
+        token_ids: [V'], ascending: the head's rows.
+        adapter: tensors of the block after them, named as within a block.
+        norm: the final norm, [width].
+
+    Raises MissingDependencyError without the gguf package, UnsupportedError where it cannot be
+    written.
+    """
+    gguf = _gguf()
+    partial = Path(f"{os.fspath(path)}.partial")
+    try:
+        writer = gguf.GGUFWriter(partial, target.arch)
+        _add_metadata(gguf, writer, target, exit_layer, token_ids)
+        writer.add_uint32(f"{PREFIX}.version", VERSION)
+        writer.add_string(f"{PREFIX}.target", target_hash(target))
+        writer.add_string(f"{PREFIX}.target_name", target.path.name)
+        writer.add_uint32(f"{PREFIX}.exit_layer", exit_layer)
+        writer.add_array(f"{PREFIX}.token_ids", token_ids.tolist())
+        writer.add_string(f"{PREFIX}.report", json.dumps(dict(report)))
+        _add_copies(gguf, writer, target, exit_layer, token_ids)
+        for name, values in {f"blk.{exit_layer}.{n}": v for n, v in adapter.items()}.items():
+            _add_trained(gguf, writer, name, values)
+        _add_trained(gguf, writer, "output_norm.weight", norm)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        os.replace(partial, path)
+    except OSError as problem:
+        raise UnsupportedError(
+            f"cannot write {os.fspath(path)}: {problem.strerror}", hint="name another file"
+        ) from problem
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _add_metadata(
+    gguf: Any, writer: Any, target: ModelSpec, exit_layer: int, token_ids: NDArray[np.int32]
+) -> None:
+    file = read_gguf_shards(target.path)[0]
+    writer.add_name(f"early exit of {target.name}")
+    changed = {"block_count": exit_layer + 1, "vocab_size": len(token_ids)}
+    for key, value in file.metadata.items():
+        name = key.removeprefix(f"{target.arch}.")
+        if name == key or name in changed:
+            continue
+        _add_scalar(writer, key, value)
+    for name, number in changed.items():
+        writer.add_uint32(f"{target.arch}.{name}", number)
+    for key in (*_COPIED, *(f"tokenizer.ggml.{flag}" for flag in _FLAGS)):
+        if key in file.metadata:
+            _add_scalar(writer, key, file.metadata[key])
+    _add_tokens(writer, file, token_ids)
+
+
+def _add_scalar(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        raise UnsupportedError(f"an early exit cannot be made: '{key}' differs by layer")
+
+
+def _add_tokens(writer: Any, file: Gguf, token_ids: NDArray[np.int32]) -> None:
+    """The tokenizer of the chosen tokens alone, so that llama.cpp loads it."""
+    metadata = file.metadata
+    tokens = read_strings(file.path, metadata.get(_TOKENS))
+    chosen = [tokens[token] for token in token_ids]
+    writer.add_token_list(chosen)
+    kinds = read_numbers(file.path, metadata.get(_TYPES))
+    if len(kinds):
+        writer.add_token_types([int(kinds[token]) for token in token_ids])
+    scores = read_numbers(file.path, metadata.get("tokenizer.ggml.scores"))
+    if len(scores):
+        writer.add_token_scores([float(scores[token]) for token in token_ids])
+    there = set(chosen)
+    merges = read_strings(file.path, metadata.get("tokenizer.ggml.merges"))
+    kept = [merge for merge in merges if {merge.replace(b" ", b""), *merge.split(b" ")} <= there]
+    if merges:
+        writer.add_token_merges(kept or merges[:1])
+    for key in _SPECIAL:
+        name = f"tokenizer.ggml.{key}_token_id"
+        place = np.flatnonzero(token_ids == metadata.get(name, -1))
+        if len(place):
+            writer.add_uint32(name, int(place[0]))
+
+
+def _add_copies(
+    gguf: Any, writer: Any, target: ModelSpec, exit_layer: int, token_ids: NDArray[np.int32]
+) -> None:
+    """The target's first blocks whole, of its tables the chosen rows; all byte for byte."""
+    for shard in read_gguf_shards(target.path):
+        for tensor in shard.tensors:
+            if tensor.name in ("token_embd.weight", "output.weight"):
+                _add_raw(gguf, writer, tensor, raw_rows(shard.path, tensor)[token_ids])
+            elif _block_of(tensor) < exit_layer:
+                rows = raw_rows(shard.path, tensor)
+                _add_raw(gguf, writer, tensor, rows[0] if len(tensor.dims) == 1 else rows)
+
+
+def _block_of(tensor: GgufTensor) -> float:
+    parts = tensor.name.split(".")
+    if parts[0] == "blk":
+        return int(parts[1])
+    return -1 if tensor.name == "rope_freqs.weight" else float("inf")
+
+
+def _add_raw(gguf: Any, writer: Any, tensor: GgufTensor, rows: NDArray[np.uint8]) -> None:
+    kind = getattr(gguf.GGMLQuantizationType, tensor.type.name)
+    writer.add_tensor(tensor.name, np.ascontiguousarray(rows), raw_dtype=kind)
+
+
+def _add_trained(gguf: Any, writer: Any, name: str, values: NDArray[np.float32]) -> None:
+    """Matrices in 8 bits, vectors as they are."""
+    kinds = gguf.GGMLQuantizationType
+    if values.ndim == 1:
+        writer.add_tensor(name, values)
+        return
+    kind = kinds.F16 if values.shape[1] % _BLOCK else kinds.Q8_0
+    writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+
+
+def _gguf() -> Any:
+    try:
+        import gguf
+    except ImportError as error:
+        raise MissingDependencyError(
+            "writing a drafter needs the gguf package", hint="pip install 'edgespec[train]'"
+        ) from error
+    return gguf

@@ -1,0 +1,236 @@
+"""Early-exit drafters: the file, its way back to the target's ids, and lossless drafting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from random_gguf import F32, Q4_0, Q8_0, VOCABULARY, write_model
+
+import edgespec
+from edgespec.backends.early_exit import EmbeddingTable, ExitBackend
+from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.drafters.combined import CombinedDrafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.engine import Engine
+from edgespec.errors import EdgespecError, UnsupportedError
+from edgespec.loading import open_draft_model
+from edgespec.memory.curve import CostCurve
+from edgespec.models.early_exit import read_exit
+from edgespec.models.exit_writer import choose_tokens, write_exit
+from edgespec.models.gguf import read_gguf
+from edgespec.models.onnx_weights import float_rows, raw_rows
+from edgespec.models.pairing import check_pair
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.sampling import SamplingParams
+from edgespec.tree import DraftTree
+
+SETTINGS = LlamaSettings(context_size=256, batch_size=16, max_nodes=8, max_leaves=1)
+IDS = np.array(sorted({*range(0, VOCABULARY, 2), VOCABULARY - 1}), np.int32)
+TEXT = [3, 200, 7, 101, 55, 8]
+
+
+def floats(spec: ModelSpec, name: str) -> Any:
+    values = np.concatenate(list(float_rows(spec.path, spec.tensors[name])))
+    return values.reshape(tuple(reversed(spec.tensors[name].dims)))
+
+
+def write_untrained(target: ModelSpec, path: Path, exit_layer: int, ids: Any = IDS) -> ModelSpec:
+    """A drafter whose adapter is the target's next block."""
+    start = f"blk.{exit_layer}."
+    adapter = {
+        name.removeprefix(start): floats(target, name)
+        for name in target.tensors
+        if name.startswith(start)
+    }
+    norm = floats(target, "output_norm.weight")
+    write_exit(
+        target,
+        path,
+        exit_layer=exit_layer,
+        token_ids=ids,
+        adapter=adapter,
+        norm=norm,
+        report={"agreement": 0.5},
+    )
+    return read_model_spec(path)
+
+
+@pytest.fixture(params=[("llama", Q4_0), ("qwen2", Q8_0)], ids=["llama", "qwen2"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> ModelSpec:
+    return read_model_spec(write_model(tmp_path / "target.gguf", *request.param))
+
+
+@pytest.fixture
+def drafter(target: ModelSpec, tmp_path: Path) -> ModelSpec:
+    return write_untrained(target, tmp_path / "exit.gguf", 2)
+
+
+@pytest.fixture
+def backend(target: ModelSpec, drafter: ModelSpec) -> Iterator[LlamaBackend]:
+    made = open_draft_model(drafter, target, SETTINGS)
+    yield made
+    made.close()
+
+
+def test_a_file_says_what_it_was_made_from(target: ModelSpec, drafter: ModelSpec) -> None:
+    info = read_exit(drafter)
+    assert info is not None
+    assert (info.exit_layer, info.target_name) == (2, "target.gguf")
+    assert list(info.token_ids) == IDS.tolist()
+    assert info.report == {"agreement": 0.5}
+    assert (drafter.num_layers, drafter.vocab_size) == (3, len(IDS))
+    assert read_exit(target) is None
+
+
+def test_blocks_and_rows_are_the_targets_bytes(target: ModelSpec, drafter: ModelSpec) -> None:
+    def bytes_of(spec: ModelSpec, name: str) -> Any:
+        return raw_rows(spec.path, spec.tensors[name])
+
+    copied = [name for name in drafter.tensors if name.startswith(("blk.0.", "blk.1."))]
+    assert len(copied) >= 18
+    for name in copied:
+        assert drafter.tensors[name].type == target.tensors[name].type
+        assert np.array_equal(bytes_of(drafter, name), bytes_of(target, name)), name
+    for name in ("token_embd.weight", "output.weight"):
+        assert np.array_equal(bytes_of(drafter, name), bytes_of(target, name)[IDS])
+
+
+def test_another_target_is_refused(drafter: ModelSpec, tmp_path: Path) -> None:
+    other = read_model_spec(write_model(tmp_path / "other.gguf", drafter.arch, Q4_0, seed=6))
+    with pytest.raises(UnsupportedError, match=r"exit\.gguf is an early exit of target\.gguf"):
+        check_pair(other, drafter)
+
+
+def test_a_copy_of_the_target_is_accepted(
+    target: ModelSpec, drafter: ModelSpec, tmp_path: Path
+) -> None:
+    copy = tmp_path / "renamed.gguf"
+    copy.write_bytes(target.path.read_bytes())
+    check_pair(read_model_spec(copy), drafter)
+
+
+def test_a_file_without_its_token_ids_is_an_error(drafter: ModelSpec) -> None:
+    data = drafter.path.read_bytes()
+    broken = data.replace(b"early_exit.token_ids", b"early_exit.token_idz")
+    drafter.path.write_bytes(broken)
+    with pytest.raises(EdgespecError, match="does not say which tokens"):
+        read_exit(read_model_spec(drafter.path))
+
+
+@pytest.mark.parametrize("kind", [F32, Q4_0])
+def test_embeddings_fed_equal_tokens_fed(kind: Any, tmp_path: Path) -> None:
+    spec = read_model_spec(write_model(tmp_path / "model.gguf", "llama", kind))
+    rows = []
+    for embed in (None, EmbeddingTable(spec)):
+        model = LlamaBackend(spec.path, SETTINGS, embed=embed)
+        model.prefill(TEXT)
+        rows.append(model.verify(DraftTree.chain(TEXT[:3])).copy())
+        model.close()
+    assert np.array_equal(rows[0], rows[1])
+
+
+def test_rows_are_the_plain_models_rows_at_the_targets_ids(
+    backend: LlamaBackend, drafter: ModelSpec
+) -> None:
+    assert isinstance(backend, ExitBackend)
+    text = [int(token) for token in IDS[[5, 80, 33, 21]]]
+    wide = backend.verify(DraftTree.chain(text)).copy()
+    plain = LlamaBackend(drafter.path, SETTINGS)
+    rows = plain.verify(DraftTree.chain([int(np.searchsorted(IDS, token)) for token in text]))
+    assert np.array_equal(wide[:, IDS], rows)
+    assert np.all(np.isneginf(np.delete(wide, IDS, axis=1)))
+    plain.close()
+
+
+def test_tokens_without_a_row_are_read_all_the_same(backend: LlamaBackend) -> None:
+    backend.prefill([101])
+    first = backend.verify(DraftTree.chain([4])).copy()
+    backend.truncate(0)
+    backend.prefill([103])
+    assert not np.array_equal(first, backend.verify(DraftTree.chain([4])))
+
+
+def test_more_tokens_than_are_kept_are_embedded_right(
+    target: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.backends.early_exit.KEPT_ROWS", 4)
+    table = EmbeddingTable(target)
+    expected = floats(target, "token_embd.weight")
+    for tokens in ([1, 2, 3], [3, 4, 1], [9, 9, 2], list(range(20))):
+        assert np.array_equal(table(tokens), expected[tokens])
+
+
+def test_control_tokens_and_the_most_frequent_are_chosen(target: ModelSpec) -> None:
+    counts = np.zeros(VOCABULARY, np.int64)
+    counts[[200, 100, 150]] = 5, 9, 7
+    assert choose_tokens(target, counts, 3).tolist() == [100, 150, VOCABULARY - 1]
+    assert choose_tokens(target, counts, 5).tolist() == [0, 100, 150, 200, VOCABULARY - 1]
+
+
+class Cheap(CostCurve):
+    """A step costs the same whatever its size, and no clock corrects that."""
+
+    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("exit_layer", [1, 3])
+def test_drafting_is_lossless(
+    target: ModelSpec, tmp_path: Path, exit_layer: int, temperature: float
+) -> None:
+    """Greedy text is the plain one; drawn drafts leave no trace of the tokens without a row."""
+    drafter = write_untrained(target, tmp_path / "exit.gguf", exit_layer)
+    draft = open_draft_model(drafter, target, SETTINGS)
+    model = ModelDrafter(draft, Cheap([float("inf"), *[0.01] * 8]), target.vocab_size)
+    engine = Engine(
+        LlamaBackend(target.path, SETTINGS),
+        curve=Cheap([float("inf"), *[1.0] * 8]),
+        drafter=CombinedDrafter([model]),
+    )
+    sampling = SamplingParams(temperature=temperature, seed=1)
+    drafted = engine.generate(TEXT, max_tokens=64, sampling=sampling)
+    plain = engine.generate(TEXT, max_tokens=64, sampling=sampling, speculate=False)
+    assert drafted.counters.drafted_tokens > 0
+    if temperature == 0.0:
+        assert drafted.token_ids == plain.token_ids
+    if exit_layer == 3:
+        assert drafted.counters.accepted_tokens > 0
+    engine.close()
+    draft.close()
+
+
+def test_a_drafter_is_loaded_by_its_path(target: ModelSpec, drafter: ModelSpec) -> None:
+    with edgespec.load(
+        target.path, context_size=256, threads=1, backend="llamacpp", draft_model=drafter.path
+    ) as engine:
+        assert engine.drafter is not None and "model" in engine.drafter.name
+        assert len(engine.generate(TEXT, max_tokens=8).token_ids) <= 8
+
+
+def test_an_exit_after_all_blocks_but_the_last_is_the_target(
+    target: ModelSpec, tmp_path: Path
+) -> None:
+    """Its adapter is the target's last block in 8 bits, so nearly all drafts are right."""
+    drafter = write_untrained(target, tmp_path / "e.gguf", 3, np.arange(VOCABULARY, dtype=np.int32))
+    model = open_draft_model(drafter, target, SETTINGS)
+    reference = LlamaBackend(target.path, SETTINGS)
+    ours, theirs = (made.verify(DraftTree.chain(TEXT)) for made in (model, reference))
+    assert np.abs(ours - theirs).max() < 0.3 * np.abs(theirs).max()
+    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.99
+    model.close()
+    reference.close()
+
+
+def test_a_plan_counts_the_drafter(target: ModelSpec, drafter: ModelSpec) -> None:
+    from edgespec.memory.request import Request
+    from edgespec.planning import make_run_plan
+
+    plan = make_run_plan(target, Request(draft_model=drafter.path, backend="llamacpp"))
+    names = {part.name for part in plan.components}
+    assert {"draft_weights", "draft_kv_cache", "drafter_tables"} <= names
+    assert read_gguf(drafter.path).file_bytes < target.file_bytes

@@ -1,0 +1,160 @@
+"""Training an early exit: the arithmetic of its choice, and with torch a tiny model's whole way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from random_gguf import F32, Q4_0, VOCABULARY, write_model
+from typer.testing import CliRunner
+
+from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.cli.main import app
+from edgespec.draft_training import _batch_size, predicted_speedup
+from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.exit_chat import read_prompts
+from edgespec.models.early_exit import read_exit
+from edgespec.models.exit_network import check_architecture
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.tree import DraftTree
+
+SETTINGS = LlamaSettings(context_size=512, batch_size=64, max_nodes=32, max_leaves=1)
+
+
+def test_the_best_draft_length_is_found() -> None:
+    """Two tokens: (1 + .5 + .25) x 10 / (14 + 2 x 1); one: 1.5 x 10 / 13; three: 1.85 x 10 / 23."""
+    times = [0.0, 10.0, 12.0, 14.0, 20.0]
+    speed, length = predicted_speedup([0.5, 0.25, 0.1], times, 1.0)
+    assert (round(speed, 4), length) == (round(15.0 / 13.0, 4), 1.5)
+    speed, length = predicted_speedup([0.8, 0.6, 0.1], times, 1.0)
+    assert (round(speed, 4), round(length, 4)) == (1.5, 2.4)
+
+
+def test_an_exit_that_does_not_pay_is_below_one() -> None:
+    speed, _ = predicted_speedup([0.1], [0.0, 10.0, 20.0, 30.0], 5.0)
+    assert speed == pytest.approx(1.1 * 10 / 25)
+
+
+def test_architectures_the_trainer_does_not_know_are_refused(tmp_path: Path) -> None:
+    spec = read_model_spec(write_model(tmp_path / "model.gguf", "gemma3", Q4_0))
+    with pytest.raises(UnsupportedError, match=r"its architecture \(gemma3\)"):
+        check_architecture(spec)
+
+
+def test_info_of_another_model_is_a_sentence(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", "llama", Q4_0)
+    result = CliRunner().invoke(app, ["draft", "info", str(path)])
+    assert isinstance(result.exception, UnsupportedError)
+    assert "no early-exit drafter" in str(result.exception)
+
+
+def test_prompts_are_lines_or_json(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('<1>\n\n{"prompt": "<2>"}\n{"turns": ["<3>", "<4>"]}\n{broken\n')
+
+    class Lines:
+        def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+            return [len(text), int(add_special)]
+
+    assert [p[0] for p in read_prompts(path, Lines())] == [3, 3, 3, 3, 7]  # type: ignore[arg-type]
+
+
+def test_a_model_that_does_not_fit_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = read_model_spec(write_model(tmp_path / "model.gguf", "llama", Q4_0))
+    assert _batch_size(spec) == 128
+    monkeypatch.setattr("edgespec.memory.device.available_bytes", lambda: 1 << 20)
+    with pytest.raises(DoesNotFitError, match=r"weights in 16 bits, 0 MiB"):
+        _batch_size(spec)
+
+
+# ---------------------------------------------------------------------- with torch
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> ModelSpec:
+    pytest.importorskip("torch", reason="training needs torch")
+    return read_model_spec(write_model(tmp_path / "target.gguf", "llama", Q4_0))
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_the_torch_network_is_llama_cpps(arch: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="training needs torch")
+    from edgespec.models import exit_network as network
+
+    spec = read_model_spec(write_model(tmp_path / "model.gguf", arch, F32))
+    tokens = list(range(40, 60))
+    backend = LlamaBackend(spec.path, SETTINGS)
+    expected = backend.verify(DraftTree.chain(tokens)).copy()
+    backend.close()
+    shape, weights = network.shape_of(spec), network.Weights(spec, torch.float32)
+    x = weights.embedding()[torch.tensor(tokens)][None]
+    angles = network.rotations(shape, torch.arange(len(tokens))[None])
+    for number in range(spec.num_layers):
+        x = network.run_block(shape, weights.block(number), x, angles, network.causal_attention)
+    x = network.rms_norm(x, weights.tensor("output_norm.weight"), shape.epsilon)
+    found = torch.nn.functional.linear(x, weights.head())[0].numpy()
+    assert np.abs(found - expected).max() < 0.01 * np.abs(expected).max()
+
+
+def test_written_text_carries_the_targets_logits(target: ModelSpec) -> None:
+    import torch
+
+    from edgespec.models.exit_texts import ANSWER, FORCED, USER, Chat, TextWriter
+
+    chat = Chat([1, 2], [3, 4], frozenset([VOCABULARY - 1]), [[5], [6, 7]])
+    writer = TextWriter(target, chat, batch=3, dtype=torch.float32, seed=1)
+    writer.answer_first([[9, 9, 9]])
+    backend = LlamaBackend(target.path, SETTINGS)
+    for _, text in zip(range(4), writer.write(), strict=False):
+        some = min(32, len(text.tokens))
+        backend.truncate(0)
+        expected = backend.verify(DraftTree.chain(text.tokens[:some].tolist()))
+        theirs = np.take_along_axis(expected, text.teacher_ids[:some], axis=1)
+        assert np.abs(theirs - text.teacher_logits[:some]).max() < 0.05 * np.abs(expected).max()
+        assert text.tokens[:2].tolist() == [1, 2]
+        assert set(text.kinds.tolist()) <= {FORCED, USER, ANSWER}
+    backend.close()
+
+
+def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path) -> None:
+    import torch
+
+    from edgespec.models.exit_texts import Chat, TextWriter, load_texts, save_texts
+    from edgespec.models.exit_training import ExitTrainer, exit_states
+
+    chat = Chat([1, 2], [3, 4], frozenset(range(200, VOCABULARY)), [])
+    writer = TextWriter(target, chat, batch=32, dtype=torch.float32, seed=1)
+    written = [text for _, text in zip(range(60), writer.write(), strict=False)]
+    save_texts(tmp_path / "texts-00000.npz", written, 1.0)
+    texts = load_texts(tmp_path)
+    assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(texts, written, strict=True))
+    states = exit_states(target, texts, [1, 2])
+    ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
+    trainer = ExitTrainer(target, 2, ids, texts, states[2])
+    before = trainer.quality()
+    checkpoint = tmp_path / "exit.pt"
+    after = trainer.train(1.0, checkpoint=checkpoint)
+    assert after.loss < before.loss
+    again = ExitTrainer(target, 2, ids, texts, states[2])
+    assert again.train(0.0, checkpoint=checkpoint).loss < before.loss
+    assert len(after.runs) == 8 and all(0.0 <= part <= 1.0 for part in after.runs)
+
+
+def test_the_command_makes_a_drafter(
+    target: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.models.exit_texts.LENGTH", 48)
+    monkeypatch.setattr("edgespec.draft_training._BATCH", 32)
+    drafter = tmp_path / "drafter.gguf"
+    arguments = ["draft", "train", str(target.path), "-o", str(drafter), "--minutes", "0.06"]
+    result = CliRunner().invoke(app, [*arguments, "--head-size", "128", "--json"])
+    assert result.exit_code == 0, result.exception
+    report = json.loads(result.stdout.splitlines()[-1])
+    info = read_exit(read_model_spec(drafter))
+    assert info is not None and info.report["agreement"] == report["agreement"]
+    shown = CliRunner().invoke(app, ["draft", "info", str(drafter)]).stdout
+    assert "target.gguf" in shown and "128 tokens" in shown and "(trained)" in shown
