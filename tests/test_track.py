@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 import time
 
@@ -40,10 +41,10 @@ def test_samples_follow_what_happens() -> None:
         tracker.mark("small")
         time.sleep(0.05)
         tracker.mark("large")
-        block = bytearray(48 * MIB)
-        block[::4096] = b"x" * len(block[::4096])
-        time.sleep(0.05)
-        del block
+        # Pages of the system: what other tests freed could be used again for a bytearray.
+        with mmap.mmap(-1, 48 * MIB) as block:
+            block[::4096] = b"x" * len(block[::4096])
+            time.sleep(0.05)
     (start, small), (middle, large) = tracker.phases
     assert (small, large) == ("small", "large")
     early = [s.resident_bytes for s in tracker.samples if start <= s.time_s < middle]
