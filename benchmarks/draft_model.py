@@ -31,8 +31,9 @@ from edgespec.drafters.base import Drafter, Outcome
 from edgespec.drafters.combined import CombinedDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.engine import Engine, Result
-from edgespec.loading import _measure_depth, _one_step, open_draft_model
+from edgespec.engine import Engine
+from edgespec.generation import Result
+from edgespec.loading import open_draft_model
 from edgespec.memory.curve import CostCurve, measure_curve
 from edgespec.memory.device import usable_cores
 from edgespec.models.pairing import check_pair
@@ -40,6 +41,7 @@ from edgespec.models.spec import read_model_spec
 from edgespec.noise import measure_batch_noise
 from edgespec.proposal import EMPTY, Proposal, Stakes
 from edgespec.sampling import SamplingParams
+from edgespec.timing import measure_depths, one_step
 
 _MOST = 4  # forced drafts
 _CLAIM = 0.9
@@ -177,8 +179,8 @@ class Bench:
     def _curves(self) -> tuple[CostCurve, CostCurve]:
         curves = []
         for backend, most in ((self._target, 16), (self._draft, 8)):
-            curve = measure_curve(partial(_one_step, backend), most, seconds=1.5)
-            _measure_depth(backend, curve)
+            curve = measure_curve(partial(one_step, backend), most, seconds=1.5)
+            measure_depths(backend, curve)
             curves.append(curve)
         return curves[0], curves[1]
 

@@ -21,7 +21,8 @@ from edgespec.memory.track import peak_resident_bytes
 from edgespec.session import Session, Turn
 
 if TYPE_CHECKING:
-    from edgespec.engine import Chunk, Engine, Result
+    from edgespec.engine import Engine
+    from edgespec.generation import Chunk, Result
     from edgespec.memory.plan import Plan
     from edgespec.memory.request import Request
 

@@ -16,7 +16,8 @@ from edgespec.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from edgespec.compare import Divergence
-    from edgespec.engine import Engine, Prompt, Result
+    from edgespec.engine import Engine, Prompt
+    from edgespec.generation import Result
     from edgespec.memory.plan import Plan
     from edgespec.sampling import SamplingParams
 

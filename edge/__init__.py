@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgespec.engine import Chunk, Engine, Result, Stream
+    from edgespec.engine import Engine
     from edgespec.errors import (
         BackendError,
         ContextFullError,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         SessionFileError,
         UnsupportedError,
     )
+    from edgespec.generation import Chunk, Result, Stream
     from edgespec.loading import load, plan
     from edgespec.memory.plan import Plan
     from edgespec.sampling import SamplingParams
@@ -54,11 +55,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Chunk": "engine",
+    "Chunk": "generation",
     "Counters": "stats",
     "Engine": "engine",
-    "Result": "engine",
-    "Stream": "engine",
+    "Result": "generation",
+    "Stream": "generation",
     "Plan": "memory.plan",
     "SamplingParams": "sampling",
     "Session": "session",

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -25,6 +24,7 @@ from edgespec.constrained import ConstrainedSampler, GrammarDrafter, make_gramma
 from edgespec.controller import build_tree, choose_size, likeliest_chain
 from edgespec.drafters.base import Drafter, Outcome, Successors
 from edgespec.errors import ContextFullError, UnsupportedError
+from edgespec.generation import Chunk, Result, Rounds, Run, Stream
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.speed import RoundHistory
 from edgespec.models.chat import Message, render_chat
@@ -37,48 +37,7 @@ from edgespec.tree import DraftTree
 from edgespec.verification import accept_sampled
 
 Prompt = str | Sequence[Message] | Sequence[int]
-Rounds = Generator[list[int], None, None]
 _PATIENCE_S = 0.05  # between two looks at whether a waiting generation was cancelled
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """What one round added: text that is safe to show, and the ids behind it."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    # How many of the ids, and how much of the text, came from drafts; they come first.
-    num_drafted: int = field(default=0, compare=False)
-    drafted_chars: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One finished generation.
-
-    `finish_reason` is "stop" (the model ended, or a stop string came), "length" (max_tokens),
-    "context_full" or "cancelled".
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    counters: Counters
-
-
-@dataclass(slots=True)
-class _Run:
-    """State of the generation in progress."""
-
-    sampler: Sampler | ConstrainedSampler
-    draft_sampler: Sampler | None  # draws drafts, independently of the sampler
-    limit: int  # tokens that may be generated
-    cancel: threading.Event
-    counters: Counters = field(default_factory=Counters)
-    drafter: Drafter | None = None  # None decodes plainly
-    reuse: bool = False  # what the cache already holds of the prompt
-    min_probability: float = 0.0  # of a draft node that can pay
-    rounds: weakref.ref[Rounds] | None = None  # the generator that runs it
 
 
 class Engine:
@@ -204,7 +163,7 @@ class Engine:
             )
         params = sampling or SamplingParams()
         sampler = Sampler(params, self.backend.tokenizer.vocab_size, ids)
-        run = _Run(
+        run = Run(
             sampler=sampler,
             draft_sampler=sampler.independent() if params.draws_freely else None,
             limit=min(max_tokens, room),
@@ -303,7 +262,7 @@ class Engine:
 
     # -- the loop --------------------------------------------------------------------------
 
-    def _decode(self, prompt: list[int], run: _Run) -> Iterator[list[int]]:
+    def _decode(self, prompt: list[int], run: Run) -> Iterator[list[int]]:
         """Yield the tokens of each round. The first "round" is the prompt's last logits."""
         logits = self._prefill(prompt, run)
         if logits is None:
@@ -337,7 +296,7 @@ class Engine:
             run.counters.add_round(tree, path, verified - drafted, draft_ms / 1e3, spent_s)
             yield emitted
 
-    def _prefill(self, prompt: list[int], run: _Run) -> Logits | None:
+    def _prefill(self, prompt: list[int], run: Run) -> Logits | None:
         """Logits after the prompt, or None when cancelled on the way."""
         known = common_length(self.backend.tokens, prompt[:-1]) if run.reuse else 0
         kept = run.counters.reused_tokens = self.backend.truncate(known)
@@ -348,7 +307,7 @@ class Engine:
             logits = self.backend.prefill(prompt[start : start + size])
         return logits
 
-    def _draft(self, root: int, run: _Run, previous: int) -> tuple[DraftTree, float]:
+    def _draft(self, root: int, run: Run, previous: int) -> tuple[DraftTree, float]:
         """The tree to verify next, and the ms that models took to draft it.
 
         That is the root, and drafts where they are worth their time.
@@ -397,7 +356,7 @@ class Engine:
 
     # -- details ---------------------------------------------------------------------------
 
-    def _locked(self, prompt: list[int], run: _Run) -> Rounds:
+    def _locked(self, prompt: list[int], run: Run) -> Rounds:
         """One generation at a time; only what the engine itself takes is timed."""
         if not self._acquire(run.cancel):
             return
@@ -443,90 +402,6 @@ class Engine:
     def _release(self) -> None:
         self._owner = 0
         self._lock.release()
-
-
-class Stream:
-    """Chunks of one generation; `result` is complete when the iteration has ended.
-
-    The engine is taken from the first chunk to the last one, or to `close`. Meanwhile another
-    generation waits if it is started in another thread, and is an error in the same one.
-    """
-
-    def __init__(
-        self,
-        rounds: Rounds,
-        text: TextStream,
-        is_end: Callable[[int], bool],
-        run: _Run,
-        max_tokens: int,
-    ) -> None:
-        self._rounds = rounds
-        self._text = text
-        self._is_end = is_end
-        self._run = run
-        self._max_tokens = max_tokens
-        self._ids: list[int] = []
-
-    @property
-    def seed(self) -> int | None:
-        """Seed the sampler draws with; repeat it to get the same tokens."""
-        return self._run.sampler.seed
-
-    def __iter__(self) -> Iterator[Chunk]:
-        try:
-            for emitted in self._rounds:
-                yield self._chunk(emitted)
-                if self._text.stopped:
-                    break
-            rest = self._text.finish()
-            if rest:
-                yield Chunk(rest, ())
-        finally:
-            self._rounds.close()
-
-    def close(self) -> None:
-        """Stop and give the engine back; what was generated stays in `result`.
-
-        From another thread than the reading one this cancels: the step under way is finished.
-        """
-        try:
-            self._rounds.close()
-        except ValueError:  # it is running, in the thread that reads it
-            self._run.cancel.set()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _chunk(self, emitted: list[int]) -> Chunk:
-        pieces: list[str] = []
-        used = 0
-        for token in emitted:
-            pieces.append(self._text.push(token))
-            used += 1
-            if self._text.stopped:
-                break
-        self._ids += emitted[:used]
-        drafted = min(used, len(emitted) - 1)  # the last one is the target's own
-        drafted_chars = sum(map(len, pieces[:drafted]))
-        return Chunk("".join(pieces), tuple(emitted[:used]), drafted, drafted_chars)
-
-    @property
-    def result(self) -> Result:
-        """The generation so far; its finish reason is "cancelled" while it is not complete."""
-        counters = replace(self._run.counters, generated_tokens=len(self._ids))
-        return Result(self._text.text, tuple(self._ids), self._finish_reason(), counters)
-
-    def _finish_reason(self) -> str:
-        if self._text.stopped or (self._ids and self._is_end(self._ids[-1])):
-            return "stop"
-        if len(self._ids) >= self._max_tokens:
-            return "length"
-        if len(self._ids) >= self._run.limit:
-            return "context_full"
-        return "cancelled"
 
 
 def _successors(logits: Logits) -> Callable[[int], Successors]:

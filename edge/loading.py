@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from edgespec.backends.base import Backend
@@ -17,7 +16,7 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import cache, device
-from edgespec.memory.curve import CostCurve, measure_curve, measure_depth
+from edgespec.memory.curve import CostCurve, measure_curve
 from edgespec.memory.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan, draft_context
 from edgespec.memory.request import LLAMACPP, ONNX, Request
 from edgespec.memory.speed import RoundHistory
@@ -35,17 +34,13 @@ from edgespec.planning import (
     settings_of,
     stored_curve,
 )
-from edgespec.tree import DraftTree
+from edgespec.timing import measure_depths, measured_while_busy, one_step
 
 Progress = Callable[[str, float], None]  # what is being done, and which part of it is done (0..1)
 
 # Together with warm-up and one large step too many these stay below two seconds.
 _CURVE_SECONDS = 1.1
-_DEPTH_SECONDS = 0.5
 _DRAFT_CURVE_SECONDS = 0.4
-_PROBES = 3  # single steps that tell whether a stored curve still holds
-_BUSY = 1.4  # neighbours alone make a machine that much slower
-_DEPTHS = range(256, 1025, 256)  # attention looks at blocks of 256 cells
 
 
 def load(
@@ -174,7 +169,7 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
             max_nodes = _largest_exact_step(backend, key, report)
             reuses_cache = _prefill_is_exact(backend, key, max_nodes)
         if backend.capabilities.rollback:
-            _one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
+            one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
         curve = _curve(backend, spec, plan, report) if plan.drafter != "none" else None
         history = RoundHistory()
         if curve is not None:
@@ -187,6 +182,8 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
             if plan.remember:
                 drafter.recall(load_texts(spec.fingerprint))
     except BaseException:
+        if drafter is not None:
+            drafter.close()
         backend.close()
         raise
 
@@ -243,9 +240,9 @@ def open_measured_draft(
     try:
         report("measuring step times", 0.0)
         curve = measure_curve(
-            lambda nodes: _one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=_DRAFT_CURVE_SECONDS
+            lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=_DRAFT_CURVE_SECONDS
         )
-        _measure_depth(backend, curve)
+        measure_depths(backend, curve)
         report("measuring step times", 1.0)
         return backend, curve
     except BaseException:
@@ -332,74 +329,24 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     """
     settings = settings_of(plan)
     stored = stored_curve(spec, settings)
-    if stored is not None and _measured_while_busy(backend, stored):
+    if stored is not None and measured_while_busy(backend, stored):
         stored = None
     known = None if stored is None else stored.resized(backend.max_nodes)
     if known is not None and float("inf") not in known.base[1:]:
         return known
     report("measuring step times", 0.0)
     curve = measure_curve(
-        lambda nodes: _one_step(backend, nodes),
+        lambda nodes: one_step(backend, nodes),
         backend.max_nodes,
         seconds=_CURVE_SECONDS,
         known=known,
     )
     if known is None:
-        _measure_depth(backend, curve)
+        measure_depths(backend, curve)
     kept = curve if stored is None else stored.updated(curve)
     cache.store("curves", settings_key(spec, settings), kept.as_json())
     report("measuring step times", 1.0)
     return curve
-
-
-def _measured_while_busy(backend: Backend, stored: CostCurve) -> bool:
-    """Whether a step takes much less now than when the curve was measured.
-
-    A machine is never faster than when it is idle, so a curve can only be too slow.
-    """
-    best = float("inf")
-    for _ in range(_PROBES + 1):
-        start = perf_counter()
-        _one_step(backend, 1)
-        best = min(best, perf_counter() - start)
-    return stored.base[1] > _BUSY * best * 1e3
-
-
-def _one_step(backend: Backend, nodes: int) -> None:
-    """Verify a chain of arbitrary tokens and take it back."""
-    backend.verify(DraftTree.chain(_tokens(backend, nodes)))
-    backend.truncate(backend.length)
-
-
-def _tokens(backend: Backend, count: int) -> list[int]:
-    """Some tokens; which ones makes no difference to the time of a step."""
-    return [token % backend.tokenizer.vocab_size for token in range(100, 100 + count)]
-
-
-def _measure_depth(backend: Backend, curve: CostCurve) -> None:
-    """Fill the cache for a moment and see how much slower steps get.
-
-    A model that cannot prefill the smallest depth in time is left without: next to its weights
-    a short context costs little.
-    """
-    largest = curve.max_nodes
-    fitting = [
-        depth
-        for depth in _DEPTHS
-        if depth + largest <= backend.context_size
-        and depth * curve.base[largest] / largest <= _DEPTH_SECONDS * 1e3
-    ]
-    if not fitting:
-        return
-
-    def fill() -> int:
-        tokens = _tokens(backend, fitting[-1])
-        for start in range(0, len(tokens), backend.batch_size):
-            backend.prefill(tokens[start : start + backend.batch_size])
-        return len(tokens)
-
-    measure_depth(curve, lambda nodes: _one_step(backend, nodes), fill)
-    backend.truncate(0)
 
 
 def _largest_exact_step(backend: Backend, key: str, report: Progress) -> int:

@@ -21,8 +21,9 @@ from typing import Any
 from edgespec.asynchronous import chunks_of
 from edgespec.backends.base import KeepsCache
 from edgespec.common import common_length
-from edgespec.engine import Chunk, Engine, Result, Stream
+from edgespec.engine import Engine
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
+from edgespec.generation import Chunk, Result, Stream
 from edgespec.models.chat import Message, plain_message
 from edgespec.sampling import SamplingParams
 from edgespec.session_file import read_session, write_session

@@ -18,8 +18,9 @@ from edgespec.drafters.base import Drafter, Outcome
 from edgespec.drafters.combined import CombinedDrafter
 from edgespec.drafters.recycling import RecyclingDrafter
 from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.engine import Chunk, Engine, Stream
+from edgespec.engine import Engine
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
+from edgespec.generation import Chunk, Stream
 from edgespec.memory.curve import CostCurve
 from edgespec.proposal import EMPTY, Proposal, Stakes
 from edgespec.sampling import SamplingParams

@@ -26,13 +26,14 @@ from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.compare import find_divergence
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.engine import Engine, Result
+from edgespec.engine import Engine
 from edgespec.errors import (
     BackendError,
     ContextFullError,
     ModelNotFoundError,
     UnsupportedError,
 )
+from edgespec.generation import Result
 from edgespec.loading import load_plan
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.footprint import RunShape, compute_bytes, kv_cache_bytes

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.backends.base import Backend, Logits
+from edgespec.common import common_length
 from edgespec.controller import choose_size
 from edgespec.drafters.base import Outcome, count_hits
 from edgespec.drafters.growth import Growth, new_calibration
@@ -61,7 +62,7 @@ class ModelDrafter:
         self._calibration.forget_recent()
         self._proposal, self._spine = EMPTY, []
         self._text = list(tokens)
-        self._shared = _common(self._cached, self._text, 0)
+        self._shared = common_length(self._cached, self._text)
 
     # -- drafting --------------------------------------------------------------------------
 
@@ -161,7 +162,7 @@ class ModelDrafter:
                 break
         self._proposal, self._spine = EMPTY, []
         self._text += outcome.emitted
-        self._shared = _common(self._cached, self._text, self._shared)
+        self._shared = common_length(self._cached, self._text, self._shared)
 
     def state(self) -> dict[str, Any]:
         """The counts."""
@@ -177,11 +178,3 @@ class ModelDrafter:
     def close(self) -> None:
         """Free the draft model."""
         self._backend.close()
-
-
-def _common(cached: Sequence[int], text: Sequence[int], start: int) -> int:
-    """How many first tokens are the same, given that `start` are."""
-    end = min(len(cached), len(text))
-    while start < end and cached[start] == text[start]:
-        start += 1
-    return start

@@ -1,0 +1,140 @@
+"""One generation: its state while it runs, and what its reader gets."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field, replace
+
+from edgespec.constrained import ConstrainedSampler
+from edgespec.drafters.base import Drafter
+from edgespec.sampling import Sampler
+from edgespec.stats import Counters
+from edgespec.stream import TextStream
+
+Rounds = Generator[list[int], None, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one round added: text that is safe to show, and the ids behind it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    # How many of the ids, and how much of the text, came from drafts; they come first.
+    num_drafted: int = field(default=0, compare=False)
+    drafted_chars: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One finished generation.
+
+    `finish_reason` is "stop" (the model ended, or a stop string came), "length" (max_tokens),
+    "context_full" or "cancelled".
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    counters: Counters
+
+
+@dataclass(slots=True)
+class Run:
+    """State of the generation in progress."""
+
+    sampler: Sampler | ConstrainedSampler
+    draft_sampler: Sampler | None  # draws drafts, independently of the sampler
+    limit: int  # tokens that may be generated
+    cancel: threading.Event
+    counters: Counters = field(default_factory=Counters)
+    drafter: Drafter | None = None  # None decodes plainly
+    reuse: bool = False  # what the cache already holds of the prompt
+    min_probability: float = 0.0  # of a draft node that can pay
+    rounds: weakref.ref[Rounds] | None = None  # the generator that runs it
+
+
+class Stream:
+    """Chunks of one generation; `result` is complete when the iteration has ended.
+
+    The engine is taken from the first chunk to the last one, or to `close`. Meanwhile another
+    generation waits if it is started in another thread, and is an error in the same one.
+    """
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        text: TextStream,
+        is_end: Callable[[int], bool],
+        run: Run,
+        max_tokens: int,
+    ) -> None:
+        self._rounds = rounds
+        self._text = text
+        self._is_end = is_end
+        self._run = run
+        self._max_tokens = max_tokens
+        self._ids: list[int] = []
+
+    @property
+    def seed(self) -> int | None:
+        """Seed the sampler draws with; repeat it to get the same tokens."""
+        return self._run.sampler.seed
+
+    def __iter__(self) -> Iterator[Chunk]:
+        try:
+            for emitted in self._rounds:
+                yield self._chunk(emitted)
+                if self._text.stopped:
+                    break
+            rest = self._text.finish()
+            if rest:
+                yield Chunk(rest, ())
+        finally:
+            self._rounds.close()
+
+    def close(self) -> None:
+        """Stop and give the engine back; what was generated stays in `result`.
+
+        From another thread than the reading one this cancels: the step under way is finished.
+        """
+        try:
+            self._rounds.close()
+        except ValueError:  # it is running, in the thread that reads it
+            self._run.cancel.set()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _chunk(self, emitted: list[int]) -> Chunk:
+        pieces: list[str] = []
+        used = 0
+        for token in emitted:
+            pieces.append(self._text.push(token))
+            used += 1
+            if self._text.stopped:
+                break
+        self._ids += emitted[:used]
+        drafted = min(used, len(emitted) - 1)  # the last one is the target's own
+        drafted_chars = sum(map(len, pieces[:drafted]))
+        return Chunk("".join(pieces), tuple(emitted[:used]), drafted, drafted_chars)
+
+    @property
+    def result(self) -> Result:
+        """The generation so far; its finish reason is "cancelled" while it is not complete."""
+        counters = replace(self._run.counters, generated_tokens=len(self._ids))
+        return Result(self._text.text, tuple(self._ids), self._finish_reason(), counters)
+
+    def _finish_reason(self) -> str:
+        if self._text.stopped or (self._ids and self._is_end(self._ids[-1])):
+            return "stop"
+        if len(self._ids) >= self._max_tokens:
+            return "length"
+        if len(self._ids) >= self._run.limit:
+            return "context_full"
+        return "cancelled"

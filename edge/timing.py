@@ -1,0 +1,64 @@
+"""Steps of a loaded backend against the clock, on arbitrary tokens that are taken back."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from edgespec.backends.base import Backend
+from edgespec.memory.curve import CostCurve, measure_depth
+from edgespec.tree import DraftTree
+
+_DEPTH_SECONDS = 0.5
+_PROBES = 3  # single steps that tell whether a stored curve still holds
+_BUSY = 1.4  # neighbours alone make a machine that much slower
+_DEPTHS = range(256, 1025, 256)  # attention looks at blocks of 256 cells
+
+
+def measured_while_busy(backend: Backend, stored: CostCurve) -> bool:
+    """Whether a step takes much less now than when the curve was measured.
+
+    A machine is never faster than when it is idle, so a curve can only be too slow.
+    """
+    best = float("inf")
+    for _ in range(_PROBES + 1):
+        start = perf_counter()
+        one_step(backend, 1)
+        best = min(best, perf_counter() - start)
+    return stored.base[1] > _BUSY * best * 1e3
+
+
+def one_step(backend: Backend, nodes: int) -> None:
+    """Verify a chain of arbitrary tokens and take it back."""
+    backend.verify(DraftTree.chain(_tokens(backend, nodes)))
+    backend.truncate(backend.length)
+
+
+def _tokens(backend: Backend, count: int) -> list[int]:
+    """Some tokens; which ones makes no difference to the time of a step."""
+    return [token % backend.tokenizer.vocab_size for token in range(100, 100 + count)]
+
+
+def measure_depths(backend: Backend, curve: CostCurve) -> None:
+    """Fill the cache for a moment and see how much slower steps get.
+
+    A model that cannot prefill the smallest depth in time is left without: next to its weights
+    a short context costs little.
+    """
+    largest = curve.max_nodes
+    fitting = [
+        depth
+        for depth in _DEPTHS
+        if depth + largest <= backend.context_size
+        and depth * curve.base[largest] / largest <= _DEPTH_SECONDS * 1e3
+    ]
+    if not fitting:
+        return
+
+    def fill() -> int:
+        tokens = _tokens(backend, fitting[-1])
+        for start in range(0, len(tokens), backend.batch_size):
+            backend.prefill(tokens[start : start + backend.batch_size])
+        return len(tokens)
+
+    measure_depth(curve, lambda nodes: one_step(backend, nodes), fill)
+    backend.truncate(0)
