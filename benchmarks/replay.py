@@ -4,12 +4,12 @@
     python benchmarks/replay.py run RECORDING --curve cpu2-smollm2-q4_0
     python benchmarks/replay.py live MODEL --prompts FILE --curve h200-8b-q4_0 --drafter suffix
 
-`record` decodes every prompt plainly and keeps the token ids; `run` lets the real drafter and the
-real controller work through them in seconds: greedy verification accepts exactly what the
-recording says, so only the step times are taken from a table (`curves.json`). Drafters that learn
-from logits, those of rejected nodes included, need the model: `live` decodes for real and prices
-every step by the table. Use both to compare drafters and rules; publish numbers from
-`specbench.py`.
+`record` decodes every prompt plainly and keeps the token ids and the best tokens of each place;
+`run` lets the real drafters and the real controller work through them in seconds: greedy
+verification accepts exactly what the recording says, so only the step times are taken from a table
+(`curves.json`). Rows of rejected nodes are not in a recording: for drafters that learn from them,
+`live` decodes for real and prices every step by the table. Use both to compare drafters and rules;
+publish numbers from `specbench.py`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,24 @@ import argparse
 import json
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import edgespec
+from edgespec.backends.base import Backend
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.controller import build_tree, choose_size
 from edgespec.drafters import make_drafter
-from edgespec.drafters.base import Drafter, Outcome
+from edgespec.drafters.base import Drafter, Outcome, Successors
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine import Engine
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.device import usable_cores
 from edgespec.models.spec import read_model_spec
 from edgespec.proposal import Stakes
+from edgespec.successors import successors_of
+from edgespec.tree import DraftTree
 
 _CURVES = Path(__file__).with_name("curves.json")
 _HOST_MS = 0.04  # drafting and accepting, per speculative round
@@ -50,6 +54,7 @@ def main() -> None:
     run.add_argument("recording", type=Path)
     run.add_argument("--curve", default="cpu2-smollm2-q4_0")
     run.add_argument("--max-children", type=int, default=1)
+    run.add_argument("--drafter", default="suffix", help="a list, such as suffix,recycling")
     run.set_defaults(action=_run)
     live = commands.add_parser("live")
     live.add_argument("model")
@@ -74,21 +79,37 @@ def _record(arguments: argparse.Namespace) -> None:
                 "category": question["category"],
                 "prompt": prompt,
                 "output": list(result.token_ids),
+                "successors": _successors(engine.backend, prompt, result.token_ids),
             }
             out.write(json.dumps(row) + "\n")
             if sys.stderr.isatty():
                 print(f"{number}/{len(questions)}", end="\r", file=sys.stderr)
 
 
+def _successors(backend: Backend, prompt: list[int], output: Sequence[int]) -> list[Successors]:
+    """The best tokens at each place of the output, [len(output)]."""
+    backend.truncate(0)
+    for start in range(0, len(prompt), backend.batch_size):
+        logits = backend.prefill(prompt[start : start + backend.batch_size])
+    found = [successors_of(logits)]
+    for token in output[:-1]:
+        found.append(successors_of(backend.verify(DraftTree.chain((token,)))[0]))
+        backend.commit((0,))
+    return found
+
+
 def _run(arguments: argparse.Namespace) -> None:
     curve = _curve(arguments.curve)
-    drafter = SuffixDrafter(max_children=arguments.max_children)
+    drafter: Drafter | None = SuffixDrafter(max_children=arguments.max_children)
+    if arguments.drafter != "suffix":
+        drafter = make_drafter(arguments.drafter)
+    assert drafter is not None, "plain decoding is what the ratio is over"
     plain_ms: dict[str, float] = defaultdict(float)
     speculative_ms: dict[str, float] = defaultdict(float)
     sizes: Counter[int] = Counter()
     for line in arguments.recording.read_text().splitlines():
         row = json.loads(line)
-        plain, speculative = _replay(row["prompt"], row["output"], drafter, curve, sizes)
+        plain, speculative = _replay(row, drafter, curve, sizes)
         for name in (row["category"], "overall"):
             plain_ms[name] += plain
             speculative_ms[name] += speculative
@@ -165,13 +186,10 @@ def _live_run(arguments: argparse.Namespace, questions: list[Any], drafters: str
 
 
 def _replay(
-    prompt: list[int],
-    output: list[int],
-    drafter: Drafter,
-    curve: CostCurve,
-    sizes: Counter[int],
+    row: dict[str, Any], drafter: Drafter, curve: CostCurve, sizes: Counter[int]
 ) -> tuple[float, float]:
-    """Milliseconds of decoding `output` plainly and speculatively."""
+    """Milliseconds of decoding a recorded output plainly and speculatively."""
+    prompt, output, rows = row["prompt"], row["output"], row.get("successors", ())
     depths = range(len(prompt), len(prompt) + len(output) - 1)
     plain_ms = sum(curve.step_ms(1, depth, 1) for depth in depths)
     floor = curve.least_useful_probability(len(prompt))
@@ -190,7 +208,8 @@ def _replay(
             path.append(node)
             node = tree.child(node, output[done])
             done += 1
-        drafter.observe(Outcome(tree, path, output[start:done]))
+        known = dict(zip(path, rows[start:done], strict=False))  # not of rejected nodes
+        drafter.observe(Outcome(tree, path, output[start:done], known.get))
     return plain_ms, speculative_ms
 
 
