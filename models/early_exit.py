@@ -26,7 +26,6 @@ from edgespec.models.spec import ModelSpec
 
 PREFIX = "edgespec.early_exit"  # of the keys in a file
 VERSION = 1
-KEPT_ROWS = 1024  # of embeddings: dequantizing one takes longer than a block of a small model
 _SAMPLED_BYTES = 256  # of each tensor go into a target's hash
 
 
@@ -103,5 +102,5 @@ def check_exit(target: ModelSpec, draft: ModelSpec, info: ExitInfo) -> None:
 
 
 def exit_bytes(target: ModelSpec, max_nodes: int) -> int:
-    """Most bytes a drafter takes beside llama.cpp's: kept embeddings, and rows of the target's."""
-    return 4 * (KEPT_ROWS * target.embedding_size + max_nodes * target.vocab_size)
+    """Bytes a drafter takes beside llama.cpp's: its rows of logits, as wide as the target's."""
+    return 4 * max_nodes * target.vocab_size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,11 +127,13 @@ def test_a_file_without_its_token_ids_is_an_error(drafter: ModelSpec) -> None:
 def test_embeddings_fed_equal_tokens_fed(kind: Any, tmp_path: Path) -> None:
     spec = read_model_spec(write_model(tmp_path / "model.gguf", "llama", kind))
     rows = []
-    for embed in (None, EmbeddingTable(spec)):
+    table = EmbeddingTable(spec)
+    for embed in (None, table):
         model = LlamaBackend(spec.path, SETTINGS, embed=embed)
         model.prefill(TEXT)
         rows.append(model.verify(DraftTree.chain(TEXT[:3])).copy())
         model.close()
+    table.close()
     assert np.array_equal(rows[0], rows[1])
 
 
@@ -154,14 +158,25 @@ def test_tokens_without_a_row_are_read_all_the_same(backend: LlamaBackend) -> No
     assert not np.array_equal(first, backend.verify(DraftTree.chain([4])))
 
 
-def test_more_tokens_than_are_kept_are_embedded_right(
-    target: ModelSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgespec.backends.early_exit.KEPT_ROWS", 4)
+def test_embeddings_are_the_rows_of_the_table(target: ModelSpec) -> None:
     table = EmbeddingTable(target)
     expected = floats(target, "token_embd.weight")
-    for tokens in ([1, 2, 3], [3, 4, 1], [9, 9, 2], list(range(20))):
+    for tokens in ([1, 2, 3], [3, 4, 1], [9, 9, 2], list(range(20)), []):
         assert np.array_equal(table(tokens), expected[tokens])
+    table.close()
+
+
+def test_drafting_needs_no_package_beside_llama_cpp(target: ModelSpec, drafter: ModelSpec) -> None:
+    """Not gguf, which reads weights elsewhere."""
+    program = (
+        "import sys; sys.modules['gguf'] = None\n"
+        "import edgespec\n"
+        f"engine = edgespec.load({str(target.path)!r}, context_size=256, backend='llamacpp',\n"
+        f"    draft_model={str(drafter.path)!r})\n"
+        "engine.generate([3, 200, 7], max_tokens=4)\n"
+        "engine.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_control_tokens_and_the_most_frequent_are_chosen(target: ModelSpec) -> None:
