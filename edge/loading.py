@@ -41,6 +41,7 @@ Progress = Callable[[str, float], None]  # what is being done, and which part of
 # Together with warm-up and one large step too many these stay below two seconds.
 _CURVE_SECONDS = 1.1
 _DRAFT_CURVE_SECONDS = 0.4
+_TIMED_CONTEXT = 1024  # of draft models that are only timed
 
 
 def load(
@@ -248,6 +249,20 @@ def open_measured_draft(
     except BaseException:
         backend.close()
         raise
+
+
+def draft_step_ms(draft_spec: ModelSpec, target: ModelSpec, report: Progress) -> float:
+    """Milliseconds that a draft model takes for a token on this device."""
+    settings = LlamaSettings(
+        context_size=_TIMED_CONTEXT,
+        batch_size=DRAFT_MODEL_BATCH,
+        max_nodes=DRAFT_MODEL_NODES,
+        max_leaves=1,
+        threads=device.usable_cores(),
+    )
+    backend, curve = open_measured_draft(draft_spec, target, settings, report)
+    backend.close()
+    return curve.base[1]
 
 
 def open_draft_model(

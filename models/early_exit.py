@@ -6,6 +6,9 @@ ordinary GGUF model whose vocabulary is the head's: the first `exit_layer` block
 rows are the target's bytes, `token_ids` says which token of the target each row stands for. Inputs
 are embeddings of the target's whole table, so that nothing is lost where a token has no row.
 
+A file may also be made without training, of some of the target's blocks and nothing else (SWIFT,
+arXiv 2410.06916, skips blocks so).
+
 Such a file drafts for the one target it was made from, and for no other.
 """
 
@@ -31,13 +34,17 @@ _SAMPLED_BYTES = 256  # of each tensor go into a target's hash
 
 @dataclass(frozen=True, slots=True)
 class ExitInfo:
-    """What a drafter file says of itself; `report` is how it was trained, for people."""
+    """What a drafter file says of itself; `report` is how it was made, for people.
+
+    `blocks` are the target's blocks in a drafter that skips the others and has no block of its own.
+    """
 
     target_hash: str
     target_name: str
     exit_layer: int
     token_ids: array[int]  # [V'], ascending
     report: Mapping[str, Any]
+    blocks: tuple[int, ...] = ()
 
 
 def target_hash(spec: ModelSpec) -> str:
@@ -78,6 +85,7 @@ def read_exit(spec: ModelSpec) -> ExitInfo | None:
         file.integer(f"{PREFIX}.exit_layer"),
         ids,
         _report(file),
+        tuple(read_numbers(file.path, file.metadata.get(f"{PREFIX}.blocks"))),
     )
 
 
