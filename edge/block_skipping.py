@@ -9,6 +9,7 @@ left out where is decided by the speed that this device's step times predict.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
@@ -24,11 +25,13 @@ from edgespec.backends.skipping import SkippingBackend
 from edgespec.errors import UnsupportedError
 from edgespec.loading import Progress, draft_step_ms, load
 from edgespec.memory import device
+from edgespec.memory.curve import measure_curve
 from edgespec.memory.speed import predicted_speedup
-from edgespec.models.exit_training import runs_of
+from edgespec.models.exit_training import LONGEST_RUN, runs_of
 from edgespec.models.exit_writer import choose_tokens, write_pruned
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.prompts import PROMPTS
+from edgespec.timing import one_step
 from edgespec.tree import DraftTree
 
 MINUTES = 5.0
@@ -37,6 +40,7 @@ _LONGEST_PROMPT = 400  # bytes: reading it takes time that words to compare with
 _ANSWER = 64  # tokens of each
 _TRIED = 6  # blocks, before one is left out
 _CONTEXT = 1024
+_CURVE_SECONDS = 5.0
 _HOPELESS = 0.02  # agreement
 
 
@@ -84,7 +88,8 @@ def build_skipping(
 
     Raises:
         MissingDependencyError: the gguf package is not installed.
-        UnsupportedError: this model, or these blocks, cannot be left out.
+        UnsupportedError: blocks of this model, or these blocks, cannot be left out, or nothing was
+            found in time.
     """
     _check(spec, skip)
     seen, unseen, target_ms = _texts(spec, progress)
@@ -96,27 +101,33 @@ def build_skipping(
             tried = search(trial, seen, 60 * minutes, progress, note)
         else:
             tried = [trial.score(seen, skip)]
+        if not tried:
+            raise UnsupportedError(
+                "no block could be left out in this time", hint="search longer with --minutes"
+            )
         best = max(tried, key=lambda skipping: skipping.predicted_speedup)
         result = trial.score(unseen, best.skipped)
     finally:
         trial.close()
+    blocks = [block for block in range(spec.num_layers) if block not in best.skipped]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "timed.gguf"
+        write_pruned(spec, path, blocks=blocks, token_ids=ids, report={})
+        draft_ms = draft_step_ms(read_model_spec(path), spec, progress)
+    speed, length = predicted_speedup(result.runs, target_ms, draft_ms)
+    result = replace(
+        result, draft_step_ms=draft_ms, predicted_speedup=speed, acceptance_length=length
+    )
     report = {
         "text_tokens": sum(len(text.answer) for text in seen),
         "minutes": minutes,
         "skipped": list(best.skipped),
+        "agreement": result.agreement,
+        "runs": result.runs,
+        "result": asdict(result),
         "compared": [asdict(skipping) for skipping in tried],
     }
-    # Written twice: the time of its step is measured with the file itself.
-    for draft_ms in (result.draft_step_ms, None):
-        if draft_ms is None:
-            draft_ms = draft_step_ms(read_model_spec(output), spec, progress)
-        speed, length = predicted_speedup(result.runs, target_ms, draft_ms)
-        result = replace(
-            result, draft_step_ms=draft_ms, predicted_speedup=speed, acceptance_length=length
-        )
-        report |= {"agreement": result.agreement, "runs": result.runs, "result": asdict(result)}
-        blocks = [block for block in range(spec.num_layers) if block not in best.skipped]
-        write_pruned(spec, output, blocks=blocks, token_ids=ids, report=report)
+    write_pruned(spec, output, blocks=blocks, token_ids=ids, report=report)
     return report
 
 
@@ -136,7 +147,7 @@ def search(
             for block in trial.candidates(found[-1].skipped)[:_TRIED]:
                 part = (monotonic() - started) / seconds
                 if part > 1.0:
-                    return found[1:] or found
+                    return found[1:]
                 progress(f"leaving out {len(found)} of {trial.num_blocks} blocks", part)
                 tried = trial.score(texts, (*found[-1].skipped, block))
                 if best is None or tried.agreement > best.agreement:
@@ -152,7 +163,7 @@ def search(
                 break
     except KeyboardInterrupt:
         note("interrupted: the best so far is written")
-    return found[1:] or found
+    return found[1:]
 
 
 class BlockTrial:
@@ -256,7 +267,6 @@ def _texts(spec: ModelSpec, progress: Progress) -> tuple[list[Text], list[Text],
     with load(
         spec.path, backend="llamacpp", drafter="suffix", context_size=_CONTEXT, progress=progress
     ) as engine:
-        assert engine.curve is not None
         for number, prompt in enumerate(PROMPTS):
             progress("answering prompts", number / len(PROMPTS))
             if len(prompt.text) > _LONGEST_PROMPT:
@@ -265,4 +275,8 @@ def _texts(spec: ModelSpec, progress: Progress) -> tuple[list[Text], list[Text],
             answer = engine.generate(ids, max_tokens=_ANSWER).token_ids
             if len(answer) > 1:
                 texts[2 * number >= len(PROMPTS)].append(Text(ids, answer))
-        return *texts, engine.curve.base
+        backend = engine.backend
+        curve = measure_curve(
+            lambda nodes: one_step(backend, nodes), LONGEST_RUN + 1, seconds=_CURVE_SECONDS
+        )
+        return *texts, curve.base

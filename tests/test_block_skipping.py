@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import edgespec
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.backends.skipping import SkippingBackend
-from edgespec.block_skipping import Skipping, Text, search
+from edgespec.block_skipping import Skipping, Text, build_skipping, search
 from edgespec.cli.draft import _blocks, _listed
 from edgespec.cli.main import app
 from edgespec.errors import UnsupportedError
@@ -152,11 +152,11 @@ def test_each_step_leaves_out_the_block_that_is_missed_least() -> None:
 
 def test_interrupted_it_keeps_what_was_found() -> None:
     assert found(Table(interrupt_at=7)) == [(1,)]
-    assert found(Table(interrupt_at=2)) == [()]
+    assert found(Table(interrupt_at=2)) == []
 
 
 def test_time_ends_it() -> None:
-    assert found(Table(), seconds=1e-9) == [()]
+    assert found(Table(), seconds=1e-9) == []
 
 
 # ------------------------------------------------------------------------------- the command
@@ -199,6 +199,17 @@ def test_the_command_writes_a_drafter(
     assert "(written)" in shown.stdout
     if skip == "2":
         assert info.blocks == (0, 1, 3)
+
+
+def test_nothing_found_in_time_is_said(
+    target: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Text([3, 7], [4, 5])
+    curve = [float("inf"), *[1.0] * 8]
+    monkeypatch.setattr("edgespec.block_skipping._texts", lambda *_: ([text], [text], curve))
+    with pytest.raises(UnsupportedError, match="no block could be left out"):
+        build_skipping(target, tmp_path / "skip.gguf", minutes=1e-9)
+    assert not (tmp_path / "skip.gguf").exists()
 
 
 @pytest.mark.parametrize("skip", ["0", "3", "9", "1-3"])
