@@ -78,7 +78,8 @@ def load(
         kv_type: f16, q8_0 or q4_0.
         gpu_layers: layers on the GPU; None takes all of them where llama.cpp has one.
         drafter: "auto", "none" or a list of `edgespec.drafters.NAMES`, such as "suffix,recycling".
-        draft_model: a smaller GGUF model with the same vocabulary.
+        draft_model: a smaller GGUF model with the same vocabulary, or an early exit of this one,
+            which with `drafter="auto"` is used unless measured times say that it does not pay.
         draft_max: most tokens drafted at once.
         exact: only settings in which a token's logits do not depend on what else is in its step.
         remember: keep generated texts in the cache directory, to draft from them later.
