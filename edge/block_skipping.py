@@ -182,6 +182,7 @@ class BlockTrial:
         self._target_ms = target_ms
         self._costs = _Costs(spec, len(ids), target_ms[1])
         self._similar: dict[tuple[int, ...], dict[int, float]] = {}
+        self._arch = spec.arch
         self.num_blocks = spec.num_layers
 
     def score(self, texts: Sequence[Text], skipped: Sequence[int]) -> Skipping:
@@ -190,6 +191,11 @@ class BlockTrial:
         self._backend.skipped = frozenset(skipped)
         hits = [self._hits(text) for text in texts]
         self._similar[skipped] = self._backend.take_similarities()
+        if len(self._similar[skipped]) + len(skipped) < self.num_blocks - 2:
+            raise UnsupportedError(
+                f"blocks of {self._arch} models cannot be left out: llama.cpp does not show what "
+                "goes through them"
+            )
         runs = runs_of(hits)
         ms = self._costs.step_ms(skipped)
         speed, length = predicted_speedup(runs, self._target_ms, ms)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import edgespec
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.backends.skipping import SkippingBackend
-from edgespec.block_skipping import Skipping, Text, build_skipping, search
+from edgespec.block_skipping import BlockTrial, Skipping, Text, build_skipping, search
 from edgespec.cli.draft import _blocks, _listed
 from edgespec.cli.main import app
 from edgespec.errors import UnsupportedError
@@ -210,6 +210,17 @@ def test_nothing_found_in_time_is_said(
     with pytest.raises(UnsupportedError, match="no block could be left out"):
         build_skipping(target, tmp_path / "skip.gguf", minutes=1e-9)
     assert not (tmp_path / "skip.gguf").exists()
+
+
+def test_a_model_that_hides_its_blocks_is_refused(
+    target: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left out without effect would look like the best of drafters."""
+    monkeypatch.setattr("edgespec.backends.skipping._RESULT", b"unheard of")
+    trial = BlockTrial(target, EVERYTHING, [float("inf"), *[1.0] * 8])
+    with pytest.raises(UnsupportedError, match="models cannot be left out"):
+        trial.score([Text([3, 7], [4, 5])], (1,))
+    trial.close()
 
 
 @pytest.mark.parametrize("skip", ["0", "3", "9", "1-3"])
