@@ -271,7 +271,12 @@ def _texts(spec: ModelSpec, progress: Progress) -> tuple[list[Text], list[Text],
     """Answers to search with, answers to judge the result by, and the target's step times."""
     texts: tuple[list[Text], list[Text]] = ([], [])
     with load(
-        spec.path, backend="llamacpp", drafter="suffix", context_size=_CONTEXT, progress=progress
+        spec.path,
+        backend="llamacpp",
+        drafter="suffix",
+        draft_max=LONGEST_RUN,
+        context_size=_CONTEXT,
+        progress=progress,
     ) as engine:
         for number, prompt in enumerate(PROMPTS):
             progress("answering prompts", number / len(PROMPTS))
