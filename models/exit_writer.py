@@ -53,6 +53,7 @@ def write_exit(
     *,
     exit_layer: int,
     token_ids: NDArray[np.int32],
+    head: NDArray[np.float32],
     adapter: Mapping[str, NDArray[np.float32]],
     norm: NDArray[np.float32],
     report: Mapping[str, Any],
@@ -61,7 +62,8 @@ def write_exit(
 
     Args:
         exit_layer: how many of the target's blocks it begins with.
-        token_ids: [V'], ascending: the head's rows.
+        token_ids: [V'], ascending: what the head's rows stand for.
+        head: [V', width].
         adapter: tensors of the block after them, named as within a block.
         norm: the final norm, [width].
 
@@ -79,7 +81,8 @@ def write_exit(
         writer.add_uint32(f"{PREFIX}.exit_layer", exit_layer)
         writer.add_array(f"{PREFIX}.token_ids", token_ids.tolist())
         writer.add_string(f"{PREFIX}.report", json.dumps(dict(report)))
-        _add_copies(gguf, writer, target, exit_layer, token_ids)
+        _add_blocks(gguf, writer, target, exit_layer)
+        _add_trained(gguf, writer, "token_embd.weight", head)
         for name, values in {f"blk.{exit_layer}.{n}": v for n, v in adapter.items()}.items():
             _add_trained(gguf, writer, name, values)
         _add_trained(gguf, writer, "output_norm.weight", norm)
@@ -152,15 +155,11 @@ def _add_tokens(writer: Any, file: Gguf, token_ids: NDArray[np.int32]) -> None:
             writer.add_uint32(name, int(place[0]))
 
 
-def _add_copies(
-    gguf: Any, writer: Any, target: ModelSpec, exit_layer: int, token_ids: NDArray[np.int32]
-) -> None:
-    """The target's first blocks whole, of its tables the chosen rows; all byte for byte."""
+def _add_blocks(gguf: Any, writer: Any, target: ModelSpec, exit_layer: int) -> None:
+    """The target's first blocks, byte for byte."""
     for shard in read_gguf_shards(target.path):
         for tensor in shard.tensors:
-            if tensor.name in ("token_embd.weight", "output.weight"):
-                _add_raw(gguf, writer, tensor, raw_rows(shard.path, tensor)[token_ids])
-            elif _block_of(tensor) < exit_layer:
+            if _block_of(tensor) < exit_layer:
                 rows = raw_rows(shard.path, tensor)
                 _add_raw(gguf, writer, tensor, rows[0] if len(tensor.dims) == 1 else rows)
 
