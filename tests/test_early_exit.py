@@ -135,13 +135,13 @@ def test_embeddings_fed_equal_tokens_fed(kind: Any, tmp_path: Path) -> None:
 
 
 def test_rows_are_the_plain_models_rows_at_the_targets_ids(
-    backend: LlamaBackend, drafter: ModelSpec
+    backend: LlamaBackend, target: ModelSpec, drafter: ModelSpec
 ) -> None:
     assert isinstance(backend, ExitBackend)
     text = [int(token) for token in IDS[[5, 80, 33, 21]]]
     wide = backend.verify(DraftTree.chain(text)).copy()
-    plain = LlamaBackend(drafter.path, SETTINGS)
-    rows = plain.verify(DraftTree.chain([int(np.searchsorted(IDS, token)) for token in text]))
+    plain = LlamaBackend(drafter.path, SETTINGS, embed=EmbeddingTable(target))
+    rows = plain.verify(DraftTree.chain(text))
     assert np.array_equal(wide[:, IDS], rows)
     assert np.all(np.isneginf(np.delete(wide, IDS, axis=1)))
     plain.close()

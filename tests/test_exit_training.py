@@ -168,14 +168,14 @@ def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path)
     save_texts(tmp_path / "texts-00000.npz", written, 1.0)
     texts = load_texts(tmp_path)
     assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(texts, written, strict=True))
-    states = exit_states(target, texts, [1, 2])
+    states = exit_states(target, texts, [1, 2])[1]
     ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
-    trainer = ExitTrainer(target, 2, ids, texts, states[2])
+    trainer = ExitTrainer(target, 1, ids, texts, states)
     before = trainer.quality()
     checkpoint = tmp_path / "exit.pt"
     after = trainer.train(1.0, checkpoint=checkpoint)
     assert after.loss < before.loss
-    again = ExitTrainer(target, 2, ids, texts, states[2])
+    again = ExitTrainer(target, 1, ids, texts, states)
     assert again.train(0.0, checkpoint=checkpoint).loss < before.loss
     assert len(after.runs) == 8 and all(0.0 <= part <= 1.0 for part in after.runs)
 
