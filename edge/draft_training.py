@@ -75,7 +75,8 @@ def train_draft(
     """Train a drafter for `spec` into `output`; returns the report that is kept in the file.
 
     Args:
-        minutes: how long it takes in all, from text to file.
+        minutes: how long it takes in all, from text to file, with the cores for itself: only time
+            in which it computes counts.
         exit_layer: blocks of the target; None compares some.
         head_size: tokens that can be drafted; None compares some.
         data: prompts to be answered besides what the target thinks of.
@@ -112,7 +113,7 @@ def train_draft(
         "agreement": quality.agreement,
         "runs": quality.runs,
         "result": asdict(trained),
-        "compared": [asdict(candidate) for candidate in candidates],
+        "compared": [asdict(candidate) for candidate in candidates if len(candidates) > 1],
     }
     write_exit(
         spec,

@@ -146,7 +146,7 @@ class ExitTrainer:
         parameters["output_norm.weight"] = torch.ones(self._shape.width)
         parameters["lens"] = torch.eye(self._shape.width)
         self._parameters = {name: value.requires_grad_() for name, value in parameters.items()}
-        self._fit_lens(spec, weights.tensor("output_norm.weight"))
+        self._spec, self._norm = spec, weights.tensor("output_norm.weight")
         self._use_rows(token_ids)
         held_out = [i for i in range(len(texts)) if i % _HELD_OUT == 0]
         trained = [i for i in range(len(texts)) if i % _HELD_OUT]
@@ -160,10 +160,9 @@ class ExitTrainer:
             [checked[i] for i in group] for group in _groups([texts[i] for i in checked])
         ]
 
-    def _fit_lens(self, spec: ModelSpec, norm: Tensor) -> None:
+    def fit_lens(self) -> None:
         """Ridge regression from the adapter's normalized states to the target's, on some texts."""
-        torch = self._torch
-        width = self._shape.width
+        torch, spec, width = self._torch, self._spec, self._shape.width
         lengths = np.cumsum([len(text.tokens) for text in self._texts])
         some = 1 + int(np.searchsorted(lengths, _LENS_TOKENS))
         final = exit_states(spec, self._texts[:some], [spec.num_layers])[spec.num_layers]
@@ -171,7 +170,7 @@ class ExitTrainer:
         for states, last in zip(self._states[:some], final, strict=True):
             with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
                 ours = self._normalized(states[None].float())[0].float()
-            theirs = rms_norm(last.float(), norm, self._shape.epsilon)
+            theirs = rms_norm(last.float(), self._norm, self._shape.epsilon)
             inner += ours.T @ ours
             outer += theirs.T @ ours
             tokens += len(ours)
@@ -196,7 +195,7 @@ class ExitTrainer:
         progress: Callable[[float, Quality | None], None] = lambda _part, _quality: None,
         seed: int = 0,
     ) -> Quality:
-        """Train for some time; goes on from `checkpoint` and keeps the best in it.
+        """Train for some time, beginning with the lens; goes on from `checkpoint` instead.
 
         Stops early when the held-out loss stops falling, and with a checkpoint at Ctrl-C, too.
         Returns what the best parameters reach, which are those that stay.
@@ -206,6 +205,8 @@ class ExitTrainer:
             list(self._parameters.values()), lr=_PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.01
         )
         spent = self._load(checkpoint, optimizer)
+        if not spent:
+            self.fit_lens()
         best, best_values, since_best = self.quality(), self._values(), 0
         random, between = (
             np.random.default_rng([seed, int(spent)]),

@@ -171,6 +171,7 @@ def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path)
     states = exit_states(target, texts, [1, 2])[1]
     ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
     trainer = ExitTrainer(target, 1, ids, texts, states)
+    trainer.fit_lens()
     before = trainer.quality()
     checkpoint = tmp_path / "exit.pt"
     after = trainer.train(1.0, checkpoint=checkpoint)
