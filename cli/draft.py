@@ -172,7 +172,7 @@ def info(
         ("file", size_text(spec.file_bytes)),
     ]
     print(printable(table(rows)))
-    if found.report.get("compared"):
+    if "result" in found.report:
         print(printable(_training_text(found.report)))
 
 

@@ -74,7 +74,8 @@ def train_draft(
     """Train a drafter for `spec` into `output`; returns the report that is kept in the file.
 
     Args:
-        minutes: how long it takes in all, from text to file.
+        minutes: how long it takes in all, from text to file, with the cores for itself: only time
+            in which it computes counts.
         exit_layer: blocks of the target; None compares some.
         head_size: tokens that can be drafted; None compares some.
         data: prompts to be answered besides what the target thinks of.
@@ -111,13 +112,14 @@ def train_draft(
         "agreement": quality.agreement,
         "runs": quality.runs,
         "result": asdict(trained),
-        "compared": [asdict(candidate) for candidate in candidates],
+        "compared": [asdict(candidate) for candidate in candidates if len(candidates) > 1],
     }
     write_exit(
         spec,
         output,
         exit_layer=best.exit_layer,
         token_ids=rows[best.head_size],
+        head=trainer.head(),
         adapter=trainer.adapter(),
         norm=trainer.norm(),
         report=report,
@@ -187,13 +189,15 @@ class _Costs:
 def _exit_step_ms(spec: ModelSpec, layer: int, size: int, progress: Progress) -> float:
     """Milliseconds of one step of an exit; its adapter is the target's next block, untrained."""
     weights = Weights(spec, import_torch().float32)
+    ids = choose_tokens(spec, np.zeros(spec.vocab_size, np.int64), size)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "untrained.gguf"
         write_exit(
             spec,
             path,
             exit_layer=layer,
-            token_ids=choose_tokens(spec, np.zeros(spec.vocab_size, np.int64), size),
+            token_ids=ids,
+            head=weights.head()[ids.astype(np.int64)].numpy(),
             adapter={name: value.numpy() for name, value in weights.block(layer).items()},
             norm=weights.tensor("output_norm.weight").numpy(),
             report={},

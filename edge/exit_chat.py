@@ -9,10 +9,12 @@ from pathlib import Path
 from edgespec.backends.base import Tokenizer
 from edgespec.errors import ModelFileError, ModelNotFoundError
 from edgespec.models.chat import render_chat
-from edgespec.models.exit_texts import OPENINGS, Chat
+from edgespec.models.exit_texts import OPENINGS, PASSAGE_TASKS, Chat
 from edgespec.models.spec import ModelSpec
 
 _MARK = "\u2402user\u2402"  # in place of the user's words
+
+_SHORTEST_WORD = 4
 
 
 def chat_of(spec: ModelSpec, tokenizer: Tokenizer) -> Chat:
@@ -30,12 +32,24 @@ def chat_of(spec: ModelSpec, tokenizer: Tokenizer) -> Chat:
         if not found:
             raise ModelFileError(f"{spec.path.name}: the chat template changes the user's words")
     start = next((token for token in (spec.bos_id, spec.eos_id) if token is not None), 0)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False) if text else []
+
+    everything = range(tokenizer.vocab_size)
     return Chat(
         before=tokenizer.encode(before) or [start],
-        between=tokenizer.encode(between, add_special=False),
-        ends=frozenset(id for id in range(tokenizer.vocab_size) if tokenizer.is_end(id)),
-        openings=[tokenizer.encode(text, add_special=False) for text in OPENINGS],
+        between=encode(between),
+        ends=frozenset(token for token in everything if tokenizer.is_end(token)),
+        openings=[encode(text) for text in OPENINGS],
+        words=[token for token in everything if _is_word(tokenizer.token_bytes(token))],
+        tasks=[(encode(first), encode(last)) for first, last in PASSAGE_TASKS],
     )
+
+
+def _is_word(text: bytes) -> bool:
+    """Whether a token is a space and some letters."""
+    return len(text) > _SHORTEST_WORD and text[:1] == b" " and text[1:].isalpha()
 
 
 def read_prompts(path: Path, tokenizer: Tokenizer) -> list[Sequence[int]]:

@@ -2,9 +2,10 @@
 
 Kangaroo (arXiv 2404.18911) drafts with the target's own shallow blocks and one trained block on
 top; FR-Spec (arXiv 2502.14856) restricts the head to the tokens that occur most. Here both are one
-ordinary GGUF model whose vocabulary is the head's: the first `exit_layer` blocks and the head's
-rows are the target's bytes, `token_ids` says which token of the target each row stands for. Inputs
-are embeddings of the target's whole table, so that nothing is lost where a token has no row.
+ordinary GGUF model whose vocabulary is the head's: the first `exit_layer` blocks are the target's
+bytes, `token_ids` says which token of the target each row of the head stands for. Inputs are
+embeddings of the target's whole table, so that nothing is lost where a token has no row; the file's
+one table is the head.
 
 A file may also be made without training, of some of the target's blocks and nothing else (SWIFT,
 arXiv 2410.06916, skips blocks so).

@@ -1,4 +1,7 @@
-"""The embedded default model: SmolLM2-135M-Instruct, which the `demo` extra brings."""
+"""The embedded default model: SmolLM2-135M-Instruct, which the `demo` extra brings.
+
+An early exit of it that drafts for it comes with edgespec (docs/drafters.md says how it was made).
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,6 @@ def embedded_model() -> Path:
 
 
 def embedded_drafter_path() -> Path | None:
-    """The early exit of the embedded model that comes with this package, if one does."""
-    path = Path(__file__).with_name(_DRAFTER)
+    """The early exit that drafts for the embedded model; None where it was not installed."""
+    path = Path(__file__).resolve().with_name(_DRAFTER)
     return path if path.is_file() else None

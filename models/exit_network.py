@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from time import process_time
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -48,6 +49,11 @@ def import_torch() -> Any:
             "training needs torch", hint="pip install 'edgespec[train]'"
         ) from error
     return torch
+
+
+def work_s() -> float:
+    """Seconds of work since some moment: waiting while others have the cores does not count."""
+    return process_time() / int(import_torch().get_num_threads())
 
 
 def check_architecture(spec: ModelSpec) -> None:

@@ -9,11 +9,10 @@ distribution is restricted to those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import cos, pi
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from edgespec.models.exit_network import (
     rotations,
     run_block,
     shape_of,
+    work_s,
 )
 from edgespec.models.exit_texts import ANSWER, FORCED, Text
 from edgespec.models.spec import ModelSpec
@@ -36,13 +36,16 @@ from edgespec.models.spec import ModelSpec
 LONGEST_RUN = 8  # drafted tokens whose chance of being right is counted
 _HELD_OUT = 20  # every so many-th text is never trained on,
 _MOST_CHECKED = 64  # and so many of them are enough to judge by
-_BATCH_TOKENS = 4096
-_PEAK_RATE, _LAST_RATE, _WARM_UP = 2e-3, 0.03, 0.04
+_BATCH_TOKENS = 2048
+_PEAK_RATE, _LAST_RATE, _WARM_UP = 1.5e-3, 0.03, 0.02
 _CLIP = 1.0
+_OUTSIDE = ("output_norm.weight", "lens")  # parameters that are not the block's
+_LENS_TOKENS, _RIDGE = 10_000, 1e-3
+_HEAD_ROWS = 256  # places whose logits are made at once
 _USER_WEIGHT = 0.3  # of the loss on a token of a user turn
-_CHECKS = 16  # validations of one training,
+_CHECKS = 24  # validations of one training,
 _LEAST_CHECK_S = 15.0  # and time between them
-_PATIENCE = 5  # validations without a better loss
+_PATIENCE = 8  # validations without a better loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,9 @@ def _padded(rows: Sequence[Tensor]) -> Tensor:
 class ExitTrainer:
     """One exit in training: after `exit_layer` blocks, with the head's rows `token_ids`.
 
-    `states` are those of `texts` after `exit_layer` blocks. Raises UnsupportedError where there is
+    `states` are those of `texts` after `exit_layer` blocks. The adapter begins as the target's next
+    block, and the head as the target's after the linear map (a lens, arXiv 2303.08112) that takes
+    the adapter's states nearest to the target's last ones. Raises UnsupportedError where there is
     too little text to hold some out.
     """
 
@@ -137,9 +142,11 @@ class ExitTrainer:
         self._texts, self._states = texts, states
         weights = Weights(spec, torch.float32)
         self._all_rows = weights.head().to(torch.bfloat16)
-        parameters = weights.block(spec.num_layers - 1)
-        parameters["output_norm.weight"] = weights.tensor("output_norm.weight")
+        parameters = weights.block(exit_layer)
+        parameters["output_norm.weight"] = torch.ones(self._shape.width)
+        parameters["lens"] = torch.eye(self._shape.width)
         self._parameters = {name: value.requires_grad_() for name, value in parameters.items()}
+        self._spec, self._norm = spec, weights.tensor("output_norm.weight")
         self._use_rows(token_ids)
         held_out = [i for i in range(len(texts)) if i % _HELD_OUT == 0]
         trained = [i for i in range(len(texts)) if i % _HELD_OUT]
@@ -152,6 +159,24 @@ class ExitTrainer:
         self._checks = [
             [checked[i] for i in group] for group in _groups([texts[i] for i in checked])
         ]
+
+    def fit_lens(self) -> None:
+        """Ridge regression from the adapter's normalized states to the target's, on some texts."""
+        torch, spec, width = self._torch, self._spec, self._shape.width
+        lengths = np.cumsum([len(text.tokens) for text in self._texts])
+        some = 1 + int(np.searchsorted(lengths, _LENS_TOKENS))
+        final = exit_states(spec, self._texts[:some], [spec.num_layers])[spec.num_layers]
+        inner, outer, tokens = torch.zeros(width, width), torch.zeros(width, width), 0
+        for states, last in zip(self._states[:some], final, strict=True):
+            with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+                ours = self._normalized(states[None].float())[0].float()
+            theirs = rms_norm(last.float(), self._norm, self._shape.epsilon)
+            inner += ours.T @ ours
+            outer += theirs.T @ ours
+            tokens += len(ours)
+        inner += _RIDGE * tokens * torch.eye(width)
+        with torch.no_grad():
+            self._parameters["lens"].copy_(torch.linalg.solve(inner, outer, left=False))
 
     def _use_rows(self, token_ids: NDArray[np.int32]) -> None:
         self._head = self._all_rows[self._torch.from_numpy(token_ids.astype(np.int64))]
@@ -170,7 +195,7 @@ class ExitTrainer:
         progress: Callable[[float, Quality | None], None] = lambda _part, _quality: None,
         seed: int = 0,
     ) -> Quality:
-        """Train for some time; goes on from `checkpoint` and keeps the best in it.
+        """Train for some time, beginning with the lens; goes on from `checkpoint` instead.
 
         Stops early when the held-out loss stops falling, and with a checkpoint at Ctrl-C, too.
         Returns what the best parameters reach, which are those that stay.
@@ -180,29 +205,31 @@ class ExitTrainer:
             list(self._parameters.values()), lr=_PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.01
         )
         spent = self._load(checkpoint, optimizer)
+        if not spent:
+            self.fit_lens()
         best, best_values, since_best = self.quality(), self._values(), 0
         random, between = (
             np.random.default_rng([seed, int(spent)]),
             max(seconds / _CHECKS, _LEAST_CHECK_S),
         )
         next_check = spent + between
-        start = monotonic() - spent
+        start = work_s() - spent
         try:
-            while (now := monotonic() - start) < seconds and since_best < _PATIENCE:
+            while (now := work_s() - start) < seconds and since_best < _PATIENCE:
                 self._step(optimizer, _rate(now / seconds), random)
                 progress(now / seconds, None)
-                if monotonic() - start >= next_check:
+                if work_s() - start >= next_check:
                     next_check += between
                     quality = self.quality()
                     progress(now / seconds, quality)
                     since_best += 1
                     if quality.loss < best.loss:
                         best, best_values, since_best = quality, self._values(), 0
-                    self._save(checkpoint, optimizer, monotonic() - start)
+                    self._save(checkpoint, optimizer, work_s() - start)
         except KeyboardInterrupt:
             if checkpoint is None:
                 raise
-        self._save(checkpoint, optimizer, monotonic() - start)
+        self._save(checkpoint, optimizer, work_s() - start)
         quality = self.quality()
         if quality.loss > best.loss:
             self._set(best_values)
@@ -213,30 +240,42 @@ class ExitTrainer:
         for group in optimizer.param_groups:
             group["lr"] = _PEAK_RATE * rate
         batch = self._batch(self._batches[random.integers(len(self._batches))])
+        x = self._adapted(batch)
+        gradient = self._torch.empty_like(x)
         weights = batch.weights[batch.weights > 0]
-        loss = (self._losses(self._logits(batch), batch) * weights).sum()
-        (loss / weights.sum().clamp(min=1.0)).backward()
+        total = weights.sum().clamp(min=1.0)
+        with self._torch.no_grad():
+            # The head is frozen: its gradient is made at once, a part that fits the caches at a
+            # time, and [n, V'] never lies in memory.
+            for part, logits, ids, shares in self._parts(x, batch):
+                difference = logits.softmax(1).scatter_add_(1, ids, -shares)
+                difference *= (weights[part] / total)[:, None]
+                gradient[part] = difference.to(x.dtype) @ self._head
+        x.backward(gradient)
         self._torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), _CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    def _logits(self, batch: _Batch) -> Tensor:
-        """The adapter's logits where something is learnt or asked, [n, V']."""
+    def _normalized(self, states: Tensor) -> Tensor:
+        """The adapter's normalized states, [B, T, width]."""
+        angles = rotations(self._shape, self._torch.arange(states.shape[1])[None])
+        x = run_block(self._shape, self._parameters, states, angles, causal_attention)
+        return rms_norm(x, self._parameters["output_norm.weight"], self._shape.epsilon)
+
+    def _adapted(self, batch: _Batch) -> Tensor:
+        """What the head takes where something is learnt or asked, [n, width]."""
         torch = self._torch
         with torch.autocast("cpu", torch.bfloat16):
-            x = batch.states
-            angles = rotations(self._shape, torch.arange(x.shape[1])[None])
-            x = run_block(self._shape, self._parameters, x, angles, causal_attention)
-            x = x[batch.weights > 0]
-            x = rms_norm(x, self._parameters["output_norm.weight"], self._shape.epsilon)
-            return torch.nn.functional.linear(x, self._head)
+            x = self._normalized(batch.states)[batch.weights > 0]
+            return torch.nn.functional.linear(x, self._parameters["lens"])
 
-    def _losses(self, logits: Tensor, batch: _Batch) -> Tensor:
-        """Cross-entropy against the target's distribution at each chosen place, [n]."""
+    def _parts(self, x: Tensor, batch: _Batch) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Logits [n, V'] of some places at a time, and what they should be."""
         chosen = batch.weights > 0
-        wide = logits.float()
-        theirs = wide.gather(1, batch.ids[chosen])
-        return wide.logsumexp(1) - (theirs * batch.shares[chosen]).sum(1)
+        ids, shares = batch.ids[chosen], batch.shares[chosen]
+        for start in range(0, len(x), _HEAD_ROWS):
+            part = slice(start, start + _HEAD_ROWS)
+            yield part, (x[part] @ self._head.T).float(), ids[part], shares[part]
 
     def _batch(self, indices: Sequence[int]) -> _Batch:
         torch = self._torch
@@ -268,11 +307,15 @@ class ExitTrainer:
         with self._torch.inference_mode():
             for indices in self._checks:
                 batch = self._batch(indices)
-                logits = self._logits(batch)
                 chosen = batch.weights > 0
-                losses.append(self._losses(logits, batch)[batch.answers[chosen]])
+                loss, best = [], []
+                for _, logits, ids, shares in self._parts(self._adapted(batch), batch):
+                    # Cross-entropy against the target's distribution.
+                    loss.append(logits.logsumexp(1) - (logits.gather(1, ids) * shares).sum(1))
+                    best.append(logits.argmax(1))
+                losses.append(self._torch.cat(loss)[batch.answers[chosen]])
                 right = self._torch.zeros_like(chosen)
-                right[chosen] = logits.argmax(1) == batch.best[chosen]
+                right[chosen] = self._torch.cat(best) == batch.best[chosen]
                 hits += [
                     row[asked].numpy() for row, asked in zip(right, batch.answers, strict=True)
                 ]
@@ -281,7 +324,12 @@ class ExitTrainer:
 
     def adapter(self) -> dict[str, NDArray[np.float32]]:
         """The tensors of the trained block, by name within it."""
-        return {name: values for name, values in self._arrays() if name != "output_norm.weight"}
+        return {name: values for name, values in self._arrays() if name not in _OUTSIDE}
+
+    def head(self) -> NDArray[np.float32]:
+        """The head's rows after the lens, [V', width]."""
+        rows: NDArray[np.float32] = (self._head.float() @ self._parameters["lens"].detach()).numpy()
+        return rows
 
     def norm(self) -> NDArray[np.float32]:
         """The trained final norm, [width]."""

@@ -54,6 +54,7 @@ def write_exit(
     *,
     exit_layer: int,
     token_ids: NDArray[np.int32],
+    head: NDArray[np.float32],
     adapter: Mapping[str, NDArray[np.float32]],
     norm: NDArray[np.float32],
     report: Mapping[str, Any],
@@ -62,7 +63,8 @@ def write_exit(
 
     Args:
         exit_layer: how many of the target's blocks it begins with.
-        token_ids: [V'], ascending: the head's rows.
+        token_ids: [V'], ascending: what the head's rows stand for.
+        head: [V', width].
         adapter: tensors of the block after them, named as within a block.
         norm: the final norm, [width].
 
@@ -70,7 +72,7 @@ def write_exit(
     written.
     """
     own = {f"blk.{exit_layer}.{name}": values for name, values in adapter.items()}
-    own["output_norm.weight"] = norm
+    own |= {"token_embd.weight": head, "output_norm.weight": norm}
     _write(target, path, range(exit_layer), exit_layer + 1, token_ids, report, own)
 
 
@@ -98,7 +100,7 @@ def _write(
     report: Mapping[str, Any],
     own: Mapping[str, NDArray[np.float32]],
 ) -> None:
-    """The target's `blocks`, and `own` tensors: a block behind them with its norm, or none."""
+    """The target's `blocks`, and `own` tensors: a block behind them, norm and head, or none."""
     gguf = _gguf()
     partial = Path(f"{os.fspath(path)}.partial")
     try:
@@ -112,7 +114,7 @@ def _write(
             writer.add_array(f"{PREFIX}.blocks", list(blocks))
         writer.add_array(f"{PREFIX}.token_ids", token_ids.tolist())
         writer.add_string(f"{PREFIX}.report", json.dumps(dict(report)))
-        _add_copies(gguf, writer, target, blocks, token_ids, with_norm=not own)
+        _add_copies(gguf, writer, target, blocks, token_ids, whole=not own)
         for name, values in own.items():
             _add_trained(gguf, writer, name, values)
         writer.write_header_to_file()
@@ -191,12 +193,12 @@ def _add_copies(
     blocks: Sequence[int],
     token_ids: NDArray[np.int32],
     *,
-    with_norm: bool,
+    whole: bool,
 ) -> None:
-    """Some of the target's blocks whole, of its tables the chosen rows; all byte for byte."""
+    """Some of the target's blocks, of a whole model its tables' rows and norm; byte for byte."""
     for shard in read_gguf_shards(target.path):
         for tensor in shard.tensors:
-            name = _new_name(tensor.name, blocks, with_norm=with_norm)
+            name = _new_name(tensor.name, blocks, whole=whole)
             if name in _TABLES:
                 _add_raw(gguf, writer, name, tensor, raw_rows(shard.path, tensor)[token_ids])
             elif name:
@@ -204,15 +206,15 @@ def _add_copies(
                 _add_raw(gguf, writer, name, tensor, raw_rows(shard.path, tensor).reshape(shape))
 
 
-def _new_name(name: str, blocks: Sequence[int], *, with_norm: bool) -> str:
+def _new_name(name: str, blocks: Sequence[int], *, whole: bool) -> str:
     """What a tensor of the target is called in the drafter; "" where it is left out."""
     parts = name.split(".")
     if parts[0] == "blk":
         number = int(parts[1])
         kept = [str(blocks.index(number)), *parts[2:]] if number in blocks else []
         return ".".join(["blk", *kept]) if kept else ""
-    is_copied = name in _TABLES or name == "rope_freqs.weight"
-    return name if is_copied or (with_norm and name.startswith("output_norm.")) else ""
+    is_outside = name in _TABLES or name.startswith("output_norm.")
+    return name if name == "rope_freqs.weight" or (whole and is_outside) else ""
 
 
 def _add_raw(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import quants as quantization
 from random_gguf import F32, Q4_0, Q8_0, VOCABULARY, write_model
 
 import edgespec
@@ -24,9 +25,10 @@ from edgespec.errors import EdgespecError, UnsupportedError
 from edgespec.loading import open_draft_model
 from edgespec.memory.curve import CostCurve
 from edgespec.models.early_exit import read_exit
+from edgespec.models.embedded import embedded_drafter_path, embedded_model
 from edgespec.models.exit_writer import choose_tokens, write_exit
 from edgespec.models.gguf import read_gguf
-from edgespec.models.onnx_weights import float_rows, raw_rows
+from edgespec.models.onnx_weights import dequantize, float_rows, raw_rows
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.proposal import Proposal, Stakes
@@ -52,11 +54,14 @@ def write_untrained(target: ModelSpec, path: Path, exit_layer: int, ids: Any = I
         if name.startswith(start)
     }
     norm = floats(target, "output_norm.weight")
+    tied = "output.weight" not in target.tensors
+    head = floats(target, "token_embd.weight" if tied else "output.weight")[ids]
     write_exit(
         target,
         path,
         exit_layer=exit_layer,
         token_ids=ids,
+        head=head,
         adapter=adapter,
         norm=norm,
         report={"agreement": 0.5},
@@ -91,7 +96,7 @@ def test_a_file_says_what_it_was_made_from(target: ModelSpec, drafter: ModelSpec
     assert read_exit(target) is None
 
 
-def test_blocks_and_rows_are_the_targets_bytes(target: ModelSpec, drafter: ModelSpec) -> None:
+def test_blocks_are_the_targets_bytes(target: ModelSpec, drafter: ModelSpec) -> None:
     def bytes_of(spec: ModelSpec, name: str) -> Any:
         return raw_rows(spec.path, spec.tensors[name])
 
@@ -100,8 +105,6 @@ def test_blocks_and_rows_are_the_targets_bytes(target: ModelSpec, drafter: Model
     for name in copied:
         assert drafter.tensors[name].type == target.tensors[name].type
         assert np.array_equal(bytes_of(drafter, name), bytes_of(target, name)), name
-    for name in ("token_embd.weight", "output.weight"):
-        assert np.array_equal(bytes_of(drafter, name), bytes_of(target, name)[IDS])
 
 
 def test_another_target_is_refused(drafter: ModelSpec, tmp_path: Path) -> None:
@@ -141,16 +144,40 @@ def test_embeddings_fed_equal_tokens_fed(kind: Any, tmp_path: Path) -> None:
 
 
 def test_rows_are_the_plain_models_rows_at_the_targets_ids(
-    backend: LlamaBackend, drafter: ModelSpec
+    backend: LlamaBackend, target: ModelSpec, drafter: ModelSpec
 ) -> None:
     assert isinstance(backend, ExitBackend)
     text = [int(token) for token in IDS[[5, 80, 33, 21]]]
     wide = backend.verify(DraftTree.chain(text)).copy()
-    plain = LlamaBackend(drafter.path, SETTINGS)
-    rows = plain.verify(DraftTree.chain([int(np.searchsorted(IDS, token)) for token in text]))
+    table = EmbeddingTable(target)
+    plain = LlamaBackend(drafter.path, SETTINGS, embed=table)
+    rows = plain.verify(DraftTree.chain(text))
     assert np.array_equal(wide[:, IDS], rows)
     assert np.all(np.isneginf(np.delete(wide, IDS, axis=1)))
     plain.close()
+    table.close()
+
+
+def test_eight_bit_rows_are_read_without_the_gguf_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = read_model_spec(write_model(tmp_path / "model.gguf", "llama", Q8_0))
+    tensor = spec.tensors["blk.0.ffn_down.weight"]
+    rows = raw_rows(spec.path, tensor)[3:7]
+    expected = quantization.dequantize(np.ascontiguousarray(rows), Q8_0)
+    monkeypatch.setattr("edgespec.models.onnx_weights._quants", None)
+    assert np.array_equal(dequantize(tensor, rows), expected)
+
+
+@pytest.mark.model
+def test_the_shipped_drafter_is_the_embedded_models() -> None:
+    path = embedded_drafter_path()
+    assert path is not None
+    target, drafter = read_model_spec(embedded_model()), read_model_spec(path)
+    check_pair(target, drafter)
+    info = read_exit(drafter)
+    assert info is not None and info.report["agreement"] > 0.3
+    assert drafter.file_bytes < target.file_bytes / 7
 
 
 def test_tokens_without_a_row_are_read_all_the_same(backend: LlamaBackend) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -20,6 +22,9 @@ from edgespec.models.early_exit import read_exit
 from edgespec.models.exit_network import check_architecture
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.tree import DraftTree
+
+if TYPE_CHECKING:
+    from edgespec.models.exit_texts import Chat, Text
 
 SETTINGS = LlamaSettings(context_size=512, batch_size=64, max_nodes=32, max_leaves=1)
 
@@ -102,23 +107,54 @@ def test_the_torch_network_is_llama_cpps(arch: str, tmp_path: Path) -> None:
 
 
 def test_written_text_carries_the_targets_logits(target: ModelSpec) -> None:
+    from edgespec.models.exit_texts import Chat
+
+    chat = Chat([1, 2], [3, 4], frozenset([VOCABULARY - 1]), [[5], [6, 7]], words=[8])
+    check_written(target, chat, 4)
+
+
+def test_passages_of_earlier_answers_are_read(
+    target: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"LENGTH": 40, "LONG_LENGTH": 90, "_USER_LENGTH": 6, "_ANSWER_ROOM": 30}
+    parts = {"LONG_PART": 0.4, "_PASSAGE_LENGTH": 10, "_LEAST_DISTINCT": 0.0}
+    for name, value in {**sizes, **parts}.items():
+        monkeypatch.setattr(f"edgespec.models.exit_texts.{name}", value)
+    from edgespec.models.exit_texts import Chat
+
+    chat = Chat([1, 2], [3, 4], frozenset(), [], tasks=[([5, 6], [7]), ([8], [])])
+    texts = check_written(target, chat, 24)
+    asked = [text for text in texts if text.tokens[2] in (5, 8)]
+    assert asked and max(len(text.tokens) for text in texts) > 60
+    written = {tuple(pair) for text in texts for pair in pairwise(text.tokens[6:].tolist())}
+    passages = [list(pairwise(text.tokens[5:12].tolist())) for text in asked]
+    assert any(pair in written for pairs in passages for pair in pairs)
+
+
+def check_written(target: ModelSpec, chat: Chat, count: int) -> list[Text]:
+    """Some texts, each of which has the logits that llama.cpp has."""
     import torch
 
-    from edgespec.models.exit_texts import ANSWER, FORCED, USER, Chat, TextWriter
+    from edgespec.models.exit_texts import ANSWER, FORCED, USER, TextWriter
 
-    chat = Chat([1, 2], [3, 4], frozenset([VOCABULARY - 1]), [[5], [6, 7]])
-    writer = TextWriter(target, chat, batch=3, dtype=torch.float32, seed=1)
+    writer = TextWriter(target, chat, batch=5, dtype=torch.float32, seed=1)
     writer.answer_first([[9, 9, 9]])
     backend = LlamaBackend(target.path, SETTINGS)
-    for _, text in zip(range(4), writer.write(), strict=False):
-        some = min(32, len(text.tokens))
+    texts = [text for _, text in zip(range(count), writer.write(), strict=False)]
+    for text in texts:
         backend.truncate(0)
-        expected = backend.verify(DraftTree.chain(text.tokens[:some].tolist()))
-        theirs = np.take_along_axis(expected, text.teacher_ids[:some], axis=1)
-        assert np.abs(theirs - text.teacher_logits[:some]).max() < 0.05 * np.abs(expected).max()
+        rows = []
+        for start in range(0, len(text.tokens), 32):
+            part = text.tokens[start : start + 32].tolist()
+            rows.append(backend.verify(DraftTree.chain(part)).copy())
+            backend.commit(range(len(part)))
+        expected = np.concatenate(rows)
+        theirs = np.take_along_axis(expected, text.teacher_ids, axis=1)
+        assert np.abs(theirs - text.teacher_logits).max() < 0.05 * np.abs(expected).max()
         assert text.tokens[:2].tolist() == [1, 2]
         assert set(text.kinds.tolist()) <= {FORCED, USER, ANSWER}
     backend.close()
+    return texts
 
 
 def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path) -> None:
@@ -133,14 +169,15 @@ def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path)
     save_texts(tmp_path / "texts-00000.npz", written, 1.0)
     texts = load_texts(tmp_path)
     assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(texts, written, strict=True))
-    states = exit_states(target, texts, [1, 2])
+    states = exit_states(target, texts, [1, 2])[1]
     ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
-    trainer = ExitTrainer(target, 2, ids, texts, states[2])
+    trainer = ExitTrainer(target, 1, ids, texts, states)
+    trainer.fit_lens()
     before = trainer.quality()
     checkpoint = tmp_path / "exit.pt"
     after = trainer.train(1.0, checkpoint=checkpoint)
     assert after.loss < before.loss
-    again = ExitTrainer(target, 2, ids, texts, states[2])
+    again = ExitTrainer(target, 1, ids, texts, states)
     assert again.train(0.0, checkpoint=checkpoint).loss < before.loss
     assert len(after.runs) == 8 and all(0.0 <= part <= 1.0 for part in after.runs)
 
