@@ -9,14 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import partial
+from itertools import product, starmap
+from typing import NamedTuple
 
 from edgespec.switch_policy import LARGE, SMALL, Switch, SwitchPolicy, SwitchPrices, Turn
 
-_WINDOWS, _STAYS, _WAYS_DOWN = (1, 5), (1, 4, 10), (0.3, 0.5, 0.7, 0.9)
 _BISECTIONS = 9
 _FASTER = 0.97  # of the large model's time: what is called faster
 _NEAR = 0.03  # of a wanted share
+DEFAULT_SHARE = 0.4  # of the large model, where nothing is wanted
+
+
+class Shape(NamedTuple):
+    """What a policy has besides its threshold up.
+
+    `way_down` is the part of the large model's entropies that is low enough to go down, where the
+    small one's threshold is not low itself: both ends of the family are a model alone.
+    """
+
+    window: int
+    min_stay: int
+    way_down: float
+
+
+_SHAPES = tuple(starmap(Shape, product((1, 5), (1, 4, 10), (0.5, 0.7, 0.9))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +58,7 @@ class Forecast:
     """
 
     policy: SwitchPolicy
+    turns: Sequence[Sequence[Turn]]  # by text
     large_share: float  # of the tokens
     agreement: float  # tokens that are the large model's best
     quality: float
@@ -49,14 +67,16 @@ class Forecast:
     small_stay: float  # tokens
 
     def as_json(self) -> dict[str, float]:
-        """The numbers without the policy."""
+        """The numbers."""
         return {
             "large_share": self.large_share,
             "agreement": self.agreement,
             "quality": self.quality,
             "switches_per_token": self.switches_per_token,
-            "ms_per_token": self.ms_per_token,
+            "tokens_per_s": 1e3 / self.ms_per_token,
             "small_stay_tokens": self.small_stay,
+            "up_nats": self.policy.up_nats,
+            "down_nats": self.policy.down_nats,
         }
 
 
@@ -87,10 +107,11 @@ def turns_of(models: Sequence[str]) -> list[Turn]:
 def forecast(policy: SwitchPolicy, traces: Sequence[Trace], prices: SwitchPrices) -> Forecast:
     """Run a policy over traces, every step at its price."""
     tokens = large = wrong = differing = switches = 0
-    spent_ms, stays = 0.0, [0]
+    spent_ms, stays, all_turns = 0.0, [0], []
     for trace in traces:
         models = writers(policy, trace, prices)
         turns = turns_of(models)
+        all_turns.append(turns)
         tokens += len(models)
         large += models.count(LARGE)
         differing += len(models) - sum(trace.agrees)
@@ -101,6 +122,7 @@ def forecast(policy: SwitchPolicy, traces: Sequence[Trace], prices: SwitchPrices
         spent_ms += prices.turns_ms(turns, trace.depth)
     return Forecast(
         policy,
+        all_turns,
         large_share=large / tokens,
         agreement=1.0 - wrong / tokens,
         quality=1.0 - wrong / differing if differing else 1.0,
@@ -116,56 +138,54 @@ def choose(
     *,
     large_share: float | None = None,
     quality: float | None = None,
-) -> tuple[Forecast, list[Forecast]]:
+) -> tuple[Forecast, Shape]:
     """The policy for a wanted share of the large model, or a wanted quality (both 0 to 1).
 
     Each shape (window, minimum stay, way down) gets the threshold that meets the wish. For a
-    quality the fastest is taken. For a share it is the one of the best quality, of those that are
-    faster than the large model alone where there are any.
+    quality the fastest is taken, the large model alone if nothing is faster. For a share it is the
+    one of the best quality, of those that are faster than the large model alone where there are
+    any.
 
-    Returns the choice, and what each shape would bring.
+    Returns what it is expected to do, and its shape.
     """
-    shapes = list(product(_WINDOWS, _STAYS, _WAYS_DOWN))
+    alone_ms = forecast(SwitchPolicy.always(LARGE), traces, prices).ms_per_token
     if quality is not None:
-        met = [_meet(s, traces, prices, lambda f: f.quality >= quality) for s in shapes]
-        return min(
-            met, key=lambda found: (max(0.0, quality - found.quality), found.ms_per_token)
-        ), met
-    wanted = 0.4 if large_share is None else large_share
-    met = [_meet(s, traces, prices, lambda f: f.large_share >= wanted) for s in shapes]
-    alone = forecast(SwitchPolicy.always(LARGE), traces, prices).ms_per_token
-    near = [found for found in met if abs(found.large_share - wanted) <= _NEAR] or met
-    fast = [found for found in near if found.ms_per_token <= _FASTER * alone]
-    return max(fast or near, key=lambda found: found.quality), met
+        met = [meet(s, traces, prices, lambda f: f.quality >= quality) for s in _SHAPES]
+        best = min(met, key=lambda f: f.ms_per_token)
+        if best.ms_per_token > alone_ms:
+            best = met[0] = forecast(SwitchPolicy.always(LARGE), traces, prices)
+    else:
+        wanted = DEFAULT_SHARE if large_share is None else large_share
+        met = [meet(s, traces, prices, lambda f: f.large_share >= wanted) for s in _SHAPES]
+        near = [found for found in met if abs(found.large_share - wanted) <= _NEAR] or met
+        fast = [found for found in near if found.ms_per_token <= _FASTER * alone_ms]
+        best = max(fast or near, key=lambda f: f.quality)
+    return best, _SHAPES[met.index(best)]
 
 
-def _meet(
-    shape: tuple[int, int, float],
+def meet(
+    shape: Shape,
     traces: Sequence[Trace],
     prices: SwitchPrices,
     suffices: Callable[[Forecast], bool],
 ) -> Forecast:
-    """The highest threshold of a shape (window, minimum stay, way down) that suffices.
+    """The highest threshold of a shape that suffices; ways down that do not pay are made too.
 
     Thresholds are quantiles: of the small model's entropies for the way up, of the large one's for
     the way down.
     """
-    window, stay, way_down = shape
     small = sorted(nats for trace in traces for nats in trace.small_nats)
     large = sorted(nats for trace in traces for nats in trace.large_nats)
 
     def tried(place: float) -> Forecast:
+        down = _quantile(large, min(shape.way_down, 2 * place))
         policy = SwitchPolicy(
-            _quantile(small, place),
-            _quantile(large, way_down),
-            window,
-            stay,
-            only_where_it_pays=False,
+            _quantile(small, place), down, shape.window, shape.min_stay, only_where_it_pays=False
         )
         return forecast(policy, traces, prices)
 
     low, high = 0.0, 1.0
-    best = tried(low)
+    best = forecast(SwitchPolicy.always(LARGE), traces, prices)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         found = tried(middle)
@@ -174,6 +194,34 @@ def _meet(
         else:
             high = middle
     return best
+
+
+def sweep(
+    shape: Shape, traces: Sequence[Trace], prices: SwitchPrices, count: int
+) -> list[Forecast]:
+    """Policies of a shape from the small model alone to the large one alone, by equal shares."""
+    between = [
+        meet(shape, traces, prices, partial(_has_share, place / (count - 1)))
+        for place in range(1, count - 1)
+    ]
+    ends = (forecast(SwitchPolicy.always(model), traces, prices) for model in (SMALL, LARGE))
+    first, last = ends
+    return [first, *between, last]
+
+
+def accepted_drafts(traces: Sequence[Trace], most: int) -> list[float]:
+    """How many of 1 to `most` greedy drafts of the small model the large one would accept."""
+    runs = []
+    for trace in traces:
+        run = 0
+        for agrees in reversed(trace.agrees):
+            run = run + 1 if agrees else 0
+            runs.append(run)
+    return [sum(min(run, k) for run in runs) / max(1, len(runs)) for k in range(1, most + 1)]
+
+
+def _has_share(share: float, found: Forecast) -> bool:
+    return found.large_share >= share
 
 
 def _quantile(ordered: Sequence[float], part: float) -> float:

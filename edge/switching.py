@@ -50,11 +50,11 @@ class SwitchingEngine(Engine):
         super().__init__(backend, **options)
         self.small = small
         self.policy = policy
-        self._prices: SwitchPrices | None = None
+        self.prices: SwitchPrices | None = None
         if self.curve is not None and small.curve is not None:
             # As they were measured: what is learned while generating would change the text.
             large_curve = self.curve.resized(self.curve.max_nodes)
-            self._prices = SwitchPrices(large_curve, small.curve.resized(small.curve.max_nodes))
+            self.prices = SwitchPrices(large_curve, small.curve.resized(small.curve.max_nodes))
 
     def close(self) -> None:
         """Free both models; see `Engine.close`."""
@@ -63,7 +63,7 @@ class SwitchingEngine(Engine):
 
     def _decode(self, prompt: list[int], run: Run) -> Generator[list[int], None, None]:
         """Yield the tokens of each round of both models."""
-        saved_ms = self._prices.saved_ms if self._prices is not None else None
+        saved_ms = self.prices.saved_ms if self.prices is not None else None
         switch = Switch(self.policy, saved_ms, len(prompt))
         text, writers = list(prompt), set[str]()
         while True:

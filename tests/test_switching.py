@@ -342,9 +342,8 @@ def test_single_models_are_the_ends_of_every_forecast() -> None:
 
 def test_thresholds_are_chosen_for_a_share_or_a_quality() -> None:
     for share in (0.2, 0.4, 0.7):
-        found, tried = choose(traces(), prices(), large_share=share)
+        found, _ = choose(traces(), prices(), large_share=share)
         assert found.large_share == pytest.approx(share, abs=0.03)
-        assert len(tried) > 6
     better, _ = choose(traces(), prices(), quality=0.8)
     worse, _ = choose(traces(), prices(), quality=0.3)
     assert better.quality >= 0.8
