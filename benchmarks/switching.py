@@ -29,6 +29,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,7 @@ def main() -> None:
     with engine:
         settings = _settings(engine, calibrating, arguments)
         identical = _run(engine, settings, asked, arguments)
+    asked = asked[: settings[0].answers]
     lossless = _lossless(arguments, asked, options)
     document = {
         "large": Path(arguments.large).name,
@@ -145,6 +147,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--settings", type=int, default=10)
     parser.add_argument("--large-share", type=float, default=0.4, help="that the shape is for")
+    parser.add_argument("--seconds", type=float, default=1e9, help="ask no more after this")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--no-drafts", action="store_true", help="leave out the drafted passes")
     parser.add_argument("--json", metavar="OUT")
@@ -177,7 +180,10 @@ def _run(
     """Answer all problems; how many answers of the ends are those of the models on their own."""
     prices, most = prices_of(engine), arguments.max_tokens
     identical = {LARGE: 0, SMALL: 0}
+    deadline = perf_counter() + arguments.seconds
     for number, problem in enumerate(problems):
+        if perf_counter() > deadline:
+            break
         ids = engine.encode(problem["question"])
         first = number % len(settings)
         texts: dict[int, tuple[int, ...]] = {}
