@@ -226,6 +226,10 @@ class Engine:
             eos_token=eos_token,
         )
 
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes the inference library says it allocated, by component."""
+        return self.backend.memory_bytes()
+
     def close(self) -> None:
         """Free the model; safe to call twice.
 

@@ -90,11 +90,9 @@ class SwitchPrices:
 
     large: CostCurve
     small: CostCurve
-    large_gain: float = 1.0  # of drafts, while a model goes on
-    small_gain: float = 1.0
 
     def turns_ms(self, turns: Sequence[Turn], prompt_tokens: int, reused_tokens: int = 0) -> float:
-        """Time of decoding, after the first token, when the models write in these turns.
+        """Time of decoding without drafts, after the first token, in these turns.
 
         The large model reads the prompt when its first turn comes, but for the tokens that it has
         of earlier answers.
@@ -103,12 +101,11 @@ class SwitchPrices:
         unread = prompt_tokens - reused_tokens
         for number, (model, tokens) in enumerate(turns):
             curve = self.large if model == LARGE else self.small
-            gain = self.large_gain if model == LARGE else self.small_gain
             if number:
                 # Its own last token was never fed to the large model; to the small one it was.
                 missed = before + (unread or 1 if model == LARGE else 0)
                 spent += read_ms(curve, missed, depth)
-            spent += (tokens - 1) * curve.step_ms(1, depth + tokens // 2) / gain
+            spent += (tokens - 1) * curve.step_ms(1, depth + tokens // 2)
             if model == LARGE:
                 unread = 0
             elif number + 1 < len(turns):

@@ -56,6 +56,11 @@ class SwitchingEngine(Engine):
             large_curve = self.curve.resized(self.curve.max_nodes)
             self.prices = SwitchPrices(large_curve, small.curve.resized(small.curve.max_nodes))
 
+    def memory_bytes(self) -> dict[str, int]:
+        """As `Engine.memory_bytes`, with the small model's as `switch_...`."""
+        small = {f"switch_{name}": size for name, size in self.small.memory_bytes().items()}
+        return {**super().memory_bytes(), **small}
+
     def close(self) -> None:
         """Free both models; see `Engine.close`."""
         super().close()
@@ -93,10 +98,14 @@ class SwitchingEngine(Engine):
 
 def entropy_nats(row: Logits) -> float:
     """Entropy of the softmax of logits [V], in nats; minus infinity is a token without a chance."""
-    logs = np.maximum(row - row.max(), _NOTHING)
+    logs = row - row.max()
     weights = np.exp(logs)
     total = float(weights.sum())
-    return math.log(total) - float(weights @ logs) / total
+    with np.errstate(invalid="ignore"):
+        mean = float(weights @ logs)
+    if math.isnan(mean):  # 0 times minus infinity; looking for those first takes longer
+        mean = float(weights @ np.maximum(logs, _NOTHING))
+    return math.log(total) - mean / total
 
 
 def _watched(switch: Switch) -> Callable[[Logits], bool]:
