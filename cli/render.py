@@ -75,11 +75,11 @@ def memory_json(plan: Plan) -> dict[str, Any]:
 
 def models_text(result: Result) -> str:
     """Who wrote how much, where two models took turns."""
-    switches = result.counters.switches
+    switches = f"{result.counters.switches} switch{'es' * (result.counters.switches != 1)}"
     large = sum(span.end - span.start for span in result.spans if span.model == LARGE)
     return (
         f"{large} tokens by the large model ({result.large_share:.0%}), "
-        f"{len(result.token_ids) - large} by the small one, {switches} switch{'es' * (switches != 1)}"
+        f"{len(result.token_ids) - large} by the small one, {switches}"
     )
 
 
