@@ -111,7 +111,7 @@ def main() -> None:
         settings = _settings(engine, calibrating, arguments)
         identical = _run(engine, settings, asked, arguments)
     asked = asked[: settings[0].answers]
-    lossless = _lossless(arguments, asked, options)
+    lossless = _lossless(arguments, asked[:: arguments.drafted_every], options)
     document = {
         "large": Path(arguments.large).name,
         "small": Path(arguments.small).name,
@@ -149,7 +149,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--large-share", type=float, default=0.4, help="that the shape is for")
     parser.add_argument("--seconds", type=float, default=1e9, help="ask no more after this")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--no-drafts", action="store_true", help="leave out the drafted passes")
+    parser.add_argument(
+        "--drafted-every", type=int, default=1, metavar="K", help="answer each Kth with drafts too"
+    )
     parser.add_argument("--json", metavar="OUT")
     parser.add_argument("--html", metavar="OUT")
     return parser.parse_args()
@@ -192,7 +194,7 @@ def _run(
             engine.policy = setting.policy
             result = engine.generate(ids, max_tokens=most, speculate=False)
             setting.add(result, prices)
-            if not arguments.no_drafts:
+            if number % arguments.drafted_every == 0:
                 setting.add_drafted(engine.generate(ids, max_tokens=most))
             setting.right += _is_right(result.text, problem["answer"])
             for agrees, log_probability in _judged(engine, ids, result.token_ids):
