@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from random_gguf import Q4_0, Q8_0, VOCABULARY, write_model
 
 import edgespec
+from edgespec import switch_calibration
+from edgespec.backends.fake import FakeBackend
+from edgespec.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import cache
 from edgespec.memory.curve import CostCurve
@@ -173,10 +179,45 @@ def test_a_loaded_pair_writes_what_its_models_write_alone(
         assert {span.model for span in result.spans} == {LARGE, SMALL}
 
 
+def test_calibrating_meets_the_wish_and_keeps_it(
+    pair: tuple[ModelSpec, ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables in place of models: the small one is the large one with noise."""
+    random = np.random.default_rng(0)
+    table = random.normal(0.0, 2.0, (256, 256))
+    noisy = table + random.normal(0.0, 0.7, (256, 256))
+
+    def fake(rows: NDArray[np.float64], step_ms: float) -> dict[str, Any]:
+        listed = rows.tolist()
+        curve = CostCurve([math.inf, *(step_ms * (1 + 0.1 * n) for n in range(16))])
+        backend = FakeBackend(lambda context: listed[context[-1]], 256, max_nodes=16)
+        return {"backend": backend, "curve": curve}
+
+    def load(*_: object, **__: object) -> SwitchingEngine:
+        small = Engine(**fake(noisy, 2.0))
+        return SwitchingEngine(**fake(table, 10.0), small=small, policy=SwitchPolicy())
+
+    monkeypatch.setattr(switch_calibration, "load_plan", load)
+    monkeypatch.setattr(switch_calibration, "_MOST_TOKENS", 40)
+    found = calibrate(pair[0], request_for(pair), large_share=0.4)
+    assert found["expected"]["large_share"] == pytest.approx(0.4, abs=0.05)
+    assert found["expected"]["quality"] > 0.4
+    kept = stored(*pair)
+    assert kept is not None
+    assert kept.policy == SwitchPolicy(**found["policy"])
+    assert kept.large_share == found["expected"]["large_share"]
+    assert 0.0 < kept.drafted[0] < kept.drafted[-1] < 8.0
+    shares = [point["large_share"] for point in found["points"]]
+    assert shares == sorted(shares) and (shares[0], shares[-1]) == (0.0, 1.0)
+    better = calibrate(pair[0], request_for(pair), quality=0.9)
+    assert better["expected"]["quality"] >= 0.9
+    with pytest.raises(UnsupportedError, match="not between 0 and 1"):
+        calibrate(pair[0], request_for(pair), quality=1.5)
+
+
 @pytest.mark.model
 def test_calibrating_a_model_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything agrees, so any threshold has the full quality."""
-    from edgespec import switch_calibration
     from edgespec.models.embedded import embedded_model
 
     monkeypatch.setattr(switch_calibration, "_MOST_TOKENS", 12)
@@ -191,5 +232,3 @@ def test_calibrating_a_model_with_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     assert stored(spec, spec) is not None
     reason = make_run_plan(spec, asked).as_json()["switch"]["reason"]
     assert "tokens/s predicted" in reason
-    with pytest.raises(UnsupportedError, match="not between 0 and 1"):
-        calibrate(spec, asked, quality=1.5)
