@@ -70,6 +70,7 @@ class Engine:
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.backend = backend
+        self.vocab_size = backend.tokenizer.vocab_size  # tokens that may be picked
         self.curve = curve
         self.drafter = drafter if backend.capabilities.rollback and curve is not None else None
         self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
@@ -162,12 +163,13 @@ class Engine:
                 hint="raise --ctx, or shorten the prompt",
             )
         params = sampling or SamplingParams()
-        sampler = Sampler(params, self.backend.tokenizer.vocab_size, ids)
+        sampler = Sampler(params, self.vocab_size, ids)
         run = Run(
             sampler=sampler,
             draft_sampler=sampler.independent() if params.draws_freely else None,
             limit=min(max_tokens, room),
             cancel=cancel or threading.Event(),
+            vocab_size=self.vocab_size,
             counters=Counters(prompt_tokens=len(ids)),
             speculates=speculate,
             grammar=make_grammar(self.backend, grammar, json_schema),
@@ -204,7 +206,7 @@ class Engine:
             ids = self.backend.tokenizer.encode(self.prompt_text(prompt, raw=raw))
         if not ids:
             raise UnsupportedError("the prompt is empty", hint="give at least one character")
-        outside = [i for i in ids if not 0 <= i < self.backend.tokenizer.vocab_size]
+        outside = [i for i in ids if not 0 <= i < self.vocab_size]
         if outside:
             raise UnsupportedError(f"token id {outside[0]} is not in the vocabulary")
         return ids
@@ -294,6 +296,7 @@ class Engine:
             extra = self.backend.pending
             drafted = perf_counter()
             logits, depth = self.backend.verify(tree), self.backend.length
+            logits = logits[:, : run.vocab_size]
             verified = perf_counter()
             path, emitted = _until_end(*self._accept(tree, logits, run), is_end)
             self.backend.commit(path)
@@ -321,7 +324,7 @@ class Engine:
                 return None
             logits = self.backend.prefill(prompt[start : start + size])
         run.counters.add_reading(len(prompt) - kept, kept, perf_counter() - began)
-        return logits
+        return logits if logits is None else logits[: run.vocab_size]
 
     def _draft(self, root: int, run: Run, previous: int) -> tuple[DraftTree, float]:
         """The tree to verify next, and the ms that models took to draft it.

@@ -69,6 +69,7 @@ class Run:
     draft_sampler: Sampler | None  # draws drafts, independently of the sampler
     limit: int  # tokens that may be generated
     cancel: threading.Event
+    vocab_size: int  # of a row: what comes behind pads a vocabulary
     counters: Counters = field(default_factory=Counters)
     speculates: bool = True
     grammar: Grammar | None = None

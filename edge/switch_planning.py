@@ -65,12 +65,6 @@ def check_switch(spec: ModelSpec, small: ModelSpec) -> None:
             f"{small.path.name} is an early exit: it drafts and does not write on its own",
             hint="use it with --draft-model, or switch to a smaller model",
         )
-    if spec.vocab_size != small.vocab_size:
-        raise UnsupportedError(
-            f"{spec.path.name} and {small.path.name} cannot take turns: their vocabularies have "
-            f"{spec.vocab_size} and {small.vocab_size} tokens",
-            hint="use two files of the same model, or draft with --draft-model",
-        )
 
 
 def stored(spec: ModelSpec, small: ModelSpec) -> Calibrated | None:

@@ -18,7 +18,6 @@ import numpy as np
 from edgespec.accept import never
 from edgespec.backends.base import Backend, Logits
 from edgespec.engine import Engine
-from edgespec.errors import UnsupportedError
 from edgespec.generation import Run
 from edgespec.switch_policy import LARGE, Switch, SwitchPolicy, SwitchPrices
 
@@ -34,20 +33,15 @@ class SwitchingEngine(Engine):
         policy: who writes when; it may be replaced between answers.
         options: of the large model, as in `Engine`.
 
-    Raises UnsupportedError when the vocabularies have different sizes.
+    One vocabulary may end earlier: tokens that only pad the other are never picked.
     """
 
     def __init__(
         self, backend: Backend, *, small: Engine, policy: SwitchPolicy, **options: Any
     ) -> None:
-        sizes = [b.tokenizer.vocab_size for b in (backend, small.backend)]
-        if sizes[0] != sizes[1]:
-            raise UnsupportedError(
-                f"models with vocabularies of {sizes[0]} and {sizes[1]} tokens cannot take turns",
-                hint="use two files of the same model, or draft with --draft-model",
-            )
         options["reuses_cache"] = options.get("reuses_cache", True) and small.reuses_cache
         super().__init__(backend, **options)
+        self.vocab_size = min(self.vocab_size, small.vocab_size)
         self.small = small
         self.policy = policy
         self.prices: SwitchPrices | None = None

@@ -223,10 +223,23 @@ def test_closing_it_closes_both_models() -> None:
         assert backend.closed
 
 
-def test_vocabularies_of_two_sizes_are_refused() -> None:
-    small = Engine(FakeBackend(SMALL_TABLE, VOCAB + 1))
-    with pytest.raises(UnsupportedError, match="6 and 7 tokens cannot take turns"):
-        SwitchingEngine(FakeBackend(LARGE_TABLE, VOCAB), small=small, policy=SwitchPolicy())
+@pytest.mark.parametrize("padded", [LARGE, SMALL])
+def test_tokens_that_pad_a_vocabulary_are_never_picked(padded: str) -> None:
+    """The padding has the best logits here, which no model would do."""
+
+    def longer(context: tuple[int, ...]) -> Sequence[float]:
+        table = LARGE_TABLE if padded == LARGE else SMALL_TABLE
+        return [*table(context), 99.0, 99.0]
+
+    policy = SwitchPolicy(up_nats=1.2, down_nats=1.0, only_where_it_pays=False)
+    pad = FakeBackend(longer, VOCAB + 2)
+    if padded == LARGE:
+        pair = SwitchingEngine(pad, small=engine(SMALL_TABLE, drafts=False), policy=policy)
+    else:
+        small = Engine(pad)
+        pair = SwitchingEngine(FakeBackend(LARGE_TABLE, VOCAB), small=small, policy=policy)
+    expected, _ = obvious(policy, 60)
+    assert list(pair.generate(PROMPT, max_tokens=60).token_ids) == expected
 
 
 # -- the rule ------------------------------------------------------------------------------
