@@ -46,8 +46,8 @@ class SwitchPolicy:
         min_stay: tokens a model writes before the other one may take over, but for the beginning
             of an answer.
         expected_stay: tokens the small model is expected to write when it takes over.
-        only_where_it_pays: whether a way down is left out that would cost more time than the small
-            model saves in the expected stay.
+        only_where_it_pays: whether a stay of the small model is left out that would cost more time
+            than it is expected to save.
     """
 
     up_nats: float = 0.7
@@ -73,11 +73,6 @@ class SwitchPolicy:
         """One model, `LARGE` or `SMALL`, writes everything."""
         up = 0.0 if model == LARGE else math.inf
         return cls(up_nats=up, down_nats=-1.0 if model == LARGE else math.inf)
-
-    @property
-    def first(self) -> str:
-        """The model that begins: the large one only where the small one would never write."""
-        return LARGE if self.up_nats <= 0.0 else SMALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +136,8 @@ def _step_ms(curve: CostCurve, tokens: int, depth: int) -> float:
 class Switch:
     """One answer under a policy: who writes, since when, and how sure.
 
+    The small model begins, unless it would never pay. That both read the prompt is not priced.
+
     Args:
         saved_ms: as `SwitchPrices.saved_ms`; None makes every way down.
         depth: tokens of the prompt.
@@ -152,7 +149,6 @@ class Switch:
         saved_ms: Callable[[float, int, int], float] | None = None,
         depth: int = 0,
     ) -> None:
-        self.writer = policy.first
         self.is_due = False  # the other model writes next
         self._policy = policy
         self._saved_ms = saved_ms if policy.only_where_it_pays else None
@@ -161,6 +157,9 @@ class Switch:
         self._recent: deque[float] = deque(maxlen=policy.window)
         self._rows = 0  # tokens of this stay, with one that a row is there for
         self._least = 0  # of a stay; an answer may begin with either model
+        self.writer = SMALL if policy.up_nats == math.inf else LARGE
+        if 0.0 < policy.up_nats < math.inf and self._pays():
+            self.writer = SMALL
 
     @property
     def is_settled(self) -> bool:
@@ -189,7 +188,7 @@ class Switch:
 
     def change(self) -> None:
         """The other model goes on."""
-        if self.writer == SMALL:
+        if self.writer == SMALL and self._rows:
             self._expected_stay += _STAY_RATE * (self._rows - self._expected_stay)
         self._depth += self._rows
         self.writer = LARGE if self.writer == SMALL else SMALL
