@@ -108,8 +108,9 @@ def main() -> None:
     engine = edgespec.load(arguments.large, switch=arguments.small, **options)
     assert isinstance(engine, SwitchingEngine)
     with engine:
-        settings = _settings(engine, calibrating, arguments)
-        identical = _run(engine, settings, asked, arguments)
+        prices = prices_of(engine)
+        settings = _settings(engine, prices, calibrating, arguments)
+        identical = _run(engine, prices, settings, asked, arguments)
     asked = asked[: settings[0].answers]
     lossless = _lossless(arguments, asked[:: arguments.drafted_every], options)
     document = {
@@ -158,7 +159,10 @@ def _arguments() -> argparse.Namespace:
 
 
 def _settings(
-    engine: SwitchingEngine, problems: Sequence[dict[str, str]], arguments: argparse.Namespace
+    engine: SwitchingEngine,
+    prices: SwitchPrices,
+    problems: Sequence[dict[str, str]],
+    arguments: argparse.Namespace,
 ) -> list[Setting]:
     """Policies from one model alone to the other, by equal shares of the calibrating problems."""
     traces = []
@@ -168,19 +172,19 @@ def _settings(
             engine.policy = SwitchPolicy.always(model)
             text = engine.generate(ids, max_tokens=arguments.max_tokens).token_ids
             traces.append(trace_of(engine, ids, text))
-    prices = prices_of(engine)
     _, shape = choose(traces, prices, large_share=arguments.large_share)
     return [Setting(found) for found in sweep(shape, traces, prices, arguments.settings)]
 
 
 def _run(
     engine: SwitchingEngine,
+    prices: SwitchPrices,
     settings: Sequence[Setting],
     problems: Sequence[dict[str, str]],
     arguments: argparse.Namespace,
 ) -> dict[str, int]:
     """Answer all problems; how many answers of the ends are those of the models on their own."""
-    prices, most = prices_of(engine), arguments.max_tokens
+    most = arguments.max_tokens
     identical = {LARGE: 0, SMALL: 0}
     deadline = perf_counter() + arguments.seconds
     for number, problem in enumerate(problems):

@@ -26,6 +26,7 @@ from edgespec.switch_forecast import Trace, accepted_drafts, choose, forecast, s
 from edgespec.switch_planning import Calibrated, store
 from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
 from edgespec.switching import SwitchingEngine, entropy_nats
+from edgespec.timing import reading_ms
 from edgespec.tree import DraftTree
 
 Progress = Callable[[str, float], None]
@@ -111,13 +112,17 @@ def calibrate(
 
 
 def prices_of(engine: SwitchingEngine) -> SwitchPrices:
-    """What the steps of both models cost. Raises UnsupportedError where nothing was measured."""
+    """What steps of both models cost, and the large one's prompts, which are measured now.
+
+    Raises UnsupportedError where steps were not measured.
+    """
     if engine.prices is None:
         raise UnsupportedError(
             "without drafters step times are not measured, and switches have no price",
             hint="leave out --drafter none",
         )
-    return engine.prices
+    with engine.exclusive():
+        return replace(engine.prices, prompt_ms=reading_ms(engine.backend))
 
 
 def forced_rows(backend: Backend, prompt: Sequence[int], text: Sequence[int]) -> Iterator[Logits]:

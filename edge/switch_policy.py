@@ -85,6 +85,7 @@ class SwitchPrices:
 
     large: CostCurve
     small: CostCurve
+    prompt_ms: float = 0.0  # in which the large model reads a token of a prompt; 0: not measured
 
     def turns_ms(self, turns: Sequence[Turn], prompt_tokens: int, reused_tokens: int = 0) -> float:
         """Time of decoding without drafts, after the first token, in these turns.
@@ -96,10 +97,11 @@ class SwitchPrices:
         unread = prompt_tokens - reused_tokens
         for number, (model, tokens) in enumerate(turns):
             curve = self.large if model == LARGE else self.small
-            if number:
+            if number and model == LARGE and unread:
+                spent += (unread + before) * self.prompt_ms
+            elif number:
                 # Its own last token was never fed to the large model; to the small one it was.
-                missed = before + (unread or 1 if model == LARGE else 0)
-                spent += read_ms(curve, missed, depth)
+                spent += read_ms(curve, before + (model == LARGE), depth)
             spent += (tokens - 1) * curve.step_ms(1, depth + tokens // 2)
             if model == LARGE:
                 unread = 0

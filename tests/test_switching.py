@@ -298,11 +298,11 @@ def test_reading_is_priced_in_steps_that_were_measured() -> None:
 def test_turns_are_priced_by_hand() -> None:
     large = CostCurve([math.inf, *(10.0 + n for n in range(1, 9))])
     small = CostCurve([math.inf, *(1.0 + n for n in range(1, 9))])
-    prices = SwitchPrices(large, small)
+    prices = SwitchPrices(large, small, prompt_ms=0.5)
     turns = [(SMALL, 3), (LARGE, 2), (SMALL, 1)]
     # Two steps and a thrown row of the small one; the large one reads 5 of the prompt and 3 and
     # goes on by one; the small one reads 2.
-    assert prices.turns_ms(turns, 5) == 2 * 2.0 + 2.0 + 18.0 + 11.0 + 3.0
+    assert prices.turns_ms(turns, 5) == 2 * 2.0 + 2.0 + 8 * 0.5 + 11.0 + 3.0
     # Nothing of the prompt: its own last token and 3.
     assert prices.turns_ms(turns, 5, 5) == 2 * 2.0 + 2.0 + 14.0 + 11.0 + 3.0
 
