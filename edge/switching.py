@@ -95,10 +95,11 @@ def entropy_nats(row: Logits) -> float:
     logs = row - row.max()
     weights = np.exp(logs)
     total = float(weights.sum())
+    # Not a BLAS product: its threads would wait beside those of the next step.
     with np.errstate(invalid="ignore"):
-        mean = float(weights @ logs)
+        mean = float(np.einsum("i,i", weights, logs))
     if math.isnan(mean):  # 0 times minus infinity; looking for those first takes longer
-        mean = float(weights @ np.maximum(logs, _NOTHING))
+        mean = float(np.einsum("i,i", weights, np.maximum(logs, _NOTHING)))
     return math.log(total) - mean / total
 
 
