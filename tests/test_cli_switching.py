@@ -109,7 +109,8 @@ def test_a_model_in_turns_with_itself() -> None:
     arguments = ["run", "Name a colour.", "--switch", itself, "--ctx", "256", "-n", "20", "--json"]
     report = json.loads(CliRunner().invoke(app, arguments).stdout)
     switching = report["switching"]
-    assert sum(span["end"] - span["start"] for span in switching["spans"]) == 20
+    written = sum(span["end"] - span["start"] for span in switching["spans"])
+    assert written == len(report["token_ids"]) > 5
     assert {span["model"] for span in switching["spans"]} <= {LARGE, SMALL}
     assert "not calibrated" in report["plan"]["switch"]["reason"]
     memory = report["memory"]
