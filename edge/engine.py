@@ -271,7 +271,7 @@ class Engine:
             run.drafter = GrammarDrafter(
                 run.grammar, self.backend.tokenizer, run.drafter, self._forced_counts
             )
-        if self.curve is not None:
+        if self.curve is not None and run.drafter is not None:
             run.min_probability = self.curve.least_useful_probability(depth)
 
     def _decode(self, prompt: list[int], run: Run) -> Rounds:

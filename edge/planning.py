@@ -136,7 +136,9 @@ def _plan_with(spec: ModelSpec, request: Request, machine: Device) -> Plan:
         request,
         machine,
         lambda settings: speed_model(spec, settings),
-        drafter_bytes=tables_bytes(names) + _draft_rows_bytes(spec, draft_spec),
+        drafter_bytes=tables_bytes(names)
+        + _draft_rows_bytes(spec, draft_spec)
+        + (2 * _F32 * spec.vocab_size if switch_spec is not None else 0),  # for entropies
         draft_spec=draft_spec,
         switch_spec=switch_spec,
         max_step_of=lambda settings: _largest_exact_step(spec, settings) if request.exact else None,

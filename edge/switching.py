@@ -42,6 +42,7 @@ class SwitchingEngine(Engine):
         options["reuses_cache"] = options.get("reuses_cache", True) and small.reuses_cache
         super().__init__(backend, **options)
         self.vocab_size = min(self.vocab_size, small.vocab_size)
+        self._work = np.empty((2, self.vocab_size), np.float32)  # for entropies
         self.small = small
         self.policy = policy
         self.prices: SwitchPrices | None = None
@@ -68,7 +69,9 @@ class SwitchingEngine(Engine):
         while True:
             run.model = switch.writer
             engine = self if run.model == LARGE else self.small
-            turn = replace(run, hands_over=never if switch.is_settled else _watched(switch))
+            turn = replace(
+                run, hands_over=never if switch.is_settled else _watched(switch, self._work)
+            )
             turn.reuse = run.reuse or run.model in writers
             writers.add(run.model)
             engine._equip(turn, len(text))
@@ -90,10 +93,14 @@ class SwitchingEngine(Engine):
         return at_end or generated >= run.limit
 
 
-def entropy_nats(row: Logits) -> float:
-    """Entropy of the softmax of logits [V], in nats; minus infinity is a token without a chance."""
-    logs = row - row.max()
-    weights = np.exp(logs)
+def entropy_nats(row: Logits, work: Logits | None = None) -> float:
+    """Entropy of the softmax of logits [V], in nats; minus infinity is a token without a chance.
+
+    `work` [2, V] is overwritten; fresh arrays of that size take longer than the sums.
+    """
+    logs, weights = np.empty((2, len(row)), np.float32) if work is None else work
+    np.subtract(row, row.max(), out=logs)
+    np.exp(logs, out=weights)
     total = float(weights.sum())
     # Not a BLAS product: its threads would wait beside those of the next step.
     with np.errstate(invalid="ignore"):
@@ -103,6 +110,6 @@ def entropy_nats(row: Logits) -> float:
     return math.log(total) - mean / total
 
 
-def _watched(switch: Switch) -> Callable[[Logits], bool]:
+def _watched(switch: Switch, work: Logits) -> Callable[[Logits], bool]:
     """Whether the token of a row is another model's; rows are looked at only until one is."""
-    return lambda row: switch.is_due or switch.sees(entropy_nats(row))
+    return lambda row: switch.is_due or switch.sees(entropy_nats(row, work))
