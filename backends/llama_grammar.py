@@ -97,7 +97,8 @@ class LlamaGrammar:
         if self._all is None:
             ids = np.arange(self._tokenizer.vocab_size, dtype=np.int32)
             self._all = _Candidates(self._lib, ids)
-        row: Logits = np.where(self._all.allowed(self._state), logits_row, np.float32(-np.inf))
+        allowed = self._all.allowed(self._state)[: len(logits_row)]
+        row: Logits = np.where(allowed, logits_row, np.float32(-np.inf))
         return row
 
     def accept(self, token: int) -> None:

@@ -11,9 +11,8 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.render import error
+from edgespec.cli.tint import COLORS, NONE, ColorOption
 from edgespec.errors import EdgespecError
-
-_COLORS = ("none", "drafted")
 
 
 @options.takes_shared_options
@@ -30,9 +29,7 @@ def chat(
     no_shift: Annotated[
         bool, typer.Option("--no-shift", help="Refuse a turn rather than drop the oldest ones.")
     ] = False,
-    color: Annotated[
-        str, typer.Option("--color", help="none, or drafted: tint what came from drafts.")
-    ] = "none",
+    color: ColorOption = NONE,
     plan_options: options.PlanOptions = options.DEFAULTS,
     sampling_options: options.SamplingOptions = options.GREEDY,
     format_options: options.FormatOptions = options.ANY_FORMAT,
@@ -43,7 +40,7 @@ def chat(
     every line is a message or a command, and stdout carries nothing but the answers, with an empty
     line between two.
     """
-    options.one_of("--color", color, _COLORS)
+    options.one_of("--color", color, COLORS)
     sampling, texts = sampling_options.params(), format_options.texts()
     from edgespec.cli.chat_commands import handle
     from edgespec.cli.chat_input import interface_bytes, read_messages
@@ -51,7 +48,7 @@ def chat(
 
     request = plan_options.request(max_tokens=max_tokens)
     request = replace(request, interface_bytes=interface_bytes())
-    with Chat(model, request, tints=color == "drafted", answer_format=texts) as talk:
+    with Chat(model, request, color=color, answer_format=texts) as talk:
         session = talk.session
         session.system, session.sampling, session.max_tokens = system, sampling, max_tokens
         session.stop, session.shift = tuple(stop or ()), not no_shift

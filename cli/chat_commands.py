@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.cli.chat_loop import Chat
-from edgespec.cli.render import note, printable, size_text, table
+from edgespec.cli.render import models_text, note, printable, size_text, table
 from edgespec.drafters import drafter_names
 from edgespec.errors import UnsupportedError
 
@@ -125,6 +125,8 @@ def _stats(chat: Chat, _argument: str) -> None:
         ("prompt", f"{counters.prompt_tokens} tokens, {counters.reused_tokens} of them reused"),
         ("this chat", f"{totals.answers} answers, {totals.tokens} tokens, {speed:.1f} tokens/s"),
     ]
+    if chat.last.spans:
+        rows.insert(1, ("models", models_text(chat.last)))
     if hidden := chat.session.hidden_turns:
         rows.append(("out of sight", f"{hidden} turns that the context has no room for"))
     note(table(rows))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -14,20 +13,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli import options
-from edgespec.cli.render import note, printable, size_text
+from edgespec.cli.render import note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
+from edgespec.cli.tint import NONE, Tint
 from edgespec.errors import UnsupportedError
 from edgespec.memory.track import peak_resident_bytes
 from edgespec.session import Session, Turn
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
-    from edgespec.generation import Chunk, Result
+    from edgespec.generation import Result
     from edgespec.memory.plan import Plan
     from edgespec.memory.request import Request
-
-_CYAN, _NO_COLOR = "\x1b[36m", "\x1b[39m"
-_UNDERLINE, _NO_UNDERLINE = "\x1b[4m", "\x1b[24m"
 
 
 @dataclass
@@ -53,7 +50,7 @@ class Chat:
 
     Args:
         model, request: what is loaded, and what it was asked for.
-        tints: mark text that came from drafts, in a terminal.
+        color: which text is tinted in a terminal.
         answer_format: `grammar` or `json_schema` of every answer.
 
     Raises as `edgespec.load`, and UnsupportedError for a model without a chat format.
@@ -64,7 +61,7 @@ class Chat:
         model: str | None,
         request: Request,
         *,
-        tints: bool = False,
+        color: str = NONE,
         answer_format: dict[str, str | None] | None = None,
     ) -> None:
         self.model, self.request = model, request
@@ -77,10 +74,7 @@ class Chat:
         self.draft = ""  # what the next line to be typed begins with
         self.editing = False  # the next message takes the place of the last one
         self.file: Path | None = None
-        self._tint = ("", "")
-        if tints:
-            colors = not os.environ.get("NO_COLOR")
-            self._tint = (_CYAN, _NO_COLOR) if colors else (_UNDERLINE, _NO_UNDERLINE)
+        self._tint = Tint(color)
         self.plan, self.engine = self._load(model, request)
         try:
             self.session = Session(self.engine)
@@ -125,16 +119,10 @@ class Chat:
             sys.stdout.write("\n")
         for chunk in turn:
             if chunk.text:
-                sys.stdout.write(self._tinted(chunk) if terminal else chunk.text)
+                sys.stdout.write(self._tint.text(chunk) if terminal else chunk.text)
                 sys.stdout.flush()
         sys.stdout.write("\n")
         sys.stdout.flush()
-
-    def _tinted(self, chunk: Chunk) -> str:
-        drafted = printable(chunk.text[: chunk.drafted_chars])
-        rest = printable(chunk.text[chunk.drafted_chars :])
-        start, end = self._tint
-        return f"{start}{drafted}{end}{rest}" if drafted else rest
 
     def _ending(self, result: Result) -> str:
         if result.finish_reason == "cancelled":
@@ -191,11 +179,12 @@ class Chat:
         peak, limit = peak_resident_bytes(), self.plan.limit_bytes
         speed = f"{counters.tokens_per_s:.0f}" if counters else "-"
         length = f"{counters.acceptance_length:.2f}" if counters else "-"
+        share = f"  large {self.last.large_share:.0%}" if self.last and self.last.spans else ""
         wide = (
-            f"{speed} tokens/s  {length} a step  context {used}/{size}  "
+            f"{speed} tokens/s  {length} a step{share}  context {used}/{size}  "
             f"memory {size_text(peak)} of {size_text(limit)}"
         )
-        narrow = f"{speed} t/s {length}x {used}/{size} {peak >> 20}/{limit >> 20}M"
+        narrow = f"{speed} t/s {length}x{share} {used}/{size} {peak >> 20}/{limit >> 20}M"
         return (wide if len(wide) <= columns else narrow)[:columns]
 
 

@@ -57,6 +57,10 @@ class PlanOptions:
         Path | None,
         typer.Option("--draft-model", help="GGUF to draft: a smaller model or an early exit."),
     ] = None
+    switch: Annotated[
+        Path | None,
+        typer.Option("--switch", help="GGUF that writes where it is sure: lossy, faster."),
+    ] = None
     draft_max: Annotated[
         int | None,
         typer.Option("--draft-max", min=0, max=255, help="Most tokens drafted at once."),
@@ -103,6 +107,7 @@ class PlanOptions:
             context_size=self.ctx,
             drafter=self.drafter,
             draft_model=self.draft_model and self.draft_model.expanduser(),
+            switch=self.switch and self.switch.expanduser(),
             draft_max=self.draft_max,
             kv_type=None if self.kv_type == "auto" else self.kv_type,
             gpu_layers=None if layers == "auto" else int(layers),

@@ -20,25 +20,51 @@ def profile(
     html: Annotated[
         Path | None, typer.Option("--html", help="Write the memory-profile report here.")
     ] = None,
+    large_share: Annotated[
+        float | None,
+        typer.Option("--large-share", help="With --switch: tokens of the large model, 0.4 is 40%."),
+    ] = None,
+    quality: Annotated[
+        float | None,
+        typer.Option("--quality", help="With --switch: disagreement to remove, 0.9 is 90%."),
+    ] = None,
     plan_options: options.PlanOptions = options.DEFAULTS,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Measure step times, memory and speed. Example: edgespec profile model.gguf --html out.html"""
-    from edgespec.models.onnx_folder import read_model
-    from edgespec.profiling import profile as measure
+    """Measure step times, memory and speed. Example: edgespec profile model.gguf --html out.html
 
+    With --switch SMALL: set the thresholds at which two models take turns, for a wanted share of
+    tokens by the large one (--large-share, 0.4 unless said) or a wanted quality, and keep them.
+    """
+    from edgespec.models.onnx_folder import read_model
+
+    if large_share is not None and quality is not None:
+        raise typer.BadParameter("give --large-share or --quality, not both")
+    if plan_options.switch is None and (large_share is not None or quality is not None):
+        raise typer.BadParameter("--large-share and --quality belong to --switch")
     write_report = _report_writer(html)
     spec = read_model(options.model_path(model))
     request = plan_options.request()
     progress = Progress()
+    measured: dict[str, Any]
     try:
-        measured = measure(spec, request, progress=progress)
+        if request.switch is None:
+            from edgespec.profiling import profile as measure
+
+            measured = measure(spec, request, progress=progress)
+        else:
+            from edgespec.switch_calibration import calibrate
+
+            measured = calibrate(
+                spec, request, large_share=large_share, quality=quality, progress=progress
+            )
     finally:
         progress.clear()
     if html is not None:
         write_report(measured, html)
         note(f"report: {html}")
-    print(json.dumps(measured) if as_json else _text(measured))
+    text = _text if request.switch is None else _switch_text
+    print(json.dumps(measured) if as_json else text(measured))
 
 
 def _report_writer(html: Path | None) -> Any:
@@ -68,6 +94,49 @@ def _text(measured: dict[str, Any]) -> str:
             table(_fact_rows(measured)),
         )
     )
+
+
+def _switch_text(found: dict[str, Any]) -> str:
+    policy, expected = found["policy"], found["expected"]
+    head = ("large model", "quality", "agreement", "tokens/s", "up at", "down at")
+    rows = [head]
+    for point in found["points"]:
+        rows.append(
+            (
+                f"{point['large_share']:.0%}",
+                f"{point['quality']:.0%}",
+                f"{point['agreement']:.1%}",
+                f"{point['tokens_per_s']:.1f}",
+                f"{point['up_nats']:.2f} nats",
+                f"{point['down_nats']:.2f} nats",
+            )
+        )
+    paid = found["expected_where_it_pays"]
+    chosen = [
+        ("up", f"the large model writes from {policy['up_nats']:.2f} nats on"),
+        ("down", f"the small one goes on below {policy['down_nats']:.2f} nats"),
+        ("window", f"{policy['window']} tokens, stays of {policy['min_stay']} and more"),
+        ("large model", f"{expected['large_share']:.0%} of the tokens expected"),
+        (
+            "quality",
+            f"{expected['quality']:.0%} of the disagreement removed: {expected['agreement']:.1%} "
+            f"of the tokens are the large model's best, {found['alone']['small']['agreement']:.1%} "
+            "with the small one alone",
+        ),
+        (
+            "speed",
+            f"{expected['tokens_per_s']:.1f} tokens/s expected without drafts, "
+            f"{found['alone']['large']['tokens_per_s']:.1f} with the large model alone, "
+            f"{found['lossless']['drafting_tokens_per_s']:.1f} if the small one drafts (lossless)",
+        ),
+        (
+            "where it pays",
+            f"ways down that cost more than they save are left out: then {paid['large_share']:.0%} "
+            f"by the large model, {paid['tokens_per_s']:.1f} tokens/s",
+        ),
+    ]
+    title = f"{printable(found['large'])} and {printable(found['small'])} in turns"
+    return "\n\n".join((title, "expected by threshold\n" + table(rows), "kept\n" + table(chosen)))
 
 
 def _step_rows(measured: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import EdgespecError
+from edgespec.switch_policy import LARGE
 
 if TYPE_CHECKING:
+    from edgespec.generation import Result
     from edgespec.memory.plan import Plan
 
 _MIBI, _GIBI = 1 << 20, 1 << 30
@@ -69,6 +71,16 @@ def memory_json(plan: Plan) -> dict[str, Any]:
         "components": plan.component_bytes,
         "ceilings": [part.name for part in plan.components if part.is_ceiling],
     }
+
+
+def models_text(result: Result) -> str:
+    """Who wrote how much, where two models took turns."""
+    switches = f"{result.counters.switches} switch{'es' * (result.counters.switches != 1)}"
+    large = sum(span.end - span.start for span in result.spans if span.model == LARGE)
+    return (
+        f"{large} tokens by the large model ({result.large_share:.0%}), "
+        f"{len(result.token_ids) - large} by the small one, {switches}"
+    )
 
 
 class Progress:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.render import memory_json, note, printable, size_text
+from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
+from edgespec.cli.tint import COLORS, NONE, ColorOption, Tint
 from edgespec.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ def run(
     plan_options: options.PlanOptions = options.DEFAULTS,
     sampling_options: options.SamplingOptions = options.GREEDY,
     format_options: options.FormatOptions = options.ANY_FORMAT,
+    color: ColorOption = NONE,
     check: Annotated[
         bool, typer.Option("--check", help="Generate again plainly and compare.")
     ] = False,
@@ -47,6 +50,7 @@ def run(
 
     With one argument that is no model, it is the prompt of the embedded model.
     """
+    options.one_of("--color", color, COLORS)
     model, prompt = _model_and_prompt(model, prompt)
     text = _prompt_text(prompt, file)
     sampling = sampling_options.params()
@@ -61,6 +65,11 @@ def run(
             "another text of the same distribution",
             hint="use --temperature 0, or leave out --draft-model",
         )
+    if check and request.switch is not None:
+        raise UnsupportedError(
+            "--check compares with one model's plain decoding, and with --switch two models write",
+            hint="leave out one of them",
+        )
     cancel = cancel_on_interrupt()
     plan, engine = load_engine(model, request, cancel, quiet=as_json)
     with engine:
@@ -72,7 +81,8 @@ def run(
             "cancel": cancel,
             **texts,
         }
-        result, seed_used = _generate(engine, messages, sampling, arguments, show=not as_json)
+        show = None if as_json else Tint(color)
+        result, seed_used = _generate(engine, messages, sampling, arguments, show)
         checked = None
         if check and result.finish_reason != "cancelled":
             checked = _check(engine, messages, sampling, seed_used, arguments, result)
@@ -133,15 +143,15 @@ def _messages(system: str | None, text: str, engine: Engine) -> Prompt:
 
 
 def _generate(
-    engine: Engine, prompt: Prompt, sampling: SamplingParams, arguments: Any, *, show: bool
+    engine: Engine, prompt: Prompt, sampling: SamplingParams, arguments: Any, show: Tint | None
 ) -> tuple[Result, int | None]:
     stream = engine.stream(prompt, sampling=sampling, **arguments)
-    safe = printable if sys.stdout.isatty() else str
+    terminal = sys.stdout.isatty()
     for chunk in stream:
-        if show and chunk.text:
-            sys.stdout.write(safe(chunk.text))
+        if show is not None and chunk.text:
+            sys.stdout.write(show.text(chunk) if terminal else chunk.text)
             sys.stdout.flush()
-    if show:
+    if show is not None:
         print(flush=True)
     return stream.result, stream.seed
 
@@ -155,8 +165,6 @@ def _check(
     result: Result,
 ) -> dict[str, Any]:
     """Generate again with plain decoding; where the outputs part, how close the choice was."""
-    import dataclasses
-
     from edgespec.compare import find_divergence
     from edgespec.noise import measure_batch_noise
 
@@ -214,6 +222,15 @@ def _report(
     }
     if checked is not None:
         report["check"] = checked
+    if result.spans:
+        report["switching"] = {
+            "spans": [dataclasses.asdict(span) for span in result.spans],
+            "large_share": result.large_share,
+            "switches": counters.switches,
+            "caught_up_tokens": counters.caught_up_tokens,
+            "catch_up_s": counters.catch_up_s,
+            "models": models_text(result),
+        }
     return report
 
 
@@ -227,6 +244,8 @@ def _summary(report: dict[str, Any]) -> str:
     if report["finish_reason"] in ("length", "context_full"):
         limit = "--max-tokens" if report["finish_reason"] == "length" else "--ctx"
         line += f"; cut off by {limit}"
+    if "switching" in report:
+        line += f"\n{report['switching']['models']}"
     return line + _check_text(report.get("check"))
 
 

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
         SessionFileError,
         UnsupportedError,
     )
-    from edgespec.generation import Chunk, Result, Stream
+    from edgespec.generation import Chunk, Result, Span, Stream
     from edgespec.loading import load, plan
     from edgespec.memory.plan import Plan
     from edgespec.sampling import SamplingParams
     from edgespec.session import Session, Turn
     from edgespec.stats import Counters
+    from edgespec.switch_policy import SwitchPolicy
 
 __all__ = [
     "BackendError",
@@ -47,7 +48,9 @@ __all__ = [
     "SamplingParams",
     "Session",
     "SessionFileError",
+    "Span",
     "Stream",
+    "SwitchPolicy",
     "Turn",
     "UnsupportedError",
     "load",
@@ -63,6 +66,8 @@ _MODULES = {
     "Plan": "memory.plan",
     "SamplingParams": "sampling",
     "Session": "session",
+    "Span": "generation",
+    "SwitchPolicy": "switch_policy",
     "Turn": "session",
     "load": "loading",
     "plan": "loading",

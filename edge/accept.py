@@ -19,8 +19,16 @@ from edgespec.backends.base import Logits
 from edgespec.tree import DraftTree
 
 
+def never(_row: Logits) -> bool:
+    """Whether to hand over where only one model writes."""
+    return False
+
+
 def accept(
-    tree: DraftTree, logits: Logits, pick: Callable[[Logits], int]
+    tree: DraftTree,
+    logits: Logits,
+    pick: Callable[[Logits], int],
+    hands_over: Callable[[Logits], bool] = never,
 ) -> tuple[list[int], list[int]]:
     """Walk the tree from the root while its children carry what `pick` picks.
 
@@ -28,15 +36,33 @@ def accept(
         tree: the verified tree.
         logits: one row per node, [n, V].
         pick: chooses the next token from a row, [V]; called once per emitted token, in order.
+        hands_over: told each row before its token is picked; true ends the round there.
 
     Returns:
         The nodes to commit (root first) and the tokens emitted. Both have the same length: the
-        last token is a correction or a bonus and becomes the next root.
+        last token is a correction or a bonus and becomes the next root. Where the round was handed
+        over the last node has no token.
     """
     node, path, emitted = 0, [], []
     while node >= 0:
-        token = pick(logits[node])
         path.append(node)
+        if hands_over(logits[node]):
+            break
+        token = pick(logits[node])
         emitted.append(token)
         node = tree.child(node, token)
+    return path, emitted
+
+
+def cut(
+    path: list[int], emitted: list[int], logits: Logits, hands_over: Callable[[Logits], bool]
+) -> tuple[list[int], list[int]]:
+    """What `accept` would have returned of a round that was accepted without `hands_over`.
+
+    It is told no token, so where it ends a text depends on the tokens before that place alone, and
+    those that are dropped may be drawn again by another law.
+    """
+    for place, node in enumerate(path):
+        if hands_over(logits[node]):
+            return path[: place + 1], emitted[:place]
     return path, emitted

@@ -16,7 +16,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-from edgespec.accept import accept
+from edgespec.accept import accept, cut
 from edgespec.asynchronous import chunks_of
 from edgespec.backends.base import Backend, Logits
 from edgespec.common import common_length
@@ -70,6 +70,7 @@ class Engine:
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.backend = backend
+        self.vocab_size = backend.tokenizer.vocab_size  # tokens that may be picked
         self.curve = curve
         self.drafter = drafter if backend.capabilities.rollback and curve is not None else None
         self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
@@ -162,24 +163,21 @@ class Engine:
                 hint="raise --ctx, or shorten the prompt",
             )
         params = sampling or SamplingParams()
-        sampler = Sampler(params, self.backend.tokenizer.vocab_size, ids)
+        sampler = Sampler(params, self.vocab_size, ids)
         run = Run(
             sampler=sampler,
             draft_sampler=sampler.independent() if params.draws_freely else None,
             limit=min(max_tokens, room),
             cancel=cancel or threading.Event(),
+            vocab_size=self.vocab_size,
             counters=Counters(prompt_tokens=len(ids)),
-            drafter=self.drafter if speculate else None,
+            speculates=speculate,
+            grammar=make_grammar(self.backend, grammar, json_schema),
             reuse=reuse and self.reuses_cache,
         )
-        if (rules := make_grammar(self.backend, grammar, json_schema)) is not None:
-            run.sampler, run.draft_sampler = ConstrainedSampler(sampler, rules), None
-            if run.drafter is not None:
-                run.drafter = GrammarDrafter(
-                    rules, self.backend.tokenizer, run.drafter, self._forced_counts
-                )
-        if self.curve is not None:
-            run.min_probability = self.curve.least_useful_probability(len(ids))
+        if run.grammar is not None:
+            run.sampler, run.draft_sampler = ConstrainedSampler(sampler, run.grammar), None
+        self._equip(run, len(ids))
         text = TextStream(self.backend.tokenizer.token_bytes, stop)
         rounds = self._locked(ids, run)
         run.rounds = weakref.ref(rounds)
@@ -208,7 +206,7 @@ class Engine:
             ids = self.backend.tokenizer.encode(self.prompt_text(prompt, raw=raw))
         if not ids:
             raise UnsupportedError("the prompt is empty", hint="give at least one character")
-        outside = [i for i in ids if not 0 <= i < self.backend.tokenizer.vocab_size]
+        outside = [i for i in ids if not 0 <= i < self.vocab_size]
         if outside:
             raise UnsupportedError(f"token id {outside[0]} is not in the vocabulary")
         return ids
@@ -267,15 +265,28 @@ class Engine:
 
     # -- the loop --------------------------------------------------------------------------
 
-    def _decode(self, prompt: list[int], run: Run) -> Iterator[list[int]]:
-        """Yield the tokens of each round. The first "round" is the prompt's last logits."""
+    def _equip(self, run: Run, depth: int) -> None:
+        """Let a generation draft with what this engine has."""
+        run.drafter = self.drafter if run.speculates else None
+        if run.drafter is not None and run.grammar is not None:
+            run.drafter = GrammarDrafter(
+                run.grammar, self.backend.tokenizer, run.drafter, self._forced_counts
+            )
+        if self.curve is not None and run.drafter is not None:
+            run.min_probability = self.curve.least_useful_probability(depth)
+
+    def _decode(self, prompt: list[int], run: Run) -> Rounds:
+        """Yield the tokens of each round. The first "round" is the prompt's last logits.
+
+        Ends before a token that is handed over.
+        """
         logits = self._prefill(prompt, run)
-        if logits is None:
+        if logits is None or run.hands_over(logits):
             return
         root, previous = run.sampler.pick(logits), 0
         if run.drafter is not None:
             run.drafter.begin([*prompt, root])
-        run.counters.generated_tokens = 1
+        run.counters.add_first()
         yield [root]
         is_end = self.backend.tokenizer.is_end
         while run.counters.generated_tokens < run.limit and not is_end(root):
@@ -286,31 +297,35 @@ class Engine:
             extra = self.backend.pending
             drafted = perf_counter()
             logits, depth = self.backend.verify(tree), self.backend.length
+            logits = logits[:, : run.vocab_size]
             verified = perf_counter()
-            path, emitted = self._accept(tree, logits, run.sampler)
-            emitted = _until_end(emitted, is_end)
-            path = path[: len(emitted)]
+            path, emitted = _until_end(*self._accept(tree, logits, run), is_end)
             self.backend.commit(path)
-            if run.drafter is not None and self.curve is not None:
+            path = path[: len(emitted)]
+            if run.drafter is not None and self.curve is not None and emitted:
                 run.drafter.observe(Outcome(tree, path, emitted, _successors(logits)))
                 self.history.observe(len(tree), len(emitted))
                 previous, last = len(tree) + extra, previous
                 self.curve.observe(previous, depth, last, (verified - drafted) * 1e3)
-            root = emitted[-1]
             spent_s = perf_counter() - start
             run.counters.add_round(tree, path, verified - drafted, draft_ms / 1e3, spent_s)
+            if not emitted:
+                return
+            root = emitted[-1]
             yield emitted
 
     def _prefill(self, prompt: list[int], run: Run) -> Logits | None:
         """Logits after the prompt, or None when cancelled on the way."""
+        began = perf_counter()
         known = common_length(self.backend.tokens, prompt[:-1]) if run.reuse else 0
-        kept = run.counters.reused_tokens = self.backend.truncate(known)
+        kept = self.backend.truncate(known)
         logits, size = None, self.backend.batch_size
         for start in range(kept, len(prompt), size):
             if run.cancel.is_set():
                 return None
             logits = self.backend.prefill(prompt[start : start + size])
-        return logits
+        run.counters.add_reading(len(prompt) - kept, kept, perf_counter() - began)
+        return logits if logits is None else logits[: run.vocab_size]
 
     def _draft(self, root: int, run: Run, previous: int) -> tuple[DraftTree, float]:
         """The tree to verify next, and the ms that models took to draft it.
@@ -347,13 +362,13 @@ class Engine:
         return build_tree(root, proposal, size), proposal.draft_ms
 
     @staticmethod
-    def _accept(
-        tree: DraftTree, logits: Logits, sampler: Sampler | ConstrainedSampler
-    ) -> tuple[list[int], list[int]]:
+    def _accept(tree: DraftTree, logits: Logits, run: Run) -> tuple[list[int], list[int]]:
         """Nodes to keep and tokens to emit: each rule where its proposals need it."""
+        sampler = run.sampler
         if not tree.laws or isinstance(sampler, ConstrainedSampler):
-            return accept(tree, logits, sampler.pick)
-        return accept_sampled(tree, tree.laws, lambda node: sampler.law(logits[node]), sampler)
+            return accept(tree, logits, sampler.pick, run.hands_over)
+        kept = accept_sampled(tree, tree.laws, lambda node: sampler.law(logits[node]), sampler)
+        return cut(*kept, logits, run.hands_over)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -413,9 +428,11 @@ def _successors(logits: Logits) -> Callable[[int], Successors]:
     return lambda node: successors_of(logits[node])
 
 
-def _until_end(emitted: list[int], is_end: Callable[[int], bool]) -> list[int]:
+def _until_end(
+    path: list[int], emitted: list[int], is_end: Callable[[int], bool]
+) -> tuple[list[int], list[int]]:
     """Drop what came after a token that ends the generation."""
     for place, token in enumerate(emitted):
         if is_end(token):
-            return emitted[: place + 1]
-    return emitted
+            return path[: place + 1], emitted[: place + 1]
+    return path, emitted

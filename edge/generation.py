@@ -7,11 +7,14 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 
-from edgespec.constrained import ConstrainedSampler
+from edgespec.accept import never
+from edgespec.backends.base import Logits
+from edgespec.constrained import ConstrainedSampler, Grammar
 from edgespec.drafters.base import Drafter
 from edgespec.sampling import Sampler
 from edgespec.stats import Counters
 from edgespec.stream import TextStream
+from edgespec.switch_policy import SMALL
 
 Rounds = Generator[list[int], None, None]
 
@@ -25,6 +28,16 @@ class Chunk:
     # How many of the ids, and how much of the text, came from drafts; they come first.
     num_drafted: int = field(default=0, compare=False)
     drafted_chars: int = field(default=0, compare=False)
+    model: str = field(default="", compare=False)  # which one wrote it, where there are two
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive tokens of an answer, `token_ids[start:end]`, that one model wrote."""
+
+    model: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +45,20 @@ class Result:
     """One finished generation.
 
     `finish_reason` is "stop" (the model ended, or a stop string came), "length" (max_tokens),
-    "context_full" or "cancelled".
+    "context_full" or "cancelled". `spans` say which model wrote what, where there are two.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
     counters: Counters
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def large_share(self) -> float:
+        """Part of the tokens that the large model wrote: all, where there is only one."""
+        small = sum(span.end - span.start for span in self.spans if span.model == SMALL)
+        return 1.0 - small / len(self.token_ids) if self.token_ids else 1.0
 
 
 @dataclass(slots=True)
@@ -49,10 +69,15 @@ class Run:
     draft_sampler: Sampler | None  # draws drafts, independently of the sampler
     limit: int  # tokens that may be generated
     cancel: threading.Event
+    vocab_size: int  # of a row: what comes behind pads a vocabulary
     counters: Counters = field(default_factory=Counters)
+    speculates: bool = True
+    grammar: Grammar | None = None
     drafter: Drafter | None = None  # None decodes plainly
     reuse: bool = False  # what the cache already holds of the prompt
     min_probability: float = 0.0  # of a draft node that can pay
+    hands_over: Callable[[Logits], bool] = never  # whether another model writes a row's token
+    model: str = ""  # that is writing, where there are two
     rounds: weakref.ref[Rounds] | None = None  # the generator that runs it
 
 
@@ -77,6 +102,7 @@ class Stream:
         self._run = run
         self._max_tokens = max_tokens
         self._ids: list[int] = []
+        self._spans: list[Span] = []
 
     @property
     def seed(self) -> int | None:
@@ -120,15 +146,30 @@ class Stream:
             if self._text.stopped:
                 break
         self._ids += emitted[:used]
+        model = self._run.model
+        if model:
+            self._add_span(model, used)
         drafted = min(used, len(emitted) - 1)  # the last one is the target's own
         drafted_chars = sum(map(len, pieces[:drafted]))
-        return Chunk("".join(pieces), tuple(emitted[:used]), drafted, drafted_chars)
+        return Chunk("".join(pieces), tuple(emitted[:used]), drafted, drafted_chars, model)
+
+    def _add_span(self, model: str, count: int) -> None:
+        start = end = len(self._ids) - count
+        if self._spans and self._spans[-1].model == model:
+            start = self._spans.pop().start
+        self._spans.append(Span(model, start, end + count))
 
     @property
     def result(self) -> Result:
         """The generation so far; its finish reason is "cancelled" while it is not complete."""
         counters = replace(self._run.counters, generated_tokens=len(self._ids))
-        return Result(self._text.text, tuple(self._ids), self._finish_reason(), counters)
+        return Result(
+            self._text.text,
+            tuple(self._ids),
+            self._finish_reason(),
+            counters,
+            tuple(self._spans),
+        )
 
     def _finish_reason(self) -> str:
         if self._text.stopped or (self._ids and self._is_end(self._ids[-1])):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ from edgespec.planning import (
     settings_of,
     stored_curve,
 )
+from edgespec.switch_planning import stored
+from edgespec.switch_policy import SwitchPolicy
+from edgespec.switching import SwitchingEngine
 from edgespec.timing import measure_depths, measured_while_busy, one_step
 
 Progress = Callable[[str, float], None]  # what is being done, and which part of it is done (0..1)
@@ -58,6 +62,8 @@ def load(
     gpu_layers: int | None = None,
     drafter: str = "auto",
     draft_model: str | os.PathLike[str] | None = None,
+    switch: str | os.PathLike[str] | None = None,
+    switch_policy: SwitchPolicy | None = None,
     draft_max: int | None = None,
     exact: bool = False,
     remember: bool = False,
@@ -80,6 +86,9 @@ def load(
         drafter: "auto", "none" or a list of `edgespec.drafters.NAMES`, such as "suffix,recycling".
         draft_model: a smaller GGUF model with the same vocabulary, or an early exit of this one,
             which with `drafter="auto"` is used unless measured times say that it does not pay.
+        switch: a smaller GGUF model with the same vocabulary, which writes where it is sure: faster
+            where the pair allows it, and lossy.
+        switch_policy: which of the two writes when; None takes what was calibrated for the pair.
         draft_max: most tokens drafted at once.
         exact: only settings in which a token's logits do not depend on what else is in its step.
         remember: keep generated texts in the cache directory, to draft from them later.
@@ -103,11 +112,12 @@ def load(
         gpu_layers=gpu_layers,
         drafter=drafter,
         draft_model=draft_model,
+        switch=switch,
         draft_max=draft_max,
         exact=exact,
         remember=remember,
     )
-    return load_plan(spec, chosen, progress=progress)
+    return load_plan(spec, chosen, progress=progress, switch_policy=switch_policy)
 
 
 def plan(
@@ -123,6 +133,7 @@ def plan(
     gpu_layers: int | None = None,
     drafter: str = "auto",
     draft_model: str | os.PathLike[str] | None = None,
+    switch: str | os.PathLike[str] | None = None,
     draft_max: int | None = None,
     exact: bool = False,
 ) -> Plan:
@@ -142,6 +153,7 @@ def plan(
         gpu_layers=gpu_layers,
         drafter=drafter,
         draft_model=draft_model,
+        switch=switch,
         draft_max=draft_max,
         exact=exact,
     )
@@ -152,17 +164,42 @@ def _plan(
     model: str | os.PathLike[str] | None,
     *,
     draft_model: str | os.PathLike[str] | None,
+    switch: str | os.PathLike[str] | None,
     **options: Any,
 ) -> tuple[ModelSpec, Plan]:
     spec = read_model(model if model is not None else embedded_model())
     draft = None if draft_model is None else Path(draft_model)
-    return spec, make_run_plan(spec, Request(draft_model=draft, **options))
+    small = None if switch is None else Path(switch)
+    return spec, make_run_plan(spec, Request(draft_model=draft, switch=small, **options))
 
 
-def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) -> Engine:
+def load_plan(
+    spec: ModelSpec,
+    plan: Plan,
+    *,
+    progress: Progress | None = None,
+    switch_policy: SwitchPolicy | None = None,
+) -> Engine:
     """Load exactly `plan`. Raises as `load`."""
     report = progress or (lambda _what, _fraction: None)
     _require_memory(plan)
+    if plan.switch is None:
+        return _load_one(spec, plan, report)
+    small_spec = read_model_spec(plan.switch)
+    found = stored(spec, small_spec)
+    policy = switch_policy or (found.policy if found is not None else SwitchPolicy())
+    small = _load_one(small_spec, plan.of_small(), report)
+    try:
+        return _load_one(spec, plan, report, partial(SwitchingEngine, small=small, policy=policy))
+    except BaseException:
+        small.close()
+        raise
+
+
+def _load_one(
+    spec: ModelSpec, plan: Plan, report: Progress, make: Callable[..., Engine] = Engine
+) -> Engine:
+    """One model of a plan."""
     backend = _BACKENDS[plan.backend](spec, plan, report)
     drafter: CombinedDrafter | None = None
     try:
@@ -195,7 +232,7 @@ def load_plan(spec: ModelSpec, plan: Plan, *, progress: Progress | None = None) 
         if drafter is not None:
             drafter.close()
 
-    return Engine(
+    return make(
         backend,
         curve=curve,
         drafter=drafter,

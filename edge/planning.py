@@ -25,6 +25,7 @@ from edgespec.models.packing import check_supported
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.proposal import MOST_DRAWN
+from edgespec.switch_planning import check_switch, reason, stored
 
 # Packages that are ONNX Runtime, with one provider or another.
 _RUNTIMES = (
@@ -155,17 +156,33 @@ def _plan_by_curve(spec: ModelSpec, request: Request, machine: Device) -> Plan:
 
 
 def _plan_with(spec: ModelSpec, request: Request, machine: Device) -> Plan:
-    draft_spec = _draft_spec(spec, request)
+    draft_spec, switch_spec = _draft_spec(spec, request), _switch_spec(spec, request)
     names = "suffix" if request.drafter == "auto" else request.drafter
-    return make_plan(
+    plan = make_plan(
         spec,
         request,
         machine,
         lambda settings: speed_model(spec, settings),
-        drafter_bytes=tables_bytes(names) + _draft_rows_bytes(spec, draft_spec),
+        drafter_bytes=tables_bytes(names)
+        + _draft_rows_bytes(spec, draft_spec)
+        + (2 * _F32 * spec.vocab_size if switch_spec is not None else 0),  # for entropies
         draft_spec=draft_spec,
+        switch_spec=switch_spec,
         max_step_of=lambda settings: _largest_exact_step(spec, settings) if request.exact else None,
     )
+    return plan if switch_spec is None else _with_switch(plan, spec, switch_spec, request)
+
+
+def _with_switch(plan: Plan, spec: ModelSpec, small: ModelSpec, request: Request) -> Plan:
+    """The plan with what taking turns with a smaller model is expected to bring."""
+    curves = (
+        speed_model(spec, settings_of(plan)).curve,
+        speed_model(small, settings_of(plan.of_small())).curve,
+    )
+    depth = request.prompt_tokens + (request.max_tokens or 256) // 2
+    why, speed = reason(stored(spec, small), curves, depth, plan.tokens_per_s)
+    choices = (*plan.choices, Choice("switch", small.path.name, why))
+    return replace(plan, choices=choices, tokens_per_s=speed)
 
 
 def _draft_rows_bytes(spec: ModelSpec, draft_spec: ModelSpec | None) -> int:
@@ -192,6 +209,20 @@ def _draft_spec(spec: ModelSpec, request: Request) -> ModelSpec | None:
     draft_spec = read_model_spec(request.draft_model)
     check_pair(spec, draft_spec)
     return draft_spec
+
+
+def _switch_spec(spec: ModelSpec, request: Request) -> ModelSpec | None:
+    """The smaller model that was named, if it can take turns with this one."""
+    if request.switch is None:
+        return None
+    if request.remember:
+        raise UnsupportedError(
+            "--remember keeps what one model writes, and with --switch two do",
+            hint="leave out one of them",
+        )
+    small = read_model_spec(request.switch)
+    check_switch(spec, small)
+    return small
 
 
 def _is_flat(spec: ModelSpec, plan: Plan) -> bool:

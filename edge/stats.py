@@ -16,7 +16,8 @@ class Counters:
     A round is one step of the target after the prompt. `step_s` is what the target's steps took,
     `draft_s` a draft model's, and `host_s` everything else: tables, choosing, accepting, counting.
     `drafted_by` and `accepted_by` split the drafted and accepted tokens by drafter. Of the prompt,
-    `reused_tokens` were in the cache already.
+    `reused_tokens` were in the cache already. Where two models take turns, the one that takes over
+    read `caught_up_tokens` in `catch_up_s`, and its first token comes of that.
     """
 
     prompt_tokens: int = 0
@@ -32,14 +33,33 @@ class Counters:
     draft_s: float = 0.0
     drafted_by: Counter[str] = field(default_factory=Counter)
     accepted_by: Counter[str] = field(default_factory=Counter)
+    switches: int = 0
+    caught_up_tokens: int = 0
+    catch_up_s: float = 0.0
+
+    def add_reading(self, num_tokens: int, num_reused: int, seconds: float) -> None:
+        """Count what was read before a first token: a prompt, or what another model wrote."""
+        if self.generated_tokens == 0:
+            self.reused_tokens = num_reused
+        else:
+            self.caught_up_tokens += num_tokens
+            self.catch_up_s += seconds
+
+    def add_first(self) -> None:
+        """Count a token that came of reading; only that of the prompt is no round."""
+        self.rounds += self.generated_tokens > 0
+        self.generated_tokens += 1
 
     def add_round(
         self, tree: DraftTree, path: Sequence[int], step_s: float, draft_s: float, round_s: float
     ) -> None:
-        """Count one round that verified `tree`, kept `path` and emitted one token for each node."""
-        self.rounds += 1
+        """Count one round that verified `tree`, kept `path` and emitted one token for each node.
+
+        One that was handed over before its first token takes time and is no round.
+        """
+        self.rounds += bool(path)
         self.drafted_tokens += len(tree) - 1
-        self.accepted_tokens += len(path) - 1
+        self.accepted_tokens += max(0, len(path) - 1)
         self.generated_tokens += len(path)
         self.step_s += step_s
         self.draft_s += draft_s
@@ -63,6 +83,6 @@ class Counters:
 
     @property
     def host_share(self) -> float:
-        """Part of the rounds that was spent outside the target."""
-        total = self.host_s + self.draft_s + self.step_s
+        """Part of the rounds that was spent outside the steps of the models that write."""
+        total = self.host_s + self.draft_s + self.step_s + self.catch_up_s
         return self.host_s / total if total else 0.0

@@ -33,6 +33,22 @@ def one_step(backend: Backend, nodes: int) -> None:
     backend.truncate(backend.length)
 
 
+def reading_ms(backend: Backend) -> float:
+    """Milliseconds a token takes where a whole batch of a prompt is read; the cache is empty then.
+
+    The best of three.
+    """
+    tokens = _tokens(backend, min(backend.batch_size, backend.context_size))
+    best = float("inf")
+    for _ in range(3):
+        backend.truncate(0)
+        start = perf_counter()
+        backend.prefill(tokens)
+        best = min(best, perf_counter() - start)
+    backend.truncate(0)
+    return best * 1e3 / len(tokens)
+
+
 def _tokens(backend: Backend, count: int) -> list[int]:
     """Some tokens; which ones makes no difference to the time of a step."""
     return [token % backend.tokenizer.vocab_size for token in range(100, 100 + count)]

@@ -7,6 +7,7 @@ exactly that and touches it) or a ceiling (it may grow to that, or is touched as
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from edgespec.memory.graph import BatchShape, compute_buffer_bytes
@@ -206,9 +207,14 @@ def footprint(spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0) -> tu
 
 def draft_model_footprint(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
     """The components that a draft model in llama.cpp adds to a run."""
-    parts = [part for part in footprint(spec, shape) if part.name != "runtime"]
+    return beside_another("draft", spec, footprint(spec, shape))
+
+
+def beside_another(role: str, spec: ModelSpec, parts: Iterable[Component]) -> tuple[Component, ...]:
+    """The components that a model in some `role` adds to a run: there is a runtime already."""
     vocabulary = Component("vocabulary", runtime_bytes(spec) - _RUNTIME_BYTES, is_ceiling=True)
-    return tuple(replace(part, name=f"draft_{part.name}") for part in (*parts, vocabulary))
+    added = (*(part for part in parts if part.name != "runtime"), vocabulary)
+    return tuple(replace(part, name=f"{role}_{part.name}") for part in added)
 
 
 def onnx_footprint(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,8 @@ class Plan:
     drafter: str
     draft_model: Path | None
     draft_mapped: bool
+    switch: Path | None
+    switch_mapped: bool
     exact: bool
     remember: bool
     mapped: bool
@@ -91,6 +93,17 @@ class Plan:
     tokens_per_s: float
     speed_source: str
     alternatives: tuple[Alternative, ...] = ()
+
+    def of_small(self) -> Plan:
+        """How the small model of a switching plan is loaded: as the large one."""
+        names = [name for name in self.drafter.split(",") if name != "model"]
+        return replace(
+            self,
+            switch=None,
+            draft_model=None,
+            drafter=",".join(names) or "suffix",
+            mapped=self.switch_mapped,
+        )
 
     @property
     def predicted_peak_bytes(self) -> int:

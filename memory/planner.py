@@ -22,6 +22,7 @@ from edgespec.memory.footprint import (
     HOST,
     Component,
     RunShape,
+    beside_another,
     draft_model_footprint,
     footprint,
     kv_type_fits,
@@ -77,6 +78,7 @@ def make_plan(
     *,
     drafter_bytes: int = 0,
     draft_spec: ModelSpec | None = None,
+    switch_spec: ModelSpec | None = None,
     max_step_of: Callable[[Settings], int | None] = lambda _settings: None,
 ) -> Plan:
     """Choose all settings of a run.
@@ -84,13 +86,18 @@ def make_plan(
     Args:
         speed_of: predicts decoding speed under some settings.
         drafter_bytes: ceiling of the drafter's tables.
+        draft_spec: a model that drafts.
+        switch_spec: a smaller model that takes turns with this one.
         max_step_of: most nodes a step may have (`--exact`: those that round alike), if known.
 
     Raises:
         UnsupportedError: an option is not possible with this model.
         DoesNotFitError: nothing that was asked for fits; says what would.
     """
-    return _Planner(spec, request, machine, speed_of, drafter_bytes, draft_spec, max_step_of).plan()
+    planner = _Planner(
+        spec, request, machine, speed_of, drafter_bytes, draft_spec, switch_spec, max_step_of
+    )
+    return planner.plan()
 
 
 class _Planner:
@@ -102,11 +109,13 @@ class _Planner:
         speed_of: Callable[[Settings], SpeedModel],
         drafter_bytes: int,
         draft_spec: ModelSpec | None,
+        switch_spec: ModelSpec | None,
         max_step_of: Callable[[Settings], int | None],
     ) -> None:
         self.spec = spec
         self.request = request
         self.machine = machine
+        self.switch_spec = switch_spec
         self.choices: dict[str, Choice] = {}
         check(request)
         self.backend = ONNX if request.backend == ONNX else LLAMACPP
@@ -120,7 +129,7 @@ class _Planner:
             self._choose("draft_model", self.draft_spec.path.name, "as asked")
         gpus = machine.accelerators if self.backend == LLAMACPP else ()
         self.gpu_layers = -1 if gpus else 0
-        self.wanted_context, self.context_reason = wanted_context(spec, request)
+        self.wanted_context, self.context_reason = wanted_context(self._shorter(), request)
         if gpus or request.gpu_layers is not None:
             self.gpu_layers = self._gpu_layers()
         self._choose("gpu_layers", self.gpu_layers, self._gpu_reason())
@@ -174,6 +183,8 @@ class _Planner:
             drafter=self.drafter,
             draft_model=self.draft_spec.path if self.draft_spec else None,
             draft_mapped=self.draft_spec is not None and self._maps(self.draft_spec),
+            switch=self.switch_spec.path if self.switch_spec else None,
+            switch_mapped=self.switch_spec is not None and self._maps_too(self.switch_spec),
             exact=request.exact,
             remember=request.remember,
             mapped=self.mapped,
@@ -229,11 +240,14 @@ class _Planner:
         )
 
     def _footprint(self, context: int, batch: int, draft_max: int) -> tuple[Component, ...]:
-        parts = (onnx_footprint if self.backend == ONNX else footprint)(
-            self.spec,
-            self._shape(context, batch, draft_max),
-            drafter_bytes=self.drafter_bytes if draft_max else 0,
-        )
+        bytes_of = onnx_footprint if self.backend == ONNX else footprint
+        shape, tables = self._shape(context, batch, draft_max), self.drafter_bytes
+        tables = tables if draft_max else 0
+        parts = bytes_of(self.spec, shape, drafter_bytes=tables)
+        if self.switch_spec is not None:
+            small = replace(shape, mapped=self._maps_too(self.switch_spec))
+            others = bytes_of(self.switch_spec, small, drafter_bytes=tables)
+            parts += beside_another("switch", self.switch_spec, others)
         if self.draft_spec is not None and draft_max:
             parts += draft_model_footprint(self.draft_spec, self._draft_shape(context))
         if self.request.interface_bytes:
@@ -275,6 +289,14 @@ class _Planner:
             return "free on the GPU", self.machine.gpu_free_bytes
         return None
 
+    def _specs(self) -> tuple[ModelSpec, ...]:
+        """The models that write."""
+        return (self.spec,) if self.switch_spec is None else (self.spec, self.switch_spec)
+
+    def _shorter(self) -> ModelSpec:
+        """Of the models that write, the one made for less context."""
+        return min(self._specs(), key=lambda spec: spec.context_length or DEFAULT_CONTEXT)
+
     # -- choices ---------------------------------------------------------------------------
 
     def _choose(self, name: str, value: Any, reason: str) -> Any:
@@ -292,12 +314,13 @@ class _Planner:
                 )
             self._choose("kv_type", "f32", "what ONNX Runtime's attention computes with")
             return "f32", "f32"
-        if not kv_type_fits(self.spec, kind):
-            raise UnsupportedError(
-                f"--kv-type {kind} needs heads of a multiple of 32 values; this model's have "
-                f"{min(self.spec.key_length)}",
-                hint="use --kv-type f16",
-            )
+        for spec in self._specs():
+            if not kv_type_fits(spec, kind):
+                raise UnsupportedError(
+                    f"--kv-type {kind} needs heads of a multiple of 32 values; those of "
+                    f"{spec.path.name} have {min(spec.key_length)}",
+                    hint="use --kv-type f16",
+                )
         if request.exact and kind == "f16":
             # llama.cpp's CPU attention sums a single row in two parts from 512 cells on, and
             # rounds differently from a batch, unless K and V have different types. bf16 for K
@@ -316,7 +339,7 @@ class _Planner:
             return
         if self.backend == ONNX:
             return
-        fits = kv_type_fits(self.spec, "q8_0")
+        fits = all(kv_type_fits(spec, "q8_0") for spec in self._specs())
         if fits and not self._fits(self._upper_context(), self._smallest_batch(), 0):
             self.key_type = self.value_type = "q8_0"
             reason = "--prefer context: twice the context of f16, at a small cost in quality"
@@ -364,7 +387,11 @@ class _Planner:
 
     def _mapped(self) -> bool:
         """Map the file unless that would keep it in memory beside a copy of its weights."""
-        return self.backend == ONNX or self._maps(self.spec)
+        return self._maps_too(self.spec)
+
+    def _maps_too(self, spec: ModelSpec) -> bool:
+        """As `_mapped`, for a model on the same backend."""
+        return self.backend == ONNX or self._maps(spec)
 
     def _maps(self, spec: ModelSpec) -> bool:
         """Whether llama.cpp reads these weights in the file: not where it makes copies anyway."""
@@ -413,7 +440,7 @@ class _Planner:
         return self._trained() if self.request.prefer == "context" else self.wanted_context
 
     def _trained(self) -> int:
-        return self.spec.context_length or DEFAULT_CONTEXT
+        return self._shorter().context_length or DEFAULT_CONTEXT
 
     def _context_reason(self, context: int) -> str:
         if self.request.context_size is not None:
@@ -526,8 +553,9 @@ class _Planner:
             f"{name.replace('_', ' ')} {-(-size // _MEBIBYTE)}" for name, size in largest
         )
         total = -(-sum(part.nbytes for part in parts) // _MEBIBYTE)
+        both = "" if self.switch_spec is None else "two models and "
         return DoesNotFitError(
-            f"needs {total} MiB for {context} tokens of context ({named} MiB); "
+            f"needs {total} MiB for {both}{context} tokens of context ({named} MiB); "
             f"{where}: {there // _MEBIBYTE} MiB",
             hint=self._ways_out(context),
         )
@@ -536,6 +564,11 @@ class _Planner:
         """Options that help, tried out before they are named."""
         ways = []
         asked = self.request.draft_max or 0
+        if self.switch_spec is not None:
+            small, self.switch_spec = self.switch_spec, None
+            if self._fits(context, self._smallest_batch(), asked):
+                ways.append(f"leaving out --switch: {self.spec.path.name} alone fits")
+            self.switch_spec = small
         if self.draft_spec is not None and asked and self._fits(context, _BATCH_SIZES[-1], 0):
             ways.append("leaving out --draft-model")
         elif asked and self._fits(context, _BATCH_SIZES[-1], 0):
@@ -544,7 +577,7 @@ class _Planner:
             ways.append(f"`--ctx {fitting}` fits")
         may_change = self.request.kv_type in (None, "f16") and not self.request.exact
         may_change = may_change and self.backend == LLAMACPP
-        if may_change and kv_type_fits(self.spec, "q8_0"):
+        if may_change and all(kv_type_fits(spec, "q8_0") for spec in self._specs()):
             saved = (self.key_type, self.value_type)
             self.key_type = self.value_type = "q8_0"
             fitting = self._largest_fitting_context(context + 1)

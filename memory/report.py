@@ -29,7 +29,7 @@ def write_report(profile: dict[str, Any], path: Path) -> None:
         MissingDependencyError: matplotlib is not installed.
         UnsupportedError: the file cannot be written.
     """
-    page = render_report(profile)
+    page = render_switching(profile) if "points" in profile else render_report(profile)
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as problem:
@@ -88,6 +88,33 @@ def render_report(profile: dict[str, Any]) -> str:
         _section("Machine and versions", "", _machine_table(machine, profile)),
     ]
     return _PAGE.format(title=_text(title), file=_text(model["file"]), body="".join(sections))
+
+
+def render_switching(found: dict[str, Any]) -> str:
+    """A page for a pair of models in turns: quality against speed, by share of the large one.
+
+    Draws the document of `edgespec profile --switch --json`, or of `benchmarks/switching.py`.
+    """
+    require_plots()
+    rows = [
+        (
+            f"{point['large_share']:.0%}",
+            f"{point['quality']:.0%}",
+            f"{point['agreement']:.1%}",
+            f"{point['tokens_per_s']:.1f}",
+        )
+        for point in found["points"]
+    ]
+    head = ("tokens by the large model", "quality", "agreement", "tokens/s")
+    body = _section(
+        "Quality against speed",
+        "Quality is the part of the disagreement with the large model that is removed: 0 is the "
+        "small model alone. Each mark is a setting of the thresholds.",
+        _figure(_draw_switching, found),
+        _table(head, rows, numbers=3),
+    )
+    file = f"{found['large']} and {found['small']}"
+    return _PAGE.format(title="Two models in turns", file=_text(file), body=body)
 
 
 # -- parts of the page ---------------------------------------------------------------------
@@ -316,6 +343,25 @@ def _draw_frontier(axes: Any, profile: dict[str, Any]) -> None:
     axes.set_ylim(0, 1.2 * max(speeds, default=1.0))
     axes.set_xlabel("budget in MiB")
     axes.set_ylabel("tokens/s")
+
+
+def _draw_switching(axes: Any, found: dict[str, Any]) -> None:
+    points = found["points"]
+    speeds = [point["tokens_per_s"] for point in points]
+    axes.plot(speeds, [100 * p["quality"] for p in points], color=_BLUE, marker="o", markersize=4)
+    for point in points[:: max(1, len(points) // 5)]:
+        place = (point["tokens_per_s"], 100 * point["quality"])
+        axes.annotate(
+            f"{point['large_share']:.0%}", place, (6, 4), textcoords="offset points", fontsize=8
+        )
+    lossless = found["lossless"]["drafting_tokens_per_s"]
+    axes.plot(
+        [lossless], [100], color=_ORANGE, marker="s", linestyle="", label="drafting: lossless"
+    )
+    axes.set_xlim(0, 1.15 * max([*speeds, lossless]))
+    axes.set_xlabel("tokens/s; marks say the large model's share")
+    axes.set_ylabel("quality in %")
+    axes.legend(loc="lower left")
 
 
 def _draw_tasks(axes: Any, speeds: dict[str, dict[str, Any]]) -> None:

@@ -32,6 +32,7 @@ class Request:
     draft_max: int | None = None
     drafter: str = "auto"
     draft_model: Path | None = None
+    switch: Path | None = None  # a smaller model that writes where it is sure
     exact: bool = False
     remember: bool = False  # generated texts, for the drafters of later runs
     prompt_tokens: int = 0  # a ceiling is enough

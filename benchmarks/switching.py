@@ -1,0 +1,297 @@
+"""Two models in turns: quality against speed, from the small one alone to the large one alone.
+
+    python benchmarks/switching.py LARGE SMALL --data gsm8k_dev.jsonl --problems 40
+
+Problems with short numeric answers, greedy, in chat format. The last problems of the file are read
+first, to choose thresholds; then each of the first ones is answered under every setting, in an
+order that changes from problem to problem. By setting:
+
+* large: share of the tokens that the large model wrote; `expected` is what was forecast
+* exact: answers whose last number is the right one
+* agree: tokens that are the large model's best at their place; `kept` is the part of the distance
+  from the small model's agreement to the large one's
+* ppl: perplexity of the text under the large model
+* t/s: decoding without drafts; `drafted` with suffix drafts on both sides
+* price: time against what the turns cost by both models' measured step times. The machine's speed
+  drifts, so these are in units of the two models alone in the same run; `raw` is not.
+* host: part of the time outside both models' steps
+
+The last lines are the same pair used losslessly: the small model drafts for the large one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import edgespec
+from edgespec.memory.device import cpu_name, usable_cores
+from edgespec.memory.report import render_switching
+from edgespec.switch_calibration import forced_rows, prices_of, trace_of
+from edgespec.switch_forecast import Forecast, choose, sweep
+from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
+from edgespec.switching import SwitchingEngine
+
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+class Setting:
+    """What was measured under one policy."""
+
+    def __init__(self, expected: Forecast) -> None:
+        self.policy, self.expected = expected.policy, expected
+        self.answers = self.right = 0
+        self.tokens = self.large = self.agreeing = self.switches = 0
+        self.log_probability = 0.0
+        self.decoded = 0  # tokens in `decode_s`
+        self.decode_s = self.host_s = self.priced_s = 0.0
+        self.drafted_s, self.drafted = 0.0, 0
+
+    def add(self, result: edgespec.Result, prices: SwitchPrices) -> None:
+        """Count an answer without drafts."""
+        counters = result.counters
+        self.answers += 1
+        self.tokens += len(result.token_ids)
+        self.large += round(result.large_share * len(result.token_ids))
+        self.switches += counters.switches
+        self.decoded += len(result.token_ids) - 1
+        self.decode_s += counters.decode_s
+        self.host_s += counters.decode_s - counters.step_s - counters.catch_up_s
+        turns = [(span.model, span.end - span.start) for span in result.spans]
+        self.priced_s += prices.turns_ms(turns, counters.prompt_tokens) / 1e3
+
+    def add_drafted(self, result: edgespec.Result) -> None:
+        """Count an answer with drafts."""
+        self.drafted += len(result.token_ids) - 1
+        self.drafted_s += result.counters.decode_s
+
+    def row(self, level: float, ends: tuple[float, float]) -> dict[str, Any]:
+        """All numbers; `level` is measured over priced time of the models alone."""
+        agreement = self.agreeing / self.tokens
+        small, large = ends
+        return {
+            "up_nats": self.policy.up_nats,
+            "down_nats": self.policy.down_nats,
+            "large_share": self.large / self.tokens,
+            "expected_large_share": self.expected.large_share,
+            "exact_match": self.right / self.answers,
+            "agreement": agreement,
+            "expected_quality": self.expected.quality,
+            "quality": (agreement - small) / (large - small) if large > small else 1.0,
+            "perplexity": float(np.exp(-self.log_probability / self.tokens)),
+            "switches_per_token": self.switches / self.tokens,
+            "tokens_per_s": self.decoded / self.decode_s,
+            "drafted_tokens_per_s": self.drafted / self.drafted_s if self.drafted_s else None,
+            "expected_tokens_per_s": 1e3 / self.expected.ms_per_token / level,
+            "time_over_price": self.decode_s / self.priced_s / level,
+            "raw_time_over_price": self.decode_s / self.priced_s,
+            "host_share": self.host_s / self.decode_s,
+            "tokens": self.tokens,
+        }
+
+
+def main() -> None:
+    arguments = _arguments()
+    problems = [json.loads(line) for line in Path(arguments.data).read_text().splitlines()]
+    asked, calibrating = problems[: arguments.problems], problems[-arguments.calibrating :]
+    options = {"context_size": 1024, "backend": "llamacpp", "threads": arguments.threads}
+    engine = edgespec.load(arguments.large, switch=arguments.small, **options)
+    assert isinstance(engine, SwitchingEngine)
+    with engine:
+        prices = prices_of(engine)
+        settings = _settings(engine, prices, calibrating, arguments)
+        identical = _run(engine, prices, settings, asked, arguments)
+    asked = asked[: settings[0].answers]
+    lossless = _lossless(arguments, asked[:: arguments.drafted_every], options)
+    document = {
+        "large": Path(arguments.large).name,
+        "small": Path(arguments.small).name,
+        "machine": f"{usable_cores()} cores of {cpu_name()}",
+        "problems": len(asked),
+        "max_tokens": arguments.max_tokens,
+        "window": settings[1].policy.window,
+        "min_stay": settings[1].policy.min_stay,
+        "identical_at_the_ends": identical,
+        "points": _rows(settings),
+        "lossless": lossless,
+    }
+    print(_table(document))
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
+    if arguments.html:
+        Path(arguments.html).write_text(render_switching(document), encoding="utf-8")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("large")
+    parser.add_argument("small")
+    data = os.environ.get("EDGESPEC_DATA")
+    parser.add_argument(
+        "--data",
+        default=data and str(Path(data) / "gsm8k_dev.jsonl"),
+        required=data is None,
+        help="JSON lines with `question` and `answer`; EDGESPEC_DATA names a folder of them",
+    )
+    parser.add_argument("--problems", type=int, default=40)
+    parser.add_argument("--calibrating", type=int, default=10, help="problems to set thresholds by")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--settings", type=int, default=10)
+    parser.add_argument("--large-share", type=float, default=0.4, help="that the shape is for")
+    parser.add_argument("--seconds", type=float, default=1e9, help="ask no more after this")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument(
+        "--drafted-every", type=int, default=1, metavar="K", help="answer each Kth with drafts too"
+    )
+    parser.add_argument("--json", metavar="OUT")
+    parser.add_argument("--html", metavar="OUT")
+    return parser.parse_args()
+
+
+def _settings(
+    engine: SwitchingEngine,
+    prices: SwitchPrices,
+    problems: Sequence[dict[str, str]],
+    arguments: argparse.Namespace,
+) -> list[Setting]:
+    """Policies from one model alone to the other, by equal shares of the calibrating problems."""
+    traces = []
+    for problem in problems:
+        ids = engine.encode(problem["question"])
+        for model in (LARGE, SMALL):
+            engine.policy = SwitchPolicy.always(model)
+            text = engine.generate(ids, max_tokens=arguments.max_tokens).token_ids
+            traces.append(trace_of(engine, ids, text))
+    _, shape = choose(traces, prices, large_share=arguments.large_share)
+    return [Setting(found) for found in sweep(shape, traces, prices, arguments.settings)]
+
+
+def _run(
+    engine: SwitchingEngine,
+    prices: SwitchPrices,
+    settings: Sequence[Setting],
+    problems: Sequence[dict[str, str]],
+    arguments: argparse.Namespace,
+) -> dict[str, int]:
+    """Answer all problems; how many answers of the ends are those of the models on their own."""
+    most = arguments.max_tokens
+    identical = {LARGE: 0, SMALL: 0}
+    deadline = perf_counter() + arguments.seconds
+    for number, problem in enumerate(problems):
+        if perf_counter() > deadline:
+            break
+        ids = engine.encode(problem["question"])
+        first = number % len(settings)
+        texts: dict[int, tuple[int, ...]] = {}
+        for place in [*range(first, len(settings)), *range(first)]:
+            setting = settings[place]
+            engine.policy = setting.policy
+            result = engine.generate(ids, max_tokens=most, speculate=False)
+            setting.add(result, prices)
+            if number % arguments.drafted_every == 0:
+                setting.add_drafted(engine.generate(ids, max_tokens=most))
+            setting.right += _is_right(result.text, problem["answer"])
+            for agrees, log_probability in _judged(engine, ids, result.token_ids):
+                setting.agreeing += agrees
+                setting.log_probability += log_probability
+            texts[place] = result.token_ids
+        alone = engine.small.generate(ids, max_tokens=most, speculate=False).token_ids
+        identical[SMALL] += alone == texts[0]
+        # The engine that both live in, without its way of taking turns.
+        alone = edgespec.Engine(engine.backend).generate(ids, max_tokens=most).token_ids
+        identical[LARGE] += alone == texts[len(settings) - 1]
+        if (number + 1) % 5 == 0:
+            print(f"{number + 1}/{len(problems)} problems", file=sys.stderr, flush=True)
+    return identical
+
+
+def _judged(
+    engine: SwitchingEngine, ids: Sequence[int], text: Sequence[int]
+) -> Iterator[tuple[bool, float]]:
+    """By token: whether it is the large model's best, and its log-probability there."""
+    for row, token in zip(forced_rows(engine.backend, ids, text), text, strict=True):
+        best = float(row.max())
+        total = float(np.exp(row - best).sum())
+        yield int(row.argmax()) == token, float(row[token]) - best - float(np.log(total))
+
+
+def _is_right(text: str, answer: str) -> bool:
+    numbers = _NUMBER.findall(text)
+    if not numbers:
+        return False
+    return float(numbers[-1].replace(",", "")) == float(answer.replace(",", ""))
+
+
+def _lossless(
+    arguments: argparse.Namespace, problems: Sequence[dict[str, str]], options: dict[str, Any]
+) -> dict[str, float]:
+    """Tokens/s of the large model, plain and with what drafts for it, in turn on every problem."""
+    spent: dict[str, float] = defaultdict(float)
+    tokens: dict[str, int] = defaultdict(int)
+    asked = 0
+    engine = edgespec.load(arguments.large, draft_model=arguments.small, **options)
+    with engine:
+        for number, problem in enumerate(problems):
+            ids = engine.encode(problem["question"])
+            ways = (("plain", False), ("suffix,model", True))
+            for name, speculate in ways[:: 1 if number % 2 else -1]:
+                result = engine.generate(ids, max_tokens=arguments.max_tokens, speculate=speculate)
+                spent[name] += result.counters.decode_s
+                tokens[name] += len(result.token_ids) - 1
+                asked += result.counters.drafted_by.get("model", 0)
+    return {
+        "plain_tokens_per_s": tokens["plain"] / spent["plain"],
+        "drafting_tokens_per_s": tokens["suffix,model"] / spent["suffix,model"],
+        "tokens_drafted_by_the_model": asked,
+    }
+
+
+def _rows(settings: Sequence[Setting]) -> list[dict[str, Any]]:
+    small, large = settings[0], settings[-1]
+    ends = (small.agreeing / small.tokens, large.agreeing / large.tokens)
+    level = (small.decode_s + large.decode_s) / (small.priced_s + large.priced_s)
+    return [setting.row(level, ends) for setting in settings]
+
+
+def _table(document: dict[str, Any]) -> str:
+    lines = [
+        f"{document['large']} and {document['small']}, {document['problems']} problems, "
+        f"window {document['window']}, stays of {document['min_stay']} and more, "
+        f"{document['machine']}",
+        "large expected  exact  agree   kept    ppl    t/s drafted expected  price    raw   host",
+    ]
+    for row in document["points"]:
+        drafted = row["drafted_tokens_per_s"]
+        lines.append(
+            f"{row['large_share']:>5.0%} {row['expected_large_share']:>8.0%} "
+            f"{row['exact_match']:>6.1%} {row['agreement']:>6.1%} {row['quality']:>6.1%} "
+            f"{row['perplexity']:>6.3f} {row['tokens_per_s']:>6.1f} "
+            f"{drafted or 0:>7.1f} {row['expected_tokens_per_s']:>8.1f} "
+            f"{row['time_over_price']:>6.3f} {row['raw_time_over_price']:>6.3f} "
+            f"{row['host_share']:>6.2%}"
+        )
+    same, lossless = document["identical_at_the_ends"], document["lossless"]
+    lines.append(
+        f"identical to the models alone: small {same[SMALL]}, large {same[LARGE]} of "
+        f"{document['problems']}"
+    )
+    lines.append(
+        f"losslessly: plain {lossless['plain_tokens_per_s']:.1f} t/s, the small model drafting "
+        f"where it pays {lossless['drafting_tokens_per_s']:.1f} t/s "
+        f"({lossless['tokens_drafted_by_the_model']} tokens drafted by it)"
+    )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

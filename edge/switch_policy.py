@@ -1,0 +1,203 @@
+"""Which of two models writes the next token: entropy-adaptive switching, a lossy mode.
+
+After Entropy Adaptive Decoding (arXiv 2502.06833). Terms:
+
+entropy      H = -sum p ln p of the next token under the model that is writing, in nats, from its
+             raw logits: before temperature, penalties and grammar
+mean         of its last `window` entropies since it took over
+stay         tokens a model has written since it took over
+going up     the small model's mean reaches `up_nats`: the large one writes this very token. The
+             small model's row is thrown away.
+going down   the large model's mean is at most `down_nats`: its token is there already and is kept,
+             the small one writes what follows
+
+Each decision depends on the tokens before it and never on the one to come, so every token is drawn
+from the law of the model that writes it, and drafts change nothing. Pure: no model inside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edgespec.errors import UnsupportedError
+from edgespec.memory.curve import CostCurve
+
+LARGE, SMALL = "large", "small"
+_STAY_RATE = 0.2
+
+Turn = tuple[str, int]  # a model and the tokens it writes before the other one does
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchPolicy:
+    """When the large model writes and when the small one. Raises UnsupportedError out of range.
+
+    Entropies of the two models have different scales, so each has its own threshold; the gap
+    between them is the hysteresis. `edgespec profile MODEL --switch SMALL` calibrates them.
+
+    Args:
+        up_nats: mean entropy of the small model, in nats, from which on the large one takes over;
+            0 is always the large one, infinity always the small one.
+        down_nats: mean entropy of the large model, in nats, down to which the small one goes on.
+        window: tokens over which entropies are averaged.
+        min_stay: tokens a model writes before the other one may take over, but for the beginning
+            of an answer.
+        expected_stay: tokens the small model is expected to write when it takes over.
+        only_where_it_pays: whether a stay of the small model is left out that would cost more time
+            than it is expected to save.
+    """
+
+    up_nats: float = 0.7
+    down_nats: float = 0.3
+    window: int = 1
+    min_stay: int = 1
+    expected_stay: float = 8.0
+    only_where_it_pays: bool = True
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.up_nats) or math.isnan(self.down_nats):
+            raise UnsupportedError("an entropy threshold must be a number of nats")
+        for name, value in (("window", self.window), ("min_stay", self.min_stay)):
+            if value < 1:
+                raise UnsupportedError(f"{name} must be at least 1 token, got {value}")
+        if not self.expected_stay >= 1.0:
+            raise UnsupportedError(
+                f"expected_stay must be at least 1 token, got {self.expected_stay}"
+            )
+
+    @classmethod
+    def always(cls, model: str) -> SwitchPolicy:
+        """One model, `LARGE` or `SMALL`, writes everything."""
+        up = 0.0 if model == LARGE else math.inf
+        return cls(up_nats=up, down_nats=-1.0 if model == LARGE else math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchPrices:
+    """What ways between the models cost, in ms, from their measured step times.
+
+    The curves are as they were measured: what is learned while generating would make the same
+    prompt give another text.
+    """
+
+    large: CostCurve
+    small: CostCurve
+    prompt_ms: float = 0.0  # in which the large model reads a token of a prompt; 0: not measured
+
+    def turns_ms(self, turns: Sequence[Turn], prompt_tokens: int, reused_tokens: int = 0) -> float:
+        """Time of decoding without drafts, after the first token, in these turns.
+
+        The large model reads the prompt when its first turn comes, but for the tokens that it has
+        of earlier answers.
+        """
+        spent, depth, before = 0.0, prompt_tokens, 0
+        unread = prompt_tokens - reused_tokens
+        for number, (model, tokens) in enumerate(turns):
+            curve = self.large if model == LARGE else self.small
+            if number and model == LARGE and unread:
+                spent += (unread + before) * self.prompt_ms
+            elif number:
+                # Its own last token was never fed to the large model; to the small one it was.
+                spent += read_ms(curve, before + (model == LARGE), depth)
+            spent += (tokens - 1) * curve.step_ms(1, depth + tokens // 2)
+            if model == LARGE:
+                unread = 0
+            elif number + 1 < len(turns):
+                spent += curve.step_ms(1, depth + tokens)
+            before, depth = tokens, depth + tokens
+        return spent
+
+    def saved_ms(self, stay: float, missed: int, depth: int) -> float:
+        """What the small model saves if it writes `stay` tokens now.
+
+        It first reads the `missed` tokens, in one step with its first one, and its last row is
+        thrown away; then the large model reads what the small one wrote.
+        """
+        tokens = round(stay)
+        small = read_ms(self.small, missed, depth) + tokens * self.small.step_ms(1, depth)
+        back = read_ms(self.large, tokens + 1, depth) - self.large.step_ms(1, depth)
+        return tokens * self.large.step_ms(1, depth) - small - back
+
+
+def read_ms(curve: CostCurve, tokens: int, depth: int) -> float:
+    """Time to read tokens in steps as large as were measured, all of one size but the last."""
+    size = min(max(1, tokens), curve.max_nodes)
+    full, rest = divmod(tokens, size)
+    return full * _step_ms(curve, size, depth) + (_step_ms(curve, rest, depth) if rest else 0.0)
+
+
+def _step_ms(curve: CostCurve, tokens: int, depth: int) -> float:
+    """A step of this size, or of the next larger one that was measured."""
+    size = next(n for n in range(tokens, len(curve.base)) if curve.base[n] != math.inf)
+    return curve.step_ms(size, depth)
+
+
+class Switch:
+    """One answer under a policy: who writes, since when, and how sure.
+
+    The small model begins, unless it would never pay. That both read the prompt is not priced.
+
+    Args:
+        saved_ms: as `SwitchPrices.saved_ms`; None makes every way down.
+        depth: tokens of the prompt.
+    """
+
+    def __init__(
+        self,
+        policy: SwitchPolicy,
+        saved_ms: Callable[[float, int, int], float] | None = None,
+        depth: int = 0,
+    ) -> None:
+        self.is_due = False  # the other model writes next
+        self._policy = policy
+        self._saved_ms = saved_ms if policy.only_where_it_pays else None
+        self._depth = depth
+        self._expected_stay = policy.expected_stay
+        self._recent: deque[float] = deque(maxlen=policy.window)
+        self._rows = 0  # tokens of this stay, with one that a row is there for
+        self._least = 0  # of a stay; an answer may begin with either model
+        self.writer = SMALL if policy.up_nats == math.inf else LARGE
+        if 0.0 < policy.up_nats < math.inf and self._pays():
+            self.writer = SMALL
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the writer never hands over, whatever its entropies are."""
+        policy = self._policy
+        return policy.up_nats == math.inf if self.writer == SMALL else policy.down_nats < 0.0
+
+    def sees(self, nats: float) -> bool:
+        """Whether the other model writes the next token, which has this entropy.
+
+        To be told that of each token of the writer, in order, before it is picked.
+        """
+        if self.is_due:
+            return True
+        policy = self._policy
+        self._recent.append(nats)
+        mean = sum(self._recent) / len(self._recent)
+        if self.writer == SMALL:
+            self.is_due = mean >= policy.up_nats and self._rows >= self._least
+            self._rows += not self.is_due
+            return self.is_due
+        self._rows += 1
+        down = mean <= policy.down_nats and self._rows >= self._least
+        self.is_due = down and self._pays()
+        return False
+
+    def change(self) -> None:
+        """The other model goes on."""
+        if self.writer == SMALL and self._rows:
+            self._expected_stay += _STAY_RATE * (self._rows - self._expected_stay)
+        self._depth += self._rows
+        self.writer = LARGE if self.writer == SMALL else SMALL
+        self.is_due, self._rows, self._least = False, 0, self._policy.min_stay
+        self._recent.clear()
+
+    def _pays(self) -> bool:
+        if self._saved_ms is None:
+            return True
+        return self._saved_ms(self._expected_stay, self._rows, self._depth + self._rows) > 0.0

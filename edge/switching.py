@@ -1,0 +1,115 @@
+"""Two models write one text, in turns: lossy, and never on by default.
+
+Each is an `Engine` with its own cache, curve and drafters. The one whose turn it is runs its
+ordinary loop (drafts included) until the policy hands over; the other then reads what it missed in
+one batched step, which gives its first token. Whose turn it is follows from the tokens alone, so
+with drafts and without the same text is written, but for rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from edgespec.accept import never
+from edgespec.backends.base import Backend, Logits
+from edgespec.engine import Engine
+from edgespec.generation import Run
+from edgespec.switch_policy import LARGE, Switch, SwitchPolicy, SwitchPrices
+
+_NOTHING = -100.0  # of a log-probability: exp of it adds nothing to an entropy
+
+
+class SwitchingEngine(Engine):
+    """A large model, and a small one that writes where it is sure.
+
+    Args:
+        backend: the large model.
+        small: an engine of its own, which this one closes.
+        policy: who writes when; it may be replaced between answers.
+        options: of the large model, as in `Engine`.
+
+    One vocabulary may end earlier: tokens that only pad the other are never picked.
+    """
+
+    def __init__(
+        self, backend: Backend, *, small: Engine, policy: SwitchPolicy, **options: Any
+    ) -> None:
+        options["reuses_cache"] = options.get("reuses_cache", True) and small.reuses_cache
+        super().__init__(backend, **options)
+        self.vocab_size = min(self.vocab_size, small.vocab_size)
+        self._work = np.empty((2, self.vocab_size), np.float32)  # for entropies
+        self.small = small
+        self.policy = policy
+        self.prices: SwitchPrices | None = None
+        if self.curve is not None and small.curve is not None:
+            # As they were measured: what is learned while generating would change the text.
+            large_curve = self.curve.resized(self.curve.max_nodes)
+            self.prices = SwitchPrices(large_curve, small.curve.resized(small.curve.max_nodes))
+
+    def memory_bytes(self) -> dict[str, int]:
+        """As `Engine.memory_bytes`, with the small model's as `switch_...`."""
+        small = {f"switch_{name}": size for name, size in self.small.memory_bytes().items()}
+        return {**super().memory_bytes(), **small}
+
+    def close(self) -> None:
+        """Free both models; see `Engine.close`."""
+        super().close()
+        self.small.close()
+
+    def _decode(self, prompt: list[int], run: Run) -> Generator[list[int], None, None]:
+        """Yield the tokens of each round of both models."""
+        saved_ms = self.prices.saved_ms if self.prices is not None else None
+        switch = Switch(self.policy, saved_ms, len(prompt))
+        text, writers = list(prompt), set[str]()
+        while True:
+            run.model = switch.writer
+            engine = self if run.model == LARGE else self.small
+            turn = replace(
+                run, hands_over=never if switch.is_settled else _watched(switch, self._work)
+            )
+            turn.reuse = run.reuse or run.model in writers
+            writers.add(run.model)
+            engine._equip(turn, len(text))
+            rounds = Engine._decode(engine, text, turn)
+            for emitted in rounds:
+                text += emitted
+                yield emitted
+                if switch.is_due:
+                    break
+            rounds.close()
+            if not switch.is_due or self._is_over(text, run):
+                return
+            switch.change()
+            run.counters.switches += 1
+
+    def _is_over(self, text: list[int], run: Run) -> bool:
+        generated = run.counters.generated_tokens
+        at_end = generated > 0 and self.backend.tokenizer.is_end(text[-1])
+        return at_end or generated >= run.limit
+
+
+def entropy_nats(row: Logits, work: Logits | None = None) -> float:
+    """Entropy of the softmax of logits [V], in nats; minus infinity is a token without a chance.
+
+    `work` [2, V] is overwritten; fresh arrays of that size take longer than the sums.
+    """
+    logs, weights = np.empty((2, len(row)), np.float32) if work is None else work
+    np.subtract(row, row.max(), out=logs)
+    np.exp(logs, out=weights)
+    total = float(weights.sum())
+    # Not a BLAS product: its threads would wait beside those of the next step.
+    with np.errstate(invalid="ignore"):
+        mean = float(np.einsum("i,i", weights, logs))
+    if math.isnan(mean):  # 0 times minus infinity; looking for those first takes longer
+        mean = float(np.einsum("i,i", weights, np.maximum(logs, _NOTHING)))
+    return math.log(total) - mean / total
+
+
+def _watched(switch: Switch, work: Logits) -> Callable[[Logits], bool]:
+    """Whether the token of a row is another model's; rows are looked at only until one is."""
+    return lambda row: switch.is_due or switch.sees(entropy_nats(row, work))

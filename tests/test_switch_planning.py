@@ -1,0 +1,236 @@
+"""Pairs of models in plans: bytes, refusals, and which use of a pair is predicted to be faster."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from random_gguf import Q4_0, Q8_0, write_model
+
+import edgespec
+from edgespec import switch_calibration
+from edgespec.backends.fake import FakeBackend
+from edgespec.engine import Engine
+from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.memory import cache
+from edgespec.memory.curve import CostCurve
+from edgespec.memory.plan import Device
+from edgespec.memory.request import Request
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.planning import make_run_plan, settings_key, settings_of
+from edgespec.prompts import PROMPTS
+from edgespec.switch_calibration import calibrate
+from edgespec.switch_planning import Calibrated, check_switch, store, stored
+from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy
+from edgespec.switching import SwitchingEngine
+
+MIB = 1 << 20
+PLENTY = Device(4 << 30)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[ModelSpec, ModelSpec]:
+    """Two models of random weights and one vocabulary."""
+    large = write_model(tmp_path / "large.gguf", "llama", Q8_0)
+    return read_model_spec(large), read_model_spec(
+        write_model(tmp_path / "small.gguf", "llama", Q4_0, seed=6)
+    )
+
+
+def calibrated(**changes: object) -> Calibrated:
+    turns = [[(SMALL, 8), (LARGE, 4), (SMALL, 8)]] * 3
+    found = Calibrated(SwitchPolicy(), 0.2, 0.6, turns, [0.5, 0.7])
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+def request_for(pair: tuple[ModelSpec, ModelSpec], **changes: object) -> Request:
+    return replace(Request(switch=pair[1].path, backend="llamacpp"), **changes)  # type: ignore[arg-type]
+
+
+def store_curves(pair: tuple[ModelSpec, ModelSpec], large_ms: float, small_ms: float) -> None:
+    plan = make_run_plan(pair[0], request_for(pair), PLENTY)
+    for spec, own, ms in ((pair[0], plan, large_ms), (pair[1], plan.of_small(), small_ms)):
+        base = [math.inf, *(ms * (1 + 0.1 * n) for n in range(32))]
+        cache.store("curves", settings_key(spec, settings_of(own)), CostCurve(base).as_json())
+
+
+def test_both_models_are_in_the_plan(pair: tuple[ModelSpec, ModelSpec]) -> None:
+    both = make_run_plan(pair[0], request_for(pair, context_size=1024), PLENTY)
+    alone = make_run_plan(pair[0], Request(backend="llamacpp", context_size=1024), PLENTY)
+    parts = both.component_bytes
+    assert parts["switch_kv_cache"] == parts["kv_cache"] == alone.component_bytes["kv_cache"]
+    assert parts["switch_compute"] > 0
+    added = {name for name in parts if name.startswith("switch_")}
+    tables = alone.component_bytes["drafter_tables"] + 2 * 4 * pair[0].vocab_size  # for entropies
+    expected = {**alone.component_bytes, "drafter_tables": tables}
+    assert {n: s for n, s in parts.items() if n not in added} == expected
+    assert "switch_runtime" not in parts
+    assert (both.switch, alone.switch) == (pair[1].path, None)
+    small = both.of_small()
+    assert (small.switch, small.context_size, small.batch_size) == (None, 1024, both.batch_size)
+
+
+def test_the_shorter_model_bounds_the_context(pair: tuple[ModelSpec, ModelSpec]) -> None:
+    plan = make_run_plan(pair[0], request_for(pair), PLENTY)
+    assert plan.context_size == 4096
+    with pytest.raises(UnsupportedError, match="exceeds the 4096 tokens"):
+        make_run_plan(pair[0], request_for(pair, context_size=8192), PLENTY)
+
+
+def test_a_budget_for_one_model_says_so(pair: tuple[ModelSpec, ModelSpec]) -> None:
+    asked = request_for(pair, context_size=4096, draft_max=3)
+    needed = make_run_plan(pair[0], asked, PLENTY).predicted_peak_bytes
+    alone = make_run_plan(pair[0], replace(asked, switch=None), PLENTY).predicted_peak_bytes
+    tight = replace(asked, budget_bytes=(needed + alone) // 2)
+    with pytest.raises(DoesNotFitError, match="two models and 4096 tokens") as caught:
+        make_run_plan(pair[0], tight, PLENTY)
+    assert "leaving out --switch: large.gguf alone fits" in caught.value.hint
+    assert "--ctx" in caught.value.hint
+
+
+def test_what_was_calibrated_is_kept_for_the_pair(pair: tuple[ModelSpec, ModelSpec]) -> None:
+    large, small = pair
+    assert stored(large, small) is None
+    found = calibrated(policy=SwitchPolicy.always(SMALL))
+    store(large, small, found)
+    assert stored(large, small) == found
+    assert stored(small, large) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"turns": [[["other", 1]]]},
+        {"turns": [[["small", 0]]]},
+        {"policy": {"up": 1}},
+        {"drafted": 3},
+    ],
+)
+def test_a_damaged_document_is_nothing(
+    pair: tuple[ModelSpec, ModelSpec], damage: dict[str, object]
+) -> None:
+    store(*pair, calibrated())
+    (path,) = (cache.cache_directory() / "switching").iterdir()
+    key = f"{pair[0].fingerprint} | {pair[1].fingerprint}"
+    document = cache.load("switching", key)
+    assert document is not None and path.exists()
+    cache.store("switching", key, {**document, **damage})
+    assert stored(*pair) is None
+
+
+def test_the_plan_says_which_use_of_the_pair_is_faster(pair: tuple[ModelSpec, ModelSpec]) -> None:
+    choice = make_run_plan(pair[0], request_for(pair), PLENTY).as_json()["switch"]
+    assert "lossy; not calibrated: edgespec profile" in choice["reason"]
+    store(*pair, calibrated())
+    store_curves(pair, large_ms=10.0, small_ms=2.0)
+    plan = make_run_plan(pair[0], request_for(pair), PLENTY)
+    choice = plan.as_json()["switch"]
+    assert choice["value"] == "small.gguf"
+    assert "20% of the tokens" in choice["reason"] and "60% of the dis" in choice["reason"]
+    # By text: 7 + 1 thrown and 8 steps of 2 ms, reading 4 in one of 2.6; 3 of 10 and reading 9 in
+    # one of 18.
+    spent = 8 * 2.0 + 18.0 + 3 * 10.0 + 2.6 + 7 * 2.0
+    assert plan.tokens_per_s == pytest.approx(1e3 * 19 / spent)
+    assert choice["reason"].endswith("switching is faster")
+    turns = [[(SMALL, 1), (LARGE, 9)]]
+    store(*pair, calibrated(turns=turns, drafted=[0.95, 1.85, 2.7, 3.5, 4.2]))
+    store_curves(pair, large_ms=10.0, small_ms=0.5)
+    reason = make_run_plan(pair[0], request_for(pair), PLENTY).as_json()["switch"]["reason"]
+    assert reason.endswith("drafting is faster")
+
+
+def test_pairs_that_cannot_take_turns_are_refused(
+    pair: tuple[ModelSpec, ModelSpec], tmp_path: Path
+) -> None:
+    large, small = pair
+    check_switch(large, small)
+    with pytest.raises(UnsupportedError, match="their tokenizers are"):
+        check_switch(large, replace(small, tokenizer_model="llama"))
+    with pytest.raises(UnsupportedError, match="--remember"):
+        make_run_plan(large, request_for(pair, remember=True), PLENTY)
+    with pytest.raises(edgespec.ModelNotFoundError):
+        make_run_plan(large, Request(switch=tmp_path / "nowhere.gguf"), PLENTY)
+
+
+# -- loaded --------------------------------------------------------------------------------
+
+
+def test_a_loaded_pair_writes_what_its_models_write_alone(
+    pair: tuple[ModelSpec, ModelSpec],
+) -> None:
+    prompt = list(range(50, 70))
+    how = {"context_size": 256, "threads": 1, "backend": "llamacpp"}
+    alone = {}
+    for model, spec in zip((LARGE, SMALL), pair, strict=True):
+        with edgespec.load(spec.path, **how) as engine:  # type: ignore[arg-type]
+            alone[model] = engine.generate(prompt, max_tokens=40, speculate=False).token_ids
+    assert alone[LARGE] != alone[SMALL]
+    with edgespec.load(pair[0].path, switch=pair[1].path, **how) as engine:  # type: ignore[arg-type]
+        assert isinstance(engine, SwitchingEngine)
+        for model in (LARGE, SMALL):
+            engine.policy = SwitchPolicy.always(model)
+            written = engine.generate(prompt, max_tokens=40, speculate=False)
+            assert written.token_ids == alone[model]
+        engine.policy = SwitchPolicy(up_nats=0.5, down_nats=9.0, only_where_it_pays=False)
+        result = engine.generate(prompt, max_tokens=40, speculate=False)
+        assert {span.model for span in result.spans} == {LARGE, SMALL}
+
+
+def test_calibrating_meets_the_wish_and_keeps_it(
+    pair: tuple[ModelSpec, ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables in place of models: the small one is the large one with noise."""
+    random = np.random.default_rng(0)
+    table = random.normal(0.0, 2.0, (256, 256))
+    noisy = table + random.normal(0.0, 0.7, (256, 256))
+
+    def fake(rows: NDArray[np.float64], step_ms: float) -> dict[str, Any]:
+        listed = rows.tolist()
+        curve = CostCurve([math.inf, *(step_ms * (1 + 0.1 * n) for n in range(16))])
+        backend = FakeBackend(lambda context: listed[context[-1]], 256, max_nodes=16)
+        return {"backend": backend, "curve": curve}
+
+    def load(*_: object, **__: object) -> SwitchingEngine:
+        small = Engine(**fake(noisy, 2.0))
+        return SwitchingEngine(**fake(table, 10.0), small=small, policy=SwitchPolicy())
+
+    monkeypatch.setattr(switch_calibration, "load_plan", load)
+    monkeypatch.setattr(switch_calibration, "_MOST_TOKENS", 40)
+    found = calibrate(pair[0], request_for(pair), large_share=0.4)
+    assert found["expected"]["large_share"] == pytest.approx(0.4, abs=0.05)
+    assert found["expected"]["quality"] > 0.4
+    kept = stored(*pair)
+    assert kept is not None
+    assert kept.policy == SwitchPolicy(**found["policy"])
+    assert kept.large_share == found["expected"]["large_share"]
+    assert 0.0 < kept.drafted[0] < kept.drafted[-1] < 8.0
+    shares = [point["large_share"] for point in found["points"]]
+    assert shares == sorted(shares) and (shares[0], shares[-1]) == (0.0, 1.0)
+    better = calibrate(pair[0], request_for(pair), quality=0.9)
+    assert better["expected"]["quality"] >= 0.9
+    with pytest.raises(UnsupportedError, match="not between 0 and 1"):
+        calibrate(pair[0], request_for(pair), quality=1.5)
+
+
+@pytest.mark.model
+def test_calibrating_a_model_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything agrees, so any threshold has the full quality."""
+    from edgespec.models.embedded import embedded_model
+
+    monkeypatch.setattr(switch_calibration, "_MOST_TOKENS", 12)
+    monkeypatch.setattr(switch_calibration, "_LEAST_TOKENS", 12)
+    monkeypatch.setattr(switch_calibration, "PROMPTS", PROMPTS[:4])
+    spec = read_model_spec(embedded_model())
+    asked = Request(switch=spec.path, context_size=1024, threads=1, backend="llamacpp")
+    found = calibrate(spec, asked, large_share=0.5)
+    assert found["expected"]["large_share"] == pytest.approx(0.5, abs=0.15)
+    assert found["expected"]["agreement"] == found["alone"]["small"]["agreement"] == 1.0
+    assert [found["points"][i]["large_share"] for i in (0, -1)] == [0.0, 1.0]
+    assert stored(spec, spec) is not None
+    reason = make_run_plan(spec, asked).as_json()["switch"]["reason"]
+    assert "tokens/s predicted" in reason
