@@ -1,0 +1,481 @@
+"""edgespec beside other programs that run the same file: same prompts, same tokens, in turns.
+
+    python benchmarks/peers.py MODEL --prompts FILE --out answers.jsonl [--server llama-server]
+    python benchmarks/peers.py --report answers.jsonl
+
+Every prompt is answered by all contenders in turn (the order rotates), greedily, from the same
+token ids, with the same number of threads and most new tokens. One line for each prompt is
+appended to --out; the same command goes on where it was stopped, and --minutes ends it in time.
+
+decode: tokens after the first one over the time after it; end to end: all tokens over all time.
+llama-server's decode time is the one it reports itself, so its HTTP does not count there. Idle
+contenders must not compute: what they take from the processor in a second is printed first. A
+prompt during which other programs kept the machine busy does not count and is measured again by
+the next run.
+
+Peers that are not installed are left out, with the reason. llama-server is built from the source
+that llama-cpp-python carries, with its compiler options:
+
+    pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36 && tar xf llama_cpp_python-*
+    cmake -B build -S llama_cpp_python-0.3.36/vendor/llama.cpp -DCMAKE_BUILD_TYPE=Release \\
+        -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+    cmake --build build --target llama-server
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edgespec.bench.neighbours import BUSY, Neighbours
+from edgespec.bench.ratios import Timed, rate, ratio_of
+from edgespec.bench.summary import decoding, end_to_end
+from edgespec.bench.turns import Answer, Contender, take_turns
+from edgespec.bench.worker import Worker, WorkerContender
+from edgespec.engine import Prompt
+from edgespec.errors import BackendError, UnsupportedError
+from edgespec.memory.device import cpu_name, usable_cores
+from edgespec.memory.request import Request
+from edgespec.prompts import TaskPrompt, first_of_each_task, read_prompts
+from edgespec.stats import Counters
+
+_START_S = 120.0
+_IDLE_S = 1.0
+_CONTEXT = 4096
+# What follows --spec-type and its options; a name of llama.cpp's and two shapes of each kind,
+# because the defaults look for repetitions of 12 and 24 tokens that are rare in short answers.
+SERVERS = {
+    "server": (),
+    "server ngram-simple": ("--spec-type", "ngram-simple"),
+    "server ngram-simple 4/8": (
+        *("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "4"),
+        *("--spec-ngram-simple-size-m", "8"),
+    ),
+    "server ngram-mod": ("--spec-type", "ngram-mod"),
+    "server ngram-mod 6/8": (
+        *("--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", "6"),
+        *("--spec-ngram-mod-n-min", "2", "--spec-ngram-mod-n-max", "8"),
+    ),
+    "server ngram-map-k 4/8": (
+        *("--spec-type", "ngram-map-k", "--spec-ngram-map-k-size-n", "4"),
+        *("--spec-ngram-map-k-size-m", "8"),
+    ),
+    "server ngram-cache": ("--spec-type", "ngram-cache"),
+}
+_LOOKUPS = {"python": 0, "python lookup 10": 10, "python lookup 3": 3}
+
+
+def main() -> None:
+    arguments = _arguments()
+    if arguments.report is None:
+        _measure(arguments)
+    print(_report_text(_read(arguments.report or arguments.out), arguments.baseline))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--prompts", type=Path, help="JSON lines with `category` and `turns`")
+    parser.add_argument("--per-category", type=int, default=10**9, metavar="K")
+    parser.add_argument("--max-tokens", type=int, default=192)
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--server", type=Path, help="llama-server's executable")
+    parser.add_argument("--draft-model", type=Path, help="for llama-server and edgespec")
+    parser.add_argument("--only", nargs="*", help="contenders, by name; default: all")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no prompt after this")
+    parser.add_argument("--out", type=Path, help="JSON lines, appended to")
+    parser.add_argument("--report", type=Path, help="only show what was measured earlier")
+    parser.add_argument("--baseline", help="what ratios are relative to; default: best plain peer")
+    arguments = parser.parse_args()
+    if arguments.report is None and not (arguments.model and arguments.prompts and arguments.out):
+        parser.error("name a model, --prompts and --out, or --report")
+    return arguments
+
+
+# -- contenders ----------------------------------------------------------------------------
+
+
+class LlamaPython:
+    """llama-cpp-python's high-level class, plain or with its prompt lookup."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace, num_pred_tokens: int) -> None:
+        from llama_cpp import Llama
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+        draft = LlamaPromptLookupDecoding(num_pred_tokens=num_pred_tokens)
+        self.name = name
+        self._llama = Llama(
+            str(arguments.model),
+            n_ctx=_CONTEXT,
+            n_threads=arguments.threads,
+            n_threads_batch=arguments.threads,
+            flash_attn=True,
+            draft_model=draft if num_pred_tokens else None,
+            verbose=False,
+        )
+        self._is_end = {self._llama.token_eos(), self._llama._model.token_eot()}
+
+    def renew(self) -> None:
+        """It remembers no text."""
+
+    def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
+        """The greedy answer; its tokens come one by one."""
+        self._llama.reset()
+        tokens: list[int] = []
+        times: list[float] = []
+        start = time.perf_counter()
+        for token in self._llama.generate(_ids(prompt), temp=0.0, repeat_penalty=1.0):
+            times.append(time.perf_counter())
+            tokens.append(token)
+            if len(tokens) >= max_tokens or token in self._is_end:
+                break
+        return _answer(prompt, tokens, times[0] - start, times[-1] - times[0])
+
+    def close(self) -> None:
+        """Free the model."""
+        self._llama.close()
+
+
+class LlamaServer:
+    """llama.cpp's server in a process of its own, asked for token ids over HTTP."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace, options: Sequence[str]) -> None:
+        self.name = name
+        self._url = f"http://127.0.0.1:{(port := _free_port())}"
+        threads = str(arguments.threads)
+        command = [str(arguments.server), "-m", str(arguments.model), "--port", str(port)]
+        command += ["-c", str(_CONTEXT), "-np", "1", "-t", threads, "-tb", threads, "-fa", "on"]
+        self.process = subprocess.Popen(
+            [*command, "--cache-ram", "0", *options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"{self._url}/health", timeout=5):
+                    return
+            except OSError:
+                time.sleep(0.2)
+        raise BackendError(f"{self.name} did not start (status {self.process.poll()})")
+
+    def renew(self) -> None:
+        """What its n-gram pools hold of earlier answers stays there, as it does for its users."""
+
+    def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
+        """The greedy answer, with the server's own decode time and the whole time as seen here."""
+        request = {
+            "prompt": _ids(prompt),
+            "n_predict": max_tokens,
+            "temperature": 0.0,
+            "samplers": ["temperature"],
+            "cache_prompt": False,
+            "return_tokens": True,
+            "stream": False,
+        }
+        start = time.perf_counter()
+        body = json.dumps(request).encode()
+        headers = {"Content-Type": "application/json"}
+        asked = urllib.request.Request(f"{self._url}/completion", body, headers)
+        try:
+            with urllib.request.urlopen(asked) as reply:
+                found = json.load(reply)
+        except urllib.error.HTTPError as problem:
+            raise BackendError(f"{self.name}: {problem.read().decode()[:200]}") from problem
+        total_s = time.perf_counter() - start
+        timings = found["timings"]
+        decode_s = timings["predicted_ms"] / 1e3
+        answer = _answer(
+            prompt,
+            found["tokens"],
+            total_s - decode_s,
+            decode_s,
+            timings.get("draft_n", 0),
+            timings.get("draft_n_accepted", 0),
+        )
+        if timings["prompt_n"] != len(_ids(prompt)):
+            raise BackendError(f"{self.name} read {timings['prompt_n']} tokens of another prompt")
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.wait()
+
+
+def _answer(
+    prompt: Prompt,
+    tokens: Sequence[int],
+    first_s: float,
+    decode_s: float,
+    drafted: int = 0,
+    accepted: int = 0,
+) -> Answer:
+    counters = Counters(
+        prompt_tokens=len(_ids(prompt)),
+        generated_tokens=len(tokens),
+        rounds=max(0, len(tokens) - 1 - accepted),
+        drafted_tokens=drafted,
+        accepted_tokens=accepted,
+        time_to_first_token_s=first_s,
+        decode_s=decode_s,
+    )
+    return Answer(tuple(tokens), counters)
+
+
+def _ids(prompt: Prompt) -> list[int]:
+    return [token for token in prompt if isinstance(token, int)]
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@contextmanager
+def _contenders(arguments: argparse.Namespace) -> Iterator[tuple[list[Contender], Worker]]:
+    """All contenders that are there and asked for; the reason of each that is not, on stderr."""
+    chosen: list[Contender] = []
+    with ExitStack() as stack:
+
+        def add(name: str, make: Callable[[], Any]) -> None:
+            if arguments.only and name not in arguments.only:
+                return
+            try:
+                contender = make()
+            except (ImportError, OSError, ValueError, BackendError, UnsupportedError) as problem:
+                print(f"without {name}: {problem}", file=sys.stderr)
+                return
+            if hasattr(contender, "close"):
+                stack.callback(contender.close)
+            chosen.append(contender)
+
+        request = Request(
+            backend="llamacpp",
+            context_size=_CONTEXT,
+            threads=arguments.threads,
+            draft_model=arguments.draft_model,
+        )
+        worker = stack.enter_context(Worker(arguments.model, request, ["none", "auto"]))
+        for place, name in enumerate(("edgespec plain", "edgespec")):
+            add(name, partial(WorkerContender, name, worker, place))
+        for name, number in _LOOKUPS.items():
+            add(name, partial(LlamaPython, name, arguments, number))
+        for name, options in _servers(arguments).items():
+            add(name, partial(_server, name, arguments, options))
+        yield chosen, worker
+
+
+def _servers(arguments: argparse.Namespace) -> dict[str, tuple[str, ...]]:
+    if arguments.draft_model is None:
+        return SERVERS
+    draft = ("--spec-type", "draft-simple", "-md", str(arguments.draft_model))
+    return {**SERVERS, "server draft": draft}
+
+
+def _server(name: str, arguments: argparse.Namespace, options: Sequence[str]) -> LlamaServer:
+    if arguments.server is None:
+        raise UnsupportedError("no --server was named")
+    return LlamaServer(name, arguments, options)
+
+
+# -- measuring -----------------------------------------------------------------------------
+
+
+def _measure(arguments: argparse.Namespace) -> None:
+    deadline = time.monotonic() + 60 * arguments.minutes
+    prompts = first_of_each_task(read_prompts(arguments.prompts), arguments.per_category)
+    known = {line["prompt"] for line in _read(arguments.out)}
+    left = [(number, one) for number, one in enumerate(prompts) if number not in known]
+    if not left:
+        return
+    with _contenders(arguments) as (contenders, worker):
+        _warm_up(contenders, worker, arguments)
+        neighbours = Neighbours()
+        for number, prompt in left:
+            if time.monotonic() > deadline:
+                print(f"out of time: {len(known)} of {len(prompts)} prompts", file=sys.stderr)
+                return
+            neighbours.share()
+            line = _one_prompt(contenders, worker, number, prompt, arguments)
+            line["busy_neighbours"] = neighbours.share()
+            with arguments.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            known |= {number} if line["busy_neighbours"] <= BUSY else set()
+            told = f"{len(known)} of {len(prompts)} prompts, others {line['busy_neighbours']:.2f}"
+            print(f"{told} of a core", file=sys.stderr, flush=True)
+
+
+def _warm_up(
+    contenders: Sequence[Contender], worker: Worker, arguments: argparse.Namespace
+) -> None:
+    """One short answer each; then nobody may compute."""
+    import psutil
+
+    ids = worker.call("encode", "Count from one to twenty in words.")
+    for contender in contenders:
+        contender.renew()
+        contender.answer(ids, 16)
+    processes = [psutil.Process(), *psutil.Process().children()]
+    before = [sum(process.cpu_times()[:2]) for process in processes]
+    time.sleep(_IDLE_S)
+    spent = [sum(process.cpu_times()[:2]) - b for process, b in zip(processes, before, strict=True)]
+    names = ", ".join(contender.name for contender in contenders)
+    print(f"{names}; idle ones took {max(spent) / _IDLE_S:.1%} of a core", file=sys.stderr)
+
+
+def _one_prompt(
+    contenders: Sequence[Contender],
+    worker: Worker,
+    number: int,
+    prompt: TaskPrompt,
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    ids: list[int] = worker.call("encode", prompt.text)
+    # The order rotates with the prompt's number, as it would in one go over all prompts.
+    shift = number % len(contenders)
+    order = [*contenders[shift:], *contenders[:shift]]
+    answers = {}
+    for _, _, place, answer in take_turns(order, [ids], max_tokens=arguments.max_tokens):
+        counters = answer.counters
+        answers[order[place].name] = {
+            "token_ids": answer.token_ids,
+            "decode_s": counters.decode_s,
+            "time_to_first_token_s": counters.time_to_first_token_s,
+            "drafted_tokens": counters.drafted_tokens,
+            "accepted_tokens": counters.accepted_tokens,
+        }
+    return {
+        "model": arguments.model.name,
+        "machine": f"{cpu_name()}, {arguments.threads} threads",
+        "prompt": number,
+        "task": prompt.task,
+        "prompt_tokens": len(ids),
+        "max_tokens": arguments.max_tokens,
+        "answers": {one.name: answers[one.name] for one in contenders},
+    }
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Lines of an earlier run; those with a busy neighbour are measured again."""
+    if not path.exists():
+        return []
+    lines = (json.loads(line) for line in path.read_text().splitlines())
+    return [line for line in lines if line["busy_neighbours"] <= BUSY]
+
+
+# -- reporting -----------------------------------------------------------------------------
+
+
+def _report_text(lines: Sequence[dict[str, Any]], baseline: str | None) -> str:
+    if not lines:
+        return "nothing was measured without busy neighbours"
+    names = [name for name in lines[0]["answers"] if all(name in one["answers"] for one in lines)]
+    plain = [name for name in ("server", "python") if name in names]
+    best = baseline or max(plain or names[:1], key=lambda name: rate(_timed(lines, name, decoding)))
+    tasks: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        tasks.setdefault(line["task"], []).append(line)
+    head = (
+        f"{lines[0]['model']} on {lines[0]['machine']}: {len(lines)} prompts, at most "
+        f"{lines[0]['max_tokens']} tokens each; ratios over {best}"
+    )
+    parts = [head, ""]
+    row = "{:<26} {:>8} {:>24} {:>10} {:>24} {:>7} {:>7} {:>9}".format
+    parts.append(
+        row("", "decode/s", "ratio [95%]", "whole/s", "ratio [95%]", "drafted", "accept.", "same")
+    )
+    for name in names:
+        parts.append(row(*_cells(lines, name, best)))
+    others = [name for name in names if name != best]
+    parts += ["", "decode ratio by category", ""]
+    for task, some in tasks.items():
+        parts.append(f"{task} ({len(some)})")
+        for name in others:
+            ratio = _ratio(some, name, best, decoding)
+            parts.append(f"  {name:<26} {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]")
+    parts += ["", *_head_to_head(lines, tasks, names)]
+    return "\n".join(parts)
+
+
+def _head_to_head(
+    lines: Sequence[dict[str, Any]], tasks: dict[str, list[dict[str, Any]]], names: Sequence[str]
+) -> list[str]:
+    """edgespec against the best setting of each peer in each category, plain ones included."""
+    if "edgespec" not in names:
+        return []
+    parts = ["edgespec over the best setting of each peer, by category"]
+    for peer in ("python", "server"):
+        settings = [name for name in names if name.split()[0] == peer]
+        if not settings:
+            continue
+        for task, some in {**tasks, "overall": list(lines)}.items():
+            rates = {name: rate(_timed(some, name, decoding)) for name in settings}
+            best = max(rates, key=rates.__getitem__)
+            ratio = _ratio(some, "edgespec", best, decoding)
+            parts.append(
+                f"  {task:<18} {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of {best}"
+            )
+    return parts
+
+
+def _cells(lines: Sequence[dict[str, Any]], name: str, best: str) -> tuple[str, ...]:
+    ratios = [_ratio(lines, name, best, part) for part in (decoding, end_to_end)]
+    shown = [f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]" for one in ratios]
+    rates = [f"{rate(_timed(lines, name, part)):.1f}" for part in (decoding, end_to_end)]
+    found = [line["answers"][name] for line in lines]
+    same = sum(line["answers"][best]["token_ids"] == one["token_ids"]
+               for line, one in zip(lines, found, strict=True))  # fmt: skip
+    drafted = sum(one["drafted_tokens"] for one in found)
+    accepted = sum(one["accepted_tokens"] for one in found)
+    share = f"{accepted / drafted:.2f}" if drafted else "-"
+    return (
+        *(name, rates[0], shown[0], rates[1], shown[1], str(drafted), share),
+        f"{same} of {len(lines)}",
+    )
+
+
+def _ratio(
+    lines: Sequence[dict[str, Any]], name: str, best: str, part: Callable[[Counters], Timed]
+) -> Any:
+    return ratio_of(_timed(lines, name, part), _timed(lines, best, part))
+
+
+def _timed(
+    lines: Sequence[dict[str, Any]], name: str, part: Callable[[Counters], Timed]
+) -> list[Timed]:
+    found = []
+    for line in lines:
+        one = line["answers"][name]
+        tokens = len(one["token_ids"])
+        counters = Counters(
+            generated_tokens=tokens,
+            rounds=tokens - 1,
+            decode_s=one["decode_s"],
+            time_to_first_token_s=one["time_to_first_token_s"],
+        )
+        found.append(part(counters))
+    return found
+
+
+if __name__ == "__main__":
+    main()
