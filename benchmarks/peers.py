@@ -35,6 +35,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ from edgespec.engine import Prompt
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.device import cpu_name, usable_cores
 from edgespec.memory.request import Request
-from edgespec.prompts import TaskPrompt, first_of_each_task, read_prompts
+from edgespec.prompts import TaskPrompt, read_prompts
 from edgespec.stats import Counters
 
 _START_S = 120.0
@@ -303,9 +304,9 @@ def _server(name: str, arguments: argparse.Namespace, options: Sequence[str]) ->
 
 def _measure(arguments: argparse.Namespace) -> None:
     deadline = time.monotonic() + 60 * arguments.minutes
-    prompts = first_of_each_task(read_prompts(arguments.prompts), arguments.per_category)
+    prompts = _in_rounds(read_prompts(arguments.prompts), arguments.per_category)
     known = {line["prompt"] for line in _read(arguments.out)}
-    left = [(number, one) for number, one in enumerate(prompts) if number not in known]
+    left = [(number, one) for number, one in prompts if number not in known]
     if not left:
         return
     with _contenders(arguments) as (contenders, worker):
@@ -323,6 +324,18 @@ def _measure(arguments: argparse.Namespace) -> None:
             known |= {number} if line["busy_neighbours"] <= BUSY else set()
             told = f"{len(known)} of {len(prompts)} prompts, others {line['busy_neighbours']:.2f}"
             print(f"{told} of a core", file=sys.stderr, flush=True)
+
+
+def _in_rounds(prompts: Sequence[TaskPrompt], most: int) -> list[tuple[int, TaskPrompt]]:
+    """At most `most` prompts of each task by their place in the file: one of each, then again.
+
+    So a run that is stopped has asked about as many of every task.
+    """
+    places: dict[str, list[tuple[int, TaskPrompt]]] = {}
+    for number, prompt in enumerate(prompts):
+        places.setdefault(prompt.task, []).append((number, prompt))
+    rounds = zip_longest(*(some[:most] for some in places.values()))
+    return [one for some in rounds for one in some if one is not None]
 
 
 def _warm_up(
