@@ -141,7 +141,8 @@ class LlamaPython:
             tokens.append(token)
             if len(tokens) >= max_tokens or token in self._is_end:
                 break
-        return _answer(prompt, tokens, times[0] - start, times[-1] - times[0])
+        counters = _counters(prompt, len(tokens), times[0] - start, times[-1] - times[0])
+        return Answer(tuple(tokens), counters)
 
     def close(self) -> None:
         """Free the model."""
@@ -187,7 +188,8 @@ class LlamaServer:
             "prompt": _ids(prompt),
             "n_predict": max_tokens,
             "temperature": 0.0,
-            "samplers": ["temperature"],
+            "top_k": 1,  # the cheapest way to be greedy here: no other sampler looks at the logits
+            "samplers": ["top_k"],
             "cache_prompt": False,
             "return_tokens": True,
             "stream": False,
@@ -204,17 +206,13 @@ class LlamaServer:
         total_s = time.perf_counter() - start
         timings = found["timings"]
         decode_s = timings["predicted_ms"] / 1e3
-        answer = _answer(
-            prompt,
-            found["tokens"],
-            total_s - decode_s,
-            decode_s,
-            timings.get("draft_n", 0),
-            timings.get("draft_n_accepted", 0),
-        )
         if timings["prompt_n"] != len(_ids(prompt)):
             raise BackendError(f"{self.name} read {timings['prompt_n']} tokens of another prompt")
-        return answer
+        counters = _counters(prompt, timings["predicted_n"], total_s - decode_s, decode_s)
+        counters.drafted_tokens = timings.get("draft_n", 0)
+        counters.accepted_tokens = timings.get("draft_n_accepted", 0)
+        counters.rounds -= counters.accepted_tokens
+        return Answer(tuple(found["tokens"]), counters)
 
     def close(self) -> None:
         """End the process."""
@@ -222,24 +220,15 @@ class LlamaServer:
         self.process.wait()
 
 
-def _answer(
-    prompt: Prompt,
-    tokens: Sequence[int],
-    first_s: float,
-    decode_s: float,
-    drafted: int = 0,
-    accepted: int = 0,
-) -> Answer:
-    counters = Counters(
+def _counters(prompt: Prompt, generated: int, first_s: float, decode_s: float) -> Counters:
+    """Counters of an answer whose tokens came one by one."""
+    return Counters(
         prompt_tokens=len(_ids(prompt)),
-        generated_tokens=len(tokens),
-        rounds=max(0, len(tokens) - 1 - accepted),
-        drafted_tokens=drafted,
-        accepted_tokens=accepted,
+        generated_tokens=generated,
+        rounds=max(0, generated - 1),
         time_to_first_token_s=first_s,
         decode_s=decode_s,
     )
-    return Answer(tuple(tokens), counters)
 
 
 def _ids(prompt: Prompt) -> list[int]:
@@ -372,6 +361,7 @@ def _one_prompt(
         counters = answer.counters
         answers[order[place].name] = {
             "token_ids": answer.token_ids,
+            "generated_tokens": counters.generated_tokens,
             "decode_s": counters.decode_s,
             "time_to_first_token_s": counters.time_to_first_token_s,
             "drafted_tokens": counters.drafted_tokens,
@@ -479,14 +469,8 @@ def _timed(
     found = []
     for line in lines:
         one = line["answers"][name]
-        tokens = len(one["token_ids"])
-        counters = Counters(
-            generated_tokens=tokens,
-            rounds=tokens - 1,
-            decode_s=one["decode_s"],
-            time_to_first_token_s=one["time_to_first_token_s"],
-        )
-        found.append(part(counters))
+        first_s, decode_s = one["time_to_first_token_s"], one["decode_s"]
+        found.append(part(_counters([], one["generated_tokens"], first_s, decode_s)))
     return found
 
 
