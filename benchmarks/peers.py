@@ -39,9 +39,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from peers_report import Line, document_of, read_lines, text_of
+
 from edgespec.bench.neighbours import BUSY, Neighbours
-from edgespec.bench.ratios import Timed, rate, ratio_of
-from edgespec.bench.summary import decoding, end_to_end
 from edgespec.bench.turns import Answer, Contender, take_turns
 from edgespec.bench.worker import Worker, WorkerContender
 from edgespec.engine import Prompt
@@ -81,7 +81,14 @@ def main() -> None:
     arguments = _arguments()
     if arguments.report is None:
         _measure(arguments)
-    print(_report_text(_read(arguments.report or arguments.out), arguments.baseline))
+    lines = read_lines(arguments.report or arguments.out)
+    if not lines:
+        print("nothing was measured without busy neighbours")
+        return
+    document = document_of(lines, arguments.baseline)
+    if arguments.summary is not None:
+        arguments.summary.write_text(json.dumps(document, indent=1) + "\n")
+    print(text_of(document))
 
 
 def _arguments() -> argparse.Namespace:
@@ -97,6 +104,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1e9, help="start no prompt after this")
     parser.add_argument("--out", type=Path, help="JSON lines, appended to")
     parser.add_argument("--report", type=Path, help="only show what was measured earlier")
+    parser.add_argument("--summary", type=Path, help="write all ratios here, as JSON")
     parser.add_argument("--baseline", help="what ratios are relative to; default: best plain peer")
     arguments = parser.parse_args()
     if arguments.report is None and not (arguments.model and arguments.prompts and arguments.out):
@@ -294,7 +302,7 @@ def _server(name: str, arguments: argparse.Namespace, options: Sequence[str]) ->
 def _measure(arguments: argparse.Namespace) -> None:
     deadline = time.monotonic() + 60 * arguments.minutes
     prompts = _in_rounds(read_prompts(arguments.prompts), arguments.per_category)
-    known = {line["prompt"] for line in _read(arguments.out)}
+    known = {line["prompt"] for line in read_lines(arguments.out)}
     left = [(number, one) for number, one in prompts if number not in known]
     if not left:
         return
@@ -351,7 +359,7 @@ def _one_prompt(
     number: int,
     prompt: TaskPrompt,
     arguments: argparse.Namespace,
-) -> dict[str, Any]:
+) -> Line:
     ids: list[int] = worker.call("encode", prompt.text)
     # The order rotates with the prompt's number, as it would in one go over all prompts.
     shift = number % len(contenders)
@@ -376,102 +384,6 @@ def _one_prompt(
         "max_tokens": arguments.max_tokens,
         "answers": {one.name: answers[one.name] for one in contenders},
     }
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    """Lines of an earlier run; those with a busy neighbour are measured again."""
-    if not path.exists():
-        return []
-    lines = (json.loads(line) for line in path.read_text().splitlines())
-    return [line for line in lines if line["busy_neighbours"] <= BUSY]
-
-
-# -- reporting -----------------------------------------------------------------------------
-
-
-def _report_text(lines: Sequence[dict[str, Any]], baseline: str | None) -> str:
-    if not lines:
-        return "nothing was measured without busy neighbours"
-    names = [name for name in lines[0]["answers"] if all(name in one["answers"] for one in lines)]
-    plain = [name for name in ("server", "python") if name in names]
-    best = baseline or max(plain or names[:1], key=lambda name: rate(_timed(lines, name, decoding)))
-    tasks: dict[str, list[dict[str, Any]]] = {}
-    for line in lines:
-        tasks.setdefault(line["task"], []).append(line)
-    head = (
-        f"{lines[0]['model']} on {lines[0]['machine']}: {len(lines)} prompts, at most "
-        f"{lines[0]['max_tokens']} tokens each; ratios over {best}"
-    )
-    parts = [head, ""]
-    row = "{:<26} {:>8} {:>24} {:>10} {:>24} {:>7} {:>7} {:>9}".format
-    parts.append(
-        row("", "decode/s", "ratio [95%]", "whole/s", "ratio [95%]", "drafted", "accept.", "same")
-    )
-    for name in names:
-        parts.append(row(*_cells(lines, name, best)))
-    others = [name for name in names if name != best]
-    parts += ["", "decode ratio by category", ""]
-    for task, some in tasks.items():
-        parts.append(f"{task} ({len(some)})")
-        for name in others:
-            ratio = _ratio(some, name, best, decoding)
-            parts.append(f"  {name:<26} {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]")
-    parts += ["", *_head_to_head(lines, tasks, names)]
-    return "\n".join(parts)
-
-
-def _head_to_head(
-    lines: Sequence[dict[str, Any]], tasks: dict[str, list[dict[str, Any]]], names: Sequence[str]
-) -> list[str]:
-    """edgespec against the best setting of each peer in each category, plain ones included."""
-    if "edgespec" not in names:
-        return []
-    parts = ["edgespec over the best setting of each peer, by category"]
-    for peer in ("python", "server"):
-        settings = [name for name in names if name.split()[0] == peer]
-        if not settings:
-            continue
-        for task, some in {**tasks, "overall": list(lines)}.items():
-            rates = {name: rate(_timed(some, name, decoding)) for name in settings}
-            best = max(rates, key=rates.__getitem__)
-            ratio = _ratio(some, "edgespec", best, decoding)
-            parts.append(
-                f"  {task:<18} {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of {best}"
-            )
-    return parts
-
-
-def _cells(lines: Sequence[dict[str, Any]], name: str, best: str) -> tuple[str, ...]:
-    ratios = [_ratio(lines, name, best, part) for part in (decoding, end_to_end)]
-    shown = [f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]" for one in ratios]
-    rates = [f"{rate(_timed(lines, name, part)):.1f}" for part in (decoding, end_to_end)]
-    found = [line["answers"][name] for line in lines]
-    same = sum(line["answers"][best]["token_ids"] == one["token_ids"]
-               for line, one in zip(lines, found, strict=True))  # fmt: skip
-    drafted = sum(one["drafted_tokens"] for one in found)
-    accepted = sum(one["accepted_tokens"] for one in found)
-    share = f"{accepted / drafted:.2f}" if drafted else "-"
-    return (
-        *(name, rates[0], shown[0], rates[1], shown[1], str(drafted), share),
-        f"{same} of {len(lines)}",
-    )
-
-
-def _ratio(
-    lines: Sequence[dict[str, Any]], name: str, best: str, part: Callable[[Counters], Timed]
-) -> Any:
-    return ratio_of(_timed(lines, name, part), _timed(lines, best, part))
-
-
-def _timed(
-    lines: Sequence[dict[str, Any]], name: str, part: Callable[[Counters], Timed]
-) -> list[Timed]:
-    found = []
-    for line in lines:
-        one = line["answers"][name]
-        first_s, decode_s = one["time_to_first_token_s"], one["decode_s"]
-        found.append(part(_counters([], one["generated_tokens"], first_s, decode_s)))
-    return found
 
 
 if __name__ == "__main__":
