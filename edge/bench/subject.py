@@ -43,16 +43,16 @@ class Subject:
         loaded = engine.drafter
         self._model = loaded.member(MODEL) if isinstance(loaded, CombinedDrafter) else None
         self._state = loaded.state() if loaded is not None else {}
-        self._drafters: list[Drafter | None] = []
+        self._drafters: list[Drafter | None] = [None] * len(drafters)
         self._noise: float | None = None
-        self.renew()
+        for place in range(len(drafters)):
+            self.renew(place)
 
-    def renew(self) -> None:
-        """Drafters that know what earlier runs counted, and no text."""
-        self._drafters = [make_drafter(names, self._model) for names in self._names]
-        for drafter in self._drafters:
-            if drafter is not None:
-                drafter.load_state(self._state)
+    def renew(self, place: int) -> None:
+        """A new drafter at `place`, which knows what earlier runs counted and no text."""
+        self._drafters[place] = drafter = make_drafter(self._names[place], self._model)
+        if drafter is not None:
+            drafter.load_state(self._state)
 
     def answer(self, place: int, prompt: Prompt, max_tokens: int) -> Answer:
         """The greedy answer with the drafter at `place`."""

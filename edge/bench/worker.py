@@ -96,9 +96,8 @@ class WorkerContender:
         self._place = place
 
     def renew(self) -> None:
-        """Forget earlier answers; once for all drafters of the model."""
-        if self._place == 0:
-            self._worker.call("renew")
+        """Forget the answers that were given."""
+        self._worker.call("renew", self._place)
 
     def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
         """The greedy answer to `prompt`."""
