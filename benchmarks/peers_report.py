@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.bench.neighbours import BUSY
-from edgespec.bench.ratios import Timed, rate, ratio_of
+from edgespec.bench.ratios import Timed, interval_text, rate, ratio_of
 from edgespec.bench.summary import decoding, end_to_end
 from edgespec.stats import Counters
 
@@ -78,7 +78,7 @@ def _row(lines: Sequence[Line], name: str, best: str) -> dict[str, Any]:
 
 def _ratio(
     lines: Sequence[Line], name: str, best: str, part: Callable[[Counters], Timed]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     ours = _timed(lines, name, part)
     ratio = ratio_of(ours, _timed(lines, best, part))
     return {
@@ -119,7 +119,7 @@ def text_of(found: dict[str, Any]) -> str:
 
 
 def _shown(one: dict[str, Any]) -> str:
-    return f"{one['ratio']:.3f} [{one['low']:.3f}, {one['high']:.3f}]"
+    return f"{one['ratio']:.3f} {interval_text(one['low'], one['high'])}"
 
 
 def _timed(lines: Sequence[Line], name: str, part: Callable[[Counters], Timed]) -> list[Timed]:

@@ -172,6 +172,8 @@ def _ceiling_rows(measured: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _variant_table(variant: dict[str, Any], baseline: dict[str, Any]) -> str:
     """One variant beside the baseline, a line for every task; narrow terminals get less of it."""
+    from edgespec.bench.ratios import interval_text
+
     is_wide = _columns() >= _WIDE
     names = [one["name"] if len(one["name"]) <= _SHORT else "" for one in (baseline, variant)]
     heads = [name or other for name, other in zip(names, ("first", "this"), strict=True)]
@@ -183,7 +185,7 @@ def _variant_table(variant: dict[str, Any], baseline: dict[str, Any]) -> str:
             f"{other['tokens_per_s']:.1f}",
             f"{row['tokens_per_s']:.1f}",
             f"{row['ratio']:.2f}x",
-            f"[{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]",
+            interval_text(row["ratio_low"], row["ratio_high"]),
             f"{row['acceptance_length']:.2f}",
             f"{row['time_to_first_token_s']:.2f} s",
             f"{row['identical']} of {row['prompts']}",

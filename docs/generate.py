@@ -17,6 +17,7 @@ from typing import Any
 import click
 import typer
 
+from edgespec.bench.ratios import interval_text
 from edgespec.cli.main import app
 
 ROOT = Path(__file__).parent.parent
@@ -133,7 +134,7 @@ def _categories(file: str) -> str:
 
 
 def _ratio(one: dict[str, Any]) -> str:
-    return f"{one['ratio']:.2f}x [{one['low']:.2f}, {one['high']:.2f}]"
+    return f"{one['ratio']:.2f}x {interval_text(one['low'], one['high'])}"
 
 
 _KINDS: dict[str, Callable[[str], str]] = {

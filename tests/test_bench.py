@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgespec.bench.neighbours import Neighbours
-from edgespec.bench.ratios import Timed, median_repeat, rate, ratio_of
+from edgespec.bench.ratios import Ratio, Timed, median_repeat, rate, ratio_of
 from edgespec.bench.report import render_bench_report
 from edgespec.bench.summary import Prompted, speed_by_position, summary
 from edgespec.bench.turns import Answer, take_turns
@@ -102,12 +102,17 @@ def test_a_ratio_weighs_prompts_by_their_time() -> None:
     assert ratio_of(ours, other) == ratio, "the same numbers give the same interval"
 
 
+def test_one_prompt_alone_has_no_interval() -> None:
+    assert ratio_of([Timed(10, 1.0)], [Timed(10, 2.0)]) == Ratio(2.0, None, None)
+
+
 def test_an_interval_narrows_with_more_prompts() -> None:
     few = [Timed(10, 1.0 + 0.1 * (i % 3)) for i in range(9)]
     base = [Timed(10, 2.0)] * 9
     wide, narrow = ratio_of(few, base), ratio_of(few * 9, base * 9)
     assert narrow.value == pytest.approx(wide.value)
-    assert narrow.high - narrow.low < 0.5 * (wide.high - wide.low)
+    widths = [(one.high or 0.0) - (one.low or 0.0) for one in (narrow, wide)]
+    assert 0.0 < widths[0] < 0.5 * widths[1]
 
 
 def test_the_repeat_with_the_median_ratio_counts() -> None:
@@ -307,7 +312,7 @@ def test_one_variant_alone_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_page_shows_tasks_intervals_positions_and_memory() -> None:
     page = render_bench_report(document())
     assert page.count("<svg") == 3
-    for words in ("Speed by task", "Speed over the answer", "270.0 MiB measured", "1.75 to 1.85",
+    for words in ("Speed by task", "Speed over the answer", "270.0 MiB measured", "[1.75, 1.85]",
                   "A processor of some length indeed", "benchmark of tiny.gguf"):  # fmt: skip
         assert words in page
     assert "<script" not in page
@@ -359,6 +364,7 @@ def test_bench_on_the_embedded_model(tmp_path: Path) -> None:
         assert set(one["tasks"]) == {"task 0", "task 1"}
         assert one["overall"]["prompts"] == one["overall"]["identical"] == 2
         assert one["overall"]["ratio_low"] <= one["overall"]["ratio"]
+        assert one["tasks"]["task 0"]["ratio_low"] is None, "one prompt alone has no interval"
     assert found["variants"][0]["overall"]["ratio"] == 1.0
     assert found["variants"][0]["overall"]["acceptance_length"] == 1.0
     assert [load["settings"] for load in found["loads"]] == ["--draft-max 3", "--draft-max 7"]

@@ -31,11 +31,11 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast, and the 95% interval."""
+    """How many times as fast, and the 95% interval; one prompt alone has none."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 def rate(answers: Sequence[Timed]) -> float:
@@ -59,14 +59,21 @@ def ratio_of(answers: Sequence[Timed], baseline: Sequence[Timed]) -> Ratio:
         ],
         dtype=np.float64,
     )
-    number = len(answers)
+    value, number = float(_ratios(table.sum(axis=1))), len(answers)
+    if number < 2:
+        return Ratio(value, None, None)
     chooser = np.random.default_rng(0)
     resampled = []
     for _ in range(_RESAMPLES // _BLOCK):
         chosen = chooser.integers(number, size=(_BLOCK, number))
         resampled.append(_ratios(table[:, chosen].sum(axis=2)))
     low, high = np.percentile(np.concatenate(resampled), (_LOW, _HIGH))
-    return Ratio(float(_ratios(table.sum(axis=1))), float(low), float(high))
+    return Ratio(value, float(low), float(high))
+
+
+def interval_text(low: float | None, high: float | None) -> str:
+    """The interval in brackets; a dash where there is none."""
+    return "-" if low is None or high is None else f"[{low:.2f}, {high:.2f}]"
 
 
 def _ratios(sums: np.ndarray) -> np.ndarray:

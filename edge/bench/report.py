@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from edgespec.bench.ratios import interval_text
 from edgespec.bench.summary import BIN_TOKENS
 from edgespec.memory.page import (
     BLUE,
@@ -72,7 +73,7 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, str, str]]:
         (
             f"against {variants[0]['name']}",
             f"{overall['ratio']:.2f}x",
-            f"95%: {low:.2f} to {high:.2f}",
+            f"95%: {interval_text(low, high)}",
         ),
         (
             "ceiling of plain decoding",
@@ -108,7 +109,7 @@ def _task_table(variant: dict[str, Any], baseline: dict[str, Any]) -> str:
                 f"{other['tokens_per_s']:.1f}",
                 f"{row['tokens_per_s']:.1f}",
                 f"{row['ratio']:.2f}x",
-                f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}",
+                interval_text(row["ratio_low"], row["ratio_high"]),
                 f"{row['acceptance_length']:.2f}",
                 f"{row['time_to_first_token_s']:.2f} s",
                 f"{row['identical']} of {row['prompts']}",
@@ -162,8 +163,8 @@ def _draw_ratios(axes: Any, variants: list[dict[str, Any]]) -> None:
         rows = [one["tasks"].get(task, one["overall"]) for task in tasks]
         places = [place + (number - (len(shown) - 1) / 2) * width for place in range(len(tasks))]
         ratios = [row["ratio"] for row in rows]
-        below = [max(0.0, row["ratio"] - row["ratio_low"]) for row in rows]
-        above = [max(0.0, row["ratio_high"] - row["ratio"]) for row in rows]
+        below = [row["ratio"] - (row["ratio_low"] or row["ratio"]) for row in rows]
+        above = [(row["ratio_high"] or row["ratio"]) - row["ratio"] for row in rows]
         color = _COLORS[(number + 1) % len(_COLORS)]
         axes.bar(places, ratios, width, color=color, label=one["name"])
         # Lines are drawn in grey, which shows on bars and on both themes.

@@ -98,7 +98,7 @@ def _columns(pairs: Sequence[tuple[Timed, Timed]]) -> tuple[list[Timed], list[Ti
     return [one for one, _ in pairs], [other for _, other in pairs]
 
 
-def _ratio_json(name: str, ratio: Ratio) -> dict[str, float]:
+def _ratio_json(name: str, ratio: Ratio) -> dict[str, float | None]:
     return {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
 
 
