@@ -132,6 +132,7 @@ class LlamaPython:
             n_threads_batch=arguments.threads,
             flash_attn=True,
             draft_model=draft if num_pred_tokens else None,
+            logits_all=num_pred_tokens > 0,  # or a prompt of two batches has no room for its rows
             verbose=False,
         )
         self._is_end = {self._llama.token_eos(), self._llama._model.token_eot()}

@@ -103,6 +103,26 @@ def _one_line(text: str) -> str:
 # -- results -------------------------------------------------------------------------------
 
 
+def _beside(files: str) -> str:
+    """One line for each file: plain against plain, and default against the best settings."""
+    rows = [
+        "| same prompts in turns, decode | plain | over the faster plain peer | default | "
+        "over the best setting of llama-server | of llama-cpp-python |\n",
+        "| --- | --- | --- | --- | --- | --- |\n",
+    ]
+    for file in files.split():
+        found = json.loads((RESULTS / file).read_text())
+        ours = {one["name"]: one["decode"] for one in found["contenders"]}
+        plain, default = ours["edgespec plain"], ours["edgespec"]
+        best = found["best_of_peers"]
+        others = " | ".join(_ratio(best[peer]["overall"]) for peer in ("server", "python"))
+        rows.append(
+            f"| {found['model']}, {found['prompts']} prompts | {plain['tokens_per_s']:.0f} tokens/s"
+            f" | {_ratio(plain)} | {default['tokens_per_s']:.0f} tokens/s | {others} |\n"
+        )
+    return "".join(rows)
+
+
 def _peers(file: str) -> str:
     """Every contender over all prompts."""
     found = json.loads((RESULTS / file).read_text())
@@ -140,6 +160,7 @@ def _ratio(one: dict[str, Any]) -> str:
 _KINDS: dict[str, Callable[[str], str]] = {
     "commands": _commands,
     "options": _options,
+    "beside": _beside,
     "peers": _peers,
     "categories": _categories,
 }
