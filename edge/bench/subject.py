@@ -49,10 +49,12 @@ class Subject:
             self.renew(place)
 
     def renew(self, place: int) -> None:
-        """A new drafter at `place`, which knows what earlier runs counted and no text."""
+        """A new drafter at `place`, which knows what was counted so far, and no text."""
+        before = self._drafters[place]
+        state = self._state if before is None else before.state()
         self._drafters[place] = drafter = make_drafter(self._names[place], self._model)
         if drafter is not None:
-            drafter.load_state(self._state)
+            drafter.load_state(state)
 
     def answer(self, place: int, prompt: Prompt, max_tokens: int) -> Answer:
         """The greedy answer with the drafter at `place`."""
