@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -81,6 +82,7 @@ _LOOKUPS = {"python": 0, "python lookup 10": 10, "python lookup 3": 3}
 
 def main() -> None:
     arguments = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers are ended on the way out
     if arguments.report is None:
         _measure(arguments)
     lines = read_lines(arguments.report or arguments.out)
