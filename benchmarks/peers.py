@@ -55,6 +55,7 @@ from edgespec.stats import Counters
 _START_S = 120.0
 _IDLE_S = 1.0
 _TRIES = 3
+_MOST_WAITS = 60
 _LEARNT = 64  # tokens of each of ten answers that edgespec counts acceptance on beforehand
 _CONTEXT = 4096
 # What follows --spec-type and its options; a name of llama.cpp's and two shapes of each kind,
@@ -338,7 +339,10 @@ def _measure(arguments: argparse.Namespace) -> None:
     left = [(number, one) for number, one in prompts if number not in known]
     if not left:
         return
+    _wait_until_quiet()
     with _contenders(arguments) as (contenders, worker):
+        if None in worker.call("facts")["step_ms"][:4]:
+            raise BackendError("steps were timed on a busy machine: run this again")
         _warm_up(contenders, worker, arguments)
         for number, prompt in left:
             if time.monotonic() > deadline:
@@ -350,6 +354,15 @@ def _measure(arguments: argparse.Namespace) -> None:
             known |= {number} if line["busy_neighbours"] <= BUSY else set()
             told = f"{len(known)} of {len(prompts)} prompts, others {line['busy_neighbours']:.2f}"
             print(f"{told} of a core", file=sys.stderr, flush=True)
+
+
+def _wait_until_quiet() -> None:
+    """Step times are measured when a model is loaded, so that must not happen beside others."""
+    neighbours = Neighbours()
+    for _ in range(_MOST_WAITS):
+        time.sleep(_IDLE_S)
+        if neighbours.share() <= BUSY:
+            return
 
 
 def _in_rounds(prompts: Sequence[TaskPrompt], most: int) -> list[tuple[int, TaskPrompt]]:

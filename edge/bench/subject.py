@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from math import isfinite
 from time import perf_counter
 from typing import Any
 
@@ -86,8 +87,14 @@ class Subject:
         return self._noise
 
     def facts(self) -> dict[str, Any]:
-        """The plan, and the memory that was predicted, allocated and measured so far."""
+        """The plan, step times, and the memory that was predicted, allocated and measured.
+
+        `step_ms` are the times of steps over 1, 2, ... tokens; None was not measured.
+        """
+        curve = self._engine.curve
+        steps = [] if curve is None else curve.base[1:]
         return {
+            "step_ms": [ms if isfinite(ms) else None for ms in steps],
             "plan": self._plan.as_json(),
             "threads": self._plan.threads,
             "place": self._engine.backend.capabilities.place or self._plan.device,
