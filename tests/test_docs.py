@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import re
 from pathlib import Path
@@ -80,3 +81,12 @@ def test_every_script_of_the_benchmarks_says_which_number_it_makes() -> None:
     helpers = {"peers_report.py", "fetch_models.py"}
     for script in (ROOT / "benchmarks").glob("*.py"):
         assert script.name in helpers or f"`{script.name}" in told, script.name
+
+
+def test_the_recording_shows_what_the_first_screen_quotes() -> None:
+    rows = re.findall(r"<text[^>]*>(.*?)</text>", (ROOT / "docs/images/run.svg").read_text())
+    recorded = html.unescape("".join(re.sub(r"<[^>]+>", "", row) for row in rows))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    quoted = readme.split('$ edgespec run "Why is the sky blue?"\n')[1].split("\n```")[0]
+    for line in quoted.splitlines():
+        assert line.replace(" [...]", "") in recorded
