@@ -153,7 +153,8 @@ class LlamaBackend:
         pages = HugePages()
 
         def report(fraction: float, _data: Any) -> bool:
-            pages.ask()  # first called when the weights have their place and are not read yet
+            if fraction == 0.0:  # the weights have their place and are not read yet
+                pages.ask()
             if progress is not None:
                 progress(fraction)
             return True
