@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Logits
+from edgespec.backends.ggml_values import FloatRows
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
-from edgespec.models.early_exit import KEPT_ROWS, ExitInfo
+from edgespec.models.early_exit import ExitInfo
 from edgespec.models.gguf import read_gguf_shards
-from edgespec.models.onnx_weights import dequantize, raw_rows
 from edgespec.models.spec import ModelSpec
 
 _TABLE = "token_embd.weight"
@@ -24,29 +24,34 @@ _TABLE = "token_embd.weight"
 class EmbeddingTable:
     """Embeddings of a model's tokens, read from its file as they are needed.
 
-    Raises MissingDependencyError without the gguf package.
+    Rows are read rather than mapped, so that pages of the table do not add up in memory.
+
+    Raises UnsupportedError for a type of table that llama.cpp cannot convert.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
-        self._tensor, path = next(
+        tensor, path = next(
             (tensor, shard.path)
             for shard in read_gguf_shards(spec.path)
             for tensor in shard.tensors
             if tensor.name == _TABLE
         )
-        self._raw = raw_rows(path, self._tensor)
-        self._kept: dict[int, NDArray[np.float32]] = {}
+        self._to_float = FloatRows(tensor.type, tensor.dims[0])
+        self._offset = tensor.offset
+        self._file = path.open("rb", buffering=0)
 
     def __call__(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """[n, width] for n tokens."""
-        missing = sorted({token for token in tokens if token not in self._kept})
-        if missing:
-            if len(self._kept) + len(missing) > KEPT_ROWS:
-                self._kept.clear()
-                missing = sorted(set(tokens))
-            rows = dequantize(self._tensor, self._raw[missing])
-            self._kept |= {token: row.copy() for token, row in zip(missing, rows, strict=True)}
-        return np.stack([self._kept[token] for token in tokens])
+        size = self._to_float.row_bytes
+        rows = np.empty((len(tokens), size), np.uint8)
+        for row, token in zip(rows, tokens, strict=True):
+            self._file.seek(self._offset + token * size)
+            self._file.readinto(row.data)
+        return self._to_float(rows)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 class ExitBackend(LlamaBackend):
@@ -61,10 +66,19 @@ class ExitBackend(LlamaBackend):
         *,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        super().__init__(path, settings, progress=progress, embed=EmbeddingTable(target))
+        self._table = EmbeddingTable(target)
+        try:
+            super().__init__(path, settings, progress=progress, embed=self._table)
+        except BaseException:
+            self._table.close()
+            raise
         self._ids = np.array(info.token_ids)
         self._wide = np.full((settings.max_nodes, target.vocab_size), -np.inf, np.float32)
 
     def _rows(self, count: int) -> Logits:
         self._wide[:count, self._ids] = super()._rows(count)
         return self._wide[:count]
+
+    def close(self) -> None:
+        super().close()
+        self._table.close()

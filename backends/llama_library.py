@@ -6,6 +6,7 @@ for the whole context and hides the sequence functions.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import re
 from collections import deque
@@ -94,3 +95,16 @@ def library() -> ModuleType:
     llama_cpp.llama_backend_init()
     module: ModuleType = llama_cpp
     return module
+
+
+@functools.cache
+def ggml() -> ctypes.CDLL:
+    """The functions of ggml, which llama.cpp computes with, and which has a library of its own."""
+    module = library()
+    from llama_cpp._ctypes_extensions import load_shared_library
+
+    try:
+        found: ctypes.CDLL = load_shared_library("ggml-base", module._base_path)
+    except FileNotFoundError:  # built into one library
+        found = module._lib
+    return found

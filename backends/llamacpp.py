@@ -198,6 +198,7 @@ class LlamaBackend:
         params.type_k = self._kv_type(settings.kv_type_k)
         params.type_v = self._kv_type(settings.kv_type_v)
         params.no_perf = True
+        self._adjust(params)
         pages = HugePages()
         self._context = self._lib.llama_init_from_model(self._model, params)
         if not self._context:
@@ -208,6 +209,9 @@ class LlamaBackend:
             )
         self._memory = self._lib.llama_get_memory(self._context)
         pages.ask(written=True)  # the cache has been cleared
+
+    def _adjust(self, params: Any) -> None:
+        """Other parameters of a context, for backends that derive from this one."""
 
     @staticmethod
     def _kv_type(name: str) -> int:

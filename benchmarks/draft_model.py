@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--per-category", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--drafts", type=int, nargs="*", help="tokens to force, not 1 to 4")
     parser.add_argument("--only", choices=("forced", "sampled", "decided"))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -147,7 +148,9 @@ def main() -> None:
         "draft": Path(arguments.draft).name,
     }
     tables: dict[str, Callable[[], Any]] = {
-        "forced": lambda: [bench.forced(count) for count in range(1, _MOST + 1)],
+        "forced": lambda: [
+            bench.forced(count) for count in arguments.drafts or range(1, _MOST + 1)
+        ],
         "sampled": lambda: [bench.sampled(branches) for branches in (False, True)],
         "decided": bench.decided,
     }

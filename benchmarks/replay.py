@@ -20,19 +20,24 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import edgespec
-from edgespec.backends.base import Backend
+from edgespec.backends.base import Backend, Logits
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.controller import build_tree, choose_size
 from edgespec.drafters import make_drafter
+from edgespec.drafters import model as model_module
 from edgespec.drafters.base import Drafter, Outcome, Successors
+from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine import Engine
+from edgespec.loading import open_draft_model
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.device import usable_cores
-from edgespec.models.spec import read_model_spec
+from edgespec.memory.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES
+from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.proposal import Stakes
 from edgespec.successors import successors_of
 from edgespec.tree import DraftTree
@@ -64,6 +69,8 @@ def main() -> None:
     live.add_argument("--temperature", type=float, default=0.0)
     live.add_argument("--curve", default="cpu2-smollm2-q4_0")
     live.add_argument("--drafter", default="suffix", nargs="+", help="lists to compare")
+    live.add_argument("--draft-model", type=Path, metavar="FILE")
+    live.add_argument("--draft-step", type=float, help="plain steps; default: by bytes")
     live.set_defaults(action=_live)
     arguments = parser.parse_args()
     arguments.action(arguments)
@@ -128,6 +135,39 @@ class PricedCurve(CostCurve):
         PricedCurve.spent_ms += self.step_ms(num_nodes, depth, previous)
 
 
+class PricedModel(ModelDrafter):
+    """A draft model whose steps take what a table says; `model_s` is what they really took."""
+
+    model_s = 0.0
+
+    def _catch_up(self) -> Logits:
+        PricedCurve.spent_ms += self._catch_up_ms()
+        start, before = perf_counter(), self.model_s
+        logits = super()._catch_up()
+        self.model_s = before + perf_counter() - start
+        return logits
+
+    def _feed(self, tokens: Sequence[int]) -> Logits:
+        PricedCurve.spent_ms += self._step_ms(1)
+        start = perf_counter()
+        logits = super()._feed(tokens)
+        self.model_s += perf_counter() - start
+        return logits
+
+
+def _priced_model(arguments: argparse.Namespace, spec: ModelSpec, curve: CostCurve) -> PricedModel:
+    """The draft model, and a clock that moves by its price."""
+    draft_spec = read_model_spec(arguments.draft_model)
+    share = arguments.draft_step or draft_spec.weight_bytes / spec.weight_bytes
+    print(f"{draft_spec.path.name}: {share:.3f} plain steps a draft step")
+    settings = LlamaSettings(4096, DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, 1, usable_cores())
+    most = min(DRAFT_MODEL_NODES, len(curve.base) - 1)
+    prices = CostCurve([ms * share for ms in curve.base[: most + 1]])
+    backend = open_draft_model(draft_spec, spec, settings)
+    model_module.perf_counter = lambda: PricedCurve.spent_ms / 1e3  # type: ignore[attr-defined]
+    return PricedModel(backend, prices, spec.vocab_size)
+
+
 def _curve(name: str) -> PricedCurve:
     """A table's curve; sizes that were not measured cannot be chosen."""
     table = json.loads(_CURVES.read_text())[name]
@@ -153,7 +193,8 @@ def _live_run(arguments: argparse.Namespace, questions: list[Any], drafters: str
     curve = _curve(arguments.curve)
     nodes = len(curve.base) - 1
     settings = LlamaSettings(4096, 128, nodes, max(1, nodes - 1), usable_cores())
-    drafter = make_drafter(drafters)
+    model = _priced_model(arguments, spec, curve) if arguments.draft_model else None
+    drafter = make_drafter(drafters, model)
     plain_ms: dict[str, float] = defaultdict(float)
     speculative_ms: dict[str, float] = defaultdict(float)
     drafted: Counter[str] = Counter()
@@ -172,13 +213,19 @@ def _live_run(arguments: argparse.Namespace, questions: list[Any], drafters: str
             PricedCurve.spent_ms = 0.0
             result = engine.generate(prompt, max_tokens=arguments.max_tokens, sampling=params)
             depths = range(len(prompt), len(prompt) + len(result.token_ids) - 1)
+            host_s = result.counters.host_s
+            if model is not None:  # whose time in the counters is that of the table
+                host_s = max(0.0, host_s + result.counters.draft_s - model.model_s)
+                model.model_s = 0.0
             for name in (question["category"], "overall"):
                 plain_ms[name] += sum(curve.step_ms(1, depth, 1) for depth in depths)
-                speculative_ms[name] += PricedCurve.spent_ms + 1e3 * result.counters.host_s
+                speculative_ms[name] += PricedCurve.spent_ms + 1e3 * host_s
             drafted += result.counters.drafted_by
             accepted += result.counters.accepted_by
             if sys.stderr.isatty():
                 print(f"{number}/{len(questions)}", end="\r", file=sys.stderr)
+        if model is not None:
+            model.close()
     print(f"{arguments.curve}, {drafters}")
     for name in plain_ms:
         print(f"{name:<20} {plain_ms[name] / speculative_ms[name]:.3f}")

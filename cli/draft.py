@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,15 +51,7 @@ def train(
     from edgespec.draft_training import FULL_MINUTES, QUICK_MINUTES, train_draft
     from edgespec.models.spec import read_model_spec
 
-    if not output.absolute().parent.is_dir():
-        raise UnsupportedError(f"cannot write {output}: its folder is not there", hint="make it")
-    progress = Progress()
-
-    def say(text: str) -> None:
-        progress.clear()
-        note(text)
-
-    try:
+    with _writing(output) as (progress, say):
         report = train_draft(
             read_model_spec(options.model_path(model)),
             output,
@@ -68,10 +62,77 @@ def train(
             progress=progress,
             note=say,
         )
+    print(json.dumps(report) if as_json else printable(_training_text(report)))
+
+
+@draft_app.command()
+def build(
+    model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The drafter's file.")] = Path(
+        "drafter.gguf"
+    ),
+    skip: Annotated[
+        str, typer.Option("--skip", help="Blocks to leave out, such as 4,7-9, or auto.")
+    ] = "auto",
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", min=0.01, help="How long auto may search.")
+    ] = None,
+    head_size: Annotated[
+        int | None, typer.Option("--head-size", min=1, help="Tokens it drafts. Default: 16384.")
+    ] = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Make a drafter without training. Example: edgespec draft build model.gguf -o skip.gguf
+
+    The drafter is the model without some of its blocks, which are numbered from 0 as in the file.
+    Stopped with Ctrl-C while it searches, the best so far is written.
+    """
+    from edgespec.block_skipping import MINUTES, build_skipping
+    from edgespec.models.spec import read_model_spec
+
+    with _writing(output) as (progress, say):
+        report = build_skipping(
+            read_model_spec(options.model_path(model)),
+            output,
+            skip=None if skip == "auto" else _blocks(skip),
+            head_size=head_size,
+            minutes=minutes or MINUTES,
+            progress=progress,
+            note=say,
+        )
+    print(json.dumps(report) if as_json else printable(_training_text(report)))
+
+
+@contextmanager
+def _writing(output: Path) -> Iterator[tuple[Progress, Callable[[str], None]]]:
+    """Progress and notes while a drafter is made."""
+    if not output.absolute().parent.is_dir():
+        raise UnsupportedError(f"cannot write {output}: its folder is not there", hint="make it")
+    progress = Progress()
+
+    def say(text: str) -> None:
+        progress.clear()
+        note(text)
+
+    try:
+        yield progress, say
     finally:
         progress.clear()
     note(f"written: {output}")
-    print(json.dumps(report) if as_json else printable(_training_text(report)))
+
+
+def _blocks(text: str) -> list[int]:
+    """The numbers of a list such as "4,7-9"."""
+    blocks: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        try:
+            blocks += range(int(first), int(last or first) + 1)
+        except ValueError:
+            raise UnsupportedError(
+                f"--skip {text} names no blocks", hint="write --skip 4,7-9, or --skip auto"
+            ) from None
+    return blocks
 
 
 @draft_app.command()
@@ -94,15 +155,19 @@ def info(
         "target": found.target_name,
         "target_hash": found.target_hash,
         "exit_layer": found.exit_layer,
+        "blocks": found.blocks,
         "head_size": len(found.token_ids),
         "file_bytes": spec.file_bytes,
     }
     if as_json:
         print(json.dumps({**facts, "report": found.report}))
         return
+    made = f"after block {found.exit_layer}, and one block of its own"
+    if found.blocks:
+        made = f"nowhere: {found.exit_layer} of the blocks, {_listed(found.blocks)}"
     rows = [
         ("drafts for", f"{found.target_name} ({found.target_hash})"),
-        ("exit", f"after block {found.exit_layer}, and one block of its own"),
+        ("exit", made),
         ("head", f"{len(found.token_ids)} tokens"),
         ("file", size_text(spec.file_bytes)),
     ]
@@ -111,12 +176,25 @@ def info(
         print(printable(_training_text(found.report)))
 
 
+def _listed(blocks: Sequence[int]) -> str:
+    """Numbers with runs of them joined: 0-2, 5."""
+    parts: list[str] = []
+    for _, run in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
+        numbers = [number for _, number in run]
+        parts.append(f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0]))
+    return ", ".join(parts)
+
+
 def _training_text(report: Mapping[str, Any]) -> str:
-    """The exits that were compared after a short training, and the one that was trained."""
-    head = ("exit", "head", "agreement", "tokens/round", "step", "predicted speed")
+    """What was compared, and what was made; the numbers of the latter are of text held out."""
+    is_trained = "loss" in report
+    first, mark = ("exit", " (trained)") if is_trained else ("blocks", " (written)")
+    head = (first, "head", "agreement", "tokens/round", "step", "predicted speed")
     rows = [head, *(_row(candidate, "") for candidate in report["compared"])]
-    rows.append(_row(report["result"], " (trained)"))
-    text = f"{report['text_tokens']} tokens of text, loss {report['loss']:.3f} on those held out"
+    rows.append(_row(report["result"], mark))
+    text = f"{report['text_tokens']} tokens of text"
+    if is_trained:
+        text += f", loss {report['loss']:.3f} on those held out"
     return f"{text}\n\n{table(rows)}"
 
 

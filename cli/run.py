@@ -209,7 +209,7 @@ def _report(
         "memory": {
             **memory_json(plan),
             "measured_peak_bytes": peak_resident_bytes(),
-            "allocated_bytes": engine.backend.memory_bytes(),
+            "allocated_bytes": engine.memory_bytes(),
         },
     }
     if checked is not None:

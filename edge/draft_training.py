@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.llama_tokenizer import open_tokenizer
-from edgespec.backends.llamacpp import LlamaSettings
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.exit_chat import chat_of, read_prompts
-from edgespec.loading import Progress, load, open_measured_draft
+from edgespec.loading import Progress, draft_step_ms, load
 from edgespec.memory import device
 from edgespec.memory.curve import CostCurve
-from edgespec.memory.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES
+from edgespec.memory.speed import predicted_speedup
 from edgespec.models.early_exit import target_hash
 from edgespec.models.exit_network import Weights, check_architecture, import_torch
 from edgespec.models.exit_texts import LENGTH, TextWriter, load_texts, seconds_written, write_texts
@@ -185,33 +184,9 @@ class _Costs:
         return Candidate(layer, size, runs[0], length, ms, best)
 
 
-def predicted_speedup(
-    runs: Sequence[float], target_ms: Sequence[float], draft_ms: float
-) -> tuple[float, float]:
-    """Speed over plain decoding and tokens per round, at the best fixed draft length.
-
-    E(n) = 1 + the sum of `runs`[:n] tokens come from n drafted ones; a round takes
-    `target_ms`[n + 1] + n x `draft_ms` (arXiv 2211.17192, section 3.3, with measured times).
-    """
-    plain, best = target_ms[1], (1.0, 1.0)
-    for count in range(1, min(len(runs), len(target_ms) - 2) + 1):
-        length = 1.0 + sum(runs[:count])
-        speed = length * plain / (target_ms[count + 1] + count * draft_ms)
-        if count == 1 or speed > best[0]:
-            best = speed, length
-    return best
-
-
 def _exit_step_ms(spec: ModelSpec, layer: int, size: int, progress: Progress) -> float:
     """Milliseconds of one step of an exit; its adapter is the target's next block, untrained."""
     weights = Weights(spec, import_torch().float32)
-    settings = LlamaSettings(
-        context_size=_CONTEXT,
-        batch_size=DRAFT_MODEL_BATCH,
-        max_nodes=DRAFT_MODEL_NODES,
-        max_leaves=1,
-        threads=device.usable_cores(),
-    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "untrained.gguf"
         write_exit(
@@ -223,9 +198,7 @@ def _exit_step_ms(spec: ModelSpec, layer: int, size: int, progress: Progress) ->
             norm=weights.tensor("output_norm.weight").numpy(),
             report={},
         )
-        backend, curve = open_measured_draft(read_model_spec(path), spec, settings, progress)
-        backend.close()
-    return curve.base[1]
+        return draft_step_ms(read_model_spec(path), spec, progress)
 
 
 def _write(

@@ -230,6 +230,11 @@ class Engine:
             eos_token=eos_token,
         )
 
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes the engines of the model and of its drafter say they allocated, by component."""
+        of_drafter = getattr(self.drafter, "memory_bytes", dict)
+        return {**self.backend.memory_bytes(), **of_drafter()}
+
     def close(self) -> None:
         """Free the model; safe to call twice.
 

@@ -28,6 +28,7 @@ from edgespec.models.onnx_folder import read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.noise import largest_invariant_step, prefill_is_invariant
 from edgespec.planning import (
+    draft_settings_of,
     make_run_plan,
     rounds_key,
     settings_key,
@@ -41,6 +42,7 @@ Progress = Callable[[str, float], None]  # what is being done, and which part of
 # Together with warm-up and one large step too many these stay below two seconds.
 _CURVE_SECONDS = 1.1
 _DRAFT_CURVE_SECONDS = 0.4
+_TIMED_CONTEXT = 1024  # of draft models that are only timed
 
 
 def load(
@@ -76,7 +78,8 @@ def load(
         kv_type: f16, q8_0 or q4_0.
         gpu_layers: layers on the GPU; None takes all of them where llama.cpp has one.
         drafter: "auto", "none" or a list of `edgespec.drafters.NAMES`, such as "suffix,recycling".
-        draft_model: a smaller GGUF model with the same vocabulary.
+        draft_model: a smaller GGUF model with the same vocabulary, or an early exit of this one,
+            which with `drafter="auto"` is used unless measured times say that it does not pay.
         draft_max: most tokens drafted at once.
         exact: only settings in which a token's logits do not depend on what else is in its step.
         remember: keep generated texts in the cache directory, to draft from them later.
@@ -213,16 +216,20 @@ def _load_draft_model(
     if plan.draft_model is None or plan.draft_max == 0:
         return None
     draft_spec = read_model_spec(plan.draft_model)
+    chosen = draft_settings_of(plan)
     settings = LlamaSettings(
         context_size=draft_context(draft_spec, plan.context_size),
         batch_size=DRAFT_MODEL_BATCH,
         max_nodes=DRAFT_MODEL_NODES,
         max_leaves=1,
-        threads=plan.threads,
-        gpu_layers=-1 if plan.gpu_layers else 0,
+        threads=chosen.threads,
+        gpu_layers=chosen.gpu_layers,
         mapped=plan.draft_mapped,
     )
-    backend, curve = open_measured_draft(draft_spec, spec, settings, report)
+    stored = stored_curve(draft_spec, chosen)
+    backend, curve = open_measured_draft(draft_spec, spec, settings, report, stored)
+    if curve is not stored:
+        cache.store("curves", settings_key(draft_spec, chosen), curve.as_json())
     try:
         return ModelDrafter(backend, curve, target.tokenizer.vocab_size)
     except BaseException:
@@ -231,13 +238,19 @@ def _load_draft_model(
 
 
 def open_measured_draft(
-    draft_spec: ModelSpec, target: ModelSpec, settings: LlamaSettings, report: Progress
+    draft_spec: ModelSpec,
+    target: ModelSpec,
+    settings: LlamaSettings,
+    report: Progress,
+    stored: CostCurve | None = None,
 ) -> tuple[LlamaBackend, CostCurve]:
-    """A draft model and the times of its steps."""
+    """A draft model and the times of its steps: what was stored, if it still holds."""
     backend = open_draft_model(
         draft_spec, target, settings, lambda part: report("loading the draft model", part)
     )
     try:
+        if stored is not None and not measured_while_busy(backend, stored):
+            return backend, stored
         report("measuring step times", 0.0)
         curve = measure_curve(
             lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=_DRAFT_CURVE_SECONDS
@@ -248,6 +261,20 @@ def open_measured_draft(
     except BaseException:
         backend.close()
         raise
+
+
+def draft_step_ms(draft_spec: ModelSpec, target: ModelSpec, report: Progress) -> float:
+    """Milliseconds that a draft model takes for a token on this device."""
+    settings = LlamaSettings(
+        context_size=_TIMED_CONTEXT,
+        batch_size=DRAFT_MODEL_BATCH,
+        max_nodes=DRAFT_MODEL_NODES,
+        max_leaves=1,
+        threads=device.usable_cores(),
+    )
+    backend, curve = open_measured_draft(draft_spec, target, settings, report)
+    backend.close()
+    return curve.base[1]
 
 
 def open_draft_model(

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 
 from edgespec.drafters import MODEL, drafter_names, tables_bytes
 from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.exit_planning import Verdict, exit_of, judge
 from edgespec.memory import cache, device
 from edgespec.memory.bandwidth import memory_bandwidth
 from edgespec.memory.curve import CostCurve
@@ -118,13 +119,39 @@ def _placed(request: Request, machine: Device) -> Request:
 
 
 def _plan_on(spec: ModelSpec, request: Request, machine: Device) -> Plan:
+    early_exit = exit_of(spec, request)
+    if early_exit is None:
+        return _plan_by_curve(spec, request, machine)
+    plan = _plan_by_curve(spec, replace(request, draft_model=None), machine)
+    if plan.drafter == "none":
+        return plan
+    draft_curve = stored_curve(early_exit.spec, draft_settings_of(plan))
+    curve = stored_curve(spec, settings_of(plan))
+    verdict = judge(early_exit, spec, curve, draft_curve)
+    if verdict.pays:
+        names = f"{plan.drafter},{MODEL}"
+        wider = replace(request, drafter=names, draft_model=early_exit.spec.path)
+        try:
+            drafting = _plan_with(spec, wider, machine)
+        except DoesNotFitError as problem:
+            verdict = Verdict(False, str(problem))
+        else:
+            if drafting.draft_max and drafting.context_size == plan.context_size:
+                choice = Choice("early_exit", "used", verdict.reason)
+                reason = "what the text repeats, and the model's own first words of what follows"
+                return _with_choice(_with_reason(drafting, "drafter", reason), choice)
+            verdict = Verdict(False, f"{verdict.reason}; but context would be left out for it")
+    hint = f"; --drafter {plan.drafter},{MODEL} uses it" if early_exit.is_named else ""
+    return _with_choice(plan, Choice("early_exit", "not used", verdict.reason + hint))
+
+
+def _plan_by_curve(spec: ModelSpec, request: Request, machine: Device) -> Plan:
     plan = _plan_with(spec, request, machine)
     if request.drafter != "auto" or plan.drafter != "suffix" or not _is_flat(spec, plan):
         return plan
     wide = _plan_with(spec, replace(request, drafter="suffix,recycling"), machine)
     reason = "steps over many tokens cost little here: what else the target could have said pays"
-    choices = [c if c.name != "drafter" else replace(c, reason=reason) for c in wide.choices]
-    return replace(wide, choices=tuple(choices))
+    return _with_reason(wide, "drafter", reason)
 
 
 def _plan_with(spec: ModelSpec, request: Request, machine: Device) -> Plan:
@@ -197,6 +224,11 @@ def _with_choice(plan: Plan, choice: Choice) -> Plan:
     return replace(plan, choices=(choice, *plan.choices))
 
 
+def _with_reason(plan: Plan, name: str, reason: str) -> Plan:
+    choices = [replace(c, reason=reason) if c.name == name else c for c in plan.choices]
+    return replace(plan, choices=tuple(choices))
+
+
 def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
     """Predicts speed from the stored curve and history, or from bandwidth where there is none."""
     curve = stored_curve(spec, settings)
@@ -219,6 +251,11 @@ def settings_of(plan: Plan) -> Settings:
         plan.backend == ONNX and plan.exact,
         plan.device if plan.backend == ONNX else "cpu",
     )
+
+
+def draft_settings_of(plan: Plan) -> Settings:
+    """What decides the step times of a draft model beside a plan's target."""
+    return Settings(plan.threads, "f16", "f16", -1 if plan.gpu_layers else 0, MODEL)
 
 
 def settings_key(spec: ModelSpec, settings: Settings) -> str:

@@ -62,7 +62,7 @@ def profile(
             )
             tracker.mark("answers")
             speeds = _measure_speed(spec, plan, engine, report)
-            allocated = engine.backend.memory_bytes()
+            allocated = engine.memory_bytes()
     measured_plan = make_run_plan(spec, request)
     return {
         "model": {

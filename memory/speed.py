@@ -126,3 +126,20 @@ def estimated_curve(weight_bytes: int, bytes_per_s: float, max_nodes: int) -> Co
     first = max(0.05, 1e3 * weight_bytes / bytes_per_s)
     base = [first * (1.0 + _UNMEASURED_SLOPE * (n - 1)) for n in range(1, max_nodes + 1)]
     return CostCurve([float("inf"), *base])
+
+
+def predicted_speedup(
+    runs: Sequence[float], target_ms: Sequence[float], draft_ms: float
+) -> tuple[float, float]:
+    """Speed over plain decoding and tokens per round, at the best fixed draft length.
+
+    E(n) = 1 + the sum of `runs`[:n] tokens come from n drafted ones; a round takes
+    `target_ms`[n + 1] + n x `draft_ms` (arXiv 2211.17192, section 3.3, with measured times).
+    """
+    plain, best = target_ms[1], (1.0, 1.0)
+    for count in range(1, min(len(runs), len(target_ms) - 2) + 1):
+        length = 1.0 + sum(runs[:count])
+        speed = length * plain / (target_ms[count + 1] + count * draft_ms)
+        if count == 1 or speed > best[0]:
+            best = speed, length
+    return best

@@ -6,6 +6,9 @@ ordinary GGUF model whose vocabulary is the head's: the first `exit_layer` block
 rows are the target's bytes, `token_ids` says which token of the target each row stands for. Inputs
 are embeddings of the target's whole table, so that nothing is lost where a token has no row.
 
+A file may also be made without training, of some of the target's blocks and nothing else (SWIFT,
+arXiv 2410.06916, skips blocks so).
+
 Such a file drafts for the one target it was made from, and for no other.
 """
 
@@ -26,19 +29,22 @@ from edgespec.models.spec import ModelSpec
 
 PREFIX = "edgespec.early_exit"  # of the keys in a file
 VERSION = 1
-KEPT_ROWS = 1024  # of embeddings: dequantizing one takes longer than a block of a small model
 _SAMPLED_BYTES = 256  # of each tensor go into a target's hash
 
 
 @dataclass(frozen=True, slots=True)
 class ExitInfo:
-    """What a drafter file says of itself; `report` is how it was trained, for people."""
+    """What a drafter file says of itself; `report` is how it was made, for people.
+
+    `blocks` are the target's blocks in a drafter that skips the others and has no block of its own.
+    """
 
     target_hash: str
     target_name: str
     exit_layer: int
     token_ids: array[int]  # [V'], ascending
     report: Mapping[str, Any]
+    blocks: tuple[int, ...] = ()
 
 
 def target_hash(spec: ModelSpec) -> str:
@@ -79,6 +85,7 @@ def read_exit(spec: ModelSpec) -> ExitInfo | None:
         file.integer(f"{PREFIX}.exit_layer"),
         ids,
         _report(file),
+        tuple(read_numbers(file.path, file.metadata.get(f"{PREFIX}.blocks"))),
     )
 
 
@@ -103,5 +110,5 @@ def check_exit(target: ModelSpec, draft: ModelSpec, info: ExitInfo) -> None:
 
 
 def exit_bytes(target: ModelSpec, max_nodes: int) -> int:
-    """Most bytes a drafter takes beside llama.cpp's: kept embeddings, and rows of the target's."""
-    return 4 * (KEPT_ROWS * target.embedding_size + max_nodes * target.vocab_size)
+    """Bytes a drafter takes beside llama.cpp's: its rows of logits, as wide as the target's."""
+    return 4 * max_nodes * target.vocab_size

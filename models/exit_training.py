@@ -277,7 +277,7 @@ class ExitTrainer:
                     row[asked].numpy() for row, asked in zip(right, batch.answers, strict=True)
                 ]
         self._head, self._row_of = kept
-        return Quality(float(self._torch.cat(losses).mean()), _runs(hits))
+        return Quality(float(self._torch.cat(losses).mean()), runs_of(hits))
 
     def adapter(self) -> dict[str, NDArray[np.float32]]:
         """The tensors of the trained block, by name within it."""
@@ -325,7 +325,7 @@ def _rate(part: float) -> float:
     return _LAST_RATE + (1.0 - _LAST_RATE) * (1.0 + cos(pi * min(1.0, part))) / 2.0
 
 
-def _runs(hits: Sequence[NDArray[np.bool_]]) -> tuple[float, ...]:
+def runs_of(hits: Sequence[NDArray[np.bool_]]) -> tuple[float, ...]:
     """How often the next 1, 2, ... answers' places are all right, over texts' places [n]."""
     runs = []
     for length in range(1, LONGEST_RUN + 1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from edgespec.models.gguf_values import read_numbers, read_strings
 from edgespec.models.onnx_weights import raw_rows
 from edgespec.models.spec import ModelSpec
 
+_TABLES = ("token_embd.weight", "output.weight")  # a row for each token
 _BLOCK = 32  # values of a Q8_0 block
 _CONTROL, _BYTE = 3, 6  # kinds of tokens
 _SPECIAL = ("bos", "eos", "eot", "unknown", "padding")
@@ -68,21 +69,52 @@ def write_exit(
     Raises MissingDependencyError without the gguf package, UnsupportedError where it cannot be
     written.
     """
+    own = {f"blk.{exit_layer}.{name}": values for name, values in adapter.items()}
+    own["output_norm.weight"] = norm
+    _write(target, path, range(exit_layer), exit_layer + 1, token_ids, report, own)
+
+
+def write_pruned(
+    target: ModelSpec,
+    path: str | os.PathLike[str],
+    *,
+    blocks: Sequence[int],
+    token_ids: NDArray[np.int32],
+    report: Mapping[str, Any],
+) -> None:
+    """Write a drafter that is `target` with only some `blocks`, ascending, and nothing trained.
+
+    Arguments and errors as in `write_exit`.
+    """
+    _write(target, path, blocks, len(blocks), token_ids, report, {})
+
+
+def _write(
+    target: ModelSpec,
+    path: str | os.PathLike[str],
+    blocks: Sequence[int],
+    num_blocks: int,
+    token_ids: NDArray[np.int32],
+    report: Mapping[str, Any],
+    own: Mapping[str, NDArray[np.float32]],
+) -> None:
+    """The target's `blocks`, and `own` tensors: a block behind them with its norm, or none."""
     gguf = _gguf()
     partial = Path(f"{os.fspath(path)}.partial")
     try:
         writer = gguf.GGUFWriter(partial, target.arch)
-        _add_metadata(gguf, writer, target, exit_layer, token_ids)
+        _add_metadata(gguf, writer, target, num_blocks, token_ids)
         writer.add_uint32(f"{PREFIX}.version", VERSION)
         writer.add_string(f"{PREFIX}.target", target_hash(target))
         writer.add_string(f"{PREFIX}.target_name", target.path.name)
-        writer.add_uint32(f"{PREFIX}.exit_layer", exit_layer)
+        writer.add_uint32(f"{PREFIX}.exit_layer", len(blocks))
+        if not own:
+            writer.add_array(f"{PREFIX}.blocks", list(blocks))
         writer.add_array(f"{PREFIX}.token_ids", token_ids.tolist())
         writer.add_string(f"{PREFIX}.report", json.dumps(dict(report)))
-        _add_copies(gguf, writer, target, exit_layer, token_ids)
-        for name, values in {f"blk.{exit_layer}.{n}": v for n, v in adapter.items()}.items():
+        _add_copies(gguf, writer, target, blocks, token_ids, with_norm=not own)
+        for name, values in own.items():
             _add_trained(gguf, writer, name, values)
-        _add_trained(gguf, writer, "output_norm.weight", norm)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -97,11 +129,11 @@ def write_exit(
 
 
 def _add_metadata(
-    gguf: Any, writer: Any, target: ModelSpec, exit_layer: int, token_ids: NDArray[np.int32]
+    gguf: Any, writer: Any, target: ModelSpec, num_blocks: int, token_ids: NDArray[np.int32]
 ) -> None:
     file = read_gguf_shards(target.path)[0]
     writer.add_name(f"early exit of {target.name}")
-    changed = {"block_count": exit_layer + 1, "vocab_size": len(token_ids)}
+    changed = {"block_count": num_blocks, "vocab_size": len(token_ids)}
     for key, value in file.metadata.items():
         name = key.removeprefix(f"{target.arch}.")
         if name == key or name in changed:
@@ -153,28 +185,41 @@ def _add_tokens(writer: Any, file: Gguf, token_ids: NDArray[np.int32]) -> None:
 
 
 def _add_copies(
-    gguf: Any, writer: Any, target: ModelSpec, exit_layer: int, token_ids: NDArray[np.int32]
+    gguf: Any,
+    writer: Any,
+    target: ModelSpec,
+    blocks: Sequence[int],
+    token_ids: NDArray[np.int32],
+    *,
+    with_norm: bool,
 ) -> None:
-    """The target's first blocks whole, of its tables the chosen rows; all byte for byte."""
+    """Some of the target's blocks whole, of its tables the chosen rows; all byte for byte."""
     for shard in read_gguf_shards(target.path):
         for tensor in shard.tensors:
-            if tensor.name in ("token_embd.weight", "output.weight"):
-                _add_raw(gguf, writer, tensor, raw_rows(shard.path, tensor)[token_ids])
-            elif _block_of(tensor) < exit_layer:
-                rows = raw_rows(shard.path, tensor)
-                _add_raw(gguf, writer, tensor, rows[0] if len(tensor.dims) == 1 else rows)
+            name = _new_name(tensor.name, blocks, with_norm=with_norm)
+            if name in _TABLES:
+                _add_raw(gguf, writer, name, tensor, raw_rows(shard.path, tensor)[token_ids])
+            elif name:
+                shape = (*reversed(tensor.dims[1:]), -1)
+                _add_raw(gguf, writer, name, tensor, raw_rows(shard.path, tensor).reshape(shape))
 
 
-def _block_of(tensor: GgufTensor) -> float:
-    parts = tensor.name.split(".")
+def _new_name(name: str, blocks: Sequence[int], *, with_norm: bool) -> str:
+    """What a tensor of the target is called in the drafter; "" where it is left out."""
+    parts = name.split(".")
     if parts[0] == "blk":
-        return int(parts[1])
-    return -1 if tensor.name == "rope_freqs.weight" else float("inf")
+        number = int(parts[1])
+        kept = [str(blocks.index(number)), *parts[2:]] if number in blocks else []
+        return ".".join(["blk", *kept]) if kept else ""
+    is_copied = name in _TABLES or name == "rope_freqs.weight"
+    return name if is_copied or (with_norm and name.startswith("output_norm.")) else ""
 
 
-def _add_raw(gguf: Any, writer: Any, tensor: GgufTensor, rows: NDArray[np.uint8]) -> None:
+def _add_raw(
+    gguf: Any, writer: Any, name: str, tensor: GgufTensor, rows: NDArray[np.uint8]
+) -> None:
     kind = getattr(gguf.GGMLQuantizationType, tensor.type.name)
-    writer.add_tensor(tensor.name, np.ascontiguousarray(rows), raw_dtype=kind)
+    writer.add_tensor(name, np.ascontiguousarray(rows), raw_dtype=kind)
 
 
 def _add_trained(gguf: Any, writer: Any, name: str, values: NDArray[np.float32]) -> None:

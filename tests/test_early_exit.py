@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import edgespec
 from edgespec.backends.early_exit import EmbeddingTable, ExitBackend
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.drafters.combined import CombinedDrafter
+from edgespec.drafters.merging import merge
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UnsupportedError
@@ -25,6 +29,7 @@ from edgespec.models.gguf import read_gguf
 from edgespec.models.onnx_weights import float_rows, raw_rows
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.proposal import Proposal, Stakes
 from edgespec.sampling import SamplingParams
 from edgespec.tree import DraftTree
 
@@ -125,11 +130,13 @@ def test_a_file_without_its_token_ids_is_an_error(drafter: ModelSpec) -> None:
 def test_embeddings_fed_equal_tokens_fed(kind: Any, tmp_path: Path) -> None:
     spec = read_model_spec(write_model(tmp_path / "model.gguf", "llama", kind))
     rows = []
-    for embed in (None, EmbeddingTable(spec)):
+    table = EmbeddingTable(spec)
+    for embed in (None, table):
         model = LlamaBackend(spec.path, SETTINGS, embed=embed)
         model.prefill(TEXT)
         rows.append(model.verify(DraftTree.chain(TEXT[:3])).copy())
         model.close()
+    table.close()
     assert np.array_equal(rows[0], rows[1])
 
 
@@ -154,14 +161,25 @@ def test_tokens_without_a_row_are_read_all_the_same(backend: LlamaBackend) -> No
     assert not np.array_equal(first, backend.verify(DraftTree.chain([4])))
 
 
-def test_more_tokens_than_are_kept_are_embedded_right(
-    target: ModelSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgespec.backends.early_exit.KEPT_ROWS", 4)
+def test_embeddings_are_the_rows_of_the_table(target: ModelSpec) -> None:
     table = EmbeddingTable(target)
     expected = floats(target, "token_embd.weight")
-    for tokens in ([1, 2, 3], [3, 4, 1], [9, 9, 2], list(range(20))):
+    for tokens in ([1, 2, 3], [3, 4, 1], [9, 9, 2], list(range(20)), []):
         assert np.array_equal(table(tokens), expected[tokens])
+    table.close()
+
+
+def test_drafting_needs_no_package_beside_llama_cpp(target: ModelSpec, drafter: ModelSpec) -> None:
+    """Not gguf, which reads weights elsewhere."""
+    program = (
+        "import sys; sys.modules['gguf'] = None\n"
+        "import edgespec\n"
+        f"engine = edgespec.load({str(target.path)!r}, context_size=256, backend='llamacpp',\n"
+        f"    draft_model={str(drafter.path)!r})\n"
+        "engine.generate([3, 200, 7], max_tokens=4)\n"
+        "engine.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_control_tokens_and_the_most_frequent_are_chosen(target: ModelSpec) -> None:
@@ -202,6 +220,50 @@ def test_drafting_is_lossless(
         assert drafted.counters.accepted_tokens > 0
     engine.close()
     draft.close()
+
+
+def drafts(
+    target: ModelSpec, folder: Path, draft_ms: float, text: Sequence[int] = TEXT, **options: Any
+) -> Proposal:
+    """What a nearly perfect exit proposes where a plain step takes a second."""
+    drafter = write_untrained(target, folder / "exit.gguf", 3)
+    backend = open_draft_model(drafter, target, SETTINGS)
+    model = ModelDrafter(backend, Cheap([float("inf"), *[draft_ms] * 8]), target.vocab_size)
+    curve = Cheap([float("inf"), *(1000.0 + n for n in range(8))])
+    model.begin(text)
+    proposal = model.propose(Stakes(7, 0.02, curve, depth=len(text), **options))
+    model.close()
+    return replace(proposal, sources=["model"] * len(proposal))
+
+
+def test_drafting_stops_where_a_step_is_not_worth_its_time(
+    target: ModelSpec, tmp_path: Path
+) -> None:
+    """By the value of the next token, not after a fixed number."""
+    lengths = [
+        len(drafts(target, tmp_path, draft_ms, branches=False)) for draft_ms in (1.0, 300.0, 900.0)
+    ]
+    assert lengths[0] == 7 > lengths[1] > lengths[2] == 1
+
+
+def test_where_many_nodes_are_cheap_the_next_best_tokens_are_drafted_too(
+    target: ModelSpec, tmp_path: Path
+) -> None:
+    proposals = [drafts(target, tmp_path, 400.0, TEXT[:count]) for count in range(1, 7)]
+    assert any(len(set(proposal.parents)) < len(proposal) for proposal in proposals)
+    for proposal in proposals:
+        assert {int(token) for token in proposal.tokens} <= set(IDS.tolist())
+        assert sorted(proposal.probabilities, reverse=True) == list(proposal.probabilities)
+    chain = drafts(target, tmp_path, 400.0, branches=False)
+    assert list(chain.parents) == list(range(-1, len(chain) - 1))
+
+
+def test_other_sources_are_merged_by_value(target: ModelSpec, tmp_path: Path) -> None:
+    proposal = drafts(target, tmp_path, 1.0, branches=False)
+    merged = merge(Proposal([1], [-1], [0.3], sources=["suffix"]), proposal)
+    assert len(merged) == len(proposal) + 1
+    assert set(merged.sources) == {"model", "suffix"}
+    assert sorted(merged.probabilities, reverse=True) == list(merged.probabilities)
 
 
 def test_a_drafter_is_loaded_by_its_path(target: ModelSpec, drafter: ModelSpec) -> None:

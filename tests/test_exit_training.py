@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.cli.main import app
-from edgespec.draft_training import _batch_size, predicted_speedup
+from edgespec.draft_training import _batch_size
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.exit_chat import read_prompts
+from edgespec.memory.speed import predicted_speedup
 from edgespec.models.early_exit import read_exit
 from edgespec.models.exit_network import check_architecture
 from edgespec.models.spec import ModelSpec, read_model_spec

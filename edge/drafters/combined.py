@@ -142,6 +142,15 @@ class CombinedDrafter:
             if recall is not None:
                 recall(texts)
 
+    def memory_bytes(self) -> dict[str, int]:
+        """What drafters with an engine of their own allocated, by component."""
+        found: dict[str, int] = {}
+        for source in self._sources:
+            memory_bytes = getattr(source.drafter, "memory_bytes", None)
+            if memory_bytes is not None:
+                found |= memory_bytes()
+        return found
+
     def close(self) -> None:
         """Free what drafters hold beyond their tables."""
         for source in self._sources:

@@ -178,6 +178,10 @@ class ModelDrafter:
         if isinstance(hope, float) and 0.0 <= hope <= 1.0:
             self._hope = hope
 
+    def memory_bytes(self) -> dict[str, int]:
+        """What the draft model's engine says it allocated, by component."""
+        return {f"draft_{name}": size for name, size in self._backend.memory_bytes().items()}
+
     def close(self) -> None:
         """Free the draft model."""
         self._backend.close()

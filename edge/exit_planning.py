@@ -1,0 +1,96 @@
+"""Whether an early exit pays on this device, from measured times, before anything is loaded.
+
+Imports no inference library and no numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.errors import UnsupportedError
+from edgespec.memory.curve import CostCurve
+from edgespec.memory.request import Request
+from edgespec.memory.speed import predicted_speedup
+from edgespec.models.early_exit import ExitInfo, check_exit, read_exit
+from edgespec.models.embedded import embedded_drafter_path
+from edgespec.models.pairing import check_pair
+from edgespec.models.spec import ModelSpec, read_model_spec
+
+_WORTH_DRAFTING = 1.03  # the least gain for which the controller drafts
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyExit:
+    """A drafter file that may be used, and whether somebody named it."""
+
+    spec: ModelSpec
+    info: ExitInfo
+    is_named: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether to load a drafter, and why."""
+
+    pays: bool
+    reason: str
+
+
+def exit_of(spec: ModelSpec, request: Request) -> EarlyExit | None:
+    """The early exit that `--drafter auto` has to think about: the named file, or the shipped one.
+
+    Raises UnsupportedError where the named one is of another model.
+    """
+    if request.drafter != "auto":
+        return None
+    path = request.draft_model or embedded_drafter_path()
+    if path is None:
+        return None
+    draft_spec = read_model_spec(path)
+    info = read_exit(draft_spec)
+    if info is None:
+        return None
+    if request.draft_model is not None:
+        check_pair(spec, draft_spec)
+        return EarlyExit(draft_spec, info, is_named=True)
+    try:
+        check_exit(spec, draft_spec, info)
+    except UnsupportedError:
+        return None
+    return EarlyExit(draft_spec, info, is_named=False)
+
+
+def judge(
+    found: EarlyExit, target: ModelSpec, curve: CostCurve | None, draft_curve: CostCurve | None
+) -> Verdict:
+    """What the file says of how often it is right, against what steps take here.
+
+    One that is shipped is used where measurements say that it pays; one that was named, unless
+    they say that it does not. A draft step that was not measured takes as long as its share of the
+    target's bytes.
+    """
+    runs = _runs(found.info)
+    if not runs or curve is None:
+        missing = "step times are not measured yet"
+        if not runs:
+            missing = "its file does not say how often it is right"
+        return Verdict(found.is_named, missing)
+    plain_ms = curve.base[1]
+    draft_ms = plain_ms * found.spec.weight_bytes / target.weight_bytes
+    if draft_curve is not None:
+        draft_ms = draft_curve.base[1]
+    speed, length = predicted_speedup(runs, curve.base, draft_ms)
+    reason = (
+        f"{speed:.2f}x of plain decoding predicted: {length:.2f} tokens a round, "
+        f"{draft_ms / plain_ms:.2f} plain steps a draft, {curve.base[2] / plain_ms:.2f} for two "
+        "tokens"
+    )
+    return Verdict(speed > _WORTH_DRAFTING, reason)
+
+
+def _runs(info: ExitInfo) -> Sequence[float]:
+    runs = info.report.get("runs")
+    if not isinstance(runs, list) or not all(isinstance(part, (int, float)) for part in runs):
+        return ()
+    return runs

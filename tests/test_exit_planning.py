@@ -1,0 +1,219 @@
+"""Whether an early exit is used: shipped and named ones, by time, memory and what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from random_gguf import Q4_0, VOCABULARY, write_model
+
+import edgespec
+from edgespec.errors import UnsupportedError
+from edgespec.memory import cache
+from edgespec.memory.curve import CostCurve
+from edgespec.memory.plan import Device, Plan
+from edgespec.memory.request import Request
+from edgespec.models.embedded import embedded_drafter_path
+from edgespec.models.exit_writer import write_pruned
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.planning import draft_settings_of, make_run_plan, settings_key, settings_of
+
+FLAT = [1.0, 1.05, 1.1, 1.15, 1.22, 1.3, 1.37, 1.45, 1.5, 1.55, 1.6, 1.65, 1.7, 1.75, 1.8, 1.85]
+STEEP = [1.0 + 0.8 * n for n in range(16)]
+OFTEN = [0.7, 0.5, 0.3, 0.2]
+MACHINE = Device(4 << 30, (), frozenset({"avx2"}))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> ModelSpec:
+    return read_model_spec(write_model(tmp_path / "target.gguf", "llama", Q4_0))
+
+
+def exit_file(target: ModelSpec, path: Path, runs: Any = OFTEN) -> Path:
+    ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
+    write_pruned(target, path, blocks=[0], token_ids=ids, report={"runs": runs} if runs else {})
+    return path
+
+
+@pytest.fixture
+def drafter(target: ModelSpec, tmp_path: Path) -> Path:
+    return exit_file(target, tmp_path / "exit.gguf")
+
+
+@pytest.fixture
+def shipped(drafter: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("edgespec.exit_planning.embedded_drafter_path", lambda: drafter)
+    return drafter
+
+
+def plan_of(target: ModelSpec, machine: Device = MACHINE, **request: Any) -> Plan:
+    return make_run_plan(target, Request(threads=1, backend="llamacpp", **request), machine)
+
+
+def measured(target: ModelSpec, times: Sequence[float]) -> None:
+    key = settings_key(target, settings_of(plan_of(target, drafter="suffix")))
+    cache.store("curves", key, CostCurve([float("inf"), *times]).as_json())
+
+
+def drafts_measured(target: ModelSpec, drafter: Path, ms: float) -> None:
+    settings = draft_settings_of(plan_of(target, drafter="suffix"))
+    key = settings_key(read_model_spec(drafter), settings)
+    cache.store("curves", key, CostCurve([float("inf"), *[ms] * 8]).as_json())
+
+
+def choice(plan: Plan) -> tuple[str, str]:
+    found = plan.as_json()["early_exit"]
+    return found["value"], found["reason"]
+
+
+# ------------------------------------------------------------------------------- shipped
+
+
+def test_nothing_is_said_where_there_is_none(
+    target: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.exit_planning.embedded_drafter_path", lambda: None)
+    assert "early_exit" not in plan_of(target).as_json()
+
+
+def test_before_anything_is_measured_a_shipped_one_is_not_used(
+    target: ModelSpec, shipped: Path
+) -> None:
+    plan = plan_of(target)
+    assert choice(plan) == ("not used", "step times are not measured yet")
+    assert (plan.drafter, plan.draft_model) == ("suffix", None)
+
+
+def test_it_is_used_where_it_pays(target: ModelSpec, shipped: Path) -> None:
+    """A draft step is taken to last as long as its share of the target's bytes."""
+    measured(target, FLAT)
+    plan = plan_of(target)
+    share = read_model_spec(shipped).weight_bytes / target.weight_bytes
+    value, reason = choice(plan)
+    rates = [(1 + sum(OFTEN[:n])) / (FLAT[n] + n * share) for n in range(1, len(OFTEN) + 1)]
+    assert value == "used" and reason.startswith(f"{max(rates):.2f}x of plain decoding predicted: ")
+    assert reason.endswith(f"{share:.2f} plain steps a draft, 1.05 for two tokens")
+    assert (plan.drafter, plan.draft_model) == ("suffix,model", shipped)
+    assert {"draft_weights", "draft_kv_cache"} <= set(plan.component_bytes)
+    assert plan.as_json()["drafter"]["reason"] != "as asked"
+
+
+def test_it_is_not_used_where_steps_are_dear(target: ModelSpec, shipped: Path) -> None:
+    measured(target, STEEP)
+    value, reason = choice(plan_of(target))
+    assert value == "not used" and "x of plain decoding predicted" in reason
+    assert "draft_weights" not in plan_of(target).component_bytes
+
+
+def test_a_measured_draft_step_counts_more_than_bytes(target: ModelSpec, shipped: Path) -> None:
+    measured(target, FLAT)
+    drafts_measured(target, shipped, 2.0)
+    value, reason = choice(plan_of(target))
+    assert value == "not used" and "2.00 plain steps a draft" in reason
+
+
+def test_it_is_not_used_where_it_does_not_fit(target: ModelSpec, shipped: Path) -> None:
+    """Context is not given up for it."""
+    measured(target, FLAT)
+    without = plan_of(target, drafter="suffix", context_size=2048)
+    most = without.predicted_peak_bytes
+    plan = plan_of(target, context_size=2048, budget_bytes=most)
+    value, reason = choice(plan)
+    assert value == "not used" and plan.context_size == 2048
+    assert "MiB" in reason or "left out" in reason
+    assert plan.predicted_peak_bytes <= most
+
+
+def test_it_is_not_looked_at_where_drafters_are_named(target: ModelSpec, shipped: Path) -> None:
+    measured(target, FLAT)
+    for names in ("suffix", "none"):
+        assert "early_exit" not in plan_of(target, drafter=names).as_json()
+
+
+def test_other_models_are_not_bothered_by_it(
+    target: ModelSpec, shipped: Path, tmp_path: Path
+) -> None:
+    other = read_model_spec(write_model(tmp_path / "other.gguf", "llama", Q4_0, seed=9))
+    measured(other, FLAT)
+    assert "early_exit" not in plan_of(other).as_json()
+
+
+def test_the_packages_own_is_a_file_or_nothing() -> None:
+    path = embedded_drafter_path()
+    assert path is None or path.is_file()
+
+
+# --------------------------------------------------------------------------------- named
+
+
+def test_a_named_one_is_used_until_measurements_speak_against_it(
+    target: ModelSpec, drafter: Path
+) -> None:
+    plan = plan_of(target, draft_model=drafter)
+    assert choice(plan) == ("used", "step times are not measured yet")
+    assert (plan.drafter, plan.draft_model) == ("suffix,model", drafter)
+    measured(target, STEEP)
+    plan = plan_of(target, draft_model=drafter)
+    value, reason = choice(plan)
+    assert value == "not used" and reason.endswith("--drafter suffix,model uses it")
+    assert plan.draft_model is None
+    forced = plan_of(target, draft_model=drafter, drafter="suffix,model")
+    assert forced.draft_model == drafter and "early_exit" not in forced.as_json()
+
+
+@pytest.mark.parametrize("runs", [None, "often", ["a"]])
+def test_a_file_that_does_not_say_what_it_hits(
+    target: ModelSpec, tmp_path: Path, runs: Any
+) -> None:
+    path = exit_file(target, tmp_path / "silent.gguf", runs)
+    measured(target, STEEP)
+    plan = plan_of(target, draft_model=path)
+    assert choice(plan) == ("used", "its file does not say how often it is right")
+
+
+def test_a_named_one_of_another_model_is_refused(drafter: Path, tmp_path: Path) -> None:
+    other = read_model_spec(write_model(tmp_path / "other.gguf", "llama", Q4_0, seed=9))
+    with pytest.raises(UnsupportedError, match="is an early exit of"):
+        plan_of(other, draft_model=drafter)
+
+
+def test_an_ordinary_draft_model_is_used_as_asked(target: ModelSpec, tmp_path: Path) -> None:
+    small = write_model(tmp_path / "small.gguf", "llama", Q4_0, seed=3)
+    measured(target, STEEP)
+    plan = plan_of(target, draft_model=small)
+    assert plan.draft_model == small and "early_exit" not in plan.as_json()
+
+
+# ------------------------------------------------------------------------------- loading
+
+
+def test_the_time_of_a_draft_step_is_measured_once(
+    target: ModelSpec, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"context_size": 256, "threads": 1, "backend": "llamacpp"}
+    options |= {"draft_model": drafter, "drafter": "suffix,model"}
+    monkeypatch.setattr("edgespec.loading.measured_while_busy", lambda *_: False)
+    measurements = []
+    steps: list[str] = []
+    for _ in range(2):
+        steps.clear()
+        edgespec.load(target.path, progress=lambda what, _: steps.append(what), **options).close()
+        measurements.append(steps.count("measuring step times"))
+    assert measurements == [4, 0]  # of the target and of the drafter, begun and ended
+
+
+def test_a_shipped_one_is_loaded_once_the_target_was_measured(
+    target: ModelSpec, shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.exit_planning._WORTH_DRAFTING", 0.0)
+    names = []
+    for _ in range(2):
+        with edgespec.load(target.path, context_size=256, threads=1, backend="llamacpp") as engine:
+            assert engine.drafter is not None
+            names.append("model" in engine.drafter.name)
+            allocated = engine.memory_bytes()
+            assert ("draft_weights" in allocated) == names[-1]
+    assert names == [False, True]
