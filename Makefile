@@ -19,7 +19,7 @@ test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p edgespec
-	$(BIN)/mypy tests benchmarks
+	$(BIN)/mypy tests benchmarks docs
 	$(BIN)/pytest
 
 install: $(STAMP)

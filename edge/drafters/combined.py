@@ -60,6 +60,11 @@ class CombinedDrafter:
         """Bytes of all tables together."""
         return sum(source.drafter.nbytes for source in self._sources)
 
+    def member(self, name: str) -> Drafter | None:
+        """The drafter of that name, if it is one of these."""
+        drafters = (source.drafter for source in self._sources)
+        return next((drafter for drafter in drafters if drafter.name == name), None)
+
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text."""
         self.written.append([tokens[-1]])

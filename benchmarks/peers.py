@@ -1,0 +1,435 @@
+"""edgespec beside other programs that run the same file: same prompts, same tokens, in turns.
+
+    python benchmarks/peers.py MODEL --prompts FILE --out answers.jsonl [--server llama-server]
+    python benchmarks/peers.py --report answers.jsonl
+
+Every prompt is answered by all contenders in turn (the order rotates), greedily, from the same
+token ids, with the same number of threads and most new tokens. One line for each prompt is
+appended to --out; the same command goes on where it was stopped, and --minutes ends it in time.
+
+decode: tokens after the first one over the time after it; end to end: all tokens over all time.
+llama-server's decode time is the one it reports itself, so its HTTP does not count there. Idle
+contenders must not compute: what they take from the processor in a second is printed first. An
+answer during which other programs kept the machine busy is given again; a prompt where that did
+not help does not count, and is asked again by the next run.
+
+Peers that are not installed are left out, with the reason. llama-server is built from the source
+that llama-cpp-python carries, with its compiler options:
+
+    pip download --no-deps --no-binary :all: llama-cpp-python==0.3.36 && tar xf llama_cpp_python-*
+    cmake -B build -S llama_cpp_python-0.3.36/vendor/llama.cpp -DCMAKE_BUILD_TYPE=Release \\
+        -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+    cmake --build build --target llama-server
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from peers_report import Line, document_of, read_lines, text_of
+
+from edgespec.bench.neighbours import BUSY, Neighbours
+from edgespec.bench.turns import Answer, Contender, take_turns
+from edgespec.bench.worker import Worker, WorkerContender
+from edgespec.engine import Prompt
+from edgespec.errors import BackendError, UnsupportedError
+from edgespec.memory.device import cpu_name, usable_cores
+from edgespec.memory.request import Request
+from edgespec.prompts import PROMPTS, TaskPrompt, read_prompts
+from edgespec.stats import Counters
+
+_START_S = 120.0
+_IDLE_S = 1.0
+_TRIES = 3
+_MOST_WAITS = 60
+_LEARNT = 64  # tokens of each of ten answers that edgespec counts acceptance on beforehand
+_CONTEXT = 4096
+# What follows --spec-type and its options; a name of llama.cpp's and two shapes of each kind,
+# because the defaults look for repetitions of 12 and 24 tokens that are rare in short answers.
+SERVERS = {
+    "server": (),
+    "server ngram-simple": ("--spec-type", "ngram-simple"),
+    "server ngram-simple 4/8": (
+        *("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "4"),
+        *("--spec-ngram-simple-size-m", "8"),
+    ),
+    "server ngram-mod": ("--spec-type", "ngram-mod"),
+    "server ngram-mod 6/8": (
+        *("--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", "6"),
+        *("--spec-ngram-mod-n-min", "2", "--spec-ngram-mod-n-max", "8"),
+    ),
+    "server ngram-map-k 4/8": (
+        *("--spec-type", "ngram-map-k", "--spec-ngram-map-k-size-n", "4"),
+        *("--spec-ngram-map-k-size-m", "8"),
+    ),
+    "server ngram-cache": ("--spec-type", "ngram-cache"),
+}
+_LOOKUPS = {"python": 0, "python lookup 10": 10, "python lookup 3": 3}
+
+
+def main() -> None:
+    arguments = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers are ended on the way out
+    if arguments.report is None:
+        _measure(arguments)
+    lines = read_lines(arguments.report or arguments.out)
+    if not lines:
+        print("nothing was measured without busy neighbours")
+        return
+    document = document_of(lines, arguments.baseline)
+    if arguments.summary is not None:
+        arguments.summary.write_text(json.dumps(document, indent=1) + "\n")
+    print(text_of(document))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--prompts", type=Path, help="JSON lines with `category` and `turns`")
+    parser.add_argument("--per-category", type=int, default=10**9, metavar="K")
+    parser.add_argument("--max-tokens", type=int, default=192)
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--server", type=Path, help="llama-server's executable")
+    parser.add_argument("--draft-model", type=Path, help="for llama-server and edgespec")
+    parser.add_argument("--only", nargs="*", help="contenders, by name; default: all")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no prompt after this")
+    parser.add_argument("--out", type=Path, help="JSON lines, appended to")
+    parser.add_argument("--report", type=Path, help="only show what was measured earlier")
+    parser.add_argument("--summary", type=Path, help="write all ratios here, as JSON")
+    parser.add_argument("--baseline", help="what ratios are relative to; default: best plain peer")
+    arguments = parser.parse_args()
+    if arguments.report is None and not (arguments.model and arguments.prompts and arguments.out):
+        parser.error("name a model, --prompts and --out, or --report")
+    return arguments
+
+
+# -- contenders ----------------------------------------------------------------------------
+
+
+class LlamaPython:
+    """llama-cpp-python's high-level class, plain or with its prompt lookup."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace, num_pred_tokens: int) -> None:
+        from llama_cpp import Llama
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+        draft = LlamaPromptLookupDecoding(num_pred_tokens=num_pred_tokens)
+        self.name = name
+        self._llama = Llama(
+            str(arguments.model),
+            n_ctx=_CONTEXT,
+            n_threads=arguments.threads,
+            n_threads_batch=arguments.threads,
+            flash_attn=True,
+            draft_model=draft if num_pred_tokens else None,
+            logits_all=num_pred_tokens > 0,  # or a prompt of two batches has no room for its rows
+            verbose=False,
+        )
+        self._is_end = {self._llama.token_eos(), self._llama._model.token_eot()}
+
+    def renew(self) -> None:
+        """It remembers no text."""
+
+    def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
+        """The greedy answer; its tokens come one by one."""
+        self._llama.reset()
+        tokens: list[int] = []
+        times: list[float] = []
+        start = time.perf_counter()
+        for token in self._llama.generate(_ids(prompt), temp=0.0, repeat_penalty=1.0):
+            times.append(time.perf_counter())
+            tokens.append(token)
+            if len(tokens) >= max_tokens or token in self._is_end:
+                break
+        counters = _counters(prompt, len(tokens), times[0] - start, times[-1] - times[0])
+        return Answer(tuple(tokens), counters)
+
+    def close(self) -> None:
+        """Free the model."""
+        self._llama.close()
+
+
+class LlamaServer:
+    """llama.cpp's server in a process of its own, asked for token ids over HTTP."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace, options: Sequence[str]) -> None:
+        self.name = name
+        self._url = f"http://127.0.0.1:{(port := _free_port())}"
+        threads = str(arguments.threads)
+        command = [str(arguments.server), "-m", str(arguments.model), "--port", str(port)]
+        command += ["-c", str(_CONTEXT), "-np", "1", "-t", threads, "-tb", threads, "-fa", "on"]
+        self.process = subprocess.Popen(
+            [*command, "--cache-ram", "0", *options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"{self._url}/health", timeout=5):
+                    return
+            except OSError:
+                time.sleep(0.2)
+        raise BackendError(f"{self.name} did not start (status {self.process.poll()})")
+
+    def renew(self) -> None:
+        """What its n-gram pools hold of earlier answers stays there, as it does for its users."""
+
+    def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
+        """The greedy answer, with the server's own decode time and the whole time as seen here."""
+        request = {
+            "prompt": _ids(prompt),
+            "n_predict": max_tokens,
+            "temperature": 0.0,
+            "top_k": 1,  # the cheapest way to be greedy here: no other sampler looks at the logits
+            "samplers": ["top_k"],
+            "cache_prompt": False,
+            "return_tokens": True,
+            "stream": False,
+        }
+        start = time.perf_counter()
+        body = json.dumps(request).encode()
+        headers = {"Content-Type": "application/json"}
+        asked = urllib.request.Request(f"{self._url}/completion", body, headers)
+        try:
+            with urllib.request.urlopen(asked) as reply:
+                found = json.load(reply)
+        except urllib.error.HTTPError as problem:
+            raise BackendError(f"{self.name}: {problem.read().decode()[:200]}") from problem
+        total_s = time.perf_counter() - start
+        timings = found["timings"]
+        decode_s = timings["predicted_ms"] / 1e3
+        if timings["prompt_n"] != len(_ids(prompt)):
+            raise BackendError(f"{self.name} read {timings['prompt_n']} tokens of another prompt")
+        counters = _counters(prompt, timings["predicted_n"], total_s - decode_s, decode_s)
+        counters.drafted_tokens = timings.get("draft_n", 0)
+        counters.accepted_tokens = timings.get("draft_n_accepted", 0)
+        counters.rounds -= counters.accepted_tokens
+        return Answer(tuple(found["tokens"]), counters)
+
+    def close(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.wait()
+
+
+def _counters(prompt: Prompt, generated: int, first_s: float, decode_s: float) -> Counters:
+    """Counters of an answer whose tokens came one by one."""
+    return Counters(
+        prompt_tokens=len(_ids(prompt)),
+        generated_tokens=generated,
+        rounds=max(0, generated - 1),
+        time_to_first_token_s=first_s,
+        decode_s=decode_s,
+    )
+
+
+def _ids(prompt: Prompt) -> list[int]:
+    return [token for token in prompt if isinstance(token, int)]
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@contextmanager
+def _contenders(arguments: argparse.Namespace) -> Iterator[tuple[list[Quiet], Worker]]:
+    """All contenders that are there and asked for; the reason of each that is not, on stderr."""
+    chosen: list[Quiet] = []
+    with ExitStack() as stack:
+
+        def add(name: str, make: Callable[[], Any]) -> None:
+            if arguments.only and name not in arguments.only:
+                return
+            try:
+                contender = make()
+            except (ImportError, OSError, ValueError, BackendError, UnsupportedError) as problem:
+                print(f"without {name}: {problem}", file=sys.stderr)
+                return
+            if hasattr(contender, "close"):
+                stack.callback(contender.close)
+            chosen.append(Quiet(contender))
+
+        request = Request(
+            backend="llamacpp",
+            context_size=_CONTEXT,
+            threads=arguments.threads,
+            draft_model=arguments.draft_model,
+        )
+        worker = stack.enter_context(Worker(arguments.model, request, ["none", "auto"]))
+        for place, name in enumerate(("edgespec plain", "edgespec")):
+            add(name, partial(WorkerContender, name, worker, place))
+        for name, number in _LOOKUPS.items():
+            add(name, partial(LlamaPython, name, arguments, number))
+        for name, options in _servers(arguments).items():
+            add(name, partial(_server, name, arguments, options))
+        yield chosen, worker
+
+
+def _servers(arguments: argparse.Namespace) -> dict[str, tuple[str, ...]]:
+    if arguments.draft_model is None:
+        return SERVERS
+    draft = ("--spec-type", "draft-simple", "-md", str(arguments.draft_model))
+    return {**SERVERS, "server draft": draft}
+
+
+def _server(name: str, arguments: argparse.Namespace, options: Sequence[str]) -> LlamaServer:
+    if arguments.server is None:
+        raise UnsupportedError("no --server was named")
+    return LlamaServer(name, arguments, options)
+
+
+class Quiet:
+    """A contender that answers again where other programs kept the machine busy meanwhile.
+
+    Texts it has seen stay known from prompt to prompt, but not from one try to the next.
+    """
+
+    def __init__(self, contender: Contender) -> None:
+        self.name = contender.name
+        self.busy = 0.0  # cores that others took during the answer that counts
+        self._contender = contender
+        self._neighbours = Neighbours()
+
+    def renew(self) -> None:
+        """Nothing: see above."""
+
+    def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
+        """The answer of the first quiet try, or of the last one."""
+        for _ in range(_TRIES):
+            self._neighbours.share()
+            answer = self._contender.answer(prompt, max_tokens)
+            self.busy = self._neighbours.share()
+            if self.busy <= BUSY:
+                break
+            self._contender.renew()
+        return answer
+
+
+# -- measuring -----------------------------------------------------------------------------
+
+
+def _measure(arguments: argparse.Namespace) -> None:
+    deadline = time.monotonic() + 60 * arguments.minutes
+    prompts = _in_rounds(read_prompts(arguments.prompts), arguments.per_category)
+    known = {line["prompt"] for line in read_lines(arguments.out)}
+    left = [(number, one) for number, one in prompts if number not in known]
+    if not left:
+        return
+    _wait_until_quiet()
+    with _contenders(arguments) as (contenders, worker):
+        if None in worker.call("facts")["step_ms"][:4]:
+            raise BackendError("steps were timed on a busy machine: run this again")
+        _warm_up(contenders, worker, arguments)
+        for number, prompt in left:
+            if time.monotonic() > deadline:
+                print(f"out of time: {len(known)} of {len(prompts)} prompts", file=sys.stderr)
+                return
+            line = _one_prompt(contenders, worker, number, prompt, arguments)
+            with arguments.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            known |= {number} if line["busy_neighbours"] <= BUSY else set()
+            told = f"{len(known)} of {len(prompts)} prompts, others {line['busy_neighbours']:.2f}"
+            print(f"{told} of a core", file=sys.stderr, flush=True)
+
+
+def _wait_until_quiet() -> None:
+    """Step times are measured when a model is loaded, so that must not happen beside others."""
+    neighbours = Neighbours()
+    for _ in range(_MOST_WAITS):
+        time.sleep(_IDLE_S)
+        if neighbours.share() <= BUSY:
+            return
+
+
+def _in_rounds(prompts: Sequence[TaskPrompt], most: int) -> list[tuple[int, TaskPrompt]]:
+    """At most `most` prompts of each task by their place in the file: one of each, then again.
+
+    So a run that is stopped has asked about as many of every task.
+    """
+    places: dict[str, list[tuple[int, TaskPrompt]]] = {}
+    for number, prompt in enumerate(prompts):
+        places.setdefault(prompt.task, []).append((number, prompt))
+    rounds = zip_longest(*(some[:most] for some in places.values()))
+    return [one for some in rounds for one in some if one is not None]
+
+
+def _warm_up(contenders: Sequence[Quiet], worker: Worker, arguments: argparse.Namespace) -> None:
+    """One short answer each, and for edgespec ten: only its very first run knows nothing.
+
+    Then nobody may compute.
+    """
+    import psutil
+
+    ids = worker.call("encode", "Count from one to twenty in words.")
+    for contender in contenders:
+        contender.answer(ids, 16)
+        for prompt in PROMPTS[: len(PROMPTS) // 2] if contender.name == "edgespec" else ():
+            contender.answer(prompt.text, _LEARNT)
+    processes = [psutil.Process(), *psutil.Process().children()]
+    before = [sum(process.cpu_times()[:2]) for process in processes]
+    time.sleep(_IDLE_S)
+    spent = [sum(process.cpu_times()[:2]) - b for process, b in zip(processes, before, strict=True)]
+    names = ", ".join(contender.name for contender in contenders)
+    print(f"{names}; idle ones took {max(spent) / _IDLE_S:.1%} of a core", file=sys.stderr)
+
+
+def _one_prompt(
+    contenders: Sequence[Quiet],
+    worker: Worker,
+    number: int,
+    prompt: TaskPrompt,
+    arguments: argparse.Namespace,
+) -> Line:
+    ids: list[int] = worker.call("encode", prompt.text)
+    # The order rotates with the prompt's number, as it would in one go over all prompts.
+    shift = number % len(contenders)
+    order = [*contenders[shift:], *contenders[:shift]]
+    answers = {}
+    for _, _, place, answer in take_turns(order, [ids], max_tokens=arguments.max_tokens):
+        counters = answer.counters
+        answers[order[place].name] = {
+            "token_ids": answer.token_ids,
+            "generated_tokens": counters.generated_tokens,
+            "decode_s": counters.decode_s,
+            "time_to_first_token_s": counters.time_to_first_token_s,
+            "drafted_tokens": counters.drafted_tokens,
+            "accepted_tokens": counters.accepted_tokens,
+        }
+    return {
+        "model": arguments.model.name,
+        "machine": f"{cpu_name()}, {arguments.threads} threads",
+        "prompt": number,
+        "task": prompt.task,
+        "prompt_tokens": len(ids),
+        "max_tokens": arguments.max_tokens,
+        "busy_neighbours": max(contender.busy for contender in contenders),
+        "answers": {one.name: answers[one.name] for one in contenders},
+    }
+
+
+if __name__ == "__main__":
+    main()

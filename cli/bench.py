@@ -1,0 +1,232 @@
+"""`edgespec bench`: plain against speculative decoding, by task, in turns, in one run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edgespec.cli import options
+from edgespec.cli.render import Progress, note, printable, size_text, table
+from edgespec.errors import UnsupportedError
+
+_WIDE = 78  # columns that the whole table takes
+_SHORT = 9  # letters of a name that fits over a column
+
+
+@options.takes_shared_options
+def bench(
+    model: Annotated[
+        str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", help="JSON lines like Spec-Bench's. Default: twenty, built in."),
+    ] = None,
+    per_task: Annotated[
+        int | None, typer.Option("--per-task", min=1, help="Only so many prompts of each task.")
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", min=2, help="Most tokens of an answer.")
+    ] = 128,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Answer all prompts so often; medians count.")
+    ] = 1,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page with plots.")] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", help="Write a row for every answer.")
+    ] = None,
+    settings: options.PlanOptionLists = options.LISTS,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Measure speed by task. Example: edgespec bench model.gguf --drafter plain --drafter suffix
+
+    Options below may be given several times; all combinations answer the same prompts in turns.
+    The first one is what the others are compared with. Drafters are plain and auto if none is
+    named.
+    """
+    from edgespec.bench.measure import bench as measure
+    from edgespec.bench.neighbours import BUSY
+    from edgespec.models.onnx_folder import read_model
+    from edgespec.prompts import PROMPTS, first_of_each_task, read_prompts
+
+    write_page = _page_writer(html)
+    if csv_file is not None:
+        from edgespec.memory.page import require_place
+
+        require_place(csv_file)
+    chosen = list(PROMPTS) if prompts is None else read_prompts(prompts)
+    if per_task is not None:
+        chosen = first_of_each_task(chosen, per_task)
+    longest = max((len(prompt.text.encode()) for prompt in chosen), default=0)
+    requests = [
+        (label, one.request(prompt_tokens=longest // 2 + 64, max_tokens=max_tokens))
+        for label, one in settings.each
+    ]
+    progress = Progress()
+    try:
+        measured = measure(
+            read_model(options.model_path(model)),
+            requests,
+            _drafters(settings.drafters),
+            chosen,
+            max_tokens=max_tokens,
+            repeats=repeats,
+            progress=progress,
+        )
+    finally:
+        progress.clear()
+    if measured["busy_neighbours"] > BUSY:
+        note(
+            f"warning: other programs kept {measured['busy_neighbours']:.1f} cores busy meanwhile; "
+            "an idle machine is faster, and ratios differ"
+        )
+    if html is not None:
+        write_page(measured, html)
+        note(f"report: {html}")
+    if csv_file is not None:
+        _write_csv(measured["answers"], csv_file)
+        note(f"answers: {csv_file}")
+    print(json.dumps(measured) if as_json else bench_text(measured))
+
+
+def _drafters(given: Sequence[str]) -> list[str]:
+    """Lists of drafters; "plain" is another word for "none"."""
+    drafters = ["none" if name == "plain" else name for name in given or ("none", "auto")]
+    for name in drafters:
+        options.check_drafter(name)
+    return drafters
+
+
+def _page_writer(html: Path | None) -> Any:
+    """What writes the page; a missing library or folder is found before minutes are spent."""
+    if html is None:
+        return None
+    from edgespec.bench.report import write_bench_report
+    from edgespec.memory.page import require_place, require_plots
+
+    require_plots()
+    require_place(html)
+    return write_bench_report
+
+
+def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    except OSError as problem:
+        raise UnsupportedError(
+            f"cannot write {path}: {problem.strerror}", hint="name another file with --csv"
+        ) from problem
+
+
+# -- text ----------------------------------------------------------------------------------
+
+
+def bench_text(measured: dict[str, Any]) -> str:
+    """The document as tables: what could be reached first, then every variant."""
+    variants = measured["variants"]
+    model, machine, settings = measured["model"], measured["machine"], measured["settings"]
+    title = f"{printable(model['name'])} ({model['type']}) on {machine['cpu']}"
+    asked = (
+        f"{settings['prompts']} prompts of {settings['tasks']} tasks, greedy, at most "
+        f"{settings['max_tokens']} tokens each, answered in turns"
+    )
+    if settings["repeats"] > 1:
+        asked += f", {settings['repeats']} times"
+    parts = [_wrapped(title), _wrapped(asked), table(_ceiling_rows(measured))]
+    parts += [_variant_table(one, variants[0]) for one in variants[1:] or variants]
+    parts += [_wrapped(text) for one in variants if (text := _remarks(one))]
+    parts.append(table([("memory", _memory_text(load)) for load in measured["loads"]]))
+    return "\n\n".join(parts)
+
+
+def _columns() -> int:
+    return max(40, shutil.get_terminal_size((100, 24)).columns)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, _columns())
+
+
+def _ceiling_rows(measured: dict[str, Any]) -> list[tuple[str, str]]:
+    ceiling = measured["ceiling"]
+    moved = (
+        f"{ceiling['tokens_per_s']:.1f} tokens/s plain: {ceiling['memory_bytes_per_s'] / 1e9:.1f} "
+        f"GB/s over {size_text(ceiling['bytes_per_token'])} of weights a token"
+    )
+    rows = [("ceiling", moved)]
+    if (plain := ceiling.get("plain_tokens_per_s")) is not None:
+        share = plain / ceiling["tokens_per_s"]
+        rows.append(("plain", f"{plain:.1f} tokens/s, {share:.0%} of the ceiling"))
+    return rows
+
+
+def _variant_table(variant: dict[str, Any], baseline: dict[str, Any]) -> str:
+    """One variant beside the baseline, a line for every task; narrow terminals get less of it."""
+    from edgespec.bench.ratios import interval_text
+
+    is_wide = _columns() >= _WIDE
+    names = [one["name"] if len(one["name"]) <= _SHORT else "" for one in (baseline, variant)]
+    heads = [name or other for name, other in zip(names, ("first", "this"), strict=True)]
+    rows = [_cells(("task", *heads, "ratio", "95%", "length", "start", "same"), is_wide)]
+    for task, row in {**variant["tasks"], "overall": variant["overall"]}.items():
+        other = baseline["tasks"].get(task) if task != "overall" else baseline["overall"]
+        cells = (
+            task if is_wide else task[:12],
+            f"{other['tokens_per_s']:.1f}",
+            f"{row['tokens_per_s']:.1f}",
+            f"{row['ratio']:.2f}x",
+            interval_text(row["ratio_low"], row["ratio_high"]),
+            f"{row['acceptance_length']:.2f}",
+            f"{row['time_to_first_token_s']:.2f} s",
+            f"{row['identical']} of {row['prompts']}",
+        )
+        rows.append(_cells(cells, is_wide))
+    if variant is baseline:
+        return f"{variant['name']}, tokens/s\n{table(rows)}"
+    return _wrapped(f"{variant['name']} against {baseline['name']}, tokens/s") + "\n" + table(rows)
+
+
+def _cells(cells: tuple[str, ...], is_wide: bool) -> tuple[str, ...]:
+    return cells if is_wide else cells[:4]
+
+
+def _remarks(variant: dict[str, Any]) -> str:
+    """What a table has no room for: where drafts came from, what was spent, what differs."""
+    overall = variant["overall"]
+    if not overall["drafted_tokens"]:
+        return ""
+    sources = (
+        f"{overall['accepted_by'].get(name, 0)} of {drafted} by {name}"
+        for name, drafted in overall["drafted_by"].items()
+    )
+    text = (
+        f"{variant['name']}: drafts accepted {', '.join(sources)}; acceptance length "
+        f"{overall['acceptance_length']:.2f} (plain is 1.00), {overall['host_share']:.0%} of the "
+        f"time outside the models; end to end {overall['end_to_end_tokens_per_s']:.1f} tokens/s, "
+        f"{overall['end_to_end_ratio']:.2f}x"
+    )
+    if parted := overall["prompts"] - overall["identical"]:
+        text += (
+            f"; {parted} answers part from the first drafter's, {overall['unexplained']} of them "
+            "where rounding does not explain it"
+        )
+    return text
+
+
+def _memory_text(load: dict[str, Any]) -> str:
+    memory = load["memory"]
+    text = (
+        f"peak {size_text(memory['measured_peak_bytes'])}, planned "
+        f"{size_text(memory['predicted_peak_bytes'])}"
+    )
+    return f"{load['settings']}: {text}" if load["settings"] else text

@@ -1,0 +1,178 @@
+"""The parts of the documentation that the program itself knows; a test compares them.
+
+    python docs/generate.py
+
+Rewrites what stands between `<!-- generated: NAME -->` and `<!-- end -->` in docs/*.md and
+README.md: the commands and their options, and tables of what `benchmarks/results/` holds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import typer
+
+from edgespec.bench.ratios import interval_text
+from edgespec.cli.main import app
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+_PART = re.compile(r"(<!-- generated: ([\w./ -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """The files that may have generated parts."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def renewed(text: str) -> str:
+    """`text` with its generated parts as they should be. Raises KeyError for an unknown one."""
+    return _PART.sub(lambda match: match[1] + _part(match[2]) + match[3], text)
+
+
+def _part(name: str) -> str:
+    kind, _, rest = name.partition(" ")
+    return _KINDS[kind](rest)
+
+
+# -- commands ------------------------------------------------------------------------------
+
+
+def _commands(_rest: str) -> str:
+    rows = [
+        f"| [`edgespec {name}`](commands.md#edgespec-{name.replace(' ', '-')}) | {_first(one)} |\n"
+        for name, one in _every_command(typer.main.get_command(app), "")
+    ]
+    return "| command | what it does |\n| --- | --- |\n" + "".join(rows)
+
+
+def _options(_rest: str) -> str:
+    return "\n".join(
+        _command_text(name, one) for name, one in _every_command(typer.main.get_command(app), "")
+    )
+
+
+def _every_command(command: Any, name: str) -> list[tuple[str, Any]]:
+    """Commands that do something, by the words that call them."""
+    if not hasattr(command, "commands"):
+        return [(name, command)]
+    found = []
+    for word, inner in command.commands.items():
+        found += _every_command(inner, f"{name} {word}".strip())
+    return found
+
+
+def _first(command: Any) -> str:
+    return _one_line(command.help.split("\n\n")[0]).split(". Example:")[0].rstrip(".") + "."
+
+
+def _command_text(name: str, command: Any) -> str:
+    words = [f"edgespec {name}"]
+    rows = []
+    for parameter in command.params:
+        if isinstance(parameter, click.Argument) or parameter.param_type_name == "argument":
+            words.append(f"[{parameter.name.upper()}]")
+            rows.append((parameter.name.upper(), getattr(parameter, "help", "") or ""))
+        else:
+            names = ", ".join(f"`{option}`" for option in parameter.opts)
+            rows.append((names, (parameter.help or "") + _default(parameter)))
+    table = "".join(f"| {left} | {_one_line(right)} |\n" for left, right in rows)
+    head = "| argument or option | |\n| --- | --- |\n" if rows else ""
+    about = "\n\n".join(map(_one_line, (command.help or "").split("\n\n")))
+    return (
+        f"## edgespec {name}\n\n    {' '.join([*words, '[OPTIONS]'])}\n\n{about}\n\n{head}{table}"
+    )
+
+
+def _default(parameter: Any) -> str:
+    value = parameter.default
+    if value in (None, False, "", ()) or callable(value) or "efault" in (parameter.help or ""):
+        return ""
+    return f" Default: {value}."
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+# -- results -------------------------------------------------------------------------------
+
+
+def _beside(files: str) -> str:
+    """One line for each file: plain against plain, and default against the best settings."""
+    rows = [
+        "| same prompts in turns, decode | plain | over the faster plain peer | default | "
+        "over the best setting of llama-server | of llama-cpp-python |\n",
+        "| --- | --- | --- | --- | --- | --- |\n",
+    ]
+    for file in files.split():
+        found = json.loads((RESULTS / file).read_text())
+        ours = {one["name"]: one["decode"] for one in found["contenders"]}
+        plain, default = ours["edgespec plain"], ours["edgespec"]
+        best = found["best_of_peers"]
+        others = " | ".join(_ratio(best[peer]["overall"]) for peer in ("server", "python"))
+        rows.append(
+            f"| {found['model']}, {found['prompts']} prompts | {plain['tokens_per_s']:.0f} tokens/s"
+            f" | {_ratio(plain)} | {default['tokens_per_s']:.0f} tokens/s | {others} |\n"
+        )
+    return "".join(rows)
+
+
+def _peers(file: str) -> str:
+    """Every contender over all prompts."""
+    found = json.loads((RESULTS / file).read_text())
+    rows = [
+        "| | decode tokens/s | over {0} [95%] | whole answer tokens/s | over {0} [95%] |\n".format(
+            found["baseline"]
+        ),
+        "| --- | --- | --- | --- | --- |\n",
+    ]
+    for one in found["contenders"]:
+        decode, whole = one["decode"], one["end_to_end"]
+        rows.append(
+            f"| {one['name']} | {decode['tokens_per_s']:.1f} | {_ratio(decode)} | "
+            f"{whole['tokens_per_s']:.1f} | {_ratio(whole)} |\n"
+        )
+    return "".join(rows)
+
+
+def _categories(file: str) -> str:
+    """edgespec over the best setting of each peer, by category."""
+    found = json.loads((RESULTS / file).read_text())
+    peers = list(found["best_of_peers"])
+    head = "".join(f" over the best of {peer} [95%] | which |" for peer in peers)
+    text = f"| category |{head}\n| --- |{' --- | --- |' * len(peers)}\n"
+    for task in found["best_of_peers"][peers[0]]:
+        cells = (found["best_of_peers"][peer][task] for peer in peers)
+        text += f"| {task} |" + "".join(f" {_ratio(c)} | {c['name']} |" for c in cells) + "\n"
+    return text
+
+
+def _ratio(one: dict[str, Any]) -> str:
+    return f"{one['ratio']:.2f}x {interval_text(one['low'], one['high'])}"
+
+
+_KINDS: dict[str, Callable[[str], str]] = {
+    "commands": _commands,
+    "options": _options,
+    "beside": _beside,
+    "peers": _peers,
+    "categories": _categories,
+}
+
+
+def main() -> None:
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if (new := renewed(text)) != text:
+            page.write_text(new, encoding="utf-8")
+            print(f"rewritten: {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Ways of decoding against each other: the same prompts, in turns."""

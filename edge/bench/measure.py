@@ -1,0 +1,220 @@
+"""`edgespec bench`: drafters and settings against each other, as one JSON document.
+
+The first drafter of the first settings is the baseline of every ratio. Whether answers are
+identical is asked within each load: against its first drafter, which runs the same kernels.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from time import perf_counter
+from typing import Any
+
+from edgespec.bench.neighbours import Neighbours
+from edgespec.bench.summary import Prompted, speed_by_position, summary
+from edgespec.bench.turns import take_turns
+from edgespec.bench.worker import Worker, WorkerContender
+from edgespec.errors import UnsupportedError
+from edgespec.memory.bandwidth import memory_bandwidth
+from edgespec.memory.request import Request
+from edgespec.models.spec import ModelSpec
+from edgespec.profiling import machine_facts
+from edgespec.prompts import TaskPrompt
+
+Progress = Callable[[str, float], None]
+_WARM_UP = "Count from one to twenty in words."
+_WARM_TOKENS = 16
+
+
+def bench(
+    spec: ModelSpec,
+    settings: Sequence[tuple[str, Request]],
+    drafters: Sequence[str],
+    prompts: Sequence[TaskPrompt],
+    *,
+    max_tokens: int,
+    repeats: int = 1,
+    progress: Progress = lambda _what, _fraction: None,
+) -> dict[str, Any]:
+    """Measure every drafter under all settings, in turns.
+
+    Args:
+        settings: what each load is called, "" if there is one alone, and its request.
+        drafters: lists as `--drafter` takes them; "none" decodes plainly.
+        max_tokens: most tokens of an answer; an end token ends one earlier.
+        repeats: how often all prompts are answered.
+
+    Raises as `edgespec.load`, and where a prompt cannot be answered.
+    """
+    if not prompts:
+        raise UnsupportedError("there are no prompts to answer", hint="name others with --prompts")
+    ceiling = _ceiling(spec)
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(Worker(spec.path, request, drafters, progress))
+            for _, request in settings
+        ]
+        contenders = [
+            WorkerContender(_name(drafter, label), worker, place)
+            for (label, _), worker in zip(settings, workers, strict=True)
+            for place, drafter in enumerate(worker.drafters)
+        ]
+        for worker in workers:
+            worker.call("mark", "warm-up")
+        for contender in contenders:
+            contender.answer(_WARM_UP, _WARM_TOKENS)
+        for worker in workers:
+            worker.call("mark", "answers")
+        neighbours = Neighbours()
+        taken = _answers(contenders, prompts, max_tokens, repeats, progress)
+        busy = neighbours.share()
+        loads = [worker.call("facts") for worker in workers]
+        noises = [
+            _compare(worker, prompts, taken[place * len(drafters) : (place + 1) * len(drafters)])
+            for place, worker in enumerate(workers)
+        ]
+    variants = []
+    for number, contender in enumerate(contenders):
+        load = number // len(drafters)
+        variants.append(
+            {
+                "name": contender.name,
+                "drafter": workers[load].drafters[number % len(drafters)],
+                "settings": settings[load][0],
+                "load": load,
+                **_numbers(prompts, taken[number], taken[0], noises[load]),
+            }
+        )
+    plain = next((one for one in variants if one["drafter"] == "none"), None)
+    if plain is not None:
+        ceiling["plain_tokens_per_s"] = plain["overall"]["tokens_per_s"]
+    return {
+        "model": {
+            "file": spec.path.name,
+            "name": spec.name,
+            "type": spec.file_type,
+            "bytes": spec.file_bytes,
+        },
+        "machine": machine_facts(),
+        "settings": {
+            "max_tokens": max_tokens,
+            "repeats": repeats,
+            "prompts": len(prompts),
+            "tasks": len({prompt.task for prompt in prompts}),
+        },
+        "busy_neighbours": busy,
+        "ceiling": ceiling,
+        "loads": [
+            {"settings": label, "batch_noise": noise, **facts}
+            for (label, _), noise, facts in zip(settings, noises, loads, strict=True)
+        ],
+        "variants": variants,
+        "answers": list(_rows(prompts, [one.name for one in contenders], taken)),
+    }
+
+
+def _name(drafter: str, label: str) -> str:
+    shown = "plain" if drafter == "none" else drafter
+    return f"{shown} {label}".strip()
+
+
+def _ceiling(spec: ModelSpec) -> dict[str, float]:
+    """What plain decoding could reach: every token reads all weights once."""
+    moved = memory_bandwidth()
+    return {
+        "bytes_per_token": spec.weight_bytes,
+        "memory_bytes_per_s": moved,
+        "tokens_per_s": moved / spec.weight_bytes,
+    }
+
+
+# -- answers -------------------------------------------------------------------------------
+
+
+def _answers(
+    contenders: Sequence[WorkerContender],
+    prompts: Sequence[TaskPrompt],
+    max_tokens: int,
+    repeats: int,
+    progress: Progress,
+) -> list[list[Prompted]]:
+    """Answers by contender and prompt."""
+    taken = [[Prompted([]) for _ in prompts] for _ in contenders]
+    texts = [prompt.text for prompt in prompts]
+    total = repeats * len(prompts) * len(contenders)
+    turns = take_turns(contenders, texts, max_tokens=max_tokens, repeats=repeats)
+    done, start = 0, perf_counter()
+    progress(f"answer 1 of {total}", 0.0)
+    for _, number, place, answer in turns:
+        taken[place][number].answers.append(answer)
+        done += 1
+        left_s = (perf_counter() - start) / done * (total - done)
+        progress(f"answer {done} of {total}, {time_text(left_s)} left", done / total)
+    return taken
+
+
+def time_text(seconds: float) -> str:
+    """Seconds or minutes, whichever says more."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _compare(
+    worker: Worker, prompts: Sequence[TaskPrompt], taken: Sequence[Sequence[Prompted]]
+) -> float:
+    """Where answers part from those of the first drafter, note how close it was; the batch noise.
+
+    The noise is 0.0 where nothing parts and nobody asks.
+    """
+    parted = False
+    for ours in taken[1:]:
+        for prompt, one, other in zip(prompts, ours, taken[0], strict=True):
+            pairs = zip(other.answers, one.answers, strict=True)
+            texts = ((first.token_ids, second.token_ids) for first, second in pairs)
+            if (
+                different := next((pair for pair in texts if pair[0] != pair[1]), None)
+            ) is not None:
+                one.gap, parted = worker.call("gap", prompt.text, *different), True
+    return float(worker.call("noise")) if parted else 0.0
+
+
+def _numbers(
+    prompts: Sequence[TaskPrompt], ours: list[Prompted], baseline: list[Prompted], noise: float
+) -> dict[str, Any]:
+    places = defaultdict(list)
+    for place, prompt in enumerate(prompts):
+        places[prompt.task].append(place)
+    return {
+        "overall": summary(ours, baseline, noise),
+        "tasks": {
+            task: summary([ours[i] for i in chosen], [baseline[i] for i in chosen], noise)
+            for task, chosen in places.items()
+        },
+        "by_position": speed_by_position(ours),
+    }
+
+
+def _rows(
+    prompts: Sequence[TaskPrompt], names: Sequence[str], taken: Sequence[Sequence[Prompted]]
+) -> Iterator[dict[str, Any]]:
+    """One flat row for every answer."""
+    for number, prompt in enumerate(prompts):
+        for name, ours in zip(names, taken, strict=True):
+            for repeat, answer in enumerate(ours[number].answers):
+                counters = answer.counters
+                yield {
+                    "prompt": number + 1,
+                    "task": prompt.task,
+                    "variant": name,
+                    "repeat": repeat + 1,
+                    "prompt_tokens": counters.prompt_tokens,
+                    "generated_tokens": counters.generated_tokens,
+                    "time_to_first_token_s": counters.time_to_first_token_s,
+                    "decode_s": counters.decode_s,
+                    "tokens_per_s": counters.tokens_per_s,
+                    "acceptance_length": counters.acceptance_length,
+                    "drafted_tokens": counters.drafted_tokens,
+                    "accepted_tokens": counters.accepted_tokens,
+                    "identical": ours[number].gap is None,
+                }

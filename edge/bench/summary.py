@@ -1,0 +1,106 @@
+"""What many answers come to: speed, ratio, acceptance and agreement, by task and overall."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.bench.ratios import Ratio, Timed, median_repeat, rate, ratio_of
+from edgespec.bench.turns import Answer
+from edgespec.stats import Counters
+
+BIN_TOKENS = 32  # of the speed by output position
+
+
+@dataclass(slots=True)
+class Prompted:
+    """One prompt's answers by one contender, and how they agree with what they are held against.
+
+    `gap` is the distance of the two best logits where an answer parts; None when none does.
+    """
+
+    answers: list[Answer]  # by repeat
+    gap: float | None = None
+
+
+def decoding(counters: Counters) -> Timed:
+    """Tokens after the first one, and the time after it."""
+    return Timed(counters.accepted_tokens + counters.rounds, counters.decode_s)
+
+
+def end_to_end(counters: Counters) -> Timed:
+    """All tokens, and all time: the prompt's too."""
+    return Timed(counters.generated_tokens, counters.time_to_first_token_s + counters.decode_s)
+
+
+def summary(ours: Sequence[Prompted], baseline: Sequence[Prompted], noise: float) -> dict[str, Any]:
+    """Numbers of one contender over some prompts; `baseline` answered the same ones.
+
+    Of several repeats of a prompt the one with the median ratio counts. `unexplained` are answers
+    that part where the two best logits are further apart than `noise`.
+    """
+    pairs = [_pair(one, other) for one, other in zip(ours, baseline, strict=True)]
+    counters = [one for one, _ in pairs]
+    timed = [(decoding(one), decoding(other)) for one, other in pairs]
+    whole = [(end_to_end(one), end_to_end(other)) for one, other in pairs]
+    rounds = sum(c.rounds for c in counters)
+    accepted = sum(c.accepted_tokens for c in counters)
+    spent_s = sum(c.host_s + c.draft_s + c.step_s for c in counters)
+    gaps = [one.gap for one in ours if one.gap is not None]
+    return {
+        "prompts": len(pairs),
+        "tokens": sum(c.generated_tokens for c in counters),
+        "tokens_per_s": rate([one for one, _ in timed]),
+        **_ratio_json("ratio", ratio_of(*_columns(timed))),
+        "end_to_end_tokens_per_s": rate([one for one, _ in whole]),
+        **_ratio_json("end_to_end_ratio", ratio_of(*_columns(whole))),
+        "time_to_first_token_s": statistics.median(c.time_to_first_token_s for c in counters),
+        "rounds": rounds,
+        "drafted_tokens": sum(c.drafted_tokens for c in counters),
+        "accepted_tokens": accepted,
+        "acceptance_length": (accepted + rounds) / rounds if rounds else 1.0,
+        "drafted_by": _total(c.drafted_by for c in counters),
+        "accepted_by": _total(c.accepted_by for c in counters),
+        "draft_s": sum(c.draft_s for c in counters),
+        "host_share": sum(c.host_s for c in counters) / spent_s if spent_s else 0.0,
+        "identical": len(pairs) - len(gaps),
+        "unexplained": sum(gap > noise for gap in gaps),
+        "largest_gap": max(gaps, default=0.0),
+    }
+
+
+def speed_by_position(ours: Iterable[Prompted]) -> list[dict[str, float]]:
+    """Tokens per second by how many tokens an answer had already."""
+    tokens: Counter[int] = Counter()
+    seconds: Counter[int] = Counter()
+    for one in ours:
+        for answer in one.answers:
+            for (n, s), (later_n, later_s) in zip(answer.marks, answer.marks[1:], strict=False):
+                tokens[n // BIN_TOKENS] += later_n - n
+                seconds[n // BIN_TOKENS] += later_s - s  # type: ignore[assignment]
+    return [
+        {"from_token": BIN_TOKENS * place, "tokens_per_s": tokens[place] / seconds[place]}
+        for place in sorted(tokens)
+        if seconds[place] > 0
+    ]
+
+
+def _pair(ours: Prompted, baseline: Prompted) -> tuple[Counters, Counters]:
+    sides = [[answer.counters for answer in one.answers] for one in (ours, baseline)]
+    place = median_repeat(*([decoding(counters) for counters in side] for side in sides))
+    return sides[0][place], sides[1][place]
+
+
+def _columns(pairs: Sequence[tuple[Timed, Timed]]) -> tuple[list[Timed], list[Timed]]:
+    return [one for one, _ in pairs], [other for _, other in pairs]
+
+
+def _ratio_json(name: str, ratio: Ratio) -> dict[str, float | None]:
+    return {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
+
+
+def _total(counts: Iterable[Counter[str]]) -> dict[str, int]:
+    return dict(sum(counts, Counter()))

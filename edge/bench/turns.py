@@ -1,0 +1,61 @@
+"""The same prompts for several contenders, in turns.
+
+A machine's speed drifts by more than most differences worth measuring, and what drifts slowly
+cancels between answers that are given one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgespec.engine import Prompt
+from edgespec.errors import EdgespecError
+from edgespec.stats import Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer and its numbers. `marks` are (tokens so far, seconds since the first token)."""
+
+    token_ids: tuple[int, ...]
+    counters: Counters
+    marks: tuple[tuple[int, float], ...] = ()
+
+
+class Contender(Protocol):
+    """Something that answers prompts."""
+
+    name: str
+
+    def renew(self) -> None:
+        """Forget the answers that were given: the same prompts come again."""
+
+    def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
+        """The greedy answer to `prompt`."""
+
+
+def take_turns(
+    contenders: Sequence[Contender], prompts: Sequence[Prompt], *, max_tokens: int, repeats: int = 1
+) -> Iterator[tuple[int, int, int, Answer]]:
+    """Yield (repeat, prompt, contender, answer), the last three by their places in the arguments.
+
+    A B, B A, A B, ...: each contender is asked first equally often. All prompts come before any
+    comes again, because a drafter would know an answer that was just given. A prompt that cannot
+    be answered ends everything: the error says which one.
+    """
+    for repeat in range(repeats):
+        for contender in contenders:
+            contender.renew()
+        for number, prompt in enumerate(prompts):
+            first = (number + repeat) % len(contenders)
+            for place in (*range(first, len(contenders)), *range(first)):
+                contender = contenders[place]
+                try:
+                    answer = contender.answer(prompt, max_tokens)
+                except EdgespecError as problem:
+                    raise type(problem)(
+                        f"prompt {number + 1}, {contender.name}: {problem}", hint=problem.hint
+                    ) from problem
+                yield repeat, number, place, answer

@@ -1,0 +1,377 @@
+"""`edgespec bench`: turns, ratios, summaries, what is printed and written."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from edgespec.bench.neighbours import Neighbours
+from edgespec.bench.ratios import Ratio, Timed, median_repeat, rate, ratio_of
+from edgespec.bench.report import render_bench_report
+from edgespec.bench.summary import Prompted, speed_by_position, summary
+from edgespec.bench.turns import Answer, take_turns
+from edgespec.bench.worker import Worker
+from edgespec.cli.bench import bench_text
+from edgespec.cli.main import app
+from edgespec.cli.options import DEFAULTS, PlanOptionLists
+from edgespec.engine import Prompt
+from edgespec.errors import BackendError, ContextFullError, ModelNotFoundError, UnsupportedError
+from edgespec.memory.request import Request
+from edgespec.models.embedded import embedded_model
+from edgespec.prompts import TaskPrompt, first_of_each_task, read_prompts
+from edgespec.stats import Counters
+
+runner = CliRunner()
+
+
+def answer(
+    seconds: float, rounds: int, accepted: int = 0, ids: Sequence[int] = (1, 2, 3), **more: Any
+) -> Answer:
+    """An answer by hand: `rounds` rounds in `seconds`, and half a second for the prompt."""
+    counters = Counters(
+        generated_tokens=1 + rounds + accepted,
+        rounds=rounds,
+        accepted_tokens=accepted,
+        time_to_first_token_s=0.5,
+        decode_s=seconds,
+        **more,
+    )
+    return Answer(tuple(ids), counters)
+
+
+# -------------------------------------------------------------------------------------- turns
+
+
+class Scripted:
+    """A contender that only notes what it was asked."""
+
+    def __init__(self, name: str, log: list[str], fails_on: str = "") -> None:
+        self.name = name
+        self._log = log
+        self._fails_on = fails_on
+
+    def renew(self) -> None:
+        self._log.append(f"renew {self.name}")
+
+    def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
+        if prompt == self._fails_on:
+            raise ContextFullError("too long", hint="raise --ctx")
+        self._log.append(f"{self.name}{prompt}")
+        return answer(1.0, max_tokens)
+
+
+def test_contenders_take_turns_and_all_prompts_come_before_any_again() -> None:
+    log: list[str] = []
+    contenders = [Scripted("A", log), Scripted("B", log)]
+    taken = list(take_turns(contenders, ["1", "2", "3"], max_tokens=4, repeats=2))
+    assert log[:2] == ["renew A", "renew B"] and log[8:10] == log[:2]
+    assert log[2:8] == ["A1", "B1", "B2", "A2", "A3", "B3"]
+    assert log[10:] == ["B1", "A1", "A2", "B2", "B3", "A3"], "who begins changes by repeat, too"
+    assert [(repeat, number, place) for repeat, number, place, _ in taken[:4]] == [
+        (0, 0, 0), (0, 0, 1), (0, 1, 1), (0, 1, 0),
+    ]  # fmt: skip
+
+
+def test_a_failed_prompt_fails_the_run_and_is_named() -> None:
+    contenders = [Scripted("A", []), Scripted("B", [], fails_on="2")]
+    with pytest.raises(ContextFullError, match="prompt 2, B: too long") as caught:
+        list(take_turns(contenders, ["1", "2"], max_tokens=4))
+    assert caught.value.hint == "raise --ctx"
+
+
+# ------------------------------------------------------------------------------------- ratios
+
+
+def test_a_ratio_weighs_prompts_by_their_time() -> None:
+    """10 + 30 tokens in 1 + 1 s over 10 + 30 tokens in 1 + 3 s: 20/s over 10/s."""
+    ours, other = [Timed(10, 1.0), Timed(30, 1.0)], [Timed(10, 1.0), Timed(30, 3.0)]
+    assert rate(ours) == 20.0 and rate(other) == 10.0
+    ratio = ratio_of(ours, other)
+    assert ratio.value == 2.0
+    assert (ratio.low, ratio.high) == (1.0, 3.0)  # one prompt or the other, drawn twice
+    assert ratio_of(ours, other) == ratio, "the same numbers give the same interval"
+
+
+def test_one_prompt_alone_has_no_interval() -> None:
+    assert ratio_of([Timed(10, 1.0)], [Timed(10, 2.0)]) == Ratio(2.0, None, None)
+
+
+def test_an_interval_narrows_with_more_prompts() -> None:
+    few = [Timed(10, 1.0 + 0.1 * (i % 3)) for i in range(9)]
+    base = [Timed(10, 2.0)] * 9
+    wide, narrow = ratio_of(few, base), ratio_of(few * 9, base * 9)
+    assert narrow.value == pytest.approx(wide.value)
+    widths = [(one.high or 0.0) - (one.low or 0.0) for one in (narrow, wide)]
+    assert 0.0 < widths[0] < 0.5 * widths[1]
+
+
+def test_the_repeat_with_the_median_ratio_counts() -> None:
+    base = [Timed(10, 1.0), Timed(10, 4.0), Timed(10, 1.0)]
+    assert median_repeat([Timed(10, 0.5), Timed(10, 3.9), Timed(10, 0.25)], base) == 0
+    assert median_repeat([Timed(10, 0.5), Timed(10, 1.0)], base[:2]) == 0, "the lower of two"
+
+
+def test_a_summary_on_numbers_worked_by_hand() -> None:
+    drafted: dict[str, Any] = {
+        "drafted_by": Counter(suffix=4),
+        "accepted_by": Counter(suffix=3),
+    }
+    ours = [
+        Prompted([answer(1.0, 7, 3, drafted_tokens=4, step_s=0.9, host_s=0.1, **drafted)]),
+        Prompted([answer(1.0, 10, ids=(1, 9), step_s=1.0)], gap=0.3),
+    ]
+    base = [Prompted([answer(2.0, 10)]), Prompted([answer(1.0, 10)])]
+    found = summary(ours, base, noise=0.2)
+    assert found["tokens_per_s"] == 10.0 and found["ratio"] == 1.5
+    assert found["end_to_end_tokens_per_s"] == pytest.approx(22 / 3)
+    assert found["acceptance_length"] == pytest.approx(20 / 17)
+    assert (found["drafted_by"], found["accepted_by"]) == ({"suffix": 4}, {"suffix": 3})
+    assert (found["identical"], found["unexplained"], found["largest_gap"]) == (1, 1, 0.3)
+    assert found["host_share"] == pytest.approx(0.05)
+    assert summary(ours, base, noise=0.4)["unexplained"] == 0
+
+
+def test_speed_by_position_counts_tokens_where_they_were_written() -> None:
+    marks = ((1, 0.0), (31, 3.0), (33, 3.5), (65, 5.5))
+    one = Prompted([Answer((), Counters(), marks)])
+    assert speed_by_position([one]) == [
+        {"from_token": 0, "tokens_per_s": 32 / 3.5},
+        {"from_token": 32, "tokens_per_s": 16.0},
+    ]
+
+
+def test_neighbours_are_what_is_busy_and_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([(10.0, 100.0, 5.0), (12.0, 103.5, 8.0)])
+    monkeypatch.setattr(Neighbours, "_look", staticmethod(lambda: next(looks)))
+    assert Neighbours().share() == pytest.approx(0.25)  # 3.5 s in all, 3 s of them ours, in 2 s
+
+
+# ------------------------------------------------------------------------------------ prompts
+
+
+def test_prompts_in_the_form_of_spec_bench(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    lines = [
+        {"question_id": 1, "category": "qa", "turns": ["Who?", "And then?"]},
+        {"category": "qa", "turns": ["Where?"]},
+        {"category": "math", "turns": ["1 + 1?"]},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    prompts = read_prompts(path)
+    assert prompts == [TaskPrompt("qa", "Who?"), TaskPrompt("qa", "Where?"),
+                       TaskPrompt("math", "1 + 1?")]  # fmt: skip
+    assert first_of_each_task(prompts, 1) == [prompts[0], prompts[2]]
+
+
+@pytest.mark.parametrize(
+    "line", ["nonsense", "[]", '{"category": "qa"}', '{"category": 1, "turns": ["x"]}',
+             '{"category": "qa", "turns": []}', '{"category": "qa", "turns": [" "]}']
+)  # fmt: skip
+def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"category": "qa", "turns": ["Who?"]}\n' + line)
+    with pytest.raises(UnsupportedError, match="line 2") as caught:
+        read_prompts(path)
+    assert "category" in caught.value.hint
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="cannot read"):
+        read_prompts(tmp_path / "none.jsonl")
+
+
+# ------------------------------------------------------------------------------------ options
+
+
+def test_options_given_several_times_are_multiplied() -> None:
+    lists = PlanOptionLists.of(
+        {"drafter": ["none", "suffix,recycling"], "kv_type": ["f16", "q8_0"], "threads": [1, 2],
+         "ctx": [512], "budget": None, "exact": True}
+    )  # fmt: skip
+    assert lists.drafters == ("none", "suffix,recycling")
+    assert [label for label, _ in lists.each] == [
+        "--kv-type f16 --threads 1", "--kv-type f16 --threads 2",
+        "--kv-type q8_0 --threads 1", "--kv-type q8_0 --threads 2",
+    ]  # fmt: skip
+    assert all(one.exact and one.ctx == 512 and one.drafter == "auto" for _, one in lists.each)
+    assert {(one.kv_type, one.threads) for _, one in lists.each} == {
+        ("f16", 1), ("f16", 2), ("q8_0", 1), ("q8_0", 2),
+    }  # fmt: skip
+
+
+def test_no_option_is_one_setting_without_a_name() -> None:
+    assert PlanOptionLists.of({"drafter": [], "kv_type": None, "exact": False}).each == (
+        ("", DEFAULTS),
+    )
+
+
+def test_an_unknown_drafter_is_misuse() -> None:
+    done = runner.invoke(app, ["bench", "--drafter", "plain", "--drafter", "suffix,magic"])
+    assert done.exit_code == 2
+    assert "magic" in done.output
+
+
+@pytest.mark.parametrize("option", ["--html", "--csv"])
+def test_a_missing_folder_is_found_before_minutes_are_spent(tmp_path: Path, option: str) -> None:
+    done = runner.invoke(app, ["bench", option, str(tmp_path / "none" / "out")])
+    assert done.exit_code == 1
+    assert "no folder" in str(done.exception)
+
+
+# ------------------------------------------------------------------------------------- output
+
+
+def row(ratio: float, identical: int = 2, **changes: Any) -> dict[str, Any]:
+    """Numbers of one task, by hand."""
+    found: dict[str, Any] = {
+        "prompts": 2, "tokens": 256, "tokens_per_s": 100 * ratio, "ratio": ratio,
+        "ratio_low": ratio - 0.05, "ratio_high": ratio + 0.05,
+        "end_to_end_tokens_per_s": 90 * ratio, "end_to_end_ratio": ratio,
+        "end_to_end_ratio_low": ratio, "end_to_end_ratio_high": ratio,
+        "time_to_first_token_s": 0.25, "rounds": 128, "drafted_tokens": 0, "accepted_tokens": 0,
+        "acceptance_length": 1.0, "drafted_by": {}, "accepted_by": {}, "draft_s": 0.0,
+        "host_share": 0.01, "identical": identical, "unexplained": 0, "largest_gap": 0.0,
+    }  # fmt: skip
+    return {**found, **changes}
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """A bench document by hand: plain and suffix, two tasks."""
+    suffix = row(
+        1.4, identical=1, drafted_tokens=90, accepted_tokens=60, acceptance_length=1.5,
+        drafted_by={"suffix": 80, "recycling": 10}, accepted_by={"suffix": 60},
+    )  # fmt: skip
+    positions = [{"from_token": 0, "tokens_per_s": 100.0}, {"from_token": 32, "tokens_per_s": 98.0}]
+    memory = {
+        "measured_peak_bytes": 270 << 20, "predicted_peak_bytes": 280 << 20, "phases": [],
+        "samples": [{"time_s": 0.1, "resident_bytes": 40 << 20}],
+    }  # fmt: skip
+    found: dict[str, Any] = {
+        "model": {"file": "tiny.gguf", "name": "Tiny", "type": "Q4_0", "bytes": 1},
+        "machine": {
+            "cpu": "A processor of some length indeed", "cores": 2, "system": "Linux x86_64",
+            "python": "3.11.7", "edgespec": "0.1.0", "llama_cpp_python": "0.3.36",
+        },
+        "settings": {"max_tokens": 128, "repeats": 3, "prompts": 4, "tasks": 2},
+        "ceiling": {
+            "bytes_per_token": 86 << 20, "memory_bytes_per_s": 40e9, "tokens_per_s": 443.6,
+            "plain_tokens_per_s": 100.0,
+        },
+        "loads": [{"settings": "", "batch_noise": 0.1, "memory": memory}],
+        "variants": [
+            {"name": "plain", "drafter": "none", "settings": "", "load": 0, "overall": row(1.0),
+             "tasks": {"summarization": row(1.0), "code": row(1.0)}, "by_position": positions},
+            {"name": "suffix,recycling", "drafter": "suffix,recycling", "settings": "", "load": 0,
+             "overall": suffix, "tasks": {"summarization": row(1.8), "code": row(1.1)},
+             "by_position": positions},
+        ],
+        "answers": [],
+    }  # fmt: skip
+    return {**found, **changes}
+
+
+def test_the_ceiling_comes_first_and_every_task_has_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = bench_text(document())
+    assert text.index("ceiling  443.6 tokens/s plain: 40.0 GB/s over 86 MiB") < text.index("code")
+    assert "plain    100.0 tokens/s, 23% of the ceiling" in text
+    assert "summarization  100.0  180.0  1.80x  [1.75, 1.85]  1.00    0.25 s  2 of 2" in text
+    assert "overall        100.0  140.0  1.40x  [1.35, 1.45]  1.50    0.25 s  1 of 2" in text
+    assert "60 of 80 by suffix, 0 of 10 by recycling" in text
+    assert "1 answers part from the first drafter's, 0 of them where" in text.replace("\n", " ")
+    assert text.endswith("memory  peak 270 MiB, planned 280 MiB")
+
+
+@pytest.mark.parametrize("columns", [40, 60, 100])
+def test_text_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = bench_text(document())
+    assert [line for line in text.splitlines() if len(line) > columns] == []
+    assert "1.80x" in text and "1.40x" in text
+
+
+def test_one_variant_alone_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    alone = document(variants=document()["variants"][:1])
+    assert "plain, tokens/s" in bench_text(alone)
+    assert render_bench_report(alone).count("<svg") == 3
+
+
+def test_the_page_shows_tasks_intervals_positions_and_memory() -> None:
+    page = render_bench_report(document())
+    assert page.count("<svg") == 3
+    for words in ("Speed by task", "Speed over the answer", "270.0 MiB measured", "[1.75, 1.85]",
+                  "A processor of some length indeed", "benchmark of tiny.gguf"):  # fmt: skip
+        assert words in page
+    assert "<script" not in page
+
+
+# ------------------------------------------------------------------------------ real processes
+
+
+def test_what_loading_raises_comes_through(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        Worker(tmp_path / "none.gguf", Request(), ["none"])
+    assert "none.gguf" in str(caught.value)
+
+
+@pytest.mark.model
+def test_a_worker_that_dies_is_an_error() -> None:
+    request = Request(context_size=256, threads=1)
+    with Worker(embedded_model(), request, ["none"]) as worker:
+        worker._process.kill()
+        with pytest.raises(BackendError, match="ended with status"):
+            worker.call("noise")
+
+
+@pytest.mark.model
+def test_bench_on_the_embedded_model(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    texts = ("Say blue ten times: blue blue blue blue blue", "Count: 1 2 3 4 1 2 3 4 1 2 3 4 1")
+    lines = [{"category": f"task {i % 2}", "turns": [text]} for i, text in enumerate(texts)]
+    prompts.write_text("\n".join(map(json.dumps, lines)))
+    page, rows = tmp_path / "out.html", tmp_path / "out.csv"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "edgespec.cli.main", "bench", "--json", "-n", "12"),
+            *("--prompts", str(prompts), "--repeats", "2", "--threads", "1", "--ctx", "256"),
+            *("--drafter", "plain", "--drafter", "suffix", "--exact"),
+            *("--draft-max", "3", "--draft-max", "7", "--html", str(page), "--csv", str(rows)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        env={**os.environ, "COLUMNS": "100"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    names = [one["name"] for one in found["variants"]]
+    assert names == ["plain --draft-max 3", "suffix --draft-max 3",
+                     "plain --draft-max 7", "suffix --draft-max 7"]  # fmt: skip
+    for one in found["variants"]:
+        assert set(one["tasks"]) == {"task 0", "task 1"}
+        assert one["overall"]["prompts"] == one["overall"]["identical"] == 2
+        assert one["overall"]["ratio_low"] <= one["overall"]["ratio"]
+        assert one["tasks"]["task 0"]["ratio_low"] is None, "one prompt alone has no interval"
+    assert found["variants"][0]["overall"]["ratio"] == 1.0
+    assert found["variants"][0]["overall"]["acceptance_length"] == 1.0
+    assert [load["settings"] for load in found["loads"]] == ["--draft-max 3", "--draft-max 7"]
+    for load in found["loads"]:
+        memory = load["memory"]
+        assert 0 < memory["measured_peak_bytes"] < 1.1 * memory["predicted_peak_bytes"]
+    with rows.open(newline="") as file:
+        answers = list(csv.DictReader(file))
+    assert len(answers) == 4 * 2 * 2 and len(answers) == len(found["answers"])
+    assert "Speed by task" in page.read_text()

@@ -1,0 +1,58 @@
+"""Huge pages are asked for what is new and large, once; refusals change nothing."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends import huge_pages
+from edgespec.backends.huge_pages import HugePages, large_regions
+
+MIB = 1 << 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="regions are told by Linux")
+def test_a_large_new_region_is_found_and_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, bool]] = []
+
+    def advise(start: int, end: int, written: bool) -> int:
+        asked.append((start, end, written))
+        return end - start
+
+    monkeypatch.setattr(huge_pages, "_advise", advise)
+    pages = HugePages()
+    region = mmap.mmap(-1, 24 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        assert pages.ask(written=True) >= 24 * MIB
+        assert all(written for _, _, written in asked)
+        assert pages.ask() == 0, "what was asked for is not asked for again"
+    finally:
+        region.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="madvise of Linux")
+def test_asking_changes_no_content() -> None:
+    pages = HugePages()
+    region = mmap.mmap(-1, 16 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        region[5 * MIB : 5 * MIB + 4] = b"edge"
+        pages.ask(written=True)
+        assert region[5 * MIB : 5 * MIB + 4] == b"edge" and region[:4] == bytes(4)
+    finally:
+        region.close()
+
+
+def test_a_region_without_a_whole_huge_page_is_left_alone() -> None:
+    assert huge_pages._advise(MIB, 3 * MIB, False) == 0
+
+
+def test_where_nobody_tells_regions_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_path: Path) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert large_regions() == {}
+    assert HugePages().ask() == 0
