@@ -45,14 +45,11 @@ def _report_writer(html: Path | None) -> Any:
     """What writes the report; a missing library or folder is found before minutes are spent."""
     if html is None:
         return None
-    from edgespec.errors import UnsupportedError
-    from edgespec.memory.report import require_plots, write_report
+    from edgespec.memory.page import require_place, require_plots
+    from edgespec.memory.report import write_report
 
     require_plots()
-    if not html.parent.is_dir():
-        raise UnsupportedError(
-            f"cannot write {html}: there is no folder {html.parent}", hint="make it first"
-        )
+    require_place(html)
     return write_report
 
 
