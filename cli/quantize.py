@@ -1,8 +1,9 @@
-"""`edgespec quantize`: change a file's type, or make one that fits."""
+"""`edgespec quantize`: change a file's type, make one that fits or is fast here, compare some."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,28 +16,67 @@ if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
 
 
+@dataclass(frozen=True)
+class MeasureOptions:
+    """What files are measured with, for every way of making or comparing some."""
+
+    imatrix: Annotated[
+        str | None,
+        typer.Option("--imatrix", help="Importance matrix: a file of llama.cpp's, or auto."),
+    ] = None
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Text to measure with. Default: written by the model."),
+    ] = None
+    types: Annotated[
+        str | None, typer.Option("--types", help="Types that --fit or --tune chooses from.")
+    ] = None
+
+    def names(self) -> list[str] | None:
+        """The types that were listed."""
+        return (self.types and [name.strip().upper() for name in self.types.split(",")]) or None
+
+    def path(self) -> Path | None:
+        """The text file that was named."""
+        return self.data and self.data.expanduser()
+
+
+MEASURED = MeasureOptions()
+
+
+@options.takes_shared_options
 def quantize(
-    files: Annotated[list[Path], typer.Argument(help="Source and target, GGUF files.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Source and target; with --compare, source and others.")
+    ],
     file_type: Annotated[
         str | None, typer.Option("--type", help="One of llama.cpp's file types, e.g. Q4_K_M.")
     ] = None,
     fit: Annotated[
         str | None, typer.Option("--fit", help="Find the best mixture of this size, e.g. 90MiB.")
     ] = None,
-    imatrix: Annotated[
-        str | None,
-        typer.Option("--imatrix", help="Importance matrix: a file of llama.cpp's, or auto."),
-    ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Find the type that is fastest on this device.")
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Measure the loss and speed of files.")
+    ] = False,
     tensor: Annotated[
         list[str] | None,
         typer.Option("--tensor", help="PATTERN=TYPE for some tensors, e.g. ffn_down=Q6_K."),
     ] = None,
-    types: Annotated[
-        str | None, typer.Option("--types", help="With --fit: tensor types to choose from.")
+    max_kl: Annotated[
+        float | None,
+        typer.Option("--max-kl", min=0.0, help="Most loss with --tune. Default: 1.1 x Q4_0's."),
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", help="Text to measure with. Default: written by the model."),
+    exact: Annotated[
+        bool, typer.Option("--exact", help="With --tune: only types --exact runs with.")
+    ] = False,
+    tasks: Annotated[
+        int, typer.Option("--tasks", min=0, help="With --compare: problems to ask of each kind.")
+    ] = 0,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="With --compare: write a page of plots here.")
     ] = None,
     minutes: Annotated[
         float | None, typer.Option("--minutes", min=0.01, help="With --fit: how long to measure.")
@@ -47,6 +87,7 @@ def quantize(
     threads: Annotated[
         int | None, typer.Option("--threads", "-t", min=1, help="Default: physical cores.")
     ] = None,
+    measure: MeasureOptions = MEASURED,
     as_json: options.JsonOption = False,
 ) -> None:
     """Change a file's type. Example: edgespec quantize model.gguf small.gguf --type Q4_0
@@ -56,24 +97,29 @@ def quantize(
     """
     from edgespec.models.spec import read_model_spec
 
-    if (file_type is None) == (fit is None):
-        raise typer.BadParameter("give one of --type and --fit")
-    if len(files) != 2:
-        raise typer.BadParameter("name a source and a target")
-    source, target = (path.expanduser() for path in files)
-    spec = read_model_spec(source)
+    if sum((file_type is not None, fit is not None, tune, compare)) != 1:
+        raise typer.BadParameter("give one of --type, --fit, --tune and --compare")
+    least, most = (2, 99) if compare else (1 if tune else 2, 2)
+    if not least <= len(files) <= most:
+        raise typer.BadParameter("name a source and " + ("other files" if compare else "a target"))
+    spec, *others = (path.expanduser() for path in files)
+    source = read_model_spec(spec)
     progress = Progress()
     try:
         if file_type is not None:
             report = _change_type(
-                spec, target, file_type, imatrix, tensor or [], data, threads, progress
+                source, others[0], file_type, tensor or [], measure, threads, progress
             )
+        elif fit is not None:
+            report = _fit(source, others[0], fit, measure, minutes, work, progress)
+        elif tune:
+            report = _tune(source, others, max_kl, exact, measure, progress)
         else:
-            assert fit is not None
-            report = _fit(spec, target, fit, types, data, minutes, work, progress)
+            report = _compare(source, others, tasks, html, measure, progress)
     finally:
         progress.clear()
-    note(f"written: {target}")
+    if others and not compare:
+        note(f"written: {others[0]}")
     print(json.dumps(report) if as_json else printable(_text(report)))
 
 
@@ -81,9 +127,8 @@ def _change_type(
     spec: ModelSpec,
     target: Path,
     name: str,
-    imatrix: str | None,
     tensor: list[str],
-    data: Path | None,
+    measure: MeasureOptions,
     threads: int | None,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -92,11 +137,10 @@ def _change_type(
     from edgespec.quantizing import importance_matrix, require_matrix
 
     recipe = Recipe(file_type_named(name), tuple(_override(text) for text in tensor))
-    require_matrix(spec, recipe, imatrix)
+    require_matrix(spec, recipe, measure.imatrix)
     if spec.file_type not in ("F32", "F16", "BF16"):
-        progress.clear()
         note(f"{spec.path.name} is quantized already ({spec.file_type}): quality is lost twice")
-    with importance_matrix(spec, imatrix, data, progress) as (path, named):
+    with importance_matrix(spec, measure.imatrix, measure.path(), progress) as (path, named):
         recipe = Recipe(recipe.file_type, recipe.overrides, path, named)
         convert(
             spec.path, target, recipe, threads=threads or device.usable_cores(), progress=progress
@@ -115,8 +159,7 @@ def _fit(
     spec: ModelSpec,
     target: Path,
     size: str,
-    types: str | None,
-    data: Path | None,
+    measure: MeasureOptions,
     minutes: float | None,
     work: Path | None,
     progress: Progress,
@@ -128,8 +171,8 @@ def _fit(
         target,
         options.size_bytes("--fit", size),
         work=work and work.expanduser(),
-        types=None if types is None else [name.strip().upper() for name in types.split(",")],
-        data=data and data.expanduser(),
+        types=measure.names(),
+        data=measure.path(),
         minutes=minutes,
         progress=progress,
     )
@@ -146,7 +189,7 @@ def _fit(
         "evaluations": found.evaluations,
         "measuring_s": found.seconds,
         "complete": found.complete,
-        "types": found.types,
+        "tensor_types": found.types,
     }
 
 
@@ -154,14 +197,79 @@ def _sizes(spec: ModelSpec, target: Path) -> dict[str, int]:
     return {"source_bytes": spec.file_bytes, "target_bytes": target.stat().st_size}
 
 
+def _tune(
+    spec: ModelSpec,
+    targets: list[Path],
+    max_kl: float | None,
+    exact: bool,
+    measure: MeasureOptions,
+    progress: Progress,
+) -> dict[str, Any]:
+    from edgespec.quantize.convert import file_type_named
+    from edgespec.quantizing import importance_matrix
+    from edgespec.tuning import CANDIDATES, tune
+
+    types = [file_type_named(name) for name in measure.names() or CANDIDATES]
+    with importance_matrix(spec, measure.imatrix, measure.path(), progress) as (path, named):
+        return tune(
+            spec,
+            targets[0] if targets else None,
+            max_kl=max_kl,
+            exact=exact,
+            types=types,
+            imatrix=path,
+            imatrix_name=named,
+            data=measure.path(),
+            progress=progress,
+        )
+
+
+def _compare(
+    spec: ModelSpec,
+    others: list[Path],
+    tasks: int,
+    html: Path | None,
+    measure: MeasureOptions,
+    progress: Progress,
+) -> dict[str, Any]:
+    from edgespec.comparing import compare
+    from edgespec.memory.page import require_place, require_plots, write_page
+    from edgespec.models.spec import read_model_spec
+    from edgespec.quantize.loss_page import render_losses
+
+    if html is not None:
+        require_plots()
+        require_place(html)
+    data = measure.path()
+    folder = data if data is not None and data.is_dir() else None
+    found = compare(
+        spec,
+        [read_model_spec(path) for path in others],
+        data=None if folder else data,
+        tasks=folder,
+        num_tasks=tasks,
+        progress=progress,
+    )
+    if html is not None:
+        write_page(render_losses(found, spec.name or spec.path.stem), html)
+        progress.clear()
+        note(f"page: {html}")
+    return found
+
+
+# -- text ----------------------------------------------------------------------------------
+
+
 def _text(report: dict[str, Any]) -> str:
+    if "rows" in report:
+        return _tuned_text(report) if "max_kl" in report else _compared_text(report)
     rows = [
         ("type", report["type"]),
         ("size", f"{size_text(report['target_bytes'])} of {size_text(report['source_bytes'])}"),
     ]
-    if "types" in report:
+    if "tensor_types" in report:
         counts: dict[str, int] = {}
-        for kind in report["types"].values():
+        for kind in report["tensor_types"].values():
             counts[kind] = counts.get(kind, 0) + 1
         rows += [
             ("tensors", ", ".join(f"{n} in {kind}" for kind, n in sorted(counts.items()))),
@@ -173,3 +281,58 @@ def _text(report: dict[str, Any]) -> str:
             ("measured", f"{report['evaluations']} mixtures in {report['measuring_s']:.0f} s"),
         ]
     return table(rows)
+
+
+def _speed_cells(row: dict[str, Any]) -> list[str]:
+    times = (f"{row['step_ms'][str(n)]:.2f} ms" for n in (1, 4, 8))
+    speeds = (f"{row[f'{key}_tokens_per_s']:.1f}" for key in ("plain", "speculative"))
+    return [*times, *speeds]
+
+
+def _tuned_text(report: dict[str, Any]) -> str:
+    head = ["type", "size", "t(1)", "t(4)", "t(8)", "plain t/s", "speculative t/s", "KL"]
+    rows = [head]
+    for row in report["rows"]:
+        name = f"{row['type']} (source)" if row["is_source"] else row["type"]
+        loss = f"{row['kl']:.4f}" if "kl" in row else ""
+        mark = " <- chosen" if row["type"] == report["type"] and not row["is_source"] else ""
+        rows.append([name, size_text(row["bytes"]), *_speed_cells(row), loss + mark])
+    chosen = next(row for row in report["rows"] if "measured" in row)
+    source, now = report["rows"][0], chosen["measured"]
+    end = (
+        f"{chosen['type']}: {now['plain_tokens_per_s']:.1f} tokens/s plain as written, "
+        f"{chosen['plain_tokens_per_s']:.1f} predicted, "
+        f"{now['plain_tokens_per_s'] / source['plain_tokens_per_s']:.2f}x of the source; "
+        f"at most {report['max_kl']:.4f} of loss was allowed"
+    )
+    return f"{table(rows)}\n\n{end}"
+
+
+def _compared_text(report: dict[str, Any]) -> str:
+    head = ["file", "size", "KL [95%]", "agreement", "perplexity", "t(1)", "t(4)", "t(8)"]
+    head += ["plain t/s", "speculative t/s"]
+    if report["num_tasks"]:
+        head += ["GSM8K", "Spec-Bench"]
+    rows = [head]
+    for row in report["rows"]:
+        cells = [row["file"], size_text(row["bytes"]), *_loss_cells(row.get("quality"))]
+        cells += _speed_cells(row)
+        if report["num_tasks"]:
+            cells += [f"{part:.0%}" for part in row["tasks"].values()]
+        rows.append(cells)
+    end = (
+        f"{report['places']} places of {report['texts']} texts; all but the likeliest 512 tokens "
+        f"are taken together, {report['mass_taken_together']:.2%} of the probability"
+    )
+    return f"{table(rows)}\n\n{end}"
+
+
+def _loss_cells(quality: dict[str, Any] | None) -> list[str]:
+    if quality is None:
+        return ["source", "", ""]
+    kl = quality["kl"]
+    return [
+        f"{kl['value']:.4f} [{kl['low']:.4f}, {kl['high']:.4f}]",
+        f"{quality['agreement']['value']:.1%}",
+        f"{quality['perplexity_ratio']['value']:.3f}x",
+    ]

@@ -32,7 +32,7 @@ from edgespec.quantize.texts import Text, texts_of_tokens, write_texts
 Progress = Callable[[str, float], None]
 
 _SEARCH_TEXTS = 24
-_SEARCH_SEED, _HELD_OUT_SEED = 1, 2
+SEARCH_SEED, HELD_OUT_SEED = 1, 2
 # Tensor types that are garbage without an importance matrix, and tensors that do without.
 _NEEDY = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
 _UNWEIGHED = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")
@@ -45,7 +45,7 @@ def texts_for(
     progress: Progress,
     *,
     data: Path | None = None,
-    seed: int = _SEARCH_SEED,
+    seed: int = SEARCH_SEED,
 ) -> list[Text]:
     """So many texts by the model itself, or pieces of a file (some of each part of it)."""
     with open_tokenizer(spec.path) as tokenizer:

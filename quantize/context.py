@@ -130,13 +130,22 @@ class EvalContext:
         """Empty the cache of one sequence."""
         self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
 
+    def trim(self, length: int) -> None:
+        """Keep the first tokens of the first sequence."""
+        self._lib.llama_memory_seq_rm(self._memory, 0, length, -1)
+
     def step(
         self,
         tokens: Sequence[int] | NDArray[np.int32],
         positions: Sequence[int],
         sequences: Sequence[int] | None = None,
+        *,
+        outputs: bool = True,
     ) -> None:
-        """Decode some tokens, each at its position of its sequence (all of the first: None)."""
+        """Decode some tokens, each at its position of its sequence (all of the first: None).
+
+        Without outputs there are no logits, and the head is not computed.
+        """
         batch, count = self._batch, len(tokens)
         batch.n_tokens = count
         _array(batch.token, count)[:] = tokens
@@ -144,7 +153,7 @@ class EvalContext:
         _array(batch.n_seq_id, count)[:] = 1
         for place in range(count):
             batch.seq_id[place][0] = sequences[place] if sequences is not None else 0
-        _array(batch.logits, count)[:] = 1
+        _array(batch.logits, count)[:] = outputs
         status = self._lib.llama_decode(self._context, batch)
         if status != 0:
             raise BackendError(f"llama_decode failed with {status}: {LOG.problem() or 'no reason'}")

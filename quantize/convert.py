@@ -16,13 +16,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BackendError, DoesNotFitError, UnsupportedError
-from edgespec.models.gguf import GGML_TYPES, GgmlType, Gguf, read_gguf, read_gguf_shards
+from edgespec.models.gguf import (
+    GGML_TYPES,
+    GgmlType,
+    Gguf,
+    GgufTensor,
+    read_gguf,
+    read_gguf_shards,
+)
 
 # Values of llama_ftype. The names are those of `llama-quantize`.
 _FILE_TYPES = {
@@ -68,6 +75,7 @@ _FLOATS = ("F16", "BF16", "F32")  # the quantizer looks at no override with thes
 # Types that its kernels compute with and do not store.
 _NOT_STORED = ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64")
 TENSOR_TYPES = {kind.name: n for n, kind in GGML_TYPES.items() if kind.name not in _NOT_STORED}
+_BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _EXTRA_HEADER_BYTES = 4096  # keys that the quantizer may add
 _ALIGNMENT = 32  # of llama.cpp's quantizer, whatever the source has
 
@@ -81,14 +89,15 @@ class Recipe:
 
     `overrides` are pairs of a regular expression over tensor names and a tensor type; the first
     that matches holds. `imatrix` is a file of llama.cpp's; `imatrix_name` is what the result says
-    about it instead of its path. `pure` gives all tensors the type's own tensor type.
+    about it instead of its path. `blocks` are those that are kept, renumbered from 0; None keeps
+    all of them.
     """
 
     file_type: str
     overrides: tuple[tuple[str, str], ...] = ()
     imatrix: Path | None = None
     imatrix_name: str = ""
-    pure: bool = False
+    blocks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +206,14 @@ def _is_running(process: int) -> bool:
 
 
 def _predict(sources: Sequence[Gguf], recipe: Recipe) -> Prediction:
-    _check_recipe(sources, recipe)
+    tensors = kept_tensors(sources, recipe.blocks)
+    _check_recipe(sources[0].path, tensors, recipe)
     types = {name: kind for _, _, name, kind in _run(sources[0].path, recipe, 1, None)}
-    tensors = [tensor for part in sources for tensor in part.tensors]
-    if {tensor.name for tensor in tensors} != set(types):
+    if set(tensors) != set(types):
         raise BackendError(f"llama.cpp's quantizer reads other tensors in {sources[0].path}")
     total = sources[0].data_offset + _EXTRA_HEADER_BYTES
-    for tensor in tensors:
-        kind, values = types[tensor.name], 1
+    for name, tensor in tensors.items():
+        kind, values = types[name], 1
         for dim in tensor.dims:
             values *= dim
         size = values // kind.block_size * kind.block_bytes
@@ -212,14 +221,28 @@ def _predict(sources: Sequence[Gguf], recipe: Recipe) -> Prediction:
     return Prediction(types, total)
 
 
-def _check_recipe(sources: Sequence[Gguf], recipe: Recipe) -> None:
+def kept_tensors(
+    sources: Sequence[Gguf], blocks: Sequence[int] | None = None
+) -> dict[str, GgufTensor]:
+    """The tensors of a model by name, or of some of its blocks by their new names."""
+    found = {}
+    for tensor in (tensor for part in sources for tensor in part.tensors):
+        match = _BLOCK.match(tensor.name)
+        if match is None or blocks is None:
+            found[tensor.name] = tensor
+        elif (number := int(match[1])) in blocks:
+            found[f"blk.{sorted(blocks).index(number)}.{match[2]}"] = tensor
+    return found
+
+
+def _check_recipe(source: Path, names: Iterable[str], recipe: Recipe) -> None:
     """Options that the quantizer would silently not honour are errors."""
     if recipe.overrides and recipe.file_type in _FLOATS:
         raise UnsupportedError(
             f"a file of type {recipe.file_type} takes no types of single tensors",
             hint="choose a quantized type for the file",
         )
-    names = [tensor.name for part in sources for tensor in part.tensors]
+    names = list(names)
     for pattern, kind in recipe.overrides:
         if kind not in TENSOR_TYPES:
             raise UnsupportedError(
@@ -234,7 +257,7 @@ def _check_recipe(sources: Sequence[Gguf], recipe: Recipe) -> None:
             ) from None
         if not matches:
             raise UnsupportedError(
-                f"no tensor of {sources[0].path.name} matches {pattern!r}",
+                f"no tensor of {source.name} matches {pattern!r}",
                 hint=f"its first ones are {', '.join(names[:4])}",
             )
 
@@ -263,7 +286,8 @@ def _run(
         "overrides": [[pattern, TENSOR_TYPES[kind]] for pattern, kind in recipe.overrides],
         "imatrix": str(recipe.imatrix) if recipe.imatrix else None,
         "imatrix_name": recipe.imatrix_name,
-        "pure": recipe.pure,
+        "blocks": recipe.blocks,
+        "num_blocks": 0 if recipe.blocks is None else _num_blocks(source),
         "threads": threads,
     }
     command = [sys.executable, "-m", "edgespec.quantize.worker"]
@@ -297,6 +321,11 @@ def _run(
             process.stdout.close()
     if end.get("status") != 0:
         raise _failure(source, recipe, target, end, process.returncode)
+
+
+def _num_blocks(source: Path) -> int:
+    first = read_gguf(source)
+    return first.integer(f"{first.text('general.architecture')}.block_count")
 
 
 def _failure(

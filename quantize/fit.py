@@ -66,10 +66,13 @@ class Fitness:
         self._known: dict[str, tuple[float, float]] = {}  # KL and seconds it took
         self.seconds = 0.0
         self.evaluations = 0
-        for line in kept.read_text().splitlines() if kept.exists() else ():
+        lines = kept.read_text() if kept.exists() else ""
+        if lines and not lines.endswith("\n"):  # of a run that was killed while writing
+            kept.write_text(lines + "\n")
+        for line in lines.splitlines():
             try:
                 key, kl, seconds = json.loads(line)
-            except ValueError:  # the last line of a run that was killed
+            except ValueError:
                 continue
             self._known[key] = kl, seconds
 

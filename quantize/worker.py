@@ -46,7 +46,6 @@ def _quantize(job: dict[str, Any]) -> dict[str, Any]:
     params = lib.llama_model_quantize_default_params()
     params.ftype = job["ftype"]
     params.nthread = job["threads"]
-    params.pure = job["pure"]
     params.dry_run = job["dry_run"]
     params.allow_requantize = True
     kept = []  # memory that the parameters point to
@@ -54,6 +53,9 @@ def _quantize(job: dict[str, Any]) -> dict[str, Any]:
         overrides = _overrides(lib, job["overrides"])
         params.tt_overrides = overrides
         kept.append(overrides)
+    if job["blocks"] is not None:
+        pruned = [n for n in range(job["num_blocks"]) if n not in job["blocks"]]
+        params.prune_layers = (ctypes.c_int32 * (len(pruned) + 1))(*pruned, -1)
     if job["imatrix"]:
         matrix = read_imatrix(Path(job["imatrix"]))
         data, said = _matrix(lib, matrix), _said_of(lib, matrix, job)

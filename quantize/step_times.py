@@ -1,0 +1,125 @@
+"""What a step of a model of some file type takes here, without writing the model.
+
+A model of L blocks takes f + L b for a step: b for a block, f for the head and what is done once.
+Two small files tell both: one of a few blocks and one of a single block, timed without the head,
+differ by the blocks; the single block timed with the head tells the rest. Before each step the
+processor's caches are emptied of weights, because a whole model does not fit into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from edgespec.models.gguf import GgmlType, read_gguf_shards
+from edgespec.quantize.context import EvalContext
+from edgespec.quantize.convert import Recipe, convert, kept_tensors
+
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32)
+DEPTH = 256  # tokens in the cache
+_REPEATS = 7
+_FLUSH_BYTES = 128 << 20  # more than a processor's caches hold
+_FEW = 7  # blocks of the larger small file
+_TOKEN = 100
+
+
+def step_ms(
+    path: Path, *, threads: int, sizes: Sequence[int] = SIZES, repeats: int = _REPEATS
+) -> dict[int, float]:
+    """Milliseconds of a step over so many tokens, as they are one after the other."""
+    return _times(path, threads, sizes, repeats, outputs=True, cold=False)
+
+
+def predicted_step_ms(
+    source: Path,
+    types: dict[str, GgmlType],
+    file_type: str,
+    num_blocks: int,
+    folder: Path,
+    *,
+    threads: int,
+    sizes: Sequence[int] = SIZES,
+    is_cached: bool = False,
+) -> dict[int, float]:
+    """Milliseconds of steps of a file that has not been written.
+
+    Args:
+        types: of the file's tensors, from a dry run.
+        folder: where the two small files may be; they are removed again.
+        is_cached: whether the whole file fits into the processor's caches.
+    """
+    few = tuple(sorted({round((n + 0.5) * num_blocks / _FEW - 0.5) for n in range(_FEW)}))
+    one = (few[len(few) // 2],)
+    paths = [folder / "few.gguf", folder / "one.gguf"]
+    try:
+        for path, blocks in zip(paths, (few, one), strict=True):
+            _write(source, types, file_type, blocks, path, threads)
+
+        def times(path: Path, outputs: bool) -> dict[int, float]:
+            return _times(path, threads, sizes, _REPEATS, outputs=outputs, cold=not is_cached)
+
+        several, single, whole = (
+            times(paths[0], False),
+            times(paths[1], False),
+            times(paths[1], True),
+        )
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
+    if len(few) == 1:
+        return whole
+    block = {n: max(0.0, several[n] - single[n]) / (len(few) - 1) for n in sizes}
+    return {n: whole[n] + (num_blocks - 1) * block[n] for n in sizes}
+
+
+def _write(
+    source: Path,
+    types: dict[str, GgmlType],
+    file_type: str,
+    blocks: tuple[int, ...],
+    target: Path,
+    threads: int,
+) -> None:
+    """Some blocks with the types they have in the whole file."""
+    tensors = kept_tensors(read_gguf_shards(source), blocks)
+    overrides = tuple(
+        ("^" + new.replace(".", r"\.") + "$", types[tensor.name].name)
+        for new, tensor in tensors.items()
+    )
+    floats = file_type in ("F16", "BF16", "F32")
+    recipe = Recipe(file_type, () if floats else overrides, blocks=blocks)
+    convert(source, target, recipe, threads=threads)
+
+
+def _times(
+    path: Path, threads: int, sizes: Sequence[int], repeats: int, *, outputs: bool, cold: bool
+) -> dict[int, float]:
+    """Median milliseconds by step size; all sizes in turn, so that they share what drifts."""
+    largest = max(sizes)
+    found: dict[int, list[float]] = {size: [] for size in sizes}
+    other = np.zeros(_FLUSH_BYTES if cold else 8, np.uint8)
+    with EvalContext(
+        path, context_size=DEPTH + largest, batch_size=max(64, largest), threads=threads
+    ) as context:
+        tokens = [token % context.vocab_size for token in range(_TOKEN, _TOKEN + DEPTH)]
+        for start in range(0, DEPTH, 64):
+            places = range(start, start + 64)
+            context.step(tokens[start : start + 64], places, outputs=False)
+
+        def timed(size: int) -> float:
+            if cold:
+                other.sum()
+            start = perf_counter()
+            context.step(tokens[:size], range(DEPTH, DEPTH + size), outputs=outputs)
+            elapsed = perf_counter() - start
+            context.trim(DEPTH)
+            return elapsed * 1e3
+
+        for _ in range(repeats):
+            for size in sizes:
+                timed(size)  # the graph is built when the size changes
+                found[size].append(timed(size))
+    return {size: float(np.median(times)) for size, times in found.items()}
