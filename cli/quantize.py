@@ -75,6 +75,9 @@ def quantize(
     tasks: Annotated[
         int, typer.Option("--tasks", min=0, help="With --compare: problems to ask of each kind.")
     ] = 0,
+    kv: Annotated[
+        bool, typer.Option("--kv", help="With --compare: types of the source's KV cache.")
+    ] = False,
     html: Annotated[
         Path | None, typer.Option("--html", help="With --compare: write a page of plots here.")
     ] = None,
@@ -99,7 +102,7 @@ def quantize(
 
     if sum((file_type is not None, fit is not None, tune, compare)) != 1:
         raise typer.BadParameter("give one of --type, --fit, --tune and --compare")
-    least, most = (2, 99) if compare else (1 if tune else 2, 2)
+    least, most = (1 if kv else 2, 99) if compare else (1 if tune else 2, 2)
     if not least <= len(files) <= most:
         raise typer.BadParameter("name a source and " + ("other files" if compare else "a target"))
     spec, *others = (path.expanduser() for path in files)
@@ -115,7 +118,7 @@ def quantize(
         elif tune:
             report = _tune(source, others, max_kl, exact, measure, progress)
         else:
-            report = _compare(source, others, tasks, html, measure, progress)
+            report = _compare(source, others, kv, tasks, html, measure, progress)
     finally:
         progress.clear()
     if others and not compare:
@@ -227,12 +230,13 @@ def _tune(
 def _compare(
     spec: ModelSpec,
     others: list[Path],
+    kv: bool,
     tasks: int,
     html: Path | None,
     measure: MeasureOptions,
     progress: Progress,
 ) -> dict[str, Any]:
-    from edgespec.comparing import compare
+    from edgespec.comparing import compare, compare_kv_types
     from edgespec.memory.page import require_place, require_plots, write_page
     from edgespec.models.spec import read_model_spec
     from edgespec.quantize.loss_page import render_losses
@@ -242,6 +246,10 @@ def _compare(
         require_place(html)
     data = measure.path()
     folder = data if data is not None and data.is_dir() else None
+    if kv:
+        if others or tasks or html:
+            raise typer.BadParameter("--kv compares cache types of one file, and nothing else")
+        return compare_kv_types(spec, data=data, progress=progress)
     found = compare(
         spec,
         [read_model_spec(path) for path in others],
@@ -263,6 +271,8 @@ def _compare(
 def _text(report: dict[str, Any]) -> str:
     if "rows" in report:
         return _tuned_text(report) if "max_kl" in report else _compared_text(report)
+    if "kv_rows" in report:
+        return _kv_text(report)
     rows = [
         ("type", report["type"]),
         ("size", f"{size_text(report['target_bytes'])} of {size_text(report['source_bytes'])}"),
@@ -325,6 +335,15 @@ def _compared_text(report: dict[str, Any]) -> str:
         f"are taken together, {report['mass_taken_together']:.2%} of the probability"
     )
     return f"{table(rows)}\n\n{end}"
+
+
+def _kv_text(report: dict[str, Any]) -> str:
+    rows = [["KV cache", "KL [95%]", "agreement", "perplexity", "t(1)", "t(4)", "t(8)"]]
+    for row in report["kv_rows"]:
+        times = (f"{row['step_ms'][n]:.2f} ms" for n in ("1", "4", "8"))
+        rows.append([row["kv_type"], *_loss_cells(row.get("quality")), *times])
+    depth = report["step_depth"]
+    return f"{table(rows)}\n\n{report['places']} places, each after {depth} tokens and more"
 
 
 def _loss_cells(quality: dict[str, Any] | None) -> list[str]:

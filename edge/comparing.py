@@ -9,24 +9,30 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.common import common_length
 from edgespec.errors import ModelNotFoundError, UnsupportedError
 from edgespec.loading import load
-from edgespec.memory import device
+from edgespec.memory import cache, device
 from edgespec.memory.curve import CostCurve
+from edgespec.memory.footprint import kv_type_fits
 from edgespec.memory.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 from edgespec.noise import largest_invariant_step
 from edgespec.planning import stored_rounds
 from edgespec.quantize.quality import Reference, make_reference, quality_of, score
 from edgespec.quantize.step_times import DEPTH, step_ms
+from edgespec.quantize.texts import Text
 from edgespec.quantizing import HELD_OUT_SEED, texts_for
 
 Progress = Callable[[str, float], None]
 
 TEXTS = 24
 SHOWN_SIZES = (1, 4, 8)
+_KV_TYPES = ("f16", "q8_0", "q4_0")
+_KV_DEPTH, _KV_LENGTH = 512, 1024  # tokens before those that are looked at, and with them
 _CONTEXT = 1024  # where steps are compared bit by bit
 _ANSWER = {"gsm8k": 200, "spec_bench": 96}  # tokens
 _FILES = {"gsm8k": "gsm8k_dev.jsonl", "spec_bench": "spec_bench_dev.jsonl"}
@@ -98,6 +104,56 @@ def _check_same_tokens(spec: ModelSpec, other: ModelSpec) -> None:
             f"{other.path.name} cannot be compared with {spec.path.name}: their tokens differ",
             hint="compare files of one model; the first is the source",
         )
+
+
+def compare_kv_types(
+    spec: ModelSpec,
+    *,
+    data: Path | None = None,
+    progress: Progress = lambda _what, _part: None,
+) -> dict[str, Any]:
+    """What smaller types of the KV cache lose against f16, and step times, both with a long past.
+
+    The losses are kept: `--prefer context` chooses by them.
+    """
+    texts = joined(texts_for(spec, 2 * TEXTS, progress, data=data, seed=HELD_OUT_SEED))
+    threads = device.usable_cores()
+    reference = make_reference(spec.path, texts, threads=threads)
+    rows: list[dict[str, Any]] = []
+    for kind in _KV_TYPES:
+        if not kv_type_fits(spec, kind):
+            continue
+        progress(f"measuring a cache of {kind}", len(rows) / len(_KV_TYPES))
+        times = step_ms(
+            spec.path, threads=threads, sizes=SHOWN_SIZES, depth=_KV_DEPTH, kv_type=kind
+        )
+        row = {"kv_type": kind, "step_ms": {str(n): ms for n, ms in times.items()}}
+        if kind != "f16":
+            scores = score(spec.path, reference, threads=threads, kv_type=kind)
+            row["quality"] = quality_of(reference, scores).as_json()
+        rows.append(row)
+    losses = {row["kv_type"]: row["quality"]["kl"]["value"] for row in rows if "quality" in row}
+    cache.store("kv_losses", spec.fingerprint, losses)
+    return {"places": len(reference.rest), "step_depth": _KV_DEPTH, "kv_rows": rows}
+
+
+def joined(texts: Sequence[Text]) -> list[Text]:
+    """Texts one after the other in long ones, of which only the later part is counted."""
+    tokens = np.concatenate([text.tokens for text in texts])
+    counted = np.concatenate([text.counted for text in texts])
+    found = []
+    for start in range(0, len(tokens) - _KV_DEPTH, _KV_LENGTH):
+        part = counted[start : start + _KV_LENGTH].copy()
+        part[:_KV_DEPTH] = False
+        part[-1] = False
+        if part.any():
+            found.append(Text(tokens[start : start + _KV_LENGTH], part))
+    if not found:
+        raise UnsupportedError(
+            f"a cache is compared after {_KV_DEPTH} tokens, and there are {len(tokens)} in all",
+            hint="name a longer text with --data",
+        )
+    return found
 
 
 def _facts(spec: ModelSpec) -> dict[str, Any]:

@@ -12,7 +12,8 @@ earlier, so it costs milliseconds and loads nothing. The search is small on purp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,6 +65,10 @@ _CPU_BATCH_SIZES = ((1024, 64), (0, 128))  # from this width on
 _KEPT_SPEED = 0.98  # under a budget
 _KEPT_SPEED_UNASKED = 0.995
 _WORTH_TELLING = 1.02
+_SMALLER_KV_TYPES = (("q8_0", "twice"), ("q4_0", "nearly four times"))
+# KL divergence in nats that a cache type may cause where context is preferred: a fifth to a tenth
+# of what 4-bit weights cost.
+_MOST_KV_LOSS = 0.01
 _CHEAP = 1.02  # of the bytes with the smallest draft
 _LARGEST_STEP = 256
 _MEBIBYTE = 1 << 20
@@ -78,6 +83,7 @@ def make_plan(
     drafter_bytes: int = 0,
     draft_spec: ModelSpec | None = None,
     max_step_of: Callable[[Settings], int | None] = lambda _settings: None,
+    kv_losses: Mapping[str, float] | None = None,
 ) -> Plan:
     """Choose all settings of a run.
 
@@ -85,12 +91,15 @@ def make_plan(
         speed_of: predicts decoding speed under some settings.
         drafter_bytes: ceiling of the drafter's tables.
         max_step_of: most nodes a step may have (`--exact`: those that round alike), if known.
+        kv_losses: KL divergence that cache types cause, as far as it was measured.
 
     Raises:
         UnsupportedError: an option is not possible with this model.
         DoesNotFitError: nothing that was asked for fits; says what would.
     """
-    return _Planner(spec, request, machine, speed_of, drafter_bytes, draft_spec, max_step_of).plan()
+    return _Planner(
+        spec, request, machine, speed_of, drafter_bytes, draft_spec, max_step_of, kv_losses or {}
+    ).plan()
 
 
 class _Planner:
@@ -103,8 +112,10 @@ class _Planner:
         drafter_bytes: int,
         draft_spec: ModelSpec | None,
         max_step_of: Callable[[Settings], int | None],
+        kv_losses: Mapping[str, float],
     ) -> None:
         self.spec = spec
+        self.kv_losses = kv_losses
         self.request = request
         self.machine = machine
         self.choices: dict[str, Choice] = {}
@@ -310,17 +321,28 @@ class _Planner:
         return kind, kind
 
     def _take_smaller_cache(self) -> None:
-        """With `--prefer context` a type of half the size, where f16 does not reach all of it."""
+        """With `--prefer context` smaller types, where f16 does not reach all of it.
+
+        q8_0 unless it was measured to lose too much; q4_0 only where it was measured not to, and
+        q8_0 does not reach all of the context either.
+        """
         request = self.request
         if request.prefer != "context" or request.kv_type or request.exact:
             return
         if self.backend == ONNX:
             return
-        fits = kv_type_fits(self.spec, "q8_0")
-        if fits and not self._fits(self._upper_context(), self._smallest_batch(), 0):
-            self.key_type = self.value_type = "q8_0"
-            reason = "--prefer context: twice the context of f16, at a small cost in quality"
-            self._choose("kv_type", "q8_0", reason)
+        for kind, times in _SMALLER_KV_TYPES:
+            if self._fits(self._upper_context(), self._smallest_batch(), 0):
+                return
+            loss = self.kv_losses.get(kind, 0.0 if kind == "q8_0" else math.inf)
+            if loss > _MOST_KV_LOSS or not kv_type_fits(self.spec, kind):
+                continue
+            self.key_type = self.value_type = kind
+            cost = "a small cost in quality"
+            if kind in self.kv_losses:
+                cost = f"a measured divergence of {self.kv_losses[kind]:.4f}"
+            reason = f"--prefer context: {times} the context of f16, at {cost}"
+            self._choose("kv_type", kind, reason)
 
     def _device(self) -> tuple[str, str]:
         """Where steps run, and why there."""

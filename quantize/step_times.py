@@ -24,13 +24,19 @@ _REPEATS = 7
 _FLUSH_BYTES = 128 << 20  # more than a processor's caches hold
 _FEW = 7  # blocks of the larger small file
 _TOKEN = 100
+_BATCH = 64
 
 
 def step_ms(
-    path: Path, *, threads: int, sizes: Sequence[int] = SIZES, repeats: int = _REPEATS
+    path: Path,
+    *,
+    threads: int,
+    sizes: Sequence[int] = SIZES,
+    depth: int = DEPTH,
+    kv_type: str = "f16",
 ) -> dict[int, float]:
-    """Milliseconds of a step over so many tokens, as they are one after the other."""
-    return _times(path, threads, sizes, repeats, outputs=True, cold=False)
+    """Milliseconds of a step over so many tokens with `depth` in the cache, one after the other."""
+    return _times(path, threads, sizes, outputs=True, cold=False, depth=depth, kv_type=kv_type)
 
 
 def predicted_step_ms(
@@ -59,7 +65,7 @@ def predicted_step_ms(
             _write(source, types, file_type, blocks, path, threads)
 
         def times(path: Path, outputs: bool) -> dict[int, float]:
-            return _times(path, threads, sizes, _REPEATS, outputs=outputs, cold=not is_cached)
+            return _times(path, threads, sizes, outputs=outputs, cold=not is_cached)
 
         several, single, whole = (
             times(paths[0], False),
@@ -95,30 +101,41 @@ def _write(
 
 
 def _times(
-    path: Path, threads: int, sizes: Sequence[int], repeats: int, *, outputs: bool, cold: bool
+    path: Path,
+    threads: int,
+    sizes: Sequence[int],
+    *,
+    outputs: bool,
+    cold: bool,
+    depth: int = DEPTH,
+    kv_type: str = "f16",
 ) -> dict[int, float]:
     """Median milliseconds by step size; all sizes in turn, so that they share what drifts."""
     largest = max(sizes)
     found: dict[int, list[float]] = {size: [] for size in sizes}
     other = np.zeros(_FLUSH_BYTES if cold else 8, np.uint8)
     with EvalContext(
-        path, context_size=DEPTH + largest, batch_size=max(64, largest), threads=threads
+        path,
+        context_size=depth + largest,
+        batch_size=max(_BATCH, largest),
+        threads=threads,
+        kv_type=kv_type,
     ) as context:
-        tokens = [token % context.vocab_size for token in range(_TOKEN, _TOKEN + DEPTH)]
-        for start in range(0, DEPTH, 64):
-            places = range(start, start + 64)
-            context.step(tokens[start : start + 64], places, outputs=False)
+        tokens = [token % context.vocab_size for token in range(_TOKEN, _TOKEN + depth)]
+        for start in range(0, depth, _BATCH):
+            part = tokens[start : start + _BATCH]
+            context.step(part, range(start, start + len(part)), outputs=False)
 
         def timed(size: int) -> float:
             if cold:
                 other.sum()
             start = perf_counter()
-            context.step(tokens[:size], range(DEPTH, DEPTH + size), outputs=outputs)
+            context.step(tokens[:size], range(depth, depth + size), outputs=outputs)
             elapsed = perf_counter() - start
-            context.trim(DEPTH)
+            context.trim(depth)
             return elapsed * 1e3
 
-        for _ in range(repeats):
+        for _ in range(_REPEATS):
             for size in sizes:
                 timed(size)  # the graph is built when the size changes
                 found[size].append(timed(size))

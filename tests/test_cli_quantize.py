@@ -15,6 +15,7 @@ from edgespec.cli.main import app
 from edgespec.errors import EdgespecError
 from edgespec.memory import device
 from edgespec.models.spec import read_model_spec
+from edgespec.planning import stored_kv_losses
 from edgespec.quantize import step_times
 
 
@@ -90,6 +91,18 @@ def test_comparing(source: Path, tmp_path: Path) -> None:
     )
     shown = run("--compare", source, small).stdout
     assert re.search(r"small\.gguf +117 KiB +\d\.\d{4} \[", shown)
+
+
+def test_cache_types(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What smaller caches lose is kept for the planner."""
+    monkeypatch.setattr(comparing, "_KV_DEPTH", 32)
+    monkeypatch.setattr(comparing, "_KV_LENGTH", 96)
+    report = json.loads(run("--compare", source, "--kv", "--json").stdout)
+    assert [row["kv_type"] for row in report["kv_rows"]] == ["f16", "q8_0", "q4_0"]
+    losses = [row["quality"]["kl"]["value"] for row in report["kv_rows"][1:]]
+    assert 0 < losses[0] < losses[1]
+    stored = stored_kv_losses(read_model_spec(source))
+    assert stored == dict(zip(("q8_0", "q4_0"), losses, strict=True))
 
 
 def test_tuning(source: Path, tmp_path: Path) -> None:
