@@ -35,7 +35,7 @@ Progress = Callable[[str, float], None]
 Levels: TypeAlias = tuple[int, ...]  # by tensor: which of its types
 
 _PROBE = 3.6  # bits a weight: sensitivities are measured with the type next to it
-_SPREAD = 6  # every so many tensors together show what a type does
+_SPREAD = 6  # every so many tensors of a kind together show what a type does
 _TEXTS = (3, 9)  # looked at for a first and a second opinion; then all of them
 _OFFSPRING = 8
 _SURVIVORS = 2
@@ -181,9 +181,11 @@ def _bits(kind: str) -> float:
 def _measure_harms(space: _Space, fitness: Fitness, progress: Progress) -> dict[str, float]:
     """Harm of each type: divergence when it is all that some tensors all over the model have."""
     groups: dict[tuple[str, ...], list[str]] = {}
-    for number, choice in enumerate(space.choices):
-        if number % _SPREAD == 0:
-            groups.setdefault(choice.types, []).append(choice.tensor.name)
+    # The largest tensor is an embedding or a head, which would drown the others.
+    typical = sorted(space.choices, key=lambda choice: choice.tensor.data_bytes)[:-1]
+    for choice in sorted(typical or space.choices, key=lambda choice: choice.tensor.name):
+        groups.setdefault(choice.types, []).append(choice.tensor.name)
+    groups = {types: names[::_SPREAD] for types, names in groups.items()}
     harms: dict[str, float] = {}
     for types, names in sorted(groups.items(), key=lambda group: -len(group[1])):
         shared = [kind for kind in types if kind in harms]
