@@ -98,6 +98,7 @@ def quantize(
     A run that is stopped leaves no partial target; --fit goes on where it was stopped, and writes
     the best so far when stopped with Ctrl-C while searching.
     """
+    from edgespec.models.onnx_folder import read_model
     from edgespec.models.spec import read_model_spec
 
     if sum((file_type is not None, fit is not None, tune, compare)) != 1:
@@ -106,7 +107,7 @@ def quantize(
     if not least <= len(files) <= most:
         raise typer.BadParameter("name a source and " + ("other files" if compare else "a target"))
     spec, *others = (path.expanduser() for path in files)
-    source = read_model_spec(spec)
+    source = read_model(spec) if compare else read_model_spec(spec)
     progress = Progress()
     try:
         if file_type is not None:
@@ -238,7 +239,7 @@ def _compare(
 ) -> dict[str, Any]:
     from edgespec.comparing import compare, compare_kv_types
     from edgespec.memory.page import require_place, require_plots, write_page
-    from edgespec.models.spec import read_model_spec
+    from edgespec.models.onnx_folder import read_model
     from edgespec.quantize.loss_page import render_losses
 
     if html is not None:
@@ -252,7 +253,7 @@ def _compare(
         return compare_kv_types(spec, data=data, progress=progress)
     found = compare(
         spec,
-        [read_model_spec(path) for path in others],
+        [read_model(path) for path in others],
         data=None if folder else data,
         tasks=folder,
         num_tasks=tasks,

@@ -5,27 +5,41 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edgespec.backends.base import Backend
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.common import common_length
 from edgespec.errors import ModelNotFoundError, UnsupportedError
 from edgespec.loading import load
 from edgespec.memory import cache, device
-from edgespec.memory.curve import CostCurve
+from edgespec.memory.curve import CostCurve, measure_curve
 from edgespec.memory.footprint import kv_type_fits
 from edgespec.memory.speed import SpeedModel
-from edgespec.models.spec import ModelSpec
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.noise import largest_invariant_step
 from edgespec.planning import stored_rounds
-from edgespec.quantize.quality import Reference, make_reference, quality_of, score
+from edgespec.quantize.quality import (
+    Places,
+    Reference,
+    Scores,
+    counted_places,
+    make_reference,
+    quality_of,
+    reference_of,
+    score,
+    scores_of,
+)
 from edgespec.quantize.step_times import DEPTH, step_ms
 from edgespec.quantize.texts import Text
 from edgespec.quantizing import HELD_OUT_SEED, texts_for
+from edgespec.timing import one_step
+from edgespec.tree import DraftTree
 
 Progress = Callable[[str, float], None]
 
@@ -33,6 +47,7 @@ TEXTS = 24
 SHOWN_SIZES = (1, 4, 8)
 _KV_TYPES = ("f16", "q8_0", "q4_0")
 _KV_DEPTH, _KV_LENGTH = 512, 1024  # tokens before those that are looked at, and with them
+_STEP = 32  # tokens, of models that are read step by step
 _CONTEXT = 1024  # where steps are compared bit by bit
 _ANSWER = {"gsm8k": 200, "spec_bench": 96}  # tokens
 _FILES = {"gsm8k": "gsm8k_dev.jsonl", "spec_bench": "spec_bench_dev.jsonl"}
@@ -44,6 +59,9 @@ def held_out(
 ) -> Reference:
     """What the source says over texts that nothing was searched or calibrated on."""
     texts = texts_for(spec, count, progress, data=data, seed=HELD_OUT_SEED)
+    if spec.format == ONNX_FORMAT:
+        with _opened(spec) as backend:
+            return reference_of(texts, _places(backend, texts))
     return make_reference(
         spec.path,
         texts,
@@ -81,8 +99,7 @@ def compare(
         progress(f"comparing {name}", place)
         row = {**_facts(file), **speed_of(file, _curve_of(file))}
         if number:
-            scores = score(file.path, reference, threads=device.usable_cores())
-            row["quality"] = quality_of(reference, scores).as_json()
+            row["quality"] = quality_of(reference, _scores(file, reference)).as_json()
         if problems:
             progress(f"asking {name}", place)
             row["tasks"] = _ask(file, problems, answers, is_source=number == 0)
@@ -98,7 +115,9 @@ def compare(
 
 
 def _check_same_tokens(spec: ModelSpec, other: ModelSpec) -> None:
-    same = spec.tokenizer_hash == other.tokenizer_hash and spec.vocab_size == other.vocab_size
+    # Tokenizers of a GGUF file and of a folder are stored in other ways.
+    same = spec.format != other.format or spec.tokenizer_hash == other.tokenizer_hash
+    same = same and spec.vocab_size == other.vocab_size
     if not same:
         raise UnsupportedError(
             f"{other.path.name} cannot be compared with {spec.path.name}: their tokens differ",
@@ -160,7 +179,36 @@ def _facts(spec: ModelSpec) -> dict[str, Any]:
     return {"file": spec.path.name, "type": spec.file_type, "bytes": spec.file_bytes}
 
 
+@contextmanager
+def _opened(spec: ModelSpec) -> Iterator[Backend]:
+    """A model in the backend that runs it, with steps of up to 32 tokens."""
+    size = min(_CONTEXT, spec.context_length)
+    with load(spec.path, drafter="suffix", draft_max=_STEP - 1, context_size=size) as engine:
+        yield engine.backend
+
+
+def _places(backend: Backend, texts: Sequence[Text]) -> Places:
+    for text in texts:
+        backend.truncate(0)
+        for start in range(0, len(text.tokens), backend.max_nodes):
+            tokens = text.tokens[start : start + backend.max_nodes].tolist()
+            logits = backend.verify(DraftTree.chain(tokens))
+            yield from counted_places(text, start, logits)
+            backend.commit(range(len(tokens)))
+
+
+def _scores(spec: ModelSpec, reference: Reference) -> Scores:
+    if spec.format != ONNX_FORMAT:
+        return score(spec.path, reference, threads=device.usable_cores())
+    with _opened(spec) as backend:
+        return scores_of(reference, _places(backend, reference.texts))
+
+
 def _curve_of(spec: ModelSpec) -> CostCurve:
+    if spec.format == ONNX_FORMAT:
+        with _opened(spec) as backend:
+            backend.prefill([100 % spec.vocab_size] * DEPTH)
+            return measure_curve(lambda nodes: one_step(backend, nodes), backend.max_nodes)
     return curve_from(step_ms(spec.path, threads=device.usable_cores()))
 
 

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.backends.base import Tokenizer
 from edgespec.backends.llama_tokenizer import open_tokenizer
 from edgespec.errors import UnsupportedError
 from edgespec.exit_chat import chat_of, read_prompts
 from edgespec.memory import device
-from edgespec.models.spec import ModelSpec
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.quantize.convert import Prediction, Recipe, check_target, convert, predict
 from edgespec.quantize.fit import Fit, fit
 from edgespec.quantize.imatrix import compute_imatrix
@@ -48,7 +49,12 @@ def texts_for(
     seed: int = SEARCH_SEED,
 ) -> list[Text]:
     """So many texts by the model itself, or pieces of a file (some of each part of it)."""
-    with open_tokenizer(spec.path) as tokenizer:
+    if spec.format == ONNX_FORMAT and data is None:
+        raise UnsupportedError(
+            f"{spec.path} is an ONNX folder, which writes no text to be measured on",
+            hint="name one with --data FILE",
+        )
+    with _tokenizer_of(spec) as tokenizer:
         if data is None:
             chat = chat_of(spec, tokenizer)
         else:
@@ -65,9 +71,20 @@ def texts_for(
     )
 
 
-def _file_texts(spec: ModelSpec, data: Path, tokenizer: object) -> list[Text]:
+@contextmanager
+def _tokenizer_of(spec: ModelSpec) -> Iterator[Tokenizer]:
+    if spec.format == ONNX_FORMAT:
+        from edgespec.backends.folder_tokenizer import FolderTokenizer
+
+        yield FolderTokenizer(spec.path, spec.vocab_size)
+        return
+    with open_tokenizer(spec.path) as tokenizer:
+        yield tokenizer
+
+
+def _file_texts(spec: ModelSpec, data: Path, tokenizer: Tokenizer) -> list[Text]:
     start = [] if spec.bos_id is None else [spec.bos_id]
-    pieces = texts_of_tokens(read_prompts(data, tokenizer), start)  # type: ignore[arg-type]
+    pieces = texts_of_tokens(read_prompts(data, tokenizer), start)
     if not pieces:
         raise UnsupportedError(f"{data} holds too little text", hint="name a longer one")
     return pieces

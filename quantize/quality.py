@@ -11,10 +11,10 @@ Intervals are bootstrap percentiles over texts, since places of one text are not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ _LEVEL = 0.95
 _LEAST = 1e-12  # a mass that rounding left at nothing or below
 
 Progress = Callable[[float], None]
+# By batch: logits [n, V] at counted places, and the tokens [n] that follow them.
+Places: TypeAlias = Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,13 @@ def make_reference(
     model: Path, texts: Sequence[Text], *, threads: int, progress: Progress = lambda _part: None
 ) -> Reference:
     """Run the source over texts and keep what comparisons need."""
+    return reference_of(texts, _places(model, texts, threads, progress))
+
+
+def reference_of(texts: Sequence[Text], places: Places) -> Reference:
+    """What comparisons need of the source's logits at the counted places of texts."""
     parts: list[tuple[NDArray[Any], ...]] = []
-    for logits, next_ids in _places(model, texts, threads, progress):
+    for logits, next_ids in places:
         top = min(TOP, logits.shape[1] - 1)
         ids = np.argpartition(logits, -top, axis=1)[:, -top:]
         values = np.take_along_axis(logits, ids, axis=1)
@@ -112,9 +119,14 @@ def score(
     progress: Progress = lambda _part: None,
 ) -> Scores:
     """Run a candidate over the reference's texts."""
+    return scores_of(reference, _places(model, reference.texts, threads, progress, kv_type))
+
+
+def scores_of(reference: Reference, places: Places) -> Scores:
+    """Compare a candidate's logits at the counted places with the source's."""
     kl, agrees, next_log_q = [], [], []
     start = 0
-    for logits, next_ids in _places(model, reference.texts, threads, progress, kv_type):
+    for logits, next_ids in places:
         rows = slice(start, start + len(logits))
         start = rows.stop
         norm = _log_sum(logits)
@@ -135,19 +147,23 @@ def _places(
     threads: int,
     progress: Progress,
     kv_type: str = "f16",
-) -> Any:
-    """Logits [n, V] at the counted places and the tokens [n] that follow them, by batch."""
+) -> Places:
     longest = max(len(text.tokens) for text in texts)
     with EvalContext(
         model, context_size=longest, batch_size=_BATCH, threads=threads, kv_type=kv_type
     ) as context:
         for number, text in enumerate(texts):
             for start, logits in context.score(text.tokens):
-                chosen = np.flatnonzero(text.counted[start : start + len(logits)])
-                if len(chosen):
-                    whole = len(chosen) == len(logits)
-                    yield logits if whole else logits[chosen], text.tokens[start + chosen + 1]
+                yield from counted_places(text, start, logits)
             progress((number + 1) / len(texts))
+
+
+def counted_places(text: Text, start: int, logits: NDArray[np.float32]) -> Places:
+    """Of a batch's logits, those at counted places and the tokens that follow; nothing of none."""
+    chosen = np.flatnonzero(text.counted[start : start + len(logits)])
+    if len(chosen):
+        whole = len(chosen) == len(logits)
+        yield logits if whole else logits[chosen], text.tokens[start + chosen + 1]
 
 
 def _log_sum(logits: NDArray[np.float32]) -> NDArray[np.float32]:

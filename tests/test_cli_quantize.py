@@ -6,8 +6,10 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from random_gguf import F32, write_model
+from tiny_folder import TinyModel, write_folder
 from typer.testing import CliRunner, Result
 
 from edgespec import comparing, quantizing, tuning
@@ -103,6 +105,27 @@ def test_cache_types(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < losses[0] < losses[1]
     stored = stored_kv_losses(read_model_spec(source))
     assert stored == dict(zip(("q8_0", "q4_0"), losses, strict=True))
+
+
+def test_onnx_folders_are_compared_on_a_text(tmp_path: Path) -> None:
+    """Rounding the head to multiples of 0.1 costs something; the folder itself loses nothing."""
+    for name in ("onnx", "onnxruntime", "tokenizers"):
+        pytest.importorskip(name)
+    same, coarse = TinyModel(), TinyModel()
+    coarse.weights["head"] = np.round(coarse.weights["head"], 1)
+    folders = [
+        write_folder(tmp_path / name, tiny)
+        for name, tiny in (("source", same), ("again", same), ("coarse", coarse))
+    ]
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(["The cat sat on the mat, and so did the dog." * 4] * 4))
+    result = run("--compare", *folders, "--data", text, "--json")
+    rows = json.loads(result.stdout)["rows"]
+    losses = [row["quality"]["kl"]["value"] for row in rows[1:]]
+    assert abs(losses[0]) < 1e-6 < 1e-4 < losses[1]
+    with pytest.raises(EdgespecError, match="writes no text") as caught:
+        run("--compare", *folders)
+    assert "--data" in caught.value.hint
 
 
 def test_tuning(source: Path, tmp_path: Path) -> None:
