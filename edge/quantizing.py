@@ -24,7 +24,7 @@ from edgespec.exit_chat import chat_of, read_prompts
 from edgespec.memory import device
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.quantize.convert import Prediction, Recipe, check_target, convert, predict
-from edgespec.quantize.fit import Fit, fit
+from edgespec.quantize.fit import Fit, fit, require_room
 from edgespec.quantize.imatrix import compute_imatrix
 from edgespec.quantize.pieces import Pieces, recipe_of
 from edgespec.quantize.quality import make_reference
@@ -157,14 +157,15 @@ def fit_file(
     folder = work or target.with_name(f"{target.name}.parts")
     key = json.dumps([spec.fingerprint, list(types or ()), str(data or "")])
     place = folder / blake2b(key.encode(), digest_size=6).hexdigest()
+    matrix = place / "imatrix.gguf"
+    pieces = Pieces(spec.path, place / "pieces", allowed=types, imatrix=matrix)
+    require_room(pieces, size_bytes)
     place.mkdir(parents=True, exist_ok=True)
     texts = _kept_texts(place / "texts.npz", spec, data, progress)
-    matrix = place / "imatrix.gguf"
     if not matrix.exists():
         partial = place / "imatrix.partial"
         _compute(spec, texts, data, partial, progress)
         partial.replace(matrix)
-    pieces = Pieces(spec.path, place / "pieces", allowed=types, imatrix=matrix)
     threads = device.usable_cores()
     pieces.make(threads, progress)
     reference = make_reference(

@@ -20,6 +20,7 @@ from edgespec.errors import BackendError
 
 Observe = Callable[[int, bool, Any], bool]
 _FLASH_ATTENTION_ON = 1
+_OTHER_FILES = 128
 _KV_TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8}  # values of ggml_type
 
 
@@ -50,6 +51,7 @@ class EvalContext:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = 0 if observe else -1
         parts = [path] if isinstance(path, Path) else path
+        _allow_open_files(len(parts))
         names = (ctypes.c_char_p * len(parts))(*(os.fsencode(part) for part in parts))
         self._model = (
             lib.llama_model_load_from_file(names[0], params)
@@ -162,6 +164,19 @@ class EvalContext:
         """Logits [count, V] of the last step: a view that the next step overwrites."""
         pointer = self._lib.llama_get_logits(self._context)
         return np.ctypeslib.as_array(pointer, (count, self.vocab_size))
+
+
+def _allow_open_files(count: int) -> None:
+    """Let this process have so many files open; some systems begin with 256."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _array(pointer: Any, count: int) -> NDArray[Any]:

@@ -115,6 +115,7 @@ def fit(
     Ctrl-C during the search gives the best so far. Raises DoesNotFitError when even the smallest
     types are too large.
     """
+    require_room(pieces, budget_bytes)
     space = _Space(pieces, budget_bytes)
     fitness = Fitness(pieces, reference, kept, threads)
     harms = _measure_harms(space, fitness, progress)
@@ -139,6 +140,17 @@ def fit(
     )
 
 
+def require_room(pieces: Pieces, budget_bytes: int) -> None:
+    """Raise DoesNotFitError where even the smallest types take more."""
+    least = pieces.fixed_bytes + sum(choice.sizes[0] for choice in pieces.choices)
+    if least > budget_bytes:
+        raise DoesNotFitError(
+            f"{pieces.source.name} takes at least {least >> 20} MiB, and {budget_bytes >> 20} MiB "
+            "were asked for",
+            hint=f"ask for {(least >> 20) + 1}MiB or more",
+        )
+
+
 class _Space:
     """All mixtures of a source, and what they take."""
 
@@ -146,13 +158,6 @@ class _Space:
         self.choices = pieces.choices
         self._fixed = pieces.fixed_bytes
         self.budget = budget_bytes
-        least = self.size((0,) * len(self.choices))
-        if least > budget_bytes:
-            raise DoesNotFitError(
-                f"{pieces.source.name} takes at least {least >> 20} MiB, and {budget_bytes >> 20} "
-                "MiB were asked for",
-                hint=f"ask for {(least >> 20) + 1}MiB or more",
-            )
 
     def size(self, levels: Levels) -> int:
         """Bytes of the file."""

@@ -6,6 +6,7 @@ a mixture is a list of paths: nothing is written, and all mixtures share the pag
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,15 @@ from edgespec.quantize.gguf_writer import ALIGNMENT, i32, keys_of, u16, write_ra
 _TYPES_OF_256 = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 _TYPES_OF_32 = ("Q2_0", "MXFP4", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 _BASE = "Q8_0"  # any quantized type: every tensor gets a type of its own
+# Tensor types that no file type is named after.
+_NAMES = {
+    "Q3_K": "Q3_K_M",
+    "Q4_K": "Q4_K_M",
+    "Q5_K": "Q5_K_M",
+    "MXFP4": "MXFP4_MOE",
+    "NVFP4": _BASE,
+}
+_FLOATS = ("F32", "F16", "BF16")
 _KEY_BYTES = 512  # that the quantizer adds about an importance matrix
 
 
@@ -33,9 +43,11 @@ class Choice:
 
 
 def recipe_of(types: Mapping[str, str], imatrix: Path | None, imatrix_name: str) -> Recipe:
-    """The recipe that gives these tensors these types."""
+    """The recipe that gives these tensors these types; the file is named after the commonest."""
     overrides = tuple(("^" + name.replace(".", r"\.") + "$", kind) for name, kind in types.items())
-    return Recipe(_BASE, overrides, imatrix, imatrix_name)
+    counts = Counter(kind for kind in types.values() if kind not in _FLOATS)
+    commonest = counts.most_common(1)[0][0] if counts else _BASE
+    return Recipe(_NAMES.get(commonest, commonest), overrides, imatrix, imatrix_name)
 
 
 class Pieces:
@@ -52,6 +64,11 @@ class Pieces:
         allowed: Sequence[str] | None = None,
         imatrix: Path | None = None,
     ) -> None:
+        if unknown := set(allowed or ()) - set(TENSOR_TYPES):
+            raise UnsupportedError(
+                f"there is no tensor type {min(unknown)!r}",
+                hint=f"use some of {', '.join(TENSOR_TYPES)}",
+            )
         self.source, self.folder, self._imatrix = source, folder, imatrix
         parts = read_gguf_shards(source)
         tensors = {tensor.name: tensor for part in parts for tensor in part.tensors}
