@@ -293,7 +293,8 @@ def _ask(
             if is_source:
                 answers[prompt] = ids
             theirs = answers[prompt]
-            shared.append(common_length(ids, theirs) / max(1, len(theirs)))
+            same = common_length(ids, theirs)
+            shared.append(1.0 if ids == theirs else same / max(1, len(theirs)))
     return {
         "gsm8k_exact": right / len(problems["gsm8k"]),
         "spec_bench_agreement": sum(shared) / max(1, len(shared)),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As much measuring as a test can afford."""
+    monkeypatch.delenv("EDGESPEC_DATA", raising=False)
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(quantizing, "_SEARCH_TEXTS", 2)
     monkeypatch.setattr(comparing, "TEXTS", 2)
@@ -93,6 +96,48 @@ def test_comparing(source: Path, tmp_path: Path) -> None:
     )
     shown = run("--compare", source, small).stdout
     assert re.search(r"small\.gguf +117 KiB +\d\.\d{4} \[", shown)
+
+
+class Answers:
+    """An engine that knows some answers by prompt."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self._texts = texts
+
+    def __enter__(self) -> Answers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def encode(self, prompt: str) -> list[int]:
+        return [1] * (5000 if prompt == "long" else 5)
+
+    def generate(self, prompt: str, max_tokens: int) -> Any:
+        text = self._texts.get(prompt, "")
+        return SimpleNamespace(text=text, token_ids=tuple(map(ord, text)))
+
+
+def test_problems_are_asked(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two numbers is right; of the source's three answers, one is half the same."""
+    numbers = [{"question": f"n{n}", "answer": str(n)} for n in range(4)]
+    turns = [{"turns": [text, "again"]} for text in ("a", "b", "long", "c")]
+    for name, documents in (("gsm8k", numbers), ("spec_bench", turns)):
+        path = tmp_path / f"{name}_dev.jsonl"
+        path.write_text("\n".join(map(json.dumps, documents)))
+    texts = {"n0": "so it is 0", "n1": "1", "n2": "3, or 2.", "n3": "3", "a": "abcd", "b": "xyz"}
+    problems = {kind: comparing._problems(kind, tmp_path, 4) for kind in comparing._FILES}
+    assert [p["question"] for p in comparing._problems("gsm8k", tmp_path, 2)] == ["n0", "n2"]
+    spec, answers = read_model_spec(source), dict[str, Any]()
+    monkeypatch.setattr(comparing, "load", lambda *_, **__: Answers(texts))
+    found = comparing._ask(spec, problems, answers, is_source=True)
+    assert found == {"gsm8k_exact": 1.0, "spec_bench_agreement": 1.0}
+    other = {**texts, "n1": "2", "n2": "none", "a": "abxy"}
+    monkeypatch.setattr(comparing, "load", lambda *_, **__: Answers(other))
+    found = comparing._ask(spec, problems, answers, is_source=False)
+    assert found == {"gsm8k_exact": 0.5, "spec_bench_agreement": pytest.approx(2.5 / 3)}
+    with pytest.raises(EdgespecError, match="problems need a folder"):
+        comparing._problems("gsm8k", None, 2)
 
 
 def test_cache_types(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
