@@ -36,6 +36,7 @@ Levels: TypeAlias = tuple[int, ...]  # by tensor: which of its types
 
 _PROBE = 3.6  # bits a weight: sensitivities are measured with the type next to it
 _SPREAD = 6  # every so many tensors of a kind together show what a type does
+_PROBE_TEXTS = 2  # that sensitivities and types are measured on
 _TEXTS = (3, 9)  # looked at for a first and a second opinion; then all of them
 _OFFSPRING = 8
 _SURVIVORS = 2
@@ -197,7 +198,7 @@ def _measure_harms(space: _Space, fitness: Fitness, progress: Progress) -> dict[
         measured = {}
         for number, kind in enumerate(types):
             progress("comparing types", number / len(types))
-            measured[kind] = max(fitness(dict.fromkeys(names, kind), _TEXTS[0]), 0.0)
+            measured[kind] = max(fitness(dict.fromkeys(names, kind), _PROBE_TEXTS), 0.0)
         # Another group of tensors has its own scale: types that both have bring them together.
         scale = 1.0
         if shared and all(measured[kind] > 0 for kind in shared):
@@ -215,7 +216,7 @@ def _measure_costs(
     for number, choice in enumerate(space.choices):
         progress("measuring how sensitive tensors are", number / len(space.choices))
         probe = space.probe(number)
-        sensitivity = max(fitness({choice.tensor.name: probe}, _TEXTS[0]), 0.0)
+        sensitivity = max(fitness({choice.tensor.name: probe}, _PROBE_TEXTS), 0.0)
         fallback = float(np.mean(list(harms.values())))
         relative = np.array([harms.get(kind, fallback) for kind in choice.types])
         costs.append(sensitivity * relative / harms.get(probe, fallback))
