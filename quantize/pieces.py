@@ -16,10 +16,10 @@ from edgespec.models.gguf import GGML_TYPES, Gguf, GgufTensor, read_gguf, read_g
 from edgespec.quantize.convert import TENSOR_TYPES, Recipe, convert, predict, require_disk
 from edgespec.quantize.gguf_writer import ALIGNMENT, i32, keys_of, u16, write_raw
 
-# Types a tensor may have, by what its rows can be cut into. The IQ types below four bits are left
-# out: their kernels are slow.
+# Types a tensor may have, by what its rows can be cut into. Left out are the IQ types below four
+# bits, whose kernels are slow, and MXFP4, which lost 15 times as much as IQ4_NL for 6% less.
 _TYPES_OF_256 = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
-_TYPES_OF_32 = ("Q2_0", "MXFP4", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+_TYPES_OF_32 = ("Q2_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 _BASE = "Q8_0"  # any quantized type: every tensor gets a type of its own
 # Tensor types that no file type is named after.
 _NAMES = {
