@@ -332,8 +332,8 @@ def _compared_text(report: dict[str, Any]) -> str:
             cells += [f"{part:.0%}" for part in row["tasks"].values()]
         rows.append(cells)
     end = (
-        f"{report['places']} places of {report['texts']} texts; all but the likeliest 512 tokens "
-        f"are taken together, {report['mass_taken_together']:.2%} of the probability"
+        f"{report['places']} places of {report['texts']} texts; all but the likeliest "
+        f"{report['tokens_kept']} tokens are taken together, {report['mass_taken_together']:.2%} of the probability"
     )
     return f"{table(rows)}\n\n{end}"
 

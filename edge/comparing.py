@@ -45,6 +45,7 @@ Progress = Callable[[str, float], None]
 
 TEXTS = 24
 SHOWN_SIZES = (1, 4, 8)
+_TOP = 4096  # tokens of the source's distribution that are compared one by one
 _KV_TYPES = ("f16", "q8_0", "q4_0")
 _KV_DEPTH, _KV_LENGTH = 512, 1024  # tokens before those that are looked at, and with them
 _STEP = 32  # tokens, of models that are read step by step
@@ -61,11 +62,12 @@ def held_out(
     texts = texts_for(spec, count, progress, data=data, seed=HELD_OUT_SEED)
     if spec.format == ONNX_FORMAT:
         with _opened(spec) as backend:
-            return reference_of(texts, _places(backend, texts))
+            return reference_of(texts, _places(backend, texts), _TOP)
     return make_reference(
         spec.path,
         texts,
         threads=device.usable_cores(),
+        top=_TOP,
         progress=lambda part: progress("reading the text", part),
     )
 
@@ -107,6 +109,7 @@ def compare(
     return {
         "places": len(reference.rest),
         "texts": len(reference.texts),
+        "tokens_kept": reference.ids.shape[1],
         "mass_taken_together": float(reference.rest.mean()),
         "step_depth": DEPTH,
         "num_tasks": num_tasks,
@@ -137,7 +140,7 @@ def compare_kv_types(
     """
     texts = joined(texts_for(spec, 2 * TEXTS, progress, data=data, seed=HELD_OUT_SEED))
     threads = device.usable_cores()
-    reference = make_reference(spec.path, texts, threads=threads)
+    reference = make_reference(spec.path, texts, threads=threads, top=_TOP)
     rows: list[dict[str, Any]] = []
     for kind in _KV_TYPES:
         if not kv_type_fits(spec, kind):

@@ -2,7 +2,7 @@
 
     KL(p || q) = sum over tokens i of p_i log(p_i / q_i),   p of the source, q of the candidate
 
-Of the source's distribution the `TOP` likeliest tokens are kept at each place, and all others as
+Of the source's distribution the likeliest tokens are kept (`TOP` of them in searches) at each place, and all others as
 one: the sum over this coarser partition is never more than the KL divergence, and less only by what
 p and q differ in how they share out a mass of p that is small (`Reference.rest` says how much it
 is). Probabilities of the kept tokens are exact: they are normalised over the whole vocabulary.
@@ -38,8 +38,8 @@ class Reference:
     """What the source says over some texts; P places in all, in the order of the texts."""
 
     texts: tuple[Text, ...]
-    ids: NDArray[np.int32]  # [P, TOP], the likeliest first
-    log_p: NDArray[np.float32]  # [P, TOP]
+    ids: NDArray[np.int32]  # [P, top], the likeliest first
+    log_p: NDArray[np.float32]  # [P, top]
     rest: NDArray[np.float32]  # [P], mass of all other tokens
     next_log_p: NDArray[np.float32]  # [P], of the token that follows in the text
 
@@ -77,17 +77,25 @@ class Quality:
 
 
 def make_reference(
-    model: Path, texts: Sequence[Text], *, threads: int, progress: Progress = lambda _part: None
+    model: Path,
+    texts: Sequence[Text],
+    *,
+    threads: int,
+    top: int = TOP,
+    progress: Progress = lambda _part: None,
 ) -> Reference:
     """Run the source over texts and keep what comparisons need."""
-    return reference_of(texts, _places(model, texts, threads, progress))
+    return reference_of(texts, _places(model, texts, threads, progress), top)
 
 
-def reference_of(texts: Sequence[Text], places: Places) -> Reference:
-    """What comparisons need of the source's logits at the counted places of texts."""
+def reference_of(texts: Sequence[Text], places: Places, top: int = TOP) -> Reference:
+    """What comparisons need of the source's logits at the counted places of texts.
+
+    `top` tokens of each place take 8 bytes each.
+    """
     parts: list[tuple[NDArray[Any], ...]] = []
     for logits, next_ids in places:
-        top = min(TOP, logits.shape[1] - 1)
+        top = min(top, logits.shape[1] - 1)
         ids = np.argpartition(logits, -top, axis=1)[:, -top:]
         values = np.take_along_axis(logits, ids, axis=1)
         order = np.argsort(-values, axis=1)

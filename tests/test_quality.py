@@ -111,11 +111,10 @@ def test_divergence_is_that_of_whole_distributions(
 
 
 def test_taking_tokens_together_gives_a_lower_bound(
-    source: Path, coarse: Path, texts: list[Text], monkeypatch: pytest.MonkeyPatch
+    source: Path, coarse: Path, texts: list[Text]
 ) -> None:
     whole = score(coarse, make_reference(source, texts, threads=1), threads=1).kl
-    monkeypatch.setattr(quality, "TOP", 3)
-    part = make_reference(source, texts, threads=1)
+    part = make_reference(source, texts, threads=1, top=3)
     assert part.ids.shape[1] == 3 and part.rest.max() > 0.05
     lumped = score(coarse, part, threads=1).kl
     assert (lumped <= whole + 1e-6).all() and whole.mean() > lumped.mean() > 0.5 * whole.mean()
