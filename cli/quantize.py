@@ -333,7 +333,8 @@ def _compared_text(report: dict[str, Any]) -> str:
         rows.append(cells)
     end = (
         f"{report['places']} places of {report['texts']} texts; all but the likeliest "
-        f"{report['tokens_kept']} tokens are taken together, {report['mass_taken_together']:.2%} of the probability"
+        f"{report['tokens_kept']} tokens are taken together, "
+        f"{report['mass_taken_together']:.2%} of the probability"
     )
     return f"{table(rows)}\n\n{end}"
 

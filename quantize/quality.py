@@ -2,10 +2,11 @@
 
     KL(p || q) = sum over tokens i of p_i log(p_i / q_i),   p of the source, q of the candidate
 
-Of the source's distribution the likeliest tokens are kept (`TOP` of them in searches) at each place, and all others as
-one: the sum over this coarser partition is never more than the KL divergence, and less only by what
-p and q differ in how they share out a mass of p that is small (`Reference.rest` says how much it
-is). Probabilities of the kept tokens are exact: they are normalised over the whole vocabulary.
+Of the source's distribution the likeliest tokens are kept at each place (`TOP` of them in
+searches), and all others as one: the sum over this coarser partition is never more than the KL
+divergence, and less only by what p and q differ in how they share out a mass of p that is small
+(`Reference.rest` says how much it is). Probabilities of the kept tokens are exact: they are
+normalised over the whole vocabulary.
 Intervals are bootstrap percentiles over texts, since places of one text are not independent.
 """
 
