@@ -308,8 +308,8 @@ def _tuned_text(report: dict[str, Any]) -> str:
         loss = f"{row['kl']:.4f}" if "kl" in row else ""
         mark = " <- chosen" if row["type"] == report["type"] and not row["is_source"] else ""
         rows.append([name, size_text(row["bytes"]), *_speed_cells(row), loss + mark])
-    chosen = next(row for row in report["rows"] if "measured" in row)
-    source, now = report["rows"][0], chosen["measured"]
+    chosen = next(row for row in report["rows"][1:] if "measured" in row)
+    source, now = report["rows"][0]["measured"], chosen["measured"]
     end = (
         f"{chosen['type']}: {now['plain_tokens_per_s']:.1f} tokens/s plain as written, "
         f"{chosen['plain_tokens_per_s']:.1f} predicted, "

@@ -25,7 +25,7 @@ from edgespec.quantize.convert import (
     require_disk,
 )
 from edgespec.quantize.quality import Reference, quality_of, score
-from edgespec.quantize.step_times import predicted_step_ms, step_ms
+from edgespec.quantize.step_times import predicted_step_ms, step_ms, step_ms_in_turns
 
 Progress = Callable[[str, float], None]
 
@@ -91,14 +91,26 @@ def tune(
                 hint="allow more with --max-kl",
             )
         path = judge.file(chosen["type"])
-        chosen["measured"] = speed_of(
-            spec, curve_from(step_ms(path, threads=device.usable_cores()))
-        )
+        _measure_together(spec, rows[0], chosen, path)
         if target is not None:
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
             os.replace(path, target)
     return {"max_kl": max_kl, "type": chosen["type"], "rows": rows, "places": len(reference.rest)}
+
+
+def _measure_together(
+    spec: ModelSpec, source: dict[str, Any], chosen: dict[str, Any], path: Path
+) -> None:
+    """Set what both files really take, measured in turns where both fit into memory."""
+    threads = device.usable_cores()
+    paths = (spec.path, path)
+    if 2 * (source["bytes"] + chosen["bytes"]) < device.available_bytes():
+        times = step_ms_in_turns(paths, threads=threads)
+    else:
+        times = [step_ms(path, threads=threads) for path in paths]
+    for row, found in zip((source, chosen), times, strict=True):
+        row["measured"] = speed_of(spec, curve_from(found))
 
 
 def _source_row(spec: ModelSpec) -> dict[str, Any]:

@@ -9,7 +9,8 @@ does is faster than is predicted here.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
 
@@ -38,6 +39,22 @@ def step_ms(
 ) -> dict[int, float]:
     """Milliseconds of a step over so many tokens with `depth` in the cache, one after the other."""
     return _times(path, threads, sizes, outputs=True, cold=False, depth=depth, kv_type=kv_type)
+
+
+def step_ms_in_turns(paths: Sequence[Path], *, threads: int) -> list[dict[int, float]]:
+    """`step_ms` of several loaded files in turns: what disturbs one disturbs all.
+
+    A ratio of two such times does not depend on what else the machine does meanwhile.
+    """
+    found: list[dict[int, list[float]]] = [{size: [] for size in SIZES} for _ in paths]
+    with ExitStack() as stack:
+        steps = [stack.enter_context(_opened(path, threads, SIZES, DEPTH, "f16")) for path in paths]
+        for _ in range(_REPEATS):
+            for size in SIZES:
+                for times, step in zip(found, steps, strict=True):
+                    step(size, True)
+                    times[size].append(step(size, True))
+    return [_medians(times) for times in found]
 
 
 def predicted_step_ms(
@@ -110,9 +127,28 @@ def _times(
     kv_type: str = "f16",
 ) -> dict[int, float]:
     """Median milliseconds by step size; all sizes in turn, so that they share what drifts."""
-    largest = max(sizes)
     found: dict[int, list[float]] = {size: [] for size in sizes}
     other = np.zeros(_FLUSH_BYTES if cold else 8, np.uint8)
+    with _opened(path, threads, sizes, depth, kv_type) as step:
+        for _ in range(_REPEATS):
+            for size in sizes:
+                step(size, outputs)  # the graph is built when the size changes
+                if cold:
+                    other.sum()
+                found[size].append(step(size, outputs))
+    return _medians(found)
+
+
+def _medians(found: dict[int, list[float]]) -> dict[int, float]:
+    return {size: float(np.median(times)) for size, times in found.items()}
+
+
+@contextmanager
+def _opened(
+    path: Path, threads: int, sizes: Sequence[int], depth: int, kv_type: str
+) -> Iterator[Callable[[int, bool], float]]:
+    """A loaded file with a past: what does a step (its size, with outputs or not) and times it."""
+    largest = max(sizes)
     with EvalContext(
         path,
         context_size=depth + largest,
@@ -125,17 +161,11 @@ def _times(
             part = tokens[start : start + _BATCH]
             context.step(part, range(start, start + len(part)), outputs=False)
 
-        def timed(size: int, cold: bool) -> float:
-            if cold:
-                other.sum()
+        def step(size: int, outputs: bool) -> float:
             start = perf_counter()
             context.step(tokens[:size], range(depth, depth + size), outputs=outputs)
             elapsed = perf_counter() - start
             context.trim(depth)
             return elapsed * 1e3
 
-        for _ in range(_REPEATS):
-            for size in sizes:
-                timed(size, False)  # the graph is built when the size changes
-                found[size].append(timed(size, cold))
-    return {size: float(np.median(times)) for size, times in found.items()}
+        yield step
