@@ -7,8 +7,10 @@ loss matters are written whole: from the fastest down, until one loses no more t
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from edgespec.quantize.convert import (
     Recipe,
     check_target,
     convert,
+    partial_of,
     predict,
     require_disk,
 )
@@ -59,10 +62,7 @@ def tune(
 
     Raises UnsupportedError where no candidate loses as little as that.
     """
-    if target is not None:
-        check_target(target)
-    with tempfile.TemporaryDirectory(dir=target and target.absolute().parent) as name:
-        folder = Path(name)
+    with _folder_for(target) as folder:
         recipes = {kind: Recipe(kind, (), imatrix, imatrix_name) for kind in types}
         rows = [_source_row(spec), *_candidate_rows(spec, recipes, folder, progress)]
         reference = held_out(spec, data, progress)
@@ -97,6 +97,22 @@ def tune(
                 os.fsync(file.fileno())
             os.replace(path, target)
     return {"max_kl": max_kl, "type": chosen["type"], "rows": rows, "places": len(reference.rest)}
+
+
+@contextmanager
+def _folder_for(target: Path | None) -> Iterator[Path]:
+    """A folder for candidates, on the target's disk."""
+    if target is None:
+        with tempfile.TemporaryDirectory() as name:
+            yield Path(name)
+        return
+    check_target(target)
+    folder = partial_of(target)
+    folder.mkdir(exist_ok=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _measure_together(

@@ -143,7 +143,7 @@ def convert(
     check_target(target)
     predicted = _predict(sources, recipe)
     require_disk(target, predicted.file_bytes)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial = partial_of(target)
     try:
         for done, total, name, _ in _run(source, recipe, threads, partial):
             progress(f"quantizing {name}", done / total)
@@ -185,8 +185,16 @@ def check_target(target: Path) -> None:
     for partial in folder.glob(f".{_escaped(target.name)}.*.partial"):
         number = partial.name.split(".")[-2]
         if number.isdigit() and not _is_running(int(number)):
+            if partial.is_dir():
+                shutil.rmtree(partial, ignore_errors=True)
+                continue
             with contextlib.suppress(OSError):
                 partial.unlink()
+
+
+def partial_of(target: Path) -> Path:
+    """Where this process puts what is to become `target`; `check_target` removes dead ones."""
+    return target.with_name(f".{target.name}.{os.getpid()}.partial")
 
 
 def _escaped(name: str) -> str:
