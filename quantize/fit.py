@@ -171,11 +171,10 @@ class _Space:
         return {choice.tensor.name: choice.types[level] for choice, level in pairs}
 
     def probe(self, number: int) -> str:
-        """The type a tensor's sensitivity is measured with."""
+        """The type a tensor's sensitivity is measured with; the one it has would show none."""
         choice = self.choices[number]
-        weights = choice.tensor.data_bytes * 8 / _bits(choice.tensor.type.name)
-        bits = [size * 8 / weights for size in choice.sizes]
-        return choice.types[int(np.argmin(np.abs(np.array(bits) - _PROBE)))]
+        others = [kind for kind in choice.types if kind != choice.tensor.type.name]
+        return min(others or choice.types, key=lambda kind: abs(_bits(kind) - _PROBE))
 
 
 def _bits(kind: str) -> float:

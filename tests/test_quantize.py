@@ -207,6 +207,18 @@ def test_a_damaged_header_is_one_sentence(source: Path, tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["damaged.gguf"]
 
 
+def test_what_dead_runs_left_is_removed_and_what_others_write_is_not(
+    source: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target.gguf"
+    dead, alive = (tmp_path / f".target.gguf.{n}.partial" for n in (2**31 - 2, os.getppid()))
+    (tmp_path / f".target.gguf.{2**31 - 3}.partial").mkdir()
+    dead.write_bytes(b"half")
+    alive.write_bytes(b"half")
+    convert(source, target, "Q4_0")
+    assert sorted(os.listdir(tmp_path)) == [alive.name, "target.gguf"]
+
+
 def test_a_full_disk_is_told_before(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
