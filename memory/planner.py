@@ -66,8 +66,8 @@ _KEPT_SPEED = 0.98  # under a budget
 _KEPT_SPEED_UNASKED = 0.995
 _WORTH_TELLING = 1.02
 _SMALLER_KV_TYPES = (("q8_0", "twice"), ("q4_0", "nearly four times"))
-# KL divergence in nats that a cache type may cause where context is preferred: a fifth to a tenth
-# of what 4-bit weights cost.
+# KL divergence in nats that a cache type may cause where context is preferred: a twentieth of what
+# 4-bit weights cost a small model.
 _MOST_KV_LOSS = 0.01
 _CHEAP = 1.02  # of the bytes with the smallest draft
 _LARGEST_STEP = 256
