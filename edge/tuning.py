@@ -192,7 +192,8 @@ class _Judge:
         if not path.exists():
             for old in self._folder.glob("*.gguf"):
                 old.unlink()
-            convert(self._spec.path, path, self._recipes[kind], threads=device.usable_cores())
+            threads = device.usable_cores()
+            convert(self._spec.path, path, self._recipes[kind], threads=threads, synced=False)
         return path
 
     def kl(self, kind: str) -> float:

@@ -124,11 +124,13 @@ def convert(
     file_type: str | Recipe,
     *,
     threads: int = 1,
+    synced: bool = True,
     progress: Progress = lambda _what, _part: None,
 ) -> None:
     """Write `source` with other tensor types to `target`, which appears only when complete.
 
-    A quantized source is quantized again, which costs quality.
+    A quantized source is quantized again, which costs quality. A file that is needed only for a
+    moment need not be `synced` to the disk.
 
     Raises:
         ModelNotFoundError: there is no such source.
@@ -148,8 +150,9 @@ def convert(
         for done, total, name, _ in _run(source, recipe, threads, partial):
             progress(f"quantizing {name}", done / total)
         _check_written(partial, predicted)
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
+        if synced:
+            with partial.open("rb+") as file:
+                os.fsync(file.fileno())
         os.replace(partial, target)
     except OSError as problem:
         raise UnsupportedError(

@@ -141,7 +141,7 @@ class Pieces:
         """Quantize some tensors to one type and cut the file into pieces."""
         whole = self.folder / "whole.gguf"
         recipe = recipe_of({**own, **dict.fromkeys(names, kind)}, self._imatrix, "own")
-        convert(self.source, whole, recipe, threads=threads, progress=progress)
+        convert(self.source, whole, recipe, threads=threads, synced=False, progress=progress)
         document = read_gguf(whole)
         with whole.open("rb") as file:
 

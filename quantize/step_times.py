@@ -113,7 +113,7 @@ def _write(
     )
     floats = file_type in ("F16", "BF16", "F32")
     recipe = Recipe(file_type, () if floats else overrides, blocks=blocks)
-    convert(source, target, recipe, threads=threads)
+    convert(source, target, recipe, threads=threads, synced=False)
 
 
 def _times(
