@@ -18,6 +18,7 @@ from edgespec.cli.draft import draft_app
 from edgespec.cli.models import models_app
 from edgespec.cli.plan import plan
 from edgespec.cli.profile import profile
+from edgespec.cli.quantize import quantize
 from edgespec.cli.remembered import remembered
 from edgespec.cli.render import error, note
 from edgespec.cli.run import run
@@ -37,6 +38,7 @@ app.command()(chat)
 app.command()(plan)
 app.command()(profile)
 app.command()(bench)
+app.command()(quantize)
 app.command()(doctor)
 app.command()(remembered)
 app.add_typer(draft_app, name="draft")

@@ -102,7 +102,7 @@ class PlanOptions:
         if layers != "auto" and not layers.lstrip("-").isdigit():
             raise typer.BadParameter(f"--gpu-layers {layers} is neither a number nor auto")
         return Request(
-            budget_bytes=None if self.budget is None else _size_bytes(self.budget),
+            budget_bytes=None if self.budget is None else size_bytes("--budget", self.budget),
             prefer=self.prefer,
             backend=self.backend,
             device=self.device,
@@ -279,14 +279,14 @@ def _biases(texts: list[str]) -> tuple[tuple[int, float], ...]:
     return tuple(pairs)
 
 
-def _size_bytes(text: str) -> int:
+def size_bytes(option: str, text: str) -> int:
     """Bytes of a size such as 1.5GiB; a number alone has no unit and is misuse."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise typer.BadParameter(f"--budget {text} is no size such as 512MiB, 1.5GiB or 800MB")
+        raise typer.BadParameter(f"{option} {text} is no size such as 512MiB, 1.5GiB or 800MB")
     size = float(match[1]) * _UNITS[match[2].lower()]
     if not 1 <= size < 1 << 62:
-        raise typer.BadParameter(f"--budget {text} is out of range")
+        raise typer.BadParameter(f"{option} {text} is out of range")
     return int(size)
 
 

@@ -16,6 +16,7 @@ from edgespec.exit_planning import Verdict, exit_of, judge
 from edgespec.memory import cache, device
 from edgespec.memory.bandwidth import memory_bandwidth
 from edgespec.memory.curve import CostCurve
+from edgespec.memory.footprint import KV_TYPE_BYTES
 from edgespec.memory.plan import DRAFT_MODEL_NODES, Choice, Device, Plan, Settings, this_device
 from edgespec.memory.planner import make_plan
 from edgespec.memory.request import LLAMACPP, ONNX, Request
@@ -169,6 +170,7 @@ def _plan_with(spec: ModelSpec, request: Request, machine: Device) -> Plan:
         draft_spec=draft_spec,
         switch_spec=switch_spec,
         max_step_of=lambda settings: _largest_exact_step(spec, settings) if request.exact else None,
+        kv_losses=stored_kv_losses(spec),
     )
     return plan if switch_spec is None else _with_switch(plan, spec, switch_spec, request)
 
@@ -318,6 +320,16 @@ def stored_rounds(spec: ModelSpec, drafter: str) -> tuple[tuple[int, int, float]
     document = cache.load("rounds", rounds_key(spec, drafter))
     history = RoundHistory.from_json(document.get("rounds") if document else None)
     return tuple(history.rounds()) if len(history) >= _TELLING_ROUNDS else DEFAULT_ROUNDS
+
+
+def stored_kv_losses(spec: ModelSpec) -> dict[str, float]:
+    """KL divergence that cache types cause with this file, as far as it was measured."""
+    document = cache.load("kv_losses", spec.fingerprint) or {}
+    return {
+        kind: float(loss)
+        for kind, loss in document.items()
+        if kind in KV_TYPE_BYTES and isinstance(loss, (int, float)) and loss == loss
+    }
 
 
 def _largest_exact_step(spec: ModelSpec, settings: Settings) -> int | None:

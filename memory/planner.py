@@ -12,7 +12,8 @@ earlier, so it costs milliseconds and loads nothing. The search is small on purp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +66,10 @@ _CPU_BATCH_SIZES = ((1024, 64), (0, 128))  # from this width on
 _KEPT_SPEED = 0.98  # under a budget
 _KEPT_SPEED_UNASKED = 0.995
 _WORTH_TELLING = 1.02
+_SMALLER_KV_TYPES = (("q8_0", "twice"), ("q4_0", "nearly four times"))
+# KL divergence in nats that a cache type may cause where context is preferred: a twentieth of what
+# 4-bit weights cost a small model.
+_MOST_KV_LOSS = 0.01
 _CHEAP = 1.02  # of the bytes with the smallest draft
 _LARGEST_STEP = 256
 _MEBIBYTE = 1 << 20
@@ -80,6 +85,7 @@ def make_plan(
     draft_spec: ModelSpec | None = None,
     switch_spec: ModelSpec | None = None,
     max_step_of: Callable[[Settings], int | None] = lambda _settings: None,
+    kv_losses: Mapping[str, float] | None = None,
 ) -> Plan:
     """Choose all settings of a run.
 
@@ -89,13 +95,22 @@ def make_plan(
         draft_spec: a model that drafts.
         switch_spec: a smaller model that takes turns with this one.
         max_step_of: most nodes a step may have (`--exact`: those that round alike), if known.
+        kv_losses: KL divergence that cache types cause, as far as it was measured.
 
     Raises:
         UnsupportedError: an option is not possible with this model.
         DoesNotFitError: nothing that was asked for fits; says what would.
     """
     planner = _Planner(
-        spec, request, machine, speed_of, drafter_bytes, draft_spec, switch_spec, max_step_of
+        spec,
+        request,
+        machine,
+        speed_of,
+        drafter_bytes,
+        draft_spec,
+        switch_spec,
+        max_step_of,
+        kv_losses or {},
     )
     return planner.plan()
 
@@ -111,8 +126,10 @@ class _Planner:
         draft_spec: ModelSpec | None,
         switch_spec: ModelSpec | None,
         max_step_of: Callable[[Settings], int | None],
+        kv_losses: Mapping[str, float],
     ) -> None:
         self.spec = spec
+        self.kv_losses = kv_losses
         self.request = request
         self.machine = machine
         self.switch_spec = switch_spec
@@ -333,17 +350,28 @@ class _Planner:
         return kind, kind
 
     def _take_smaller_cache(self) -> None:
-        """With `--prefer context` a type of half the size, where f16 does not reach all of it."""
+        """With `--prefer context` smaller types, where f16 does not reach all of it.
+
+        q8_0 unless it was measured to lose too much; q4_0 only where it was measured not to, and
+        q8_0 does not reach all of the context either.
+        """
         request = self.request
         if request.prefer != "context" or request.kv_type or request.exact:
             return
         if self.backend == ONNX:
             return
-        fits = all(kv_type_fits(spec, "q8_0") for spec in self._specs())
-        if fits and not self._fits(self._upper_context(), self._smallest_batch(), 0):
-            self.key_type = self.value_type = "q8_0"
-            reason = "--prefer context: twice the context of f16, at a small cost in quality"
-            self._choose("kv_type", "q8_0", reason)
+        for kind, times in _SMALLER_KV_TYPES:
+            if self._fits(self._upper_context(), self._smallest_batch(), 0):
+                return
+            loss = self.kv_losses.get(kind, 0.0 if kind == "q8_0" else math.inf)
+            if loss > _MOST_KV_LOSS or not all(kv_type_fits(spec, kind) for spec in self._specs()):
+                continue
+            self.key_type = self.value_type = kind
+            cost = "a small cost in quality"
+            if kind in self.kv_losses:
+                cost = f"a measured divergence of {self.kv_losses[kind]:.4f}"
+            reason = f"--prefer context: {times} the context of f16, at {cost}"
+            self._choose("kv_type", kind, reason)
 
     def _device(self) -> tuple[str, str]:
         """Where steps run, and why there."""

@@ -1,68 +1,362 @@
-"""Change the type of a GGUF file's weights with llama.cpp's quantizer."""
+"""Change the type of a GGUF file's weights with llama.cpp's quantizer.
+
+The quantizer runs in a process of its own (`edgespec.quantize.worker`): Ctrl-C stops it at once, a
+file that makes it abort takes nothing else along, and its memory is given back. What it writes has
+another name until it is complete; a partial file that a killed run left is removed by the next run
+with the same target.
+"""
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import json
 import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from edgespec.backends.llama_library import LOG, library
-from edgespec.errors import BackendError, ModelNotFoundError, UnsupportedError
+from edgespec.errors import BackendError, DoesNotFitError, UnsupportedError
+from edgespec.models.gguf import (
+    GGML_TYPES,
+    GgmlType,
+    Gguf,
+    GgufTensor,
+    read_gguf,
+    read_gguf_shards,
+)
 
 # Values of llama_ftype. The names are those of `llama-quantize`.
 _FILE_TYPES = {
-    "F16": 1,
+    "Q1_0": 40,
+    "Q2_0": 41,
+    "IQ1_S": 24,
+    "IQ1_M": 31,
+    "TQ1_0": 36,
+    "TQ2_0": 37,
+    "IQ2_XXS": 19,
+    "IQ2_XS": 20,
+    "IQ2_S": 28,
+    "IQ2_M": 29,
+    "Q2_K_S": 21,
+    "Q2_K": 10,
+    "IQ3_XXS": 23,
+    "IQ3_XS": 22,
+    "IQ3_S": 26,
+    "IQ3_M": 27,
+    "Q3_K_S": 11,
+    "Q3_K_M": 12,
+    "Q3_K_L": 13,
+    "IQ4_XS": 30,
+    "IQ4_NL": 25,
     "Q4_0": 2,
     "Q4_1": 3,
-    "Q8_0": 7,
-    "Q2_K": 10,
+    "Q4_K_S": 14,
     "Q4_K_M": 15,
+    "MXFP4_MOE": 38,
+    "Q5_0": 8,
+    "Q5_1": 9,
+    "Q5_K_S": 16,
+    "Q5_K_M": 17,
     "Q6_K": 18,
-    "IQ4_NL": 25,
+    "Q8_0": 7,
+    "F16": 1,
     "BF16": 32,
+    "F32": 0,
 }
+_ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 FILE_TYPES = tuple(_FILE_TYPES)
+_FLOATS = ("F16", "BF16", "F32")  # the quantizer looks at no override with these
+# Types that its kernels compute with and do not store.
+_NOT_STORED = ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64")
+TENSOR_TYPES = {kind.name: n for n, kind in GGML_TYPES.items() if kind.name not in _NOT_STORED}
+_BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
+_EXTRA_HEADER_BYTES = 4096  # keys that the quantizer may add
+_ALIGNMENT = 32  # of llama.cpp's quantizer, whatever the source has
+
+Progress = Callable[[str, float], None]
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the quantizer is asked for; the same recipe and source give the same bytes.
+
+    `overrides` are pairs of a regular expression over tensor names and a tensor type; the first
+    that matches holds. `imatrix` is a file of llama.cpp's; `imatrix_name` is what the result says
+    about it instead of its path. `blocks` are those that are kept, renumbered from 0; None keeps
+    all of them.
+    """
+
+    file_type: str
+    overrides: tuple[tuple[str, str], ...] = ()
+    imatrix: Path | None = None
+    imatrix_name: str = ""
+    blocks: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Tensor types a recipe gives, and the bytes of the file at most."""
+
+    types: dict[str, GgmlType]
+    file_bytes: int
+
+
+def file_type_named(name: str) -> str:
+    """The file type a person meant. Raises UnsupportedError for one there is none of."""
+    found = _ALIASES.get(name.upper(), name.upper())
+    if found not in _FILE_TYPES:
+        raise UnsupportedError(
+            f"there is no file type {name!r}", hint=f"use one of {', '.join(FILE_TYPES)}"
+        )
+    return found
 
 
 def convert(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
-    file_type: str,
+    source: PathLike,
+    target: PathLike,
+    file_type: str | Recipe,
     *,
     threads: int = 1,
+    synced: bool = True,
+    progress: Progress = lambda _what, _part: None,
 ) -> None:
-    """Write `source` with another file type to `target`, which appears only when complete.
+    """Write `source` with other tensor types to `target`, which appears only when complete.
 
-    A quantized source is quantized again, which costs quality.
+    A quantized source is quantized again, which costs quality. A file that is needed only for a
+    moment need not be `synced` to the disk.
 
     Raises:
         ModelNotFoundError: there is no such source.
-        UnsupportedError: the type is not one of FILE_TYPES.
+        ModelFileError: it is cut off, damaged or foreign.
+        UnsupportedError: the type is not one of FILE_TYPES, or the target cannot be written.
+        DoesNotFitError: the disk has no room for the result.
         BackendError: llama.cpp failed, with its own words.
     """
-    if not os.path.exists(source):
-        raise ModelNotFoundError(f"no such file: {os.fspath(source)}")
-    if file_type not in _FILE_TYPES:
-        raise UnsupportedError(
-            f"there is no file type {file_type!r}", hint=f"use one of {', '.join(FILE_TYPES)}"
-        )
-    lib = library()
-    params = lib.llama_model_quantize_default_params()
-    params.ftype = _FILE_TYPES[file_type]
-    params.allow_requantize = True
-    params.nthread = threads
-    partial = Path(f"{os.fspath(target)}.partial")
-    LOG.clear()
+    recipe = file_type if isinstance(file_type, Recipe) else Recipe(file_type_named(file_type))
+    source, target = Path(source), Path(target)
+    sources = read_gguf_shards(source)
+    check_target(target)
+    predicted = _predict(sources, recipe)
+    require_disk(target, predicted.file_bytes)
+    partial = partial_of(target)
     try:
-        status = lib.llama_model_quantize(
-            os.fsencode(source), os.fsencode(partial), ctypes.byref(params)
-        )
-        if status != 0:
-            raise BackendError(f"llama.cpp cannot convert {source}: {LOG.problem() or status}")
+        for done, total, name, _ in _run(source, recipe, threads, partial):
+            progress(f"quantizing {name}", done / total)
+        _check_written(partial, predicted)
+        if synced:
+            with partial.open("rb+") as file:
+                os.fsync(file.fileno())
         os.replace(partial, target)
     except OSError as problem:
         raise UnsupportedError(
-            f"cannot write {os.fspath(target)}: {problem.strerror}", hint="name another target"
+            f"cannot write {target}: {problem.strerror}", hint="name another target"
         ) from problem
     finally:
         partial.unlink(missing_ok=True)
+
+
+def predict(source: PathLike, recipe: Recipe) -> Prediction:
+    """What the quantizer would write, from a dry run. Raises as `convert` does."""
+    return _predict(read_gguf_shards(source), recipe)
+
+
+def require_disk(target: Path, size_bytes: int) -> None:
+    """Raise DoesNotFitError where the disk of `target` has no room for so many bytes."""
+    free = shutil.disk_usage(target.absolute().parent).free
+    if size_bytes > free:
+        raise DoesNotFitError(
+            f"{target.name} takes {size_bytes >> 20} MiB, and {target.absolute().parent} has "
+            f"{free >> 20} MiB free",
+            hint="free some space, or name a target on another disk",
+        )
+
+
+def check_target(target: Path) -> None:
+    """Raise UnsupportedError where no file can come to be; remove what killed runs left."""
+    folder = target.absolute().parent
+    if not folder.is_dir():
+        raise UnsupportedError(f"cannot write {target}: its folder is not there", hint="make it")
+    if target.is_dir():
+        raise UnsupportedError(f"cannot write {target}: it is a folder", hint="name a file")
+    for partial in folder.glob(f".{_escaped(target.name)}.*.partial"):
+        number = partial.name.split(".")[-2]
+        if number.isdigit() and not _is_running(int(number)):
+            if partial.is_dir():
+                shutil.rmtree(partial, ignore_errors=True)
+                continue
+            with contextlib.suppress(OSError):
+                partial.unlink()
+
+
+def partial_of(target: Path) -> Path:
+    """Where this process puts what is to become `target`; `check_target` removes dead ones."""
+    return target.with_name(f".{target.name}.{os.getpid()}.partial")
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"([\[\]*?])", r"[\1]", name)
+
+
+def _is_running(process: int) -> bool:
+    if os.name == "nt":  # a file in use cannot be removed there anyway
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _predict(sources: Sequence[Gguf], recipe: Recipe) -> Prediction:
+    tensors = kept_tensors(sources, recipe.blocks)
+    _check_recipe(sources[0].path, tensors, recipe)
+    types = {name: kind for _, _, name, kind in _run(sources[0].path, recipe, 1, None)}
+    if set(tensors) != set(types):
+        raise BackendError(f"llama.cpp's quantizer reads other tensors in {sources[0].path}")
+    total = sources[0].data_offset + _EXTRA_HEADER_BYTES
+    for name, tensor in tensors.items():
+        kind, values = types[name], 1
+        for dim in tensor.dims:
+            values *= dim
+        size = values // kind.block_size * kind.block_bytes
+        total += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return Prediction(types, total)
+
+
+def kept_tensors(
+    sources: Sequence[Gguf], blocks: Sequence[int] | None = None
+) -> dict[str, GgufTensor]:
+    """The tensors of a model by name, or of some of its blocks by their new names."""
+    found = {}
+    for tensor in (tensor for part in sources for tensor in part.tensors):
+        match = _BLOCK.match(tensor.name)
+        if match is None or blocks is None:
+            found[tensor.name] = tensor
+        elif (number := int(match[1])) in blocks:
+            found[f"blk.{sorted(blocks).index(number)}.{match[2]}"] = tensor
+    return found
+
+
+def _check_recipe(source: Path, names: Iterable[str], recipe: Recipe) -> None:
+    """Options that the quantizer would silently not honour are errors."""
+    if recipe.overrides and recipe.file_type in _FLOATS:
+        raise UnsupportedError(
+            f"a file of type {recipe.file_type} takes no types of single tensors",
+            hint="choose a quantized type for the file",
+        )
+    names = list(names)
+    for pattern, kind in recipe.overrides:
+        if kind not in TENSOR_TYPES:
+            raise UnsupportedError(
+                f"there is no tensor type {kind!r}", hint=f"use one of {', '.join(TENSOR_TYPES)}"
+            )
+        try:
+            matches = any(re.search(pattern, name) for name in names)
+        except re.error as problem:
+            raise UnsupportedError(
+                f"{pattern!r} is no regular expression: {problem}",
+                hint="write, for example, 'ffn_down=Q6_K' or '^token_embd=Q8_0'",
+            ) from None
+        if not matches:
+            raise UnsupportedError(
+                f"no tensor of {source.name} matches {pattern!r}",
+                hint=f"its first ones are {', '.join(names[:4])}",
+            )
+
+
+def _check_written(partial: Path, predicted: Prediction) -> None:
+    written = read_gguf(partial)
+    if {tensor.name: tensor.type for tensor in written.tensors} != predicted.types:
+        raise BackendError("llama.cpp's quantizer wrote other types than it announced")
+
+
+# -- the process ---------------------------------------------------------------------------
+
+
+def _run(
+    source: Path, recipe: Recipe, threads: int, target: Path | None
+) -> Iterator[tuple[int, int, str, GgmlType]]:
+    """Number, how many there are, name and new type of each tensor, as the quantizer takes it up.
+
+    Without a target nothing is written.
+    """
+    job = {
+        "source": str(source),
+        "target": str(target or os.devnull),
+        "dry_run": target is None,
+        "ftype": _FILE_TYPES[recipe.file_type],
+        "overrides": [[pattern, TENSOR_TYPES[kind]] for pattern, kind in recipe.overrides],
+        "imatrix": str(recipe.imatrix) if recipe.imatrix else None,
+        "imatrix_name": recipe.imatrix_name,
+        "blocks": recipe.blocks,
+        "num_blocks": 0 if recipe.blocks is None else _num_blocks(source),
+        "threads": threads,
+    }
+    command = [sys.executable, "-m", "edgespec.quantize.worker"]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+        text=True,
+        encoding="utf-8",
+    )
+    end: dict[str, Any] = {}
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(job))
+            process.stdin.close()
+        by_name = {kind.name: kind for kind in GGML_TYPES.values()}
+        for line in process.stdout:
+            said = json.loads(line)
+            if "tensor" not in said:
+                end = said
+                continue
+            yield said["number"], said["total"], said["tensor"], by_name[said["type"]]
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+    if end.get("status") != 0:
+        raise _failure(source, recipe, target, end, process.returncode)
+
+
+def _num_blocks(source: Path) -> int:
+    first = read_gguf(source)
+    return first.integer(f"{first.text('general.architecture')}.block_count")
+
+
+def _failure(
+    source: Path, recipe: Recipe, target: Path | None, end: dict[str, Any], code: int
+) -> Exception:
+    if target is not None and shutil.disk_usage(target.parent).free < 1 << 20:
+        return DoesNotFitError(
+            f"{target.parent} is full", hint="free some space, or name a target on another disk"
+        )
+    problem = end.get("problem") or ""
+    if "imatrix" in problem or "importance matrix" in problem:
+        return UnsupportedError(
+            f"{recipe.file_type} of {source.name} needs an importance matrix for all its tensors"
+            if recipe.imatrix is None
+            else f"the importance matrix does not belong to {source.name}: {problem}",
+            hint="add `--imatrix auto`",
+        )
+    if not end and code < 0:
+        problem = f"stopped by {signal.Signals(-code).name}"
+    return BackendError(
+        f"llama.cpp cannot convert {source}: {problem or 'no reason given'}",
+        hint="the file may be damaged, or newer than llama-cpp-python 0.3.36",
+    )

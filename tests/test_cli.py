@@ -277,7 +277,7 @@ def test_version(command: Command) -> None:
 
 # --------------------------------------------------------------------------------------- plan
 
-CHOICES = {"backend", 
+CHOICES = {"backend", "early_exit", 
     "kv_type", "threads", "drafter", "draft_max", "gpu_layers", "batch_size", "context_size",
     "mapped", "device",
 }  # fmt: skip

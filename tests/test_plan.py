@@ -125,6 +125,7 @@ def plan_of(
     machine: Device = PLENTY,
     speed_of: Callable[[Settings], SpeedModel] | None = None,
     max_step: int | None = None,
+    kv_losses: Any = None,
     **request: Any,
 ) -> Plan:
     return make_plan(
@@ -134,6 +135,7 @@ def plan_of(
         speed_of or measured(),
         drafter_bytes=TABLES,
         max_step_of=lambda _settings: max_step,
+        kv_losses=kv_losses,
     )
 
 
@@ -506,6 +508,24 @@ def test_only_the_preference_for_context_takes_a_smaller_cache_and_says_what_it_
         assert plan_of(budget_bytes=budget, prefer=prefer).kv_type_k == "f16"
     ample = plan_of(prefer="context")
     assert (ample.kv_type_k, ample.context_size) == ("f16", SPEC.context_length)
+
+
+@pytest.mark.parametrize(
+    ("losses", "kind"),
+    [
+        ({}, "q8_0"),
+        ({"q8_0": 0.001}, "q8_0"),
+        ({"q8_0": 0.001, "q4_0": 0.5}, "q8_0"),
+        ({"q8_0": 0.001, "q4_0": 0.008}, "q4_0"),
+        ({"q8_0": 0.02, "q4_0": 0.5}, "f16"),
+    ],
+)
+def test_measured_losses_decide_which_cache_is_taken(losses: dict[str, float], kind: str) -> None:
+    """The budget is one that q8_0 does not make large enough either."""
+    plan = plan_of(budget_bytes=peak(context_size=4096), prefer="context", kv_losses=losses)
+    assert plan.kv_type_k == plan.kv_type_v == kind
+    if kind in losses:
+        assert f"divergence of {losses[kind]:.4f}" in reason(plan, "kv_type")
 
 
 def test_a_context_that_was_asked_for_is_refused_with_the_largest_that_fits() -> None:

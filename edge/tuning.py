@@ -1,0 +1,208 @@
+"""The file type that is fastest on this device at a bounded loss.
+
+Step times of every candidate come from small files of the model's shapes, so that only those whose
+loss matters are written whole: from the fastest down, until one loses no more than is allowed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from edgespec.comparing import curve_from, held_out, invariant_step, speed_of
+from edgespec.errors import UnsupportedError
+from edgespec.memory import device
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.quantize.convert import (
+    Prediction,
+    Recipe,
+    check_target,
+    convert,
+    partial_of,
+    predict,
+    require_disk,
+)
+from edgespec.quantize.quality import Reference, quality_of, score
+from edgespec.quantize.step_times import predicted_step_ms, step_ms, step_ms_in_turns
+
+Progress = Callable[[str, float], None]
+
+CANDIDATES = (
+    "Q2_K", "Q3_K_M", "IQ4_XS", "IQ4_NL", "Q4_0", "Q4_1", "Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K",
+    "Q8_0",
+)  # fmt: skip
+_YARDSTICK = "Q4_0"
+_ALLOWANCE = 1.1  # of the yardstick's loss, where no bound is given
+_SPEED = "speculative_tokens_per_s"
+
+
+def tune(
+    spec: ModelSpec,
+    target: Path | None,
+    *,
+    max_kl: float | None = None,
+    exact: bool = False,
+    types: Sequence[str] = CANDIDATES,
+    imatrix: Path | None = None,
+    imatrix_name: str = "",
+    data: Path | None = None,
+    progress: Progress = lambda _what, _part: None,
+) -> dict[str, Any]:
+    """Measure, predict and propose; with a target, write the proposal there.
+
+    Args:
+        max_kl: most divergence from the source; None allows 1.1 times that of Q4_0.
+        exact: only types whose steps round like single tokens.
+        data: text to measure the loss on; None lets the source write some.
+
+    Raises UnsupportedError where no candidate loses as little as that.
+    """
+    with _folder_for(target) as folder:
+        recipes = {kind: Recipe(kind, (), imatrix, imatrix_name) for kind in types}
+        rows = [_source_row(spec), *_candidate_rows(spec, recipes, folder, progress)]
+        reference = held_out(spec, data, progress)
+        judge = _Judge(spec, recipes, reference, folder)
+        if max_kl is None:
+            progress(f"measuring what {_YARDSTICK} loses", 0.0)
+            recipes.setdefault(_YARDSTICK, Recipe(_YARDSTICK, (), imatrix, imatrix_name))
+            max_kl = _ALLOWANCE * judge.kl(_YARDSTICK)
+        fastest = sorted(rows[1:], key=lambda row: -row[_SPEED])
+        chosen = None
+        for number, row in enumerate(fastest):
+            progress(f"measuring what {row['type']} loses", number / len(fastest))
+            row["kl"] = judge.kl(row["type"])
+            if row["kl"] > max_kl:
+                continue
+            if exact:
+                row["largest_invariant_step"] = judge.invariant(row["type"])
+                if row["largest_invariant_step"] == 1:
+                    continue
+            chosen = row
+            break
+        if chosen is None:
+            condition = " and has steps that round like single tokens" if exact else ""
+            raise UnsupportedError(
+                f"no type loses at most {max_kl:.4f}{condition}",
+                hint="allow more with --max-kl",
+            )
+        path = judge.file(chosen["type"])
+        _measure_together(spec, rows[0], chosen, path)
+        if target is not None:
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(path, target)
+    return {"max_kl": max_kl, "type": chosen["type"], "rows": rows, "places": len(reference.rest)}
+
+
+@contextmanager
+def _folder_for(target: Path | None) -> Iterator[Path]:
+    """A folder for candidates, on the target's disk."""
+    if target is None:
+        with tempfile.TemporaryDirectory() as name:
+            yield Path(name)
+        return
+    check_target(target)
+    folder = partial_of(target)
+    folder.mkdir(exist_ok=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _measure_together(
+    spec: ModelSpec, source: dict[str, Any], chosen: dict[str, Any], path: Path
+) -> None:
+    """Set what both files really take, measured in turns where both fit into memory."""
+    threads = device.usable_cores()
+    paths = (spec.path, path)
+    if 2 * (source["bytes"] + chosen["bytes"]) < device.available_bytes():
+        times = step_ms_in_turns(paths, threads=threads)
+    else:
+        times = [step_ms(path, threads=threads) for path in paths]
+    for row, found in zip((source, chosen), times, strict=True):
+        row["measured"] = speed_of(spec, curve_from(found))
+
+
+def _source_row(spec: ModelSpec) -> dict[str, Any]:
+    """The source itself, measured as it is."""
+    curve = curve_from(step_ms(spec.path, threads=device.usable_cores()))
+    return {
+        "type": spec.file_type,
+        "bytes": spec.file_bytes,
+        "is_source": True,
+        **speed_of(spec, curve),
+    }
+
+
+def _candidate_rows(
+    spec: ModelSpec, recipes: dict[str, Recipe], folder: Path, progress: Progress
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for number, (kind, recipe) in enumerate(recipes.items()):
+        progress(f"timing {kind}", number / len(recipes))
+        predicted = predict(spec.path, recipe)
+        if not rows:  # the small files are a part of any of them
+            require_disk(folder / "small", 2 * predicted.file_bytes)
+        rows.append(_candidate_row(spec, kind, predicted, folder))
+    return rows
+
+
+def _candidate_row(
+    spec: ModelSpec, kind: str, predicted: Prediction, folder: Path
+) -> dict[str, Any]:
+    times = predicted_step_ms(
+        spec.path,
+        predicted.types,
+        kind,
+        spec.num_layers,
+        folder,
+        threads=device.usable_cores(),
+    )
+    return {
+        "type": kind,
+        "bytes": predicted.file_bytes,
+        "is_source": False,
+        **speed_of(spec, curve_from(times)),
+    }
+
+
+class _Judge:
+    """Writes candidates whole, once each, and says what they lose."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        recipes: dict[str, Recipe],
+        reference: Reference,
+        folder: Path,
+    ) -> None:
+        self._spec, self._recipes, self._reference = spec, recipes, reference
+        self._folder = folder
+        self._known: dict[str, float] = {}
+
+    def file(self, kind: str) -> Path:
+        """The file of a type; others are removed, so that one at a time is on the disk."""
+        path = self._folder / f"{kind}.gguf"
+        if not path.exists():
+            for old in self._folder.glob("*.gguf"):
+                old.unlink()
+            threads = device.usable_cores()
+            convert(self._spec.path, path, self._recipes[kind], threads=threads, synced=False)
+        return path
+
+    def kl(self, kind: str) -> float:
+        """Mean divergence of a type from the source."""
+        if kind not in self._known:
+            scores = score(self.file(kind), self._reference, threads=device.usable_cores())
+            self._known[kind] = quality_of(self._reference, scores).kl.value
+        return self._known[kind]
+
+    def invariant(self, kind: str) -> int:
+        """Up to how many tokens a step of this type rounds like single ones."""
+        return invariant_step(read_model_spec(self.file(kind)))

@@ -1,0 +1,353 @@
+"""Mixed precision for a size: which tensor gets which type, so that the least is lost.
+
+First each tensor alone is made coarse, everything else being as in the source: the KL divergence it
+causes is its sensitivity. Rounding errors of tensors are nearly independent, so their divergences
+nearly add up, and a mixture's is predicted as the sum of sensitivity times the relative harm of a
+type; the best mixture under this model is found exactly enough by taking steps in the order of
+what they gain per byte. Then an evolutionary search (EvoPress, arXiv 2410.14649) goes on from there
+with measured divergences: level switches raise one tensor and lower others until the file fits,
+offspring are compared on few texts and the best of them on more.
+
+Every measurement is kept. The search is deterministic, so that a run which was stopped repeats its
+steps from what was kept and goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from time import monotonic
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import DoesNotFitError
+from edgespec.models.gguf import GGML_TYPES
+from edgespec.quantize.convert import TENSOR_TYPES
+from edgespec.quantize.pieces import Pieces
+from edgespec.quantize.quality import Reference, score
+
+Progress = Callable[[str, float], None]
+Levels: TypeAlias = tuple[int, ...]  # by tensor: which of its types
+
+_PROBE = 3.6  # bits a weight: sensitivities are measured with the type next to it
+_SPREAD = 6  # every so many tensors of a kind together show what a type does
+_PROBE_TEXTS = 2  # that sensitivities and types are measured on
+_TEXTS = (3, 9)  # looked at for a first and a second opinion; then all of them
+_OFFSPRING = 8
+_SURVIVORS = 2
+_MOST_SWITCHES = 3
+_PATIENCE = 12  # generations without a better mixture
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The best mixture found: types by tensor, its divergence from the source, and the file."""
+
+    types: dict[str, str]
+    kl: float
+    start_kl: float  # of what the additive model predicted to be best
+    file_bytes: int
+    generations: int
+    evaluations: int
+    seconds: float  # spent measuring, earlier runs included
+    complete: bool
+
+
+class Fitness:
+    """Divergence of mixtures over the first so many texts; everything measured is kept."""
+
+    def __init__(self, pieces: Pieces, reference: Reference, kept: Path, threads: int) -> None:
+        self._pieces, self._reference, self._threads = pieces, reference, threads
+        self._kept = kept
+        self._known: dict[str, tuple[float, float]] = {}  # KL and seconds it took
+        self.seconds = 0.0
+        self.evaluations = 0
+        lines = kept.read_text() if kept.exists() else ""
+        if lines and not lines.endswith("\n"):  # of a run that was killed while writing
+            kept.write_text(lines + "\n")
+        for line in lines.splitlines():
+            try:
+                key, kl, seconds = json.loads(line)
+            except ValueError:
+                continue
+            self._known[key] = kl, seconds
+
+    def __call__(self, types: Mapping[str, str], num_texts: int) -> float:
+        """KL of the mixture with these types; tensors not named are as in the source."""
+        text = json.dumps([sorted(types.items()), num_texts])
+        key = blake2b(text.encode(), digest_size=12).hexdigest()
+        if key not in self._known:
+            start = monotonic()
+            scores = score(
+                self._pieces.paths(types), self._reference.first(num_texts), threads=self._threads
+            )
+            kl, seconds = float(scores.kl.mean(dtype=np.float64)), monotonic() - start
+            self._known[key] = kl, seconds
+            with self._kept.open("a") as file:
+                file.write(json.dumps([key, kl, seconds]) + "\n")
+        kl, seconds = self._known[key]
+        self.seconds += seconds
+        self.evaluations += 1
+        return kl
+
+
+def fit(
+    pieces: Pieces,
+    reference: Reference,
+    kept: Path,
+    budget_bytes: int,
+    *,
+    threads: int,
+    minutes: float | None = None,
+    progress: Progress = lambda _what, _part: None,
+) -> Fit:
+    """The mixture of at most `budget_bytes` that diverges least from the source.
+
+    Args:
+        reference: the source's predictions over the texts that mixtures are compared on.
+        kept: file of measurements; the same file goes on where an earlier run was stopped.
+        minutes: of measuring in all; None searches as long again as sensitivities took.
+
+    Ctrl-C during the search gives the best so far. Raises DoesNotFitError when even the smallest
+    types are too large.
+    """
+    require_room(pieces, budget_bytes)
+    space = _Space(pieces, budget_bytes)
+    fitness = Fitness(pieces, reference, kept, threads)
+    harms = _measure_harms(space, fitness, progress)
+    costs = _measure_costs(space, fitness, harms, progress)
+    search = _Search(space, fitness, costs, len(reference.texts))
+    limit = 2 * fitness.seconds if minutes is None else 60 * minutes
+    complete = True
+    try:
+        search.run(limit, progress)
+    except KeyboardInterrupt:
+        complete = False
+    best = search.best
+    return Fit(
+        space.types(best),
+        search.best_kl,
+        search.start_kl,
+        space.size(best),
+        search.generations,
+        fitness.evaluations,
+        fitness.seconds,
+        complete,
+    )
+
+
+def require_room(pieces: Pieces, budget_bytes: int) -> None:
+    """Raise DoesNotFitError where even the smallest types take more."""
+    least = pieces.fixed_bytes + sum(choice.sizes[0] for choice in pieces.choices)
+    if least > budget_bytes:
+        raise DoesNotFitError(
+            f"{pieces.source.name} takes at least {least >> 20} MiB, and {budget_bytes >> 20} MiB "
+            "were asked for",
+            hint=f"ask for {(least >> 20) + 1}MiB or more",
+        )
+
+
+class _Space:
+    """All mixtures of a source, and what they take."""
+
+    def __init__(self, pieces: Pieces, budget_bytes: int) -> None:
+        self.choices = pieces.choices
+        self._fixed = pieces.fixed_bytes
+        self.budget = budget_bytes
+
+    def size(self, levels: Levels) -> int:
+        """Bytes of the file."""
+        pairs = zip(self.choices, levels, strict=True)
+        return self._fixed + sum(choice.sizes[level] for choice, level in pairs)
+
+    def types(self, levels: Levels) -> dict[str, str]:
+        """Types by tensor."""
+        pairs = zip(self.choices, levels, strict=True)
+        return {choice.tensor.name: choice.types[level] for choice, level in pairs}
+
+    def probe(self, number: int) -> str:
+        """The type a tensor's sensitivity is measured with; the one it has would show none."""
+        choice = self.choices[number]
+        others = [kind for kind in choice.types if kind != choice.tensor.type.name]
+        return min(others or choice.types, key=lambda kind: abs(_bits(kind) - _PROBE))
+
+
+def _bits(kind: str) -> float:
+    """Bits a weight takes in a tensor type."""
+    found = GGML_TYPES[TENSOR_TYPES[kind]]
+    return 8 * found.block_bytes / found.block_size
+
+
+def _measure_harms(space: _Space, fitness: Fitness, progress: Progress) -> dict[str, float]:
+    """Harm of each type: divergence when it is all that some tensors all over the model have."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    # The largest tensor is an embedding or a head, which would drown the others.
+    typical = sorted(space.choices, key=lambda choice: choice.tensor.data_bytes)[:-1]
+    for choice in sorted(typical or space.choices, key=lambda choice: choice.tensor.name):
+        groups.setdefault(choice.types, []).append(choice.tensor.name)
+    groups = {types: names[::_SPREAD] for types, names in groups.items()}
+    harms: dict[str, float] = {}
+    for types, names in sorted(groups.items(), key=lambda group: -len(group[1])):
+        shared = [kind for kind in types if kind in harms]
+        measured = {}
+        for number, kind in enumerate(types):
+            progress("comparing types", number / len(types))
+            measured[kind] = max(fitness(dict.fromkeys(names, kind), _PROBE_TEXTS), 0.0)
+        # Another group of tensors has its own scale: types that both have bring them together.
+        scale = 1.0
+        if shared and all(measured[kind] > 0 for kind in shared):
+            logs = [np.log(harms[kind] / measured[kind]) for kind in shared]
+            scale = float(np.exp(np.mean(logs)))
+        harms.update({k: scale * kl for k, kl in measured.items() if k not in harms})
+    return {kind: max(harm, 1e-9) for kind, harm in harms.items()}
+
+
+def _measure_costs(
+    space: _Space, fitness: Fitness, harms: Mapping[str, float], progress: Progress
+) -> list[NDArray[np.float64]]:
+    """Predicted divergence of each tensor in each of its types."""
+    costs = []
+    for number, choice in enumerate(space.choices):
+        progress("measuring how sensitive tensors are", number / len(space.choices))
+        probe = space.probe(number)
+        sensitivity = max(fitness({choice.tensor.name: probe}, _PROBE_TEXTS), 0.0)
+        fallback = float(np.mean(list(harms.values())))
+        relative = np.array([harms.get(kind, fallback) for kind in choice.types])
+        costs.append(sensitivity * relative / harms.get(probe, fallback))
+    return costs
+
+
+def cheapest(
+    costs: Sequence[NDArray[np.float64]], sizes: Sequence[Sequence[int]], room: int
+) -> Levels:
+    """Levels whose summed cost is least for summed sizes within `room`, nearly.
+
+    All begin at their smallest; the steps along the lower convex hull of each tensor's costs are
+    taken in the order of what they gain per byte, as long as they fit. What this misses is less
+    than the last step that did not fit.
+    """
+    levels = [0] * len(costs)
+    room -= sum(size[0] for size in sizes)
+    steps: list[tuple[float, int, int]] = []  # gain per byte, tensor, level
+    for number, (cost, size) in enumerate(zip(costs, sizes, strict=True)):
+        at = 0
+        while True:
+            better = [n for n in range(at + 1, len(size)) if cost[n] < cost[at] - 1e-15]
+            if not better:
+                break
+            gain, to = max(((cost[at] - cost[n]) / max(1, size[n] - size[at]), n) for n in better)
+            steps.append((gain, number, to))
+            at = to
+    for _, number, to in sorted(steps, reverse=True):
+        extra = sizes[number][to] - sizes[number][levels[number]]
+        if to > levels[number] and extra <= room:
+            levels[number] = to
+            room -= extra
+    return tuple(levels)
+
+
+class _Search:
+    """Goes on from the predicted best with measured divergences."""
+
+    def __init__(
+        self,
+        space: _Space,
+        fitness: Fitness,
+        costs: Sequence[NDArray[np.float64]],
+        num_texts: int,
+    ) -> None:
+        self._space, self._fitness, self._costs = space, fitness, costs
+        self._stages = tuple(min(n, num_texts) for n in (*_TEXTS, num_texts))
+        self._random = np.random.default_rng(0)
+        self._sizes = [choice.sizes for choice in space.choices]
+        free = space.budget - space.size((0,) * len(costs)) + sum(s[0] for s in self._sizes)
+        self._room = free
+        self.best = cheapest(costs, self._sizes, free)
+        self.best_kl = self.start_kl = float("nan")
+        self.generations = 0
+
+    def run(self, seconds: float, progress: Progress) -> None:
+        """Search until so many seconds were spent measuring, or nothing better turns up."""
+        self.best_kl = self.start_kl = self._measure(self.best, self._stages[2])
+        start, last_better = self._fitness.seconds, 0
+        while self._fitness.seconds < seconds and self.generations - last_better < _PATIENCE:
+            part = (self._fitness.seconds - start) / max(1e-9, seconds - start)
+            progress(f"searching, divergence {self.best_kl:.4f}", min(1.0, part))
+            if self._generation():
+                last_better = self.generations + 1
+            self.generations += 1
+
+    def _measure(self, levels: Levels, num_texts: int) -> float:
+        return self._fitness(self._space.types(levels), num_texts)
+
+    def _generation(self) -> bool:
+        """Offspring of the best, narrowed down on ever more texts; whether one is better."""
+        offspring = {self._mutant() for _ in range(_OFFSPRING)} - {self.best}
+        first = sorted(offspring, key=lambda levels: self._measure(levels, self._stages[0]))
+        some = [*first[:_SURVIVORS], self.best]
+        winner = min(some, key=lambda levels: self._measure(levels, self._stages[1]))
+        if winner == self.best:
+            return False
+        kl = self._measure(winner, self._stages[2])
+        if kl >= self.best_kl:
+            return False
+        self.best, self.best_kl = winner, kl
+        return True
+
+    def _mutant(self) -> Levels:
+        """A few level switches, then the cheapest steps that bring the file back to its size.
+
+        Switches are drawn at random; which tensors pay for them is what the additive model thinks
+        cheapest, with noise, so that it is not asked for the same ones each time.
+        """
+        random = self._random
+        levels = list(self.best)
+        switched = set()
+        for _ in range(min(random.integers(1, _MOST_SWITCHES + 1, 2))):
+            number = int(random.integers(len(levels)))
+            step = 1 if random.random() < 0.5 else -1
+            levels[number] = min(max(levels[number] + step, 0), len(self._sizes[number]) - 1)
+            switched.add(number)
+        noise = np.exp(random.normal(0.0, 0.5, len(levels)))
+        self._shrink(levels, switched, noise)
+        self._grow(levels, switched, noise)
+        return tuple(levels)
+
+    def _spent(self, levels: Sequence[int]) -> int:
+        return sum(size[level] for size, level in zip(self._sizes, levels, strict=True))
+
+    def _shrink(self, levels: list[int], kept: set[int], noise: NDArray[np.float64]) -> None:
+        """Lower the levels that lose least per byte until the file fits."""
+        while (over := self._spent(levels) - self._room) > 0:
+            losses = []
+            for number, level in enumerate(levels):
+                if level == 0 or number in kept:
+                    continue
+                saved = self._sizes[number][level] - self._sizes[number][level - 1]
+                lost = self._costs[number][level - 1] - self._costs[number][level]
+                losses.append((lost * noise[number] / max(1, min(saved, over)), number))
+            if not losses:
+                kept.clear()
+                continue
+            levels[min(losses)[1]] -= 1
+
+    def _grow(self, levels: list[int], kept: set[int], noise: NDArray[np.float64]) -> None:
+        """Raise the levels that gain most per byte while there is room."""
+        while True:
+            room = self._room - self._spent(levels)
+            gains = []
+            for number, level in enumerate(levels):
+                if level + 1 == len(self._sizes[number]) or number in kept:
+                    continue
+                grown = self._sizes[number][level + 1] - self._sizes[number][level]
+                won = self._costs[number][level] - self._costs[number][level + 1]
+                if won > 0 and grown <= room:
+                    gains.append((won * noise[number] / max(1, grown), number))
+            if not gains:
+                return
+            levels[max(gains)[1]] += 1

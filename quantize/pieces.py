@@ -1,0 +1,203 @@
+"""Each tensor in each type it may have, quantized once, so that a mixture costs no quantizing.
+
+A piece is a part of a split model that holds one tensor. llama.cpp takes any list of such parts, so
+a mixture is a list of paths: nothing is written, and all mixtures share the pages of the pieces.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.errors import UnsupportedError
+from edgespec.models.gguf import GGML_TYPES, Gguf, GgufTensor, read_gguf, read_gguf_shards
+from edgespec.quantize.convert import TENSOR_TYPES, Recipe, convert, predict, require_disk
+from edgespec.quantize.gguf_writer import ALIGNMENT, i32, keys_of, u16, write_raw
+
+# Types a tensor may have, by what its rows can be cut into. Left out are the IQ types below four
+# bits, whose kernels are slow, and MXFP4, which lost 15 times as much as IQ4_NL for 6% less.
+_TYPES_OF_256 = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
+_TYPES_OF_32 = ("Q2_0", "IQ4_NL", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+_BASE = "Q8_0"  # any quantized type: every tensor gets a type of its own
+# Tensor types that no file type is named after.
+_NAMES = {
+    "Q3_K": "Q3_K_M",
+    "Q4_K": "Q4_K_M",
+    "Q5_K": "Q5_K_M",
+    "MXFP4": "MXFP4_MOE",
+    "NVFP4": _BASE,
+}
+_FLOATS = ("F32", "F16", "BF16")
+_KEY_BYTES = 512  # that the quantizer adds about an importance matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A tensor that can be quantized: its possible types, the smallest first, and their bytes."""
+
+    tensor: GgufTensor
+    types: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
+def recipe_of(types: Mapping[str, str], imatrix: Path | None, imatrix_name: str) -> Recipe:
+    """The recipe that gives these tensors these types; the file is named after the commonest."""
+    overrides = tuple(("^" + name.replace(".", r"\.") + "$", kind) for name, kind in types.items())
+    counts = Counter(kind for kind in types.values() if kind not in _FLOATS)
+    commonest = counts.most_common(1)[0][0] if counts else _BASE
+    return Recipe(_NAMES.get(commonest, commonest), overrides, imatrix, imatrix_name)
+
+
+class Pieces:
+    """The pieces of one source in a folder; made once, and found again by the next run.
+
+    `allowed` are the tensor types to choose from; None leaves the default ones.
+    """
+
+    def __init__(
+        self,
+        source: Path,
+        folder: Path,
+        *,
+        allowed: Sequence[str] | None = None,
+        imatrix: Path | None = None,
+    ) -> None:
+        if unknown := set(allowed or ()) - set(TENSOR_TYPES):
+            raise UnsupportedError(
+                f"there is no tensor type {min(unknown)!r}",
+                hint=f"use some of {', '.join(TENSOR_TYPES)}",
+            )
+        self.source, self.folder, self._imatrix = source, folder, imatrix
+        parts = read_gguf_shards(source)
+        tensors = {tensor.name: tensor for part in parts for tensor in part.tensors}
+        two = [predict(source, Recipe(_BASE, ((".", kind),))).types for kind in ("Q4_0", "Q8_0")]
+        self.choices = [
+            _choice(tensors[name], allowed) for name in tensors if two[0][name] != two[1][name]
+        ]
+        self._numbers = {choice.tensor.name: n for n, choice in enumerate(self.choices, 1)}
+        free = [tensor for name, tensor in tensors.items() if name not in self._numbers]
+        self.fixed_bytes = parts[0].data_offset + _KEY_BYTES
+        self.fixed_bytes += sum(padded(tensor.data_bytes) for tensor in free)
+
+    def source_types(self) -> dict[str, str]:
+        """The types the tensors have in the source."""
+        return {choice.tensor.name: choice.tensor.type.name for choice in self.choices}
+
+    def paths(self, types: Mapping[str, str]) -> list[Path]:
+        """The parts of a mixture; tensors that are not named have the source's type."""
+        own = self.source_types()
+        chosen = [self._path(name, types.get(name, own[name])) for name in self._numbers]
+        return [self._first, *chosen]
+
+    @property
+    def _first(self) -> Path:
+        return self.folder / "rest.gguf"
+
+    def _path(self, name: str, kind: str) -> Path:
+        return self.folder / f"{self._numbers[name]:05}.{kind}.gguf"
+
+    def make(self, threads: int, progress: Callable[[str, float], None]) -> None:
+        """Make the pieces that are missing. Raises DoesNotFitError where the disk is too small."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        own = self.source_types()
+        wanted = {kind for choice in self.choices for kind in choice.types} | set(own.values())
+        missing = {
+            kind: names
+            for kind in sorted(wanted)
+            if (names := [n for n in self._numbers if self._is_missing(n, kind, own[n])])
+        }
+        sizes = {
+            (choice.tensor.name, kind): size
+            for choice in self.choices
+            for kind, size in zip(choice.types, choice.sizes, strict=True)
+        }
+        need = sum(sizes.get((n, kind), 0) for kind, names in missing.items() for n in names)
+        most = max((c.tensor.data_bytes for c in self.choices), default=0)
+        source_bytes = sum(padded(c.tensor.data_bytes) for c in self.choices) + self.fixed_bytes
+        if missing:
+            require_disk(self.folder / "pieces", need + source_bytes + most)
+        for done, (kind, names) in enumerate(missing.items()):
+
+            def report(what: str, part: float, done: int = done, kind: str = kind) -> None:
+                progress(f"quantizing to {kind}", (done + part) / len(missing))
+
+            self._make_type(kind, names, own, threads, report)
+
+    def _is_missing(self, name: str, kind: str, own: str) -> bool:
+        choice = self.choices[self._numbers[name] - 1]
+        is_wanted = kind == own or kind in choice.types
+        return is_wanted and not (self._path(name, kind).exists() and self._first.exists())
+
+    def _make_type(
+        self,
+        kind: str,
+        names: Sequence[str],
+        own: Mapping[str, str],
+        threads: int,
+        progress: Callable[[str, float], None],
+    ) -> None:
+        """Quantize some tensors to one type and cut the file into pieces."""
+        whole = self.folder / "whole.gguf"
+        recipe = recipe_of({**own, **dict.fromkeys(names, kind)}, self._imatrix, "own")
+        convert(self.source, whole, recipe, threads=threads, synced=False, progress=progress)
+        document = read_gguf(whole)
+        with whole.open("rb") as file:
+
+            def data(tensor: GgufTensor) -> bytes:
+                file.seek(tensor.offset)
+                return file.read(tensor.data_bytes)
+
+            if not self._first.exists():
+                self._write_first(document, file.read(document.data_offset), data)
+            for tensor in document.tensors:
+                if tensor.name in names:
+                    path = self._path(tensor.name, kind)
+                    keys = u16("split.no", self._numbers[tensor.name])
+                    _write(path, 1, keys, [_raw(tensor, data)])
+        whole.unlink()
+
+    def _write_first(
+        self, document: Gguf, start: bytes, data: Callable[[GgufTensor], bytes]
+    ) -> None:
+        number, keys = keys_of(document, start)
+        keys += u16("split.no", 0) + u16("split.count", len(self._numbers) + 1)
+        keys += i32("split.tensors.count", len(document.tensors))
+        rest = [tensor for tensor in document.tensors if tensor.name not in self._numbers]
+        _write(self._first, number + 3, keys, [_raw(tensor, data) for tensor in rest])
+
+
+def padded(size_bytes: int) -> int:
+    """Bytes a tensor takes in a file."""
+    return size_bytes + -size_bytes % ALIGNMENT
+
+
+def _choice(tensor: GgufTensor, allowed: Sequence[str] | None) -> Choice:
+    row, values = tensor.dims[0], 1
+    for dim in tensor.dims:
+        values *= dim
+    names = allowed or (_TYPES_OF_256 if row % 256 == 0 else _TYPES_OF_32)
+    kinds = [kind for kind in GGML_TYPES.values() if kind.name in names]
+    kinds = [kind for kind in kinds if row % kind.block_size == 0]
+    if not kinds:
+        raise UnsupportedError(
+            f"rows of {tensor.name} have {row} values, which none of {', '.join(names)} can hold",
+            hint="allow Q8_0",
+        )
+    sized = sorted((padded(values // k.block_size * k.block_bytes), k.name) for k in kinds)
+    return Choice(tensor, tuple(name for _, name in sized), tuple(size for size, _ in sized))
+
+
+def _raw(
+    tensor: GgufTensor, data: Callable[[GgufTensor], bytes]
+) -> tuple[str, Sequence[int], int, bytes]:
+    return tensor.name, tensor.dims, TENSOR_TYPES[tensor.type.name], data(tensor)
+
+
+def _write(
+    path: Path, num_keys: int, keys: bytes, tensors: list[tuple[str, Sequence[int], int, bytes]]
+) -> None:
+    partial = path.with_suffix(".partial")
+    write_raw(partial, num_keys, keys, tensors)
+    partial.replace(path)

@@ -1,0 +1,171 @@
+"""What a step of a model of some file type takes here, without writing the model.
+
+A model of L blocks takes f + L b for a step: b for a block, f for the head and what is done once.
+Two small files tell both: one of a few blocks and one of a single block, timed without the head,
+differ by the blocks; the single block timed with the head tells the rest. Before each step the
+processor's caches are emptied of weights, because a whole model does not fit into them. (One that
+does is faster than is predicted here.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from edgespec.models.gguf import GgmlType, read_gguf_shards
+from edgespec.quantize.context import EvalContext
+from edgespec.quantize.convert import Recipe, convert, kept_tensors
+
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
+DEPTH = 256  # tokens in the cache
+_REPEATS = 5
+_FLUSH_BYTES = 128 << 20  # more than a processor's caches hold
+_FEW = 7  # blocks of the larger small file
+_TOKEN = 100
+_BATCH = 64
+
+
+def step_ms(
+    path: Path,
+    *,
+    threads: int,
+    sizes: Sequence[int] = SIZES,
+    depth: int = DEPTH,
+    kv_type: str = "f16",
+) -> dict[int, float]:
+    """Milliseconds of a step over so many tokens with `depth` in the cache, one after the other."""
+    return _times(path, threads, sizes, outputs=True, cold=False, depth=depth, kv_type=kv_type)
+
+
+def step_ms_in_turns(paths: Sequence[Path], *, threads: int) -> list[dict[int, float]]:
+    """`step_ms` of several loaded files in turns: what disturbs one disturbs all.
+
+    A ratio of two such times does not depend on what else the machine does meanwhile.
+    """
+    found: list[dict[int, list[float]]] = [{size: [] for size in SIZES} for _ in paths]
+    with ExitStack() as stack:
+        steps = [stack.enter_context(_opened(path, threads, SIZES, DEPTH, "f16")) for path in paths]
+        for _ in range(_REPEATS):
+            for size in SIZES:
+                for times, step in zip(found, steps, strict=True):
+                    step(size, True)
+                    times[size].append(step(size, True))
+    return [_medians(times) for times in found]
+
+
+def predicted_step_ms(
+    source: Path,
+    types: dict[str, GgmlType],
+    file_type: str,
+    num_blocks: int,
+    folder: Path,
+    *,
+    threads: int,
+    sizes: Sequence[int] = SIZES,
+) -> dict[int, float]:
+    """Milliseconds of steps of a file that has not been written.
+
+    Args:
+        types: of the file's tensors, from a dry run.
+        folder: where the two small files may be; they are removed again.
+    """
+    few = tuple(sorted({round((n + 0.5) * num_blocks / _FEW - 0.5) for n in range(_FEW)}))
+    one = (few[len(few) // 2],)
+    paths = [folder / "few.gguf", folder / "one.gguf"]
+    try:
+        for path, blocks in zip(paths, (few, one), strict=True):
+            _write(source, types, file_type, blocks, path, threads)
+
+        def times(path: Path, outputs: bool) -> dict[int, float]:
+            return _times(path, threads, sizes, outputs=outputs, cold=True)
+
+        several, single, whole = (
+            times(paths[0], False),
+            times(paths[1], False),
+            times(paths[1], True),
+        )
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
+    if len(few) == 1:
+        return whole
+    block = {n: max(0.0, several[n] - single[n]) / (len(few) - 1) for n in sizes}
+    return {n: whole[n] + (num_blocks - 1) * block[n] for n in sizes}
+
+
+def _write(
+    source: Path,
+    types: dict[str, GgmlType],
+    file_type: str,
+    blocks: tuple[int, ...],
+    target: Path,
+    threads: int,
+) -> None:
+    """Some blocks with the types they have in the whole file."""
+    tensors = kept_tensors(read_gguf_shards(source), blocks)
+    overrides = tuple(
+        ("^" + new.replace(".", r"\.") + "$", types[tensor.name].name)
+        for new, tensor in tensors.items()
+    )
+    floats = file_type in ("F16", "BF16", "F32")
+    recipe = Recipe(file_type, () if floats else overrides, blocks=blocks)
+    convert(source, target, recipe, threads=threads, synced=False)
+
+
+def _times(
+    path: Path,
+    threads: int,
+    sizes: Sequence[int],
+    *,
+    outputs: bool,
+    cold: bool,
+    depth: int = DEPTH,
+    kv_type: str = "f16",
+) -> dict[int, float]:
+    """Median milliseconds by step size; all sizes in turn, so that they share what drifts."""
+    found: dict[int, list[float]] = {size: [] for size in sizes}
+    other = np.zeros(_FLUSH_BYTES if cold else 8, np.uint8)
+    with _opened(path, threads, sizes, depth, kv_type) as step:
+        for _ in range(_REPEATS):
+            for size in sizes:
+                step(size, outputs)  # the graph is built when the size changes
+                if cold:
+                    other.sum()
+                found[size].append(step(size, outputs))
+    return _medians(found)
+
+
+def _medians(found: dict[int, list[float]]) -> dict[int, float]:
+    return {size: float(np.median(times)) for size, times in found.items()}
+
+
+@contextmanager
+def _opened(
+    path: Path, threads: int, sizes: Sequence[int], depth: int, kv_type: str
+) -> Iterator[Callable[[int, bool], float]]:
+    """A loaded file with a past: what does a step (its size, with outputs or not) and times it."""
+    largest = max(sizes)
+    with EvalContext(
+        path,
+        context_size=depth + largest,
+        batch_size=max(_BATCH, largest),
+        threads=threads,
+        kv_type=kv_type,
+    ) as context:
+        tokens = [token % context.vocab_size for token in range(_TOKEN, _TOKEN + depth)]
+        for start in range(0, depth, _BATCH):
+            part = tokens[start : start + _BATCH]
+            context.step(part, range(start, start + len(part)), outputs=False)
+
+        def step(size: int, outputs: bool) -> float:
+            start = perf_counter()
+            context.step(tokens[:size], range(depth, depth + size), outputs=outputs)
+            elapsed = perf_counter() - start
+            context.trim(depth)
+            return elapsed * 1e3
+
+        yield step

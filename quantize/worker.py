@@ -1,0 +1,136 @@
+"""The process in which llama.cpp's quantizer runs: `edgespec.quantize.convert` starts it.
+
+Reads one job as JSON from stdin; prints a JSON line for each tensor the quantizer takes up, and one
+at the end. When nobody reads any more, the next line ends it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edgespec.backends.llama_library import LOG, library
+from edgespec.errors import EdgespecError
+from edgespec.quantize.imatrix import ImportanceMatrix, read_imatrix
+
+_LINE = re.compile(r"\[ *(\d+)/ *(\d+)\] (.+?) +- \[[^]]*\], type = *(\w+), (.*)")
+_NEW_TYPE = re.compile(r"converting to (\w+)|\((\w+)\)$")
+_ERROR = 4  # of ggml_log_level
+_INTEGER, _STRING = 0, 3  # values of llama_model_kv_override_type
+
+
+def main() -> None:
+    """Do the job on stdin."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    job = json.load(sys.stdin)
+    try:
+        _say(_quantize(job))
+    except EdgespecError as problem:
+        _say({"status": 1, "problem": str(problem)})
+
+
+def _say(document: dict[str, Any]) -> None:
+    print(json.dumps(document), flush=True)
+
+
+def _quantize(job: dict[str, Any]) -> dict[str, Any]:
+    lib = library()
+    params = lib.llama_model_quantize_default_params()
+    params.ftype = job["ftype"]
+    params.nthread = job["threads"]
+    params.dry_run = job["dry_run"]
+    params.allow_requantize = True
+    kept = []  # memory that the parameters point to
+    if job["overrides"]:
+        overrides = _overrides(lib, job["overrides"])
+        params.tt_overrides = overrides
+        kept.append(overrides)
+    if job["blocks"] is not None:
+        pruned = [n for n in range(job["num_blocks"]) if n not in job["blocks"]]
+        params.prune_layers = (ctypes.c_int32 * (len(pruned) + 1))(*pruned, -1)
+    if job["imatrix"]:
+        matrix = read_imatrix(Path(job["imatrix"]))
+        data, said = _matrix(lib, matrix), _said_of(lib, matrix, job)
+        params.imatrix, params.kv_overrides = data, said
+        kept += [data, said, matrix]
+    problems: list[str] = []
+    callback = lib.llama_log_callback(_listener(problems))
+    lib.llama_log_set(callback, None)
+    LOG.clear()
+    status = lib.llama_model_quantize(
+        job["source"].encode(), job["target"].encode(), ctypes.byref(params)
+    )
+    return {"status": int(status), "problem": problems[-1] if problems else ""}
+
+
+def _listener(problems: list[str]) -> Callable[[int, bytes | None, Any], None]:
+    """Takes the log apart; pieces of a line arrive one by one."""
+    line = ""
+
+    def hear(level: int, text: bytes | None, _data: Any) -> None:
+        nonlocal line
+        if b"=====" in (text or b""):  # a banner in the middle of a line
+            return
+        said = (text or b"").decode("utf-8", errors="replace")
+        if level == _ERROR:
+            problems.append(said.strip().split(": ", 1)[-1])
+            return
+        line += said
+        if match := _LINE.match(line):
+            number, total, name, old, rest = match.groups()
+            new = _NEW_TYPE.search(rest.strip())
+            # An unchanged tensor is told at the end of its line, others before the work begins.
+            if new or line.endswith("\n"):
+                kind = (new[1] or new[2]) if new else old
+                _say({"tensor": name, "number": int(number), "total": int(total),
+                      "type": kind.upper()})  # fmt: skip
+                line = "" if line.endswith("\n") else "-"
+        elif line.endswith("\n"):
+            line = ""
+
+    return hear
+
+
+def _overrides(lib: Any, pairs: list[list[Any]]) -> Any:
+    array = (lib.llama_model_tensor_override * (len(pairs) + 1))()
+    for place, (pattern, kind) in zip(array, pairs, strict=False):
+        place.pattern, place.type = pattern.encode(), kind
+    return array  # ends with a null pattern
+
+
+def _matrix(lib: Any, matrix: ImportanceMatrix) -> Any:
+    array = (lib.llama_model_imatrix_data * (len(matrix.values) + 1))()
+    for place, (name, values) in zip(array, matrix.values.items(), strict=False):
+        place.name, place.size = name.encode(), values.size
+        place.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    return array  # ends with a null name
+
+
+def _said_of(lib: Any, matrix: ImportanceMatrix, job: dict[str, Any]) -> Any:
+    """The keys `llama-quantize` adds about an importance matrix."""
+    keys: list[tuple[str, str | int]] = [
+        ("file", job["imatrix_name"] or job["imatrix"]),
+        *((("dataset", matrix.dataset),) if matrix.dataset else ()),
+        ("entries_count", len(matrix.values)),
+        *((("chunks_count", matrix.num_chunks),) if matrix.num_chunks > 0 else ()),
+    ]
+    array = (lib.llama_model_kv_override * (len(keys) + 1))()
+    for place, (key, value) in zip(array, keys, strict=False):
+        place.key = f"quantize.imatrix.{key}".encode()
+        if isinstance(value, int):
+            place.tag, place.value.val_i64 = _INTEGER, value
+        else:
+            place.tag, place.value.val_str = _STRING, value.encode()[:127]
+    return array  # ends with an empty key
+
+
+if __name__ == "__main__":
+    main()

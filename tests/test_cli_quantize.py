@@ -1,0 +1,212 @@
+"""`edgespec quantize` from the command line, on a small random model."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from random_gguf import F32, write_model
+from tiny_folder import TinyModel, write_folder
+from typer.testing import CliRunner, Result
+
+from edgespec import comparing, quantizing, tuning
+from edgespec.cli.main import app
+from edgespec.errors import EdgespecError
+from edgespec.memory import device
+from edgespec.models.spec import read_model_spec
+from edgespec.planning import stored_kv_losses
+from edgespec.quantize import step_times
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("source") / "random.gguf", "llama", F32)
+
+
+@pytest.fixture(autouse=True)
+def little_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As much measuring as a test can afford."""
+    monkeypatch.delenv("EDGESPEC_DATA", raising=False)
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(quantizing, "_SEARCH_TEXTS", 2)
+    monkeypatch.setattr(comparing, "TEXTS", 2)
+    monkeypatch.setattr(comparing.held_out, "__defaults__", (2,))
+    monkeypatch.setattr(step_times, "_FLUSH_BYTES", 8)
+    monkeypatch.setattr(step_times, "_REPEATS", 1)
+    monkeypatch.setattr(device, "usable_cores", lambda: 1)
+
+
+def run(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["quantize", *map(str, arguments)])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_type(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "small.gguf"
+    result = run(source, target, "--type", "q4_0", "--tensor", "ffn_down=q8_0", "-t", 1)
+    assert result.stdout == "type  Q4_0\nsize  133 KiB of 714 KiB\n"
+    assert f"written: {target}\n" in result.stderr
+    types = {t.name: t.type.name for t in read_model_spec(target).tensors.values()}
+    assert types["blk.1.ffn_down.weight"] == "Q8_0" and types["blk.1.ffn_up.weight"] == "Q4_0"
+
+
+def test_a_computed_importance_matrix_changes_the_weights(source: Path, tmp_path: Path) -> None:
+    plain, weighed = tmp_path / "plain.gguf", tmp_path / "weighed.gguf"
+    run(source, plain, "--type", "Q4_0")
+    run(source, weighed, "--type", "Q4_0", "--imatrix", "auto")
+    ours, theirs = (read_model_spec(path) for path in (plain, weighed))
+    assert ours.type_bytes != theirs.type_bytes or plain.read_bytes() != weighed.read_bytes()
+    assert b"computed by edgespec" in weighed.read_bytes()
+
+
+def test_a_size(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "fit.gguf"
+    result = run(
+        source, target, "--fit", "150KiB", "--minutes", 0.01, "--types", "Q4_0,Q8_0", "--json"
+    )
+    report = json.loads(result.stdout)
+    assert report["target_bytes"] == target.stat().st_size <= 150 * 1024
+    assert report["kl_on_search_texts"] <= report["kl_of_start"] and report["complete"]
+    types = {t.name: t.type.name for t in read_model_spec(target).tensors.values()}
+    assert report["tensor_types"].items() <= types.items()
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["fit.gguf"]
+
+
+def test_comparing(source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    small, page = tmp_path / "small.gguf", tmp_path / "page.html"
+    run(source, small, "--type", "Q4_0")
+    result = run("--compare", source, small, "--html", page, "--json")
+    report = json.loads(result.stdout)
+    assert [row["file"] for row in report["rows"]] == ["random.gguf", "small.gguf"]
+    kl = report["rows"][1]["quality"]["kl"]
+    assert 0 < kl["low"] <= kl["value"] <= kl["high"]
+    assert all(set(row["step_ms"]) >= {"1", "4", "8"} for row in report["rows"])
+    text = page.read_text()
+    assert (
+        text.count("<svg") == 2 and "small.gguf" in text and "http://" not in text.split("<svg")[0]
+    )
+    shown = run("--compare", source, small).stdout
+    assert re.search(r"small\.gguf +117 KiB +\d\.\d{4} \[", shown)
+
+
+class Answers:
+    """An engine that knows some answers by prompt."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self._texts = texts
+
+    def __enter__(self) -> Answers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def encode(self, prompt: str) -> list[int]:
+        return [1] * (5000 if prompt == "long" else 5)
+
+    def generate(self, prompt: str, max_tokens: int) -> Any:
+        text = self._texts.get(prompt, "")
+        return SimpleNamespace(text=text, token_ids=tuple(map(ord, text)))
+
+
+def test_problems_are_asked(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two numbers is right; of the source's three answers, one is half the same."""
+    numbers = [{"question": f"n{n}", "answer": str(n)} for n in range(4)]
+    turns = [{"turns": [text, "again"]} for text in ("a", "b", "long", "c")]
+    for name, documents in (("gsm8k", numbers), ("spec_bench", turns)):
+        path = tmp_path / f"{name}_dev.jsonl"
+        path.write_text("\n".join(map(json.dumps, documents)))
+    texts = {"n0": "so it is 0", "n1": "1", "n2": "3, or 2.", "n3": "3", "a": "abcd", "b": "xyz"}
+    problems = {kind: comparing._problems(kind, tmp_path, 4) for kind in comparing._FILES}
+    assert [p["question"] for p in comparing._problems("gsm8k", tmp_path, 2)] == ["n0", "n2"]
+    spec, answers = read_model_spec(source), dict[str, Any]()
+    monkeypatch.setattr(comparing, "load", lambda *_, **__: Answers(texts))
+    found = comparing._ask(spec, problems, answers, is_source=True)
+    assert found == {"gsm8k_exact": 1.0, "spec_bench_agreement": 1.0}
+    other = {**texts, "n1": "2", "n2": "none", "a": "abxy"}
+    monkeypatch.setattr(comparing, "load", lambda *_, **__: Answers(other))
+    found = comparing._ask(spec, problems, answers, is_source=False)
+    assert found == {"gsm8k_exact": 0.5, "spec_bench_agreement": pytest.approx(2.5 / 3)}
+    with pytest.raises(EdgespecError, match="problems need a folder"):
+        comparing._problems("gsm8k", None, 2)
+
+
+def test_cache_types(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What smaller caches lose is kept for the planner."""
+    monkeypatch.setattr(comparing, "_KV_DEPTH", 32)
+    monkeypatch.setattr(comparing, "_KV_LENGTH", 96)
+    report = json.loads(run("--compare", source, "--kv", "--json").stdout)
+    assert [row["kv_type"] for row in report["kv_rows"]] == ["f16", "q8_0", "q4_0"]
+    losses = [row["quality"]["kl"]["value"] for row in report["kv_rows"][1:]]
+    assert 0 < losses[0] < losses[1]
+    stored = stored_kv_losses(read_model_spec(source))
+    assert stored == dict(zip(("q8_0", "q4_0"), losses, strict=True))
+
+
+def test_onnx_folders_are_compared_on_a_text(tmp_path: Path) -> None:
+    """Rounding the head to multiples of 0.1 costs something; the folder itself loses nothing."""
+    for name in ("onnx", "onnxruntime", "tokenizers"):
+        pytest.importorskip(name)
+    same, coarse = TinyModel(), TinyModel()
+    coarse.weights["head"] = np.round(coarse.weights["head"], 1)
+    folders = [
+        write_folder(tmp_path / name, tiny)
+        for name, tiny in (("source", same), ("again", same), ("coarse", coarse))
+    ]
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(["The cat sat on the mat, and so did the dog." * 4] * 4))
+    result = run("--compare", *folders, "--data", text, "--json")
+    rows = json.loads(result.stdout)["rows"]
+    losses = [row["quality"]["kl"]["value"] for row in rows[1:]]
+    assert abs(losses[0]) < 1e-6 < 1e-4 < losses[1]
+    with pytest.raises(EdgespecError, match="writes no text") as caught:
+        run("--compare", *folders)
+    assert "--data" in caught.value.hint
+
+
+def test_tuning(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "tuned.gguf"
+    arguments = (source, target, "--tune", "--types", "Q4_0,Q8_0", "--max-kl", 0.2, "--json")
+    report = json.loads(run(*arguments).stdout)
+    chosen = next(row for row in report["rows"][1:] if row["type"] == report["type"])
+    assert chosen["kl"] <= 0.2 and read_model_spec(target).file_type == report["type"]
+    assert [row["type"] for row in report["rows"]] == ["F32", "Q4_0", "Q8_0"]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["tuned.gguf"]
+
+
+def test_no_type_is_good_enough(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(EdgespecError, match=r"loses at most 0\.0000") as caught:
+        run(source, "--tune", "--types", "Q4_0", "--max-kl", 0)
+    assert "--max-kl" in caught.value.hint and tuning.CANDIDATES
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("a", "b"), "give one of --type"),
+        (("a", "b", "--type", "Q4_0", "--tune"), "give one of --type"),
+        (("a", "--type", "Q4_0"), "name a source and a target"),
+        (("a", "--compare"), "name a source and other files"),
+        (("a", "b", "--type", "Q4_0", "--tensor", "ffn"), "is not PATTERN=TYPE"),
+        (("a", "b", "--fit", "90"), "--fit 90 is no size"),
+    ],
+)
+def test_misuse(source: Path, arguments: tuple[str, ...], said: str) -> None:
+    named = [str(source) if argument == "a" else argument for argument in arguments]
+    result = run(*named, code=2)
+    assert said in " ".join(re.sub(r"[│╭╮╰╯─]", "", result.stderr).split())
+
+
+def test_a_last_number() -> None:
+    assert comparing.last_number("It is 1,200 and then 45.5.") == 45.5
+    assert comparing.last_number("none") is None
+    assert comparing.last_number("a total of 1,200") == 1200.0
