@@ -27,13 +27,13 @@ from typing import Any
 
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.compare import find_divergence
+from edgespec.draft_loading import open_draft_model
 from edgespec.drafters.base import Drafter, Outcome
 from edgespec.drafters.combined import CombinedDrafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine import Engine
 from edgespec.generation import Result
-from edgespec.loading import open_draft_model
 from edgespec.memory.curve import CostCurve, measure_curve
 from edgespec.memory.device import usable_cores
 from edgespec.models.pairing import check_pair

@@ -27,13 +27,13 @@ import edgespec
 from edgespec.backends.base import Backend, Logits
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.controller import build_tree, choose_size
+from edgespec.draft_loading import open_draft_model
 from edgespec.drafters import make_drafter
 from edgespec.drafters import model as model_module
 from edgespec.drafters.base import Drafter, Outcome, Successors
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine import Engine
-from edgespec.loading import open_draft_model
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.device import usable_cores
 from edgespec.memory.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES

@@ -172,25 +172,14 @@ def _ceiling_rows(measured: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _variant_table(variant: dict[str, Any], baseline: dict[str, Any]) -> str:
     """One variant beside the baseline, a line for every task; narrow terminals get less of it."""
-    from edgespec.bench.ratios import interval_text
+    from edgespec.bench.summary import table_rows
 
     is_wide = _columns() >= _WIDE
     names = [one["name"] if len(one["name"]) <= _SHORT else "" for one in (baseline, variant)]
     heads = [name or other for name, other in zip(names, ("first", "this"), strict=True)]
     rows = [_cells(("task", *heads, "ratio", "95%", "length", "start", "same"), is_wide)]
-    for task, row in {**variant["tasks"], "overall": variant["overall"]}.items():
-        other = baseline["tasks"].get(task) if task != "overall" else baseline["overall"]
-        cells = (
-            task if is_wide else task[:12],
-            f"{other['tokens_per_s']:.1f}",
-            f"{row['tokens_per_s']:.1f}",
-            f"{row['ratio']:.2f}x",
-            interval_text(row["ratio_low"], row["ratio_high"]),
-            f"{row['acceptance_length']:.2f}",
-            f"{row['time_to_first_token_s']:.2f} s",
-            f"{row['identical']} of {row['prompts']}",
-        )
-        rows.append(_cells(cells, is_wide))
+    for task, *rest in table_rows(variant, baseline):
+        rows.append(_cells((task if is_wide else task[:12], *rest), is_wide))
     if variant is baseline:
         return f"{variant['name']}, tokens/s\n{table(rows)}"
     return _wrapped(f"{variant['name']} against {baseline['name']}, tokens/s") + "\n" + table(rows)

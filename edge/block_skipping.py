@@ -22,14 +22,16 @@ from numpy.typing import NDArray
 
 from edgespec.backends.llamacpp import LlamaSettings
 from edgespec.backends.skipping import SkippingBackend
+from edgespec.draft_loading import draft_step_ms
 from edgespec.errors import UnsupportedError
-from edgespec.loading import Progress, draft_step_ms, load
+from edgespec.loading import load
 from edgespec.memory import device
 from edgespec.memory.curve import measure_curve
 from edgespec.memory.speed import predicted_speedup
 from edgespec.models.exit_training import LONGEST_RUN, runs_of
 from edgespec.models.exit_writer import choose_tokens, write_pruned
 from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.progress import Progress
 from edgespec.prompts import PROMPTS
 from edgespec.timing import one_step
 from edgespec.tree import DraftTree

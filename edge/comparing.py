@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from edgespec.memory.speed import SpeedModel
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.noise import largest_invariant_step
 from edgespec.planning import stored_rounds
+from edgespec.progress import Progress
 from edgespec.quantize.quality import (
     Places,
     Reference,
@@ -40,8 +41,6 @@ from edgespec.quantize.texts import Text
 from edgespec.quantizing import HELD_OUT_SEED, texts_for
 from edgespec.timing import one_step
 from edgespec.tree import DraftTree
-
-Progress = Callable[[str, float], None]
 
 TEXTS = 24
 SHOWN_SIZES = (1, 4, 8)

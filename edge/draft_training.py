@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.llama_tokenizer import open_tokenizer
+from edgespec.draft_loading import draft_step_ms
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.exit_chat import chat_of, read_prompts
-from edgespec.loading import Progress, draft_step_ms, load
+from edgespec.loading import load
 from edgespec.memory import device
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.speed import predicted_speedup
@@ -29,6 +30,7 @@ from edgespec.models.exit_network import Weights, check_architecture, import_tor
 from edgespec.models.exit_texts import LENGTH, TextWriter, load_texts, seconds_written, write_texts
 from edgespec.models.exit_writer import choose_tokens, write_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.progress import Progress
 
 if TYPE_CHECKING:
     from edgespec.models.exit_texts import Text

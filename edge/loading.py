@@ -9,44 +9,38 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.backends.base import Backend
-from edgespec.backends.early_exit import ExitBackend
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.draft_loading import load_draft_model
 from edgespec.drafters import make_drafter
 from edgespec.drafters.combined import CombinedDrafter
-from edgespec.drafters.model import ModelDrafter
 from edgespec.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import cache, device
 from edgespec.memory.curve import CostCurve, measure_curve
-from edgespec.memory.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan, draft_context
+from edgespec.memory.plan import Plan
 from edgespec.memory.request import LLAMACPP, ONNX, Request
 from edgespec.memory.speed import RoundHistory
 from edgespec.memory.texts import add_texts, load_texts
 from edgespec.memory.track import peak_resident_bytes
-from edgespec.models.early_exit import read_exit
 from edgespec.models.embedded import embedded_model
 from edgespec.models.onnx_folder import read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.noise import largest_invariant_step, prefill_is_invariant
 from edgespec.planning import (
-    draft_settings_of,
     make_run_plan,
     rounds_key,
     settings_key,
     settings_of,
     stored_curve,
 )
+from edgespec.progress import Progress
 from edgespec.switch_planning import stored
 from edgespec.switch_policy import SwitchPolicy
 from edgespec.switching import SwitchingEngine
 from edgespec.timing import measure_depths, measured_while_busy, one_step
 
-Progress = Callable[[str, float], None]  # what is being done, and which part of it is done (0..1)
-
 # Together with warm-up and one large step too many these stay below two seconds.
 _CURVE_SECONDS = 1.1
-_DRAFT_CURVE_SECONDS = 0.4
-_TIMED_CONTEXT = 1024  # of draft models that are only timed
 
 
 def load(
@@ -213,7 +207,7 @@ def _load_one(
         curve = _curve(backend, spec, plan, report) if plan.drafter != "none" else None
         history = RoundHistory()
         if curve is not None:
-            model = _load_draft_model(backend, spec, plan, report)
+            model = load_draft_model(backend, spec, plan, report)
             drafter = make_drafter(plan.drafter, model)
             counted = cache.load("rounds", rounds_key(spec, plan.drafter)) or {}
             history = RoundHistory.from_json(counted.get("rounds"))
@@ -244,88 +238,6 @@ def _load_one(
         cache_key=f"{key} | exact" if plan.exact else key,
         on_close=finish,
     )
-
-
-def _load_draft_model(
-    target: Backend, spec: ModelSpec, plan: Plan, report: Progress
-) -> ModelDrafter | None:
-    """The draft model of a plan, its steps measured."""
-    if plan.draft_model is None or plan.draft_max == 0:
-        return None
-    draft_spec = read_model_spec(plan.draft_model)
-    chosen = draft_settings_of(plan)
-    settings = LlamaSettings(
-        context_size=draft_context(draft_spec, plan.context_size),
-        batch_size=DRAFT_MODEL_BATCH,
-        max_nodes=DRAFT_MODEL_NODES,
-        max_leaves=1,
-        threads=chosen.threads,
-        gpu_layers=chosen.gpu_layers,
-        mapped=plan.draft_mapped,
-    )
-    stored = stored_curve(draft_spec, chosen)
-    backend, curve = open_measured_draft(draft_spec, spec, settings, report, stored)
-    if curve is not stored:
-        cache.store("curves", settings_key(draft_spec, chosen), curve.as_json())
-    try:
-        return ModelDrafter(backend, curve, target.tokenizer.vocab_size)
-    except BaseException:
-        backend.close()
-        raise
-
-
-def open_measured_draft(
-    draft_spec: ModelSpec,
-    target: ModelSpec,
-    settings: LlamaSettings,
-    report: Progress,
-    stored: CostCurve | None = None,
-) -> tuple[LlamaBackend, CostCurve]:
-    """A draft model and the times of its steps: what was stored, if it still holds."""
-    backend = open_draft_model(
-        draft_spec, target, settings, lambda part: report("loading the draft model", part)
-    )
-    try:
-        if stored is not None and not measured_while_busy(backend, stored):
-            return backend, stored
-        report("measuring step times", 0.0)
-        curve = measure_curve(
-            lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=_DRAFT_CURVE_SECONDS
-        )
-        measure_depths(backend, curve)
-        report("measuring step times", 1.0)
-        return backend, curve
-    except BaseException:
-        backend.close()
-        raise
-
-
-def draft_step_ms(draft_spec: ModelSpec, target: ModelSpec, report: Progress) -> float:
-    """Milliseconds that a draft model takes for a token on this device."""
-    settings = LlamaSettings(
-        context_size=_TIMED_CONTEXT,
-        batch_size=DRAFT_MODEL_BATCH,
-        max_nodes=DRAFT_MODEL_NODES,
-        max_leaves=1,
-        threads=device.usable_cores(),
-    )
-    backend, curve = open_measured_draft(draft_spec, target, settings, report)
-    backend.close()
-    return curve.base[1]
-
-
-def open_draft_model(
-    draft_spec: ModelSpec,
-    target: ModelSpec,
-    settings: LlamaSettings,
-    progress: Callable[[float], None] | None = None,
-) -> LlamaBackend:
-    """A draft model that speaks the target's ids: a model with its vocabulary, or an early exit."""
-    early_exit = read_exit(draft_spec)
-    path = os.fspath(draft_spec.path)
-    if early_exit is None:
-        return LlamaBackend(path, settings, progress=progress)
-    return ExitBackend(path, settings, target, early_exit, progress=progress)
 
 
 def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from typing import Any
@@ -26,10 +26,9 @@ from edgespec.memory.track import MemoryTracker, peak_resident_bytes, resident_p
 from edgespec.models.spec import ModelSpec
 from edgespec.noise import largest_invariant_step
 from edgespec.planning import make_run_plan, settings_of, speed_model
+from edgespec.progress import Progress
 from edgespec.prompts import PROMPTS
 from edgespec.tree import DraftTree
-
-Progress = Callable[[str, float], None]
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32)
 _DEPTHS = (0, 512, 2048)
@@ -65,12 +64,7 @@ def profile(
             allocated = engine.memory_bytes()
     measured_plan = make_run_plan(spec, request)
     return {
-        "model": {
-            "file": spec.path.name,
-            "name": spec.name,
-            "type": spec.file_type,
-            "bytes": spec.file_bytes,
-        },
+        "model": model_facts(spec),
         "machine": machine_facts(),
         "plan": plan.as_json(),
         "memory": {
@@ -91,6 +85,16 @@ def profile(
         "speed": speeds,
         "frontier": frontier(spec, request),
         "next_plan": measured_plan.as_json(),
+    }
+
+
+def model_facts(spec: ModelSpec) -> dict[str, Any]:
+    """What file was measured, for reports."""
+    return {
+        "file": spec.path.name,
+        "name": spec.name,
+        "type": spec.file_type,
+        "bytes": spec.file_bytes,
     }
 
 

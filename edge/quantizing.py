@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import blake2b
@@ -23,14 +23,13 @@ from edgespec.errors import UnsupportedError
 from edgespec.exit_chat import chat_of, read_prompts
 from edgespec.memory import device
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
+from edgespec.progress import Progress
 from edgespec.quantize.convert import Prediction, Recipe, check_target, convert, predict
 from edgespec.quantize.fit import Fit, fit, require_room
 from edgespec.quantize.imatrix import compute_imatrix
 from edgespec.quantize.pieces import Pieces, recipe_of
 from edgespec.quantize.quality import make_reference
 from edgespec.quantize.texts import Text, texts_of_tokens, write_texts
-
-Progress = Callable[[str, float], None]
 
 _SEARCH_TEXTS = 24
 _SAMPLES, _SAMPLE_BYTES = 64, 4096

@@ -7,7 +7,7 @@ made again with that text: who writes changes what is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from edgespec.loading import load_plan
 from edgespec.memory.request import Request
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.planning import make_run_plan
+from edgespec.progress import Progress
 from edgespec.prompts import PROMPTS
 from edgespec.switch_forecast import Trace, accepted_drafts, choose, forecast, sweep
 from edgespec.switch_planning import Calibrated, store
@@ -28,8 +29,6 @@ from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
 from edgespec.switching import SwitchingEngine, entropy_nats
 from edgespec.timing import reading_ms
 from edgespec.tree import DraftTree
-
-Progress = Callable[[str, float], None]
 
 _SECONDS = 60.0
 _MOST_TOKENS, _LEAST_TOKENS = 96, 24  # of a text

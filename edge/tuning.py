@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from edgespec.comparing import curve_from, held_out, invariant_step, speed_of
 from edgespec.errors import UnsupportedError
 from edgespec.memory import device
 from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.progress import Progress
 from edgespec.quantize.convert import (
     Prediction,
     Recipe,
@@ -29,8 +30,6 @@ from edgespec.quantize.convert import (
 )
 from edgespec.quantize.quality import Reference, quality_of, score
 from edgespec.quantize.step_times import predicted_step_ms, step_ms, step_ms_in_turns
-
-Progress = Callable[[str, float], None]
 
 CANDIDATES = (
     "Q2_K", "Q3_K_M", "IQ4_XS", "IQ4_NL", "Q4_0", "Q4_1", "Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K",

@@ -3,7 +3,7 @@
 Each conversation is a user turn and an answer. The user turn is sampled after the chat template's
 user header, often from the first words of some task and a random word of the vocabulary, at a
 temperature that makes turns differ; some begin with a task and passages from earlier answers, so
-that long contexts occur. Half of the answers are greedy, half sampled. Beside each token, read or
+that long contexts occur. Most answers are greedy, some sampled. Beside each token, read or
 written, the target's likeliest next tokens and their logits are kept: what the early exit is
 trained on.
 """
@@ -39,7 +39,7 @@ TEACHER = 32  # tokens of the target's distribution that are kept
 _CANDIDATES = 128  # that are sampled from
 _USER_LENGTH = 80
 _USER_TEMPERATURES = (1.0, 1.15, 1.3)
-_ANSWER_TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
+_ANSWER_TEMPERATURES = (0.0, 0.0, 0.0, 0.8)
 _FIRST_TEMPERATURE = 2.0  # of a turn's first token, which decides most about it
 _OPENED = 0.7  # of the turns begin with an opening
 _WORDED = 0.6  # of the openings are followed by a random word

@@ -264,7 +264,7 @@ def _mapped(path: Path) -> Iterator[memoryview]:
     except (FileNotFoundError, NotADirectoryError):
         raise ModelNotFoundError(
             f"there is no file {path}",
-            hint="check the path; without one, the embedded model is used",
+            hint="check the path",
         ) from None
     except ModelFileError:
         raise

@@ -65,10 +65,6 @@ def raw_rows(path: Path, tensor: GgufTensor) -> NDArray[np.uint8]:
 
 def dequantize(tensor: GgufTensor, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Float32 values of some rows of `raw_rows`, [rows, columns]."""
-    if tensor.type.name == "Q8_0":  # needs no package, so that a shipped drafter can be used
-        blocks = rows.reshape(len(rows), -1, 34)
-        wide = blocks[..., 2:].view(np.int8) * _scales(blocks)[..., None]
-        return wide.reshape(len(rows), -1)
     quants = _quants()
     kind = getattr(quants.GGMLQuantizationType, tensor.type.name)
     values: NDArray[np.float32] = quants.dequantize(np.ascontiguousarray(rows), kind)

@@ -18,8 +18,8 @@ from edgespec.backends.skipping import SkippingBackend
 from edgespec.block_skipping import BlockTrial, Skipping, Text, build_skipping, search
 from edgespec.cli.draft import _blocks, _listed
 from edgespec.cli.main import app
+from edgespec.draft_loading import open_draft_model
 from edgespec.errors import UnsupportedError
-from edgespec.loading import open_draft_model
 from edgespec.models.early_exit import read_exit
 from edgespec.models.exit_writer import write_pruned
 from edgespec.models.onnx_weights import raw_rows

@@ -11,24 +11,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import quants as quantization
 from random_gguf import F32, Q4_0, Q8_0, VOCABULARY, write_model
 
 import edgespec
 from edgespec.backends.early_exit import EmbeddingTable, ExitBackend
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.draft_loading import open_draft_model
 from edgespec.drafters.combined import CombinedDrafter
 from edgespec.drafters.merging import merge
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError, UnsupportedError
-from edgespec.loading import open_draft_model
 from edgespec.memory.curve import CostCurve
 from edgespec.models.early_exit import read_exit
 from edgespec.models.embedded import embedded_drafter_path, embedded_model
 from edgespec.models.exit_writer import choose_tokens, write_exit
 from edgespec.models.gguf import read_gguf
-from edgespec.models.onnx_weights import dequantize, float_rows, raw_rows
+from edgespec.models.onnx_weights import float_rows, raw_rows
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.proposal import Proposal, Stakes
@@ -156,17 +155,6 @@ def test_rows_are_the_plain_models_rows_at_the_targets_ids(
     assert np.all(np.isneginf(np.delete(wide, IDS, axis=1)))
     plain.close()
     table.close()
-
-
-def test_eight_bit_rows_are_read_without_the_gguf_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = read_model_spec(write_model(tmp_path / "model.gguf", "llama", Q8_0))
-    tensor = spec.tensors["blk.0.ffn_down.weight"]
-    rows = raw_rows(spec.path, tensor)[3:7]
-    expected = quantization.dequantize(np.ascontiguousarray(rows), Q8_0)
-    monkeypatch.setattr("edgespec.models.onnx_weights._quants", None)
-    assert np.array_equal(dequantize(tensor, rows), expected)
 
 
 @pytest.mark.model

@@ -14,7 +14,9 @@ from edgespec.backends.huge_pages import HugePages, large_regions
 MIB = 1 << 20
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="regions are told by Linux")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux lists a process's memory in /proc/self/maps"
+)
 def test_a_large_new_region_is_found_and_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, bool]] = []
 
@@ -33,7 +35,7 @@ def test_a_large_new_region_is_found_and_asked_for_once(monkeypatch: pytest.Monk
         region.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="madvise of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="MADV_HUGEPAGE exists on Linux only")
 def test_asking_changes_no_content() -> None:
     pages = HugePages()
     region = mmap.mmap(-1, 16 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

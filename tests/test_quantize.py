@@ -229,7 +229,7 @@ def test_a_full_disk_is_told_before(
     assert caught.value.hint and os.listdir(tmp_path) == []
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot send a child these signals")
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_killed_leaves_no_target(
     source: Path, tmp_path: Path, kill: signal.Signals

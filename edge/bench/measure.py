@@ -7,7 +7,7 @@ identical is asked within each load: against its first drafter, which runs the s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from time import perf_counter
 from typing import Any
@@ -20,10 +20,10 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.bandwidth import memory_bandwidth
 from edgespec.memory.request import Request
 from edgespec.models.spec import ModelSpec
-from edgespec.profiling import machine_facts
+from edgespec.profiling import machine_facts, model_facts
+from edgespec.progress import Progress
 from edgespec.prompts import TaskPrompt
 
-Progress = Callable[[str, float], None]
 _WARM_UP = "Count from one to twenty in words."
 _WARM_TOKENS = 16
 
@@ -91,12 +91,7 @@ def bench(
     if plain is not None:
         ceiling["plain_tokens_per_s"] = plain["overall"]["tokens_per_s"]
     return {
-        "model": {
-            "file": spec.path.name,
-            "name": spec.name,
-            "type": spec.file_type,
-            "bytes": spec.file_bytes,
-        },
+        "model": model_facts(spec),
         "machine": machine_facts(),
         "settings": {
             "max_tokens": max_tokens,

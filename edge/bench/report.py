@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.bench.ratios import interval_text
-from edgespec.bench.summary import BIN_TOKENS
+from edgespec.bench.summary import BIN_TOKENS, table_rows
 from edgespec.memory.page import (
     BLUE,
     GREEN,
@@ -100,22 +100,7 @@ def _task_table(variant: dict[str, Any], baseline: dict[str, Any]) -> str:
         "first token",
         "identical",
     )
-    rows = []
-    for task, row in {**variant["tasks"], "overall": variant["overall"]}.items():
-        other = baseline["tasks"].get(task, baseline["overall"])
-        rows.append(
-            (
-                task,
-                f"{other['tokens_per_s']:.1f}",
-                f"{row['tokens_per_s']:.1f}",
-                f"{row['ratio']:.2f}x",
-                interval_text(row["ratio_low"], row["ratio_high"]),
-                f"{row['acceptance_length']:.2f}",
-                f"{row['time_to_first_token_s']:.2f} s",
-                f"{row['identical']} of {row['prompts']}",
-            )
-        )
-    return table_of(head, rows, numbers=7)
+    return table_of(head, table_rows(variant, baseline), numbers=7)
 
 
 def _memory_section(load: dict[str, Any]) -> str:

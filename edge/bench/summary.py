@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.bench.ratios import Ratio, Timed, median_repeat, rate, ratio_of
+from edgespec.bench.ratios import (
+    Ratio,
+    Timed,
+    interval_text,
+    median_repeat,
+    rate,
+    ratio_of,
+)
 from edgespec.bench.turns import Answer
 from edgespec.stats import Counters
 
@@ -70,6 +77,27 @@ def summary(ours: Sequence[Prompted], baseline: Sequence[Prompted], noise: float
         "unexplained": sum(gap > noise for gap in gaps),
         "largest_gap": max(gaps, default=0.0),
     }
+
+
+def table_rows(variant: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A line of text for each task and one for all: task, the baseline's and this one's tokens/s,
+    ratio, its interval, acceptance length, time to the first token, identical answers."""
+    rows: list[tuple[str, ...]] = []
+    for task, row in {**variant["tasks"], "overall": variant["overall"]}.items():
+        other = baseline["tasks"].get(task, baseline["overall"])
+        rows.append(
+            (
+                task,
+                f"{other['tokens_per_s']:.1f}",
+                f"{row['tokens_per_s']:.1f}",
+                f"{row['ratio']:.2f}x",
+                interval_text(row["ratio_low"], row["ratio_high"]),
+                f"{row['acceptance_length']:.2f}",
+                f"{row['time_to_first_token_s']:.2f} s",
+                f"{row['identical']} of {row['prompts']}",
+            )
+        )
+    return rows
 
 
 def speed_by_position(ours: Iterable[Prompted]) -> list[dict[str, float]]:

@@ -1,0 +1,104 @@
+"""Draft models: opened for their target, and the times of their steps measured once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from edgespec.backends.base import Backend
+from edgespec.backends.early_exit import ExitBackend
+from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.drafters.model import ModelDrafter
+from edgespec.memory import cache, device
+from edgespec.memory.curve import CostCurve, measure_curve
+from edgespec.memory.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan, draft_context
+from edgespec.models.early_exit import read_exit
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.planning import draft_settings_of, settings_key, stored_curve
+from edgespec.progress import Progress
+from edgespec.timing import measure_depths, measured_while_busy, one_step
+
+_CURVE_SECONDS = 0.4
+_TIMED_CONTEXT = 1024  # of draft models that are only timed
+
+
+def load_draft_model(
+    target: Backend, spec: ModelSpec, plan: Plan, report: Progress
+) -> ModelDrafter | None:
+    """The draft model of a plan, its steps measured."""
+    if plan.draft_model is None or plan.draft_max == 0:
+        return None
+    draft_spec = read_model_spec(plan.draft_model)
+    chosen = draft_settings_of(plan)
+    settings = LlamaSettings(
+        context_size=draft_context(draft_spec, plan.context_size),
+        batch_size=DRAFT_MODEL_BATCH,
+        max_nodes=DRAFT_MODEL_NODES,
+        max_leaves=1,
+        threads=chosen.threads,
+        gpu_layers=chosen.gpu_layers,
+        mapped=plan.draft_mapped,
+    )
+    stored = stored_curve(draft_spec, chosen)
+    backend, curve = open_measured_draft(draft_spec, spec, settings, report, stored)
+    if curve is not stored:
+        cache.store("curves", settings_key(draft_spec, chosen), curve.as_json())
+    try:
+        return ModelDrafter(backend, curve, target.tokenizer.vocab_size)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def open_measured_draft(
+    draft_spec: ModelSpec,
+    target: ModelSpec,
+    settings: LlamaSettings,
+    report: Progress,
+    stored: CostCurve | None = None,
+) -> tuple[LlamaBackend, CostCurve]:
+    """A draft model and the times of its steps: what was stored, if it still holds."""
+    backend = open_draft_model(
+        draft_spec, target, settings, lambda part: report("loading the draft model", part)
+    )
+    try:
+        if stored is not None and not measured_while_busy(backend, stored):
+            return backend, stored
+        report("measuring step times", 0.0)
+        curve = measure_curve(
+            lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=_CURVE_SECONDS
+        )
+        measure_depths(backend, curve)
+        report("measuring step times", 1.0)
+        return backend, curve
+    except BaseException:
+        backend.close()
+        raise
+
+
+def draft_step_ms(draft_spec: ModelSpec, target: ModelSpec, report: Progress) -> float:
+    """Milliseconds that a draft model takes for a token on this device."""
+    settings = LlamaSettings(
+        context_size=_TIMED_CONTEXT,
+        batch_size=DRAFT_MODEL_BATCH,
+        max_nodes=DRAFT_MODEL_NODES,
+        max_leaves=1,
+        threads=device.usable_cores(),
+    )
+    backend, curve = open_measured_draft(draft_spec, target, settings, report)
+    backend.close()
+    return curve.base[1]
+
+
+def open_draft_model(
+    draft_spec: ModelSpec,
+    target: ModelSpec,
+    settings: LlamaSettings,
+    progress: Callable[[float], None] | None = None,
+) -> LlamaBackend:
+    """A draft model that speaks the target's ids: a model with its vocabulary, or an early exit."""
+    early_exit = read_exit(draft_spec)
+    path = os.fspath(draft_spec.path)
+    if early_exit is None:
+        return LlamaBackend(path, settings, progress=progress)
+    return ExitBackend(path, settings, target, early_exit, progress=progress)
