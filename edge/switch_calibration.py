@@ -18,6 +18,7 @@ from edgespec.engine import Engine
 from edgespec.errors import UnsupportedError
 from edgespec.generation import Result
 from edgespec.loading import load_plan
+from edgespec.memory.curve import CostCurve, measure_curve
 from edgespec.memory.request import Request
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.planning import make_run_plan
@@ -27,10 +28,11 @@ from edgespec.switch_forecast import Trace, accepted_drafts, choose, forecast, s
 from edgespec.switch_planning import Calibrated, store
 from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
 from edgespec.switching import SwitchingEngine, entropy_nats
-from edgespec.timing import reading_ms
+from edgespec.timing import one_step, reading_ms
 from edgespec.tree import DraftTree
 
 _SECONDS = 60.0
+_CURVE_SECONDS = 6.0  # of each model
 _MOST_TOKENS, _LEAST_TOKENS = 96, 24  # of a text
 _SETTINGS = 10
 _MOST_DRAFTED = 8
@@ -111,7 +113,9 @@ def calibrate(
 
 
 def prices_of(engine: SwitchingEngine) -> SwitchPrices:
-    """What steps of both models cost, and the large one's prompts, which are measured now.
+    """What steps of both models cost, and the large one's prompts.
+
+    Step sizes that a quick start left out are measured now, and the engine decides by all of them.
 
     Raises UnsupportedError where steps were not measured.
     """
@@ -120,8 +124,26 @@ def prices_of(engine: SwitchingEngine) -> SwitchPrices:
             "without drafters step times are not measured, and switches have no price",
             hint="leave out --drafter none",
         )
+    large, small = (
+        _completed(one, curve)
+        for one, curve in ((engine, engine.prices.large), (engine.small, engine.prices.small))
+    )
+    engine.prices = SwitchPrices(large, small)
     with engine.exclusive():
         return replace(engine.prices, prompt_ms=reading_ms(engine.backend))
+
+
+def _completed(engine: Engine, curve: CostCurve) -> CostCurve:
+    """The curve, measured on: a catch-up has any size, not only those that drafts fill best."""
+    with engine.exclusive():
+        backend = engine.backend
+        backend.truncate(0)
+        return measure_curve(
+            lambda nodes: one_step(backend, nodes),
+            curve.max_nodes,
+            seconds=_CURVE_SECONDS,
+            known=curve,
+        )
 
 
 def forced_rows(backend: Backend, prompt: Sequence[int], text: Sequence[int]) -> Iterator[Logits]:

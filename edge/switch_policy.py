@@ -130,9 +130,13 @@ def read_ms(curve: CostCurve, tokens: int, depth: int) -> float:
 
 
 def _step_ms(curve: CostCurve, tokens: int, depth: int) -> float:
-    """A step of this size, or of the next larger one that was measured."""
-    size = next(n for n in range(tokens, len(curve.base)) if curve.base[n] != math.inf)
-    return curve.step_ms(size, depth)
+    """A step of this size, on the line between its measured neighbours if it was not measured."""
+    above = next(n for n in range(tokens, len(curve.base)) if curve.base[n] != math.inf)
+    if above == tokens:
+        return curve.step_ms(tokens, depth)
+    below = next(n for n in range(tokens, 0, -1) if curve.base[n] != math.inf)
+    part = (tokens - below) / (above - below)
+    return (1.0 - part) * curve.step_ms(below, depth) + part * curve.step_ms(above, depth)
 
 
 class Switch:

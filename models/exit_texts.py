@@ -3,9 +3,8 @@
 Each conversation is a user turn and an answer. The user turn is sampled after the chat template's
 user header, often from the first words of some task and a random word of the vocabulary, at a
 temperature that makes turns differ; some begin with a task and passages from earlier answers, so
-that long contexts occur. Most answers are greedy, some sampled. Beside each token, read or
-written, the target's likeliest next tokens and their logits are kept: what the early exit is
-trained on.
+that long contexts occur. Most answers are greedy, some sampled. Beside each token, read or written,
+the target's likeliest next tokens and their logits are kept: what the early exit is trained on.
 """
 
 from __future__ import annotations
@@ -353,10 +352,13 @@ def _attend(q: Tensor, cache: Tensor, mask: Tensor, shape: Shape) -> Tensor:
     """Attention of one token a row over its cache [2, B, kv heads, S, head_length]."""
     groups = shape.num_heads // shape.num_kv_heads
     grouped = q[:, 0].unflatten(1, (shape.num_kv_heads, groups))  # [B, kv heads, groups, length]
-    # Written out: the library's fused attention takes twice as long for so few queries.
-    scores = (grouped @ cache[0].transpose(-1, -2)).float() * shape.head_length**-0.5
+    # Written out: the library's fused attention takes twice as long for so few queries. The keys
+    # stand first, and rows and heads are one axis, because the cache would be copied otherwise.
+    keys, values = cache.flatten(1, 2)
+    scores = (keys @ grouped.flatten(0, 1).transpose(1, 2)).transpose(1, 2)
+    scores = scores.unflatten(0, grouped.shape[:2]).float() * shape.head_length**-0.5
     shares = (scores + mask[:, None, None]).softmax(-1).to(q.dtype)
-    return (shares @ cache[1]).flatten(1, 2)[:, None]
+    return (shares.flatten(0, 1) @ values).view(len(q), 1, shape.num_heads, shape.head_length)
 
 
 def save_texts(path: Path, texts: Sequence[Text], seconds: float) -> None:

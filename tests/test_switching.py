@@ -288,10 +288,10 @@ def test_a_way_down_that_costs_more_than_it_saves_is_not_made() -> None:
         assert switch.is_due == pays
 
 
-def test_reading_is_priced_in_steps_that_were_measured() -> None:
+def test_reading_is_priced_between_the_steps_that_were_measured() -> None:
     curve = CostCurve([math.inf, 1.0, math.inf, 2.0, 3.0])
     assert read_ms(curve, 0, 0) == 0.0
-    assert read_ms(curve, 2, 0) == 2.0  # as a step of three
+    assert read_ms(curve, 2, 0) == 1.5
     assert read_ms(curve, 9, 0) == 3.0 + 3.0 + 1.0
 
 
