@@ -209,12 +209,17 @@ def _tune(
     measure: MeasureOptions,
     progress: Progress,
 ) -> dict[str, Any]:
-    from edgespec.quantize.convert import file_type_named
+    from edgespec.quantize.convert import check_target, file_type_named
     from edgespec.quantizing import importance_matrix
     from edgespec.tuning import CANDIDATES, tune
 
+    for target in targets:
+        check_target(target)
     types = [file_type_named(name) for name in measure.names() or CANDIDATES]
-    with importance_matrix(spec, measure.imatrix, measure.path(), progress) as (path, named):
+    with importance_matrix(spec, measure.imatrix or "auto", measure.path(), progress) as (
+        path,
+        named,
+    ):
         return tune(
             spec,
             targets[0] if targets else None,

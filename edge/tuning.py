@@ -7,16 +7,20 @@ loss matters are written whole: from the fastest down, until one loses no more t
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edgespec.comparing import curve_from, held_out, invariant_step, speed_of
 from edgespec.errors import UnsupportedError
 from edgespec.memory import device
+from edgespec.models.gguf import GgmlType
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
 from edgespec.quantize.convert import (
@@ -35,9 +39,11 @@ CANDIDATES = (
     "Q2_K", "Q3_K_M", "IQ4_XS", "IQ4_NL", "Q4_0", "Q4_1", "Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K",
     "Q8_0",
 )  # fmt: skip
-_YARDSTICK = "Q4_0"
+_YARDSTICK = "Q4_0 without importance matrix"  # what is handed around
 _ALLOWANCE = 1.1  # of the yardstick's loss, where no bound is given
 _SPEED = "speculative_tokens_per_s"
+_HEADS = ("output.weight", "token_embd.weight")  # the second where they are tied
+_MATRIX = re.compile(r"^blk\.\d+\.(attn|ffn)_(?!.*norm).*\.weight$")
 
 
 def tune(
@@ -55,20 +61,19 @@ def tune(
     """Measure, predict and propose; with a target, write the proposal there.
 
     Args:
-        max_kl: most divergence from the source; None allows 1.1 times that of Q4_0.
+        max_kl: most divergence from the source; None allows 1.1 times that of Q4_0 without matrix.
         exact: only types whose steps round like single tokens.
         data: text to measure the loss on; None lets the source write some.
 
     Raises UnsupportedError where no candidate loses as little as that.
     """
     with _folder_for(target) as folder:
-        recipes = {kind: Recipe(kind, (), imatrix, imatrix_name) for kind in types}
+        recipes = _recipes(spec, types, imatrix, imatrix_name)
         rows = [_source_row(spec), *_candidate_rows(spec, recipes, folder, progress)]
         reference = held_out(spec, data, progress)
-        judge = _Judge(spec, recipes, reference, folder)
+        judge = _Judge(spec, recipes | {_YARDSTICK: Recipe("Q4_0")}, reference, folder)
         if max_kl is None:
             progress(f"measuring what {_YARDSTICK} loses", 0.0)
-            recipes.setdefault(_YARDSTICK, Recipe(_YARDSTICK, (), imatrix, imatrix_name))
             max_kl = _ALLOWANCE * judge.kl(_YARDSTICK)
         fastest = sorted(rows[1:], key=lambda row: -row[_SPEED])
         chosen = None
@@ -96,6 +101,29 @@ def tune(
                 os.fsync(file.fileno())
             os.replace(path, target)
     return {"max_kl": max_kl, "type": chosen["type"], "rows": rows, "places": len(reference.rest)}
+
+
+def _recipes(
+    spec: ModelSpec, types: Sequence[str], imatrix: Path | None, imatrix_name: str
+) -> dict[str, Recipe]:
+    """What is tried, by name: each type as llama.cpp mixes it, and with its head as coarse as most.
+
+    A small model's head takes a good part of each step, and the mixtures leave it in more bits.
+    """
+    recipes: dict[str, Recipe] = {}
+    for kind in types:
+        recipes[kind] = recipe = Recipe(kind, (), imatrix, imatrix_name)
+        found = predict(spec.path, recipe).types
+        head = next(name for name in _HEADS if name in found)
+        most = Counter(found[name] for name in found if _MATRIX.search(name)).most_common(1)[0][0]
+        if _bits(most) < _bits(found[head]):
+            override = ("^" + head.replace(".", r"\.") + "$", most.name)
+            recipes[f"{kind}, head {most.name}"] = replace(recipe, overrides=(override,))
+    return recipes
+
+
+def _bits(kind: GgmlType) -> float:
+    return 8 * kind.block_bytes / kind.block_size
 
 
 @contextmanager
@@ -148,17 +176,17 @@ def _candidate_rows(
         predicted = predict(spec.path, recipe)
         if not rows:  # the small files are a part of any of them
             require_disk(folder / "small", 2 * predicted.file_bytes)
-        rows.append(_candidate_row(spec, kind, predicted, folder))
+        rows.append(_candidate_row(spec, kind, recipe, predicted, folder))
     return rows
 
 
 def _candidate_row(
-    spec: ModelSpec, kind: str, predicted: Prediction, folder: Path
+    spec: ModelSpec, kind: str, recipe: Recipe, predicted: Prediction, folder: Path
 ) -> dict[str, Any]:
     times = predicted_step_ms(
         spec.path,
         predicted.types,
-        kind,
+        recipe.file_type,
         spec.num_layers,
         folder,
         threads=device.usable_cores(),

@@ -309,7 +309,7 @@ class TextWriter:
         positions = torch.tensor([len(row.tokens) for row in self._rows]) - 1
         x = self._embedding[torch.tensor([row.tokens[-1] for row in self._rows])][:, None]
         angles = rotations(shape, positions[:, None])
-        masks = [_mask(positions[lane.rows], x.dtype) for lane in self._lanes]
+        masks = [_mask(positions[lane.rows], lane.length, x.dtype) for lane in self._lanes]
         for number, block in enumerate(self._blocks):
 
             def attention(q: Tensor, k: Tensor, v: Tensor, number: int = number) -> Tensor:
@@ -319,7 +319,7 @@ class TextWriter:
                     everyone = torch.arange(rows.stop - rows.start)
                     cache[0, everyone, :, positions[rows]] = k[rows, 0]
                     cache[1, everyone, :, positions[rows]] = v[rows, 0]
-                    mixed.append(_attend(q[rows], cache[:, :, :, : mask.shape[1]], mask, shape))
+                    mixed.append(_attend(q[rows], cache, mask, shape))
                 return torch.cat(mixed)
 
             x = run_block(shape, block, x, angles, attention)
@@ -341,10 +341,10 @@ def _note(row: _Row, logits: NDArray[np.float32], candidates: NDArray[np.int32])
     row.logits.append(logits[:TEACHER].astype(np.float16))
 
 
-def _mask(positions: Tensor, dtype: Any) -> Tensor:
+def _mask(positions: Tensor, length: int, dtype: Any) -> Tensor:
     """What each row may attend to, [B, S]: 0 up to its position, -inf after it."""
     torch = import_torch()
-    hidden = torch.arange(int(positions.max()) + 1)[None] > positions[:, None]
+    hidden = torch.arange(length)[None] > positions[:, None]
     return torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, float("-inf"))
 
 
@@ -353,7 +353,8 @@ def _attend(q: Tensor, cache: Tensor, mask: Tensor, shape: Shape) -> Tensor:
     groups = shape.num_heads // shape.num_kv_heads
     grouped = q[:, 0].unflatten(1, (shape.num_kv_heads, groups))  # [B, kv heads, groups, length]
     # Written out: the library's fused attention takes twice as long for so few queries. The keys
-    # stand first, and rows and heads are one axis, because the cache would be copied otherwise.
+    # stand first, rows and heads are one axis and the caches are read to their end, because they
+    # would be copied otherwise.
     keys, values = cache.flatten(1, 2)
     scores = (keys @ grouped.flatten(0, 1).transpose(1, 2)).transpose(1, 2)
     scores = scores.unflatten(0, grouped.shape[:2]).float() * shape.head_length**-0.5
