@@ -46,7 +46,9 @@ class PlanOptions:
     ] = None
     prefer: Annotated[
         str,
-        typer.Option("--prefer", help="speed, context (may take q8_0 for KV) or quality (never)."),
+        typer.Option(
+            "--prefer", help="speed or quality (both keep f16 for KV), or context (may take less)."
+        ),
     ] = "speed"
     ctx: Annotated[
         int | None,

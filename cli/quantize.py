@@ -29,7 +29,7 @@ class MeasureOptions:
         typer.Option("--data", help="Text to measure with. Default: written by the model."),
     ] = None
     types: Annotated[
-        str | None, typer.Option("--types", help="Types that --fit or --tune chooses from.")
+        str | None, typer.Option("--types", help="File types for --tune, tensor types for --fit.")
     ] = None
 
     def names(self) -> list[str] | None:
@@ -88,7 +88,8 @@ def quantize(
         Path | None, typer.Option("--work", help="With --fit: folder to keep for other sizes.")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", "-t", min=1, help="Default: physical cores.")
+        int | None,
+        typer.Option("--threads", "-t", min=1, help="With --type. Default: physical cores."),
     ] = None,
     measure: MeasureOptions = MEASURED,
     as_json: options.JsonOption = False,

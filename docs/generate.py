@@ -107,7 +107,7 @@ def _beside(files: str) -> str:
     """One line for each file: plain against plain, and default against the best settings."""
     rows = [
         "| same prompts in turns, decode | plain | over the faster plain peer | default | "
-        "over the best setting of llama-server | of llama-cpp-python |\n",
+        "over the best measured setting of llama-server | over llama-cpp-python |\n",
         "| --- | --- | --- | --- | --- | --- |\n",
     ]
     for file in files.split():
