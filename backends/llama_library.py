@@ -9,7 +9,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
+import signal
+import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -108,3 +112,23 @@ def ggml() -> ctypes.CDLL:
     except FileNotFoundError:  # built into one library
         found = module._lib
     return found
+
+
+@contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """A Ctrl-C that comes while llama.cpp calls back takes effect at the end.
+
+    Python raises it in the next bytecode that runs, which is one of the callback, maybe before its
+    first statement, and C drops what a callback raises. Other threads are never interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        signal.raise_signal(signal.SIGINT)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.llama_library import ggml
+from edgespec.backends.llama_library import ggml, interrupts_kept
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings, _Batch
 
 _RESULT = b"l_out-"  # what llama.cpp calls the result of a block, and its number
@@ -28,7 +28,7 @@ class SkippingBackend(LlamaBackend):
         self.skipped: Set[int] = frozenset()
         self._similar: dict[int, list[float]] = {}
         self._state: NDArray[np.float32] | None = None  # what goes into the next block, flat
-        self._problem: BaseException | None = None
+        self._problem: Exception | None = None
         library = ggml()
         self._name_of, self._size_of = library.ggml_get_name, library.ggml_nbytes
         self._name_of.argtypes, self._name_of.restype = [ctypes.c_void_p], ctypes.c_char_p
@@ -53,7 +53,8 @@ class SkippingBackend(LlamaBackend):
 
     def _decode(self, batch: _Batch, count: int) -> None:
         self._state = None
-        super()._decode(batch, count)
+        with interrupts_kept():
+            super()._decode(batch, count)
         if self._problem is not None:  # no exception can pass through C
             problem, self._problem = self._problem, None
             raise problem
@@ -67,7 +68,7 @@ class SkippingBackend(LlamaBackend):
             if not is_question:
                 self._see(tensor, int(name[len(_RESULT) :]))
             return True
-        except BaseException as problem:
+        except Exception as problem:
             self._problem = problem
             return False
 

@@ -93,6 +93,10 @@ def _text(measured: dict[str, Any]) -> str:
     )
 
 
+def _nats(threshold: float | None) -> str:
+    return "never" if threshold is None else f"{threshold:.2f} nats"
+
+
 def _switch_text(found: dict[str, Any]) -> str:
     policy, expected = found["policy"], found["expected"]
     head = ("large model", "quality", "agreement", "tokens/s", "up at", "down at")
@@ -104,8 +108,8 @@ def _switch_text(found: dict[str, Any]) -> str:
                 f"{point['quality']:.0%}",
                 f"{point['agreement']:.1%}",
                 f"{point['tokens_per_s']:.1f}",
-                f"{point['up_nats']:.2f} nats",
-                f"{point['down_nats']:.2f} nats",
+                _nats(point["up_nats"]),
+                _nats(point["down_nats"]),
             )
         )
     paid = found["expected_where_it_pays"]

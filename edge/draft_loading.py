@@ -44,7 +44,9 @@ def load_draft_model(
     if curve is not stored:
         cache.store("curves", settings_key(draft_spec, chosen), curve.as_json())
     try:
-        return ModelDrafter(backend, curve, target.tokenizer.vocab_size)
+        vocab_size = target.tokenizer.vocab_size
+        readable = vocab_size if read_exit(draft_spec) else backend.tokenizer.vocab_size
+        return ModelDrafter(backend, curve, vocab_size, readable)
     except BaseException:
         backend.close()
         raise

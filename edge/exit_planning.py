@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.curve import CostCurve
@@ -81,10 +82,11 @@ def judge(
     if draft_curve is not None:
         draft_ms = draft_curve.base[1]
     speed, length = predicted_speedup(runs, curve.base, draft_ms)
+    two_ms = curve.base[2] if len(curve.base) > 2 else inf
     reason = (
         f"{speed:.2f}x of plain decoding predicted: {length:.2f} tokens a round, "
-        f"{draft_ms / plain_ms:.2f} plain steps a draft, {curve.base[2] / plain_ms:.2f} for two "
-        "tokens"
+        f"{draft_ms / plain_ms:.2f} plain steps a draft, "
+        + (f"{two_ms / plain_ms:.2f} for two tokens" if two_ms < inf else "one token a step")
     )
     return Verdict(speed > _WORTH_DRAFTING, reason)
 

@@ -208,7 +208,9 @@ def _load_one(
         history = RoundHistory()
         if curve is not None:
             model = load_draft_model(backend, spec, plan, report)
-            drafter = make_drafter(plan.drafter, model)
+            # A plan whose steps have no room for drafts loads no draft model.
+            names = plan.drafter if model is not None else plan.of_small().drafter
+            drafter = make_drafter(names, model)
             counted = cache.load("rounds", rounds_key(spec, plan.drafter)) or {}
             history = RoundHistory.from_json(counted.get("rounds"))
         if drafter is not None:

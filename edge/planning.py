@@ -244,6 +244,8 @@ def _measured_onnx_plan(spec: ModelSpec, request: Request, machine: Device) -> P
     if not find_spec("onnxruntime"):
         return "ONNX Runtime is not installed"
     try:
+        if request.switch is not None:
+            check_supported(read_model_spec(request.switch))
         check_supported(spec)
         plan = _plan_on(spec, replace(request, backend=ONNX), machine)
     except (UnsupportedError, DoesNotFitError) as problem:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product, starmap
+from math import isfinite
 from typing import NamedTuple
 
 from edgespec.switch_policy import LARGE, SMALL, Switch, SwitchPolicy, SwitchPrices, Turn
@@ -66,8 +67,8 @@ class Forecast:
     ms_per_token: float  # of decoding, without drafts
     small_stay: float  # tokens
 
-    def as_json(self) -> dict[str, float]:
-        """The numbers."""
+    def as_json(self) -> dict[str, float | None]:
+        """The numbers; a threshold that is never reached is None."""
         return {
             "large_share": self.large_share,
             "agreement": self.agreement,
@@ -75,8 +76,8 @@ class Forecast:
             "switches_per_token": self.switches_per_token,
             "tokens_per_s": 1e3 / self.ms_per_token,
             "small_stay_tokens": self.small_stay,
-            "up_nats": self.policy.up_nats,
-            "down_nats": self.policy.down_nats,
+            "up_nats": _finite(self.policy.up_nats),
+            "down_nats": _finite(self.policy.down_nats),
         }
 
 
@@ -218,6 +219,10 @@ def accepted_drafts(traces: Sequence[Trace], most: int) -> list[float]:
             run = run + 1 if agrees else 0
             runs.append(run)
     return [sum(min(run, k) for run in runs) / max(1, len(runs)) for k in range(1, most + 1)]
+
+
+def _finite(nats: float) -> float | None:
+    return nats if isfinite(nats) else None
 
 
 def _has_share(share: float, found: Forecast) -> bool:

@@ -49,7 +49,7 @@ class Calibrated:
         small_ms = prices.small.step_ms(1, depth)
         rates = [1.0 / prices.large.step_ms(1, depth)]
         for drafted, accepted in enumerate(self.drafted, 1):
-            if drafted < len(prices.large.base):
+            if drafted + 1 < len(prices.large.base):
                 rates.append(
                     (1.0 + accepted)
                     / (drafted * small_ms + prices.large.step_ms(drafted + 1, depth))

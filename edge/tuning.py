@@ -190,6 +190,7 @@ def _candidate_row(
         spec.num_layers,
         folder,
         threads=device.usable_cores(),
+        imatrix=recipe.imatrix,
     )
     return {
         "type": kind,

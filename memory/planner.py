@@ -176,7 +176,8 @@ class _Planner:
             raise self._refusal(least, batch)
         context = least
         if request.prefer == "context":  # context first, drafts from what is left
-            context = self._longest_context(batch, 0)
+            asked = 0 if self.drafter == "none" else request.draft_max or 0
+            context = self._longest_context(max(batch, asked + 1), asked)
             draft_max = self._draft_max(context, batch)
         else:
             draft_max = self._draft_max(least, batch)

@@ -185,6 +185,10 @@ def check_target(target: Path) -> None:
         raise UnsupportedError(f"cannot write {target}: its folder is not there", hint="make it")
     if target.is_dir():
         raise UnsupportedError(f"cannot write {target}: it is a folder", hint="name a file")
+    if not os.access(folder, os.W_OK):
+        raise UnsupportedError(
+            f"cannot write {target}: its folder may not be written to", hint="name another folder"
+        )
     for partial in folder.glob(f".{_escaped(target.name)}.*.partial"):
         number = partial.name.split(".")[-2]
         if number.isdigit() and not _is_running(int(number)):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.llama_library import interrupts_kept
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
 from edgespec.models.gguf import GgufSpan, read_gguf
 from edgespec.quantize.context import EvalContext
@@ -237,8 +238,9 @@ def compute_imatrix(
         model, context_size=longest, batch_size=longest, threads=threads, observe=sums.hear
     ) as context:
         for number, text in enumerate(texts):
-            for _ in context.score(text):
-                pass
+            with interrupts_kept():
+                for _ in context.score(text):
+                    pass
             progress((number + 1) / len(texts))
             if sums.problem:
                 raise BackendError(f"the inputs of {model.name} cannot be read: {sums.problem}")

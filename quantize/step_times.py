@@ -66,11 +66,13 @@ def predicted_step_ms(
     *,
     threads: int,
     sizes: Sequence[int] = SIZES,
+    imatrix: Path | None = None,
 ) -> dict[int, float]:
     """Milliseconds of steps of a file that has not been written.
 
     Args:
         types: of the file's tensors, from a dry run.
+        imatrix: some types cannot be made without one.
         folder: where the two small files may be; they are removed again.
     """
     few = tuple(sorted({round((n + 0.5) * num_blocks / _FEW - 0.5) for n in range(_FEW)}))
@@ -78,7 +80,7 @@ def predicted_step_ms(
     paths = [folder / "few.gguf", folder / "one.gguf"]
     try:
         for path, blocks in zip(paths, (few, one), strict=True):
-            _write(source, types, file_type, blocks, path, threads)
+            _write(source, types, file_type, blocks, path, threads, imatrix)
 
         def times(path: Path, outputs: bool) -> dict[int, float]:
             return _times(path, threads, sizes, outputs=outputs, cold=True)
@@ -104,6 +106,7 @@ def _write(
     blocks: tuple[int, ...],
     target: Path,
     threads: int,
+    imatrix: Path | None,
 ) -> None:
     """Some blocks with the types they have in the whole file."""
     tensors = kept_tensors(read_gguf_shards(source), blocks)
@@ -112,7 +115,7 @@ def _write(
         for new, tensor in tensors.items()
     )
     floats = file_type in ("F16", "BF16", "F32")
-    recipe = Recipe(file_type, () if floats else overrides, blocks=blocks)
+    recipe = Recipe(file_type, () if floats else overrides, imatrix, blocks=blocks)
     convert(source, target, recipe, threads=threads, synced=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -95,15 +96,19 @@ def test_nothing_left_out_is_the_model(target: ModelSpec) -> None:
     assert np.array_equal(rows[0], rows[1])
 
 
+@pytest.mark.parametrize("problem", [KeyboardInterrupt, ZeroDivisionError])
 def test_what_goes_wrong_while_looking_is_raised(
-    target: ModelSpec, monkeypatch: pytest.MonkeyPatch
+    target: ModelSpec, monkeypatch: pytest.MonkeyPatch, problem: type[BaseException]
 ) -> None:
-    def interrupted(*_arguments: Any) -> None:
-        raise KeyboardInterrupt
+    def fails(*_arguments: Any) -> None:
+        if problem is KeyboardInterrupt:
+            signal.raise_signal(signal.SIGINT)
+        else:
+            raise problem
 
     backend = SkippingBackend(target.path, SETTINGS)
-    monkeypatch.setattr(backend, "_see", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(backend, "_see", fails)
+    with pytest.raises(problem):
         backend.verify(DraftTree.chain(TEXT))
     monkeypatch.undo()
     backend.truncate(0)

@@ -186,6 +186,11 @@ def test_tuning(source: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["tuned.gguf"]
 
 
+def test_types_that_need_a_matrix_are_tuned_too(source: Path) -> None:
+    report = json.loads(run(source, "--tune", "--types", "IQ3_S", "--max-kl", 99, "--json").stdout)
+    assert report["type"].startswith("IQ3_S")
+
+
 def test_no_type_is_good_enough(source: Path, tmp_path: Path) -> None:
     with pytest.raises(EdgespecError, match=r"loses at most 0\.0000") as caught:
         run(source, "--tune", "--types", "Q4_0", "--max-kl", 0)

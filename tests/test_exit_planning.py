@@ -108,6 +108,13 @@ def test_it_is_not_used_where_steps_are_dear(target: ModelSpec, shipped: Path) -
     assert "draft_weights" not in plan_of(target).component_bytes
 
 
+def test_a_curve_of_single_tokens_is_enough_to_say_no(target: ModelSpec, shipped: Path) -> None:
+    """What a run with `--draft-max 0` leaves behind."""
+    measured(target, FLAT[:1])
+    value, reason = choice(plan_of(target))
+    assert value == "not used" and reason.endswith("plain steps a draft, one token a step")
+
+
 def test_a_measured_draft_step_counts_more_than_bytes(target: ModelSpec, shipped: Path) -> None:
     measured(target, FLAT)
     drafts_measured(target, shipped, 2.0)
@@ -203,6 +210,15 @@ def test_the_time_of_a_draft_step_is_measured_once(
         edgespec.load(target.path, progress=lambda what, _: steps.append(what), **options).close()
         measurements.append(steps.count("measuring step times"))
     assert measurements == [4, 0]  # of the target and of the drafter, begun and ended
+
+
+def test_without_room_for_drafts_the_model_is_loaded_without_it(
+    target: ModelSpec, drafter: Path
+) -> None:
+    options = {"context_size": 256, "threads": 1, "backend": "llamacpp", "draft_max": 0}
+    with edgespec.load(target.path, draft_model=drafter, **options) as engine:  # type: ignore[arg-type]
+        assert engine.drafter is None or "model" not in engine.drafter.name
+        assert len(engine.generate([1, 2, 3], max_tokens=4).token_ids) == 4
 
 
 def test_a_shipped_one_is_loaded_once_the_target_was_measured(

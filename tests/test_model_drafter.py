@@ -20,7 +20,7 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.engine import Engine
 from edgespec.errors import UnsupportedError
 from edgespec.memory.curve import CostCurve
-from edgespec.proposal import Proposal, Stakes
+from edgespec.proposal import EMPTY, Proposal, Stakes
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.tree import DraftTree
 from edgespec.verification import without
@@ -272,6 +272,28 @@ def test_vocabularies_may_be_padded(clock: Clock, draft_size: int, temperature: 
     engine = Engine(FakeBackend(rough, V), curve=curve_of(*[1.0] * 16), drafter=drafter)
     params = SamplingParams(temperature=temperature, seed=1)
     assert len(engine.generate([1, 2], max_tokens=50, sampling=params).token_ids) == 50
+
+
+def test_a_pair_that_shares_fewer_tokens_than_the_target_has(clock: Clock) -> None:
+    """Samplers of models in turns know only the tokens that both have."""
+    drafter, _ = drafter_of(rough, clock)
+    drafter.begin([1, 2])
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=1), V - 1)
+    proposal = drafter.propose(stakes_of(sampler=sampler))
+    assert proposal.tokens and max(proposal.tokens) < V - 1
+
+
+def test_a_text_that_the_draft_model_cannot_read_is_not_drafted_for(clock: Clock) -> None:
+    draft = Draft(rough, clock, 0.01, vocab_size=5)
+    drafter = ModelDrafter(draft, curve_of(*[0.01] * 16), V, 5)
+    drafter.begin([1, 5])
+    assert drafter.propose(stakes_of()) is EMPTY
+    assert drafter.prospects(stakes_of()).probabilities == ()
+    drafter.begin([1, 2])
+    assert drafter.propose(stakes_of()).tokens
+    observe(drafter, [3, 6])
+    assert drafter.propose(stakes_of()) is EMPTY
+    assert draft.fed > 0 and max(draft.cached) < 5
 
 
 def test_a_model_that_cannot_go_back_cannot_draft() -> None:

@@ -498,6 +498,13 @@ def test_drafts_come_before_context_unless_context_is_preferred() -> None:
     assert longer.context_size > 20_480, "beyond what is usually wanted"
 
 
+def test_context_leaves_room_for_drafts_that_were_asked_for() -> None:
+    budget = peak(context_size=4096)
+    plan = plan_of(budget_bytes=budget, prefer="context", kv_type="f16", draft_max=15)
+    assert plan.draft_max == 15 and 2048 < plan.context_size < 4096
+    assert plan.predicted_peak_bytes <= budget
+
+
 def test_only_the_preference_for_context_takes_a_smaller_cache_and_says_what_it_costs() -> None:
     budget = peak(context_size=4096)
     long = plan_of(budget_bytes=budget, prefer="context")

@@ -25,6 +25,7 @@ from edgespec.errors import (
     UnsupportedError,
 )
 from edgespec.models.gguf import read_gguf
+from edgespec.quantize import imatrix
 from edgespec.quantize.convert import FILE_TYPES, Recipe, convert, file_type_named, predict
 from edgespec.quantize.imatrix import compute_imatrix, read_imatrix
 
@@ -217,6 +218,38 @@ def test_what_dead_runs_left_is_removed_and_what_others_write_is_not(
     alive.write_bytes(b"half")
     convert(source, target, "Q4_0")
     assert sorted(os.listdir(tmp_path)) == [alive.name, "target.gguf"]
+
+
+@pytest.mark.skipif(
+    os.name == "nt" or os.geteuid() == 0, reason="this user may write to every folder"
+)
+def test_a_folder_that_may_not_be_written_to(source: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(UnsupportedError, match="may not be written to"):
+            convert(source, tmp_path / "target.gguf", "Q4_0")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+def test_an_interrupt_within_a_callback_is_not_lost(
+    source: Path, texts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C comes while llama.cpp shows a node; C would drop what is raised there."""
+    shown: list[int] = []
+
+    def hear(*_: object) -> bool:
+        if not shown:
+            signal.raise_signal(signal.SIGINT)
+        shown.append(1)
+        return False
+
+    monkeypatch.setattr(imatrix._Sums, "hear", hear)
+    with pytest.raises(KeyboardInterrupt):
+        compute_imatrix(source, texts, tmp_path / "matrix.gguf", threads=1, dataset="random")
+    assert shown and os.listdir(tmp_path) == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_full_disk_is_told_before(

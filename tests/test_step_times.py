@@ -47,7 +47,7 @@ def test_small_files_have_the_types_of_the_whole(source: Path, tmp_path: Path) -
     recipe = Recipe("Q4_0", (("blk.2.ffn_down", "Q8_0"), ("token_embd", "Q5_1")))
     whole = predict(source, recipe).types
     target = tmp_path / "small.gguf"
-    step_times._write(source, whole, "Q4_0", (0, 2), target, 1)
+    step_times._write(source, whole, "Q4_0", (0, 2), target, 1, None)
     types = {tensor.name: tensor.type.name for tensor in read_gguf(target).tensors}
     assert types["blk.0.ffn_down.weight"] == "Q4_0" and types["blk.1.ffn_down.weight"] == "Q8_0"
     assert types["token_embd.weight"] == "Q5_1" and "blk.2.ffn_down.weight" not in types

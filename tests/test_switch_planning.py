@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from edgespec.planning import make_run_plan, settings_key, settings_of
 from edgespec.prompts import PROMPTS
 from edgespec.switch_calibration import calibrate
 from edgespec.switch_planning import Calibrated, check_switch, store, stored
-from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy
+from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
 from edgespec.switching import SwitchingEngine
 
 MIB = 1 << 20
@@ -157,6 +158,15 @@ def test_pairs_that_cannot_take_turns_are_refused(
         make_run_plan(large, Request(switch=tmp_path / "nowhere.gguf"), PLENTY)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_drafting_is_judged_by_the_steps_there_are(size: int) -> None:
+    """Curves of few nodes: a draft needs a step of one more."""
+    prices = SwitchPrices(CostCurve([math.inf, *[4.0] * size]), CostCurve([math.inf, 1.0]))
+    rates = [1 / 4, 1.5 / 5, 1.7 / 6]
+    speed = calibrated().drafting_tokens_per_s(prices, 0)
+    assert speed == pytest.approx(1e3 * max(rates[:size]))
+
+
 # -- loaded --------------------------------------------------------------------------------
 
 
@@ -209,6 +219,7 @@ def test_calibrating_meets_the_wish_and_keeps_it(
     assert kept.policy == SwitchPolicy(**found["policy"])
     assert kept.large_share == found["expected"]["large_share"]
     assert 0.0 < kept.drafted[0] < kept.drafted[-1] < 8.0
+    json.dumps(found, allow_nan=False)  # numbers that every reader of JSON knows
     shares = [point["large_share"] for point in found["points"]]
     assert shares == sorted(shares) and (shares[0], shares[-1]) == (0.0, 1.0)
     better = calibrate(pair[0], request_for(pair), quality=0.9)

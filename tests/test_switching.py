@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.backends.fake import FakeBackend
+from edgespec.bench.subject import Subject
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine import Engine
 from edgespec.errors import UnsupportedError
@@ -114,6 +115,17 @@ def test_the_text_is_that_of_the_rule_written_out(policy: SwitchPolicy, drafts: 
     assert said == models
     assert (result.counters.accepted_tokens > 0) == drafts
     assert len({*models}) == 2, "a policy that never switches tests nothing"
+
+
+def test_benchmarks_give_both_models_a_drafter_that_has_seen_nothing() -> None:
+    pair = switching(POLICIES[0])
+    subject = Subject(pair, None, ["suffix", "suffix"], None)  # type: ignore[arg-type]
+    used = []
+    for place in (0, 1, 0):
+        subject.renew(place)
+        subject.answer(place, PROMPT, 20)
+        used.append(pair.small.drafter)
+    assert None not in used and len(set(map(id, used))) == 3
 
 
 @pytest.mark.parametrize("model", [LARGE, SMALL])

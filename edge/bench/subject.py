@@ -22,6 +22,7 @@ from edgespec.memory.track import MemoryTracker, peak_resident_bytes
 from edgespec.models.spec import ModelSpec
 from edgespec.noise import measure_batch_noise
 from edgespec.planning import make_run_plan
+from edgespec.switching import SwitchingEngine
 
 AUTO, PLAIN = "auto", "none"
 _SAMPLE_S = 0.1  # between two looks at the memory
@@ -45,6 +46,7 @@ class Subject:
         self._model = loaded.member(MODEL) if isinstance(loaded, CombinedDrafter) else None
         self._state = loaded.state() if loaded is not None else {}
         self._drafters: list[Drafter | None] = [None] * len(drafters)
+        self._of_small: list[Drafter | None] = [None] * len(drafters)  # of a pair that takes turns
         self._noise: float | None = None
         for place in range(len(drafters)):
             self.renew(place)
@@ -56,10 +58,18 @@ class Subject:
         self._drafters[place] = drafter = make_drafter(self._names[place], self._model)
         if drafter is not None:
             drafter.load_state(state)
+        if isinstance(self._engine, SwitchingEngine):
+            known = self._of_small[place] or self._engine.small.drafter
+            if known is not None:
+                self._of_small[place] = fresh = make_drafter(known.name)
+                assert fresh is not None
+                fresh.load_state(known.state())
 
     def answer(self, place: int, prompt: Prompt, max_tokens: int) -> Answer:
         """The greedy answer with the drafter at `place`."""
         self._engine.drafter = drafter = self._drafters[place]
+        if isinstance(self._engine, SwitchingEngine):
+            self._engine.small.drafter = self._of_small[place]
         stream = self._engine.stream(prompt, max_tokens=max_tokens, speculate=drafter is not None)
         marks: list[tuple[int, float]] = []
         first = tokens = 0.0

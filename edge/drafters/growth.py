@@ -115,7 +115,7 @@ class Growth:
             self._add(token, parent, probability, cell)
 
     def _draw(self, row: Logits, parent: int, chance: float, sampler: Sampler) -> None:
-        ids, chances = sampler.law(row)
+        ids, chances = sampler.law(row[: sampler.vocab_size])  # a pair may share fewer tokens
         dense = np.zeros(sampler.vocab_size, np.float32)
         dense[slice(None) if ids is None else ids] = chances
         law: DraftLaw | None = dense

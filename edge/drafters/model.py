@@ -33,13 +33,17 @@ _HOPE_RATE = 0.05
 class ModelDrafter:
     """Drafts with `backend`, whose steps take what `curve` says, for a target of `vocab_size`.
 
+    A text with a token from `readable` on, which only the target has, is not drafted for.
+
     Raises UnsupportedError for a backend that cannot take back what was only a draft.
     """
 
     name = "model"
     nbytes = 0  # of tables; the model's own bytes are in the plan
 
-    def __init__(self, backend: Backend, curve: CostCurve, vocab_size: int) -> None:
+    def __init__(
+        self, backend: Backend, curve: CostCurve, vocab_size: int, readable: int | None = None
+    ) -> None:
         if not backend.capabilities.truncate:
             raise UnsupportedError(
                 f"this model cannot draft: {backend.capabilities.reason}",
@@ -48,6 +52,8 @@ class ModelDrafter:
         self._backend = backend
         self._curve = curve
         self._vocab_size = vocab_size
+        self._readable = vocab_size if readable is None else readable
+        self._reads = True  # every token of the text so far
         self._calibration = new_calibration()
         self._hope = _FIRST_HOPE  # that a drafted token is accepted when the one before it was
         self._text: list[int] = []
@@ -62,13 +68,14 @@ class ModelDrafter:
         self._calibration.forget_recent()
         self._proposal, self._spine = EMPTY, []
         self._text = list(tokens)
+        self._reads = max(tokens, default=0) < self._readable
         self._shared = common_length(self._cached, self._text)
 
     # -- drafting --------------------------------------------------------------------------
 
     def prospects(self, stakes: Stakes) -> Prospects:
         """What drafting brought lately, and what it would take now."""
-        if not self._has_room():
+        if not self._can_read():
             return Prospects((), 0.0, 0.0)
         hopes = [self._hope ** (i + 1) for i in range(min(stakes.max_nodes, _LONGEST))]
         return Prospects(hopes, self._catch_up_ms(), self._step_ms(1))
@@ -76,7 +83,7 @@ class ModelDrafter:
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         """A spine of the draft model's tokens, with siblings where they can be verified."""
         self._proposal, self._spine = EMPTY, []
-        if not self._has_room():
+        if not self._can_read():
             return EMPTY
         began = perf_counter()
         growth = Growth(stakes, self._calibration)
@@ -111,8 +118,8 @@ class ModelDrafter:
         )
         return size > depth and hoped > rate
 
-    def _has_room(self) -> bool:
-        return len(self._text) + _LONGEST <= self._backend.context_size
+    def _can_read(self) -> bool:
+        return self._reads and len(self._text) + _LONGEST <= self._backend.context_size
 
     def _catch_up_ms(self) -> float:
         """What it takes to feed all that is missing, beyond the step that drafts the first token.
@@ -165,6 +172,7 @@ class ModelDrafter:
                 break
         self._proposal, self._spine = EMPTY, []
         self._text += outcome.emitted
+        self._reads = self._reads and max(outcome.emitted, default=0) < self._readable
         self._shared = common_length(self._cached, self._text, self._shared)
 
     def state(self) -> dict[str, Any]:
