@@ -115,20 +115,21 @@ def ggml() -> ctypes.CDLL:
 
 
 @contextmanager
-def interrupts_kept() -> Iterator[None]:
+def interrupts_kept() -> Iterator[list[int]]:
     """A Ctrl-C that comes while llama.cpp calls back takes effect at the end.
 
     Python raises it in the next bytecode that runs, which is one of the callback, maybe before its
     first statement, and C drops what a callback raises. Other threads are never interrupted.
+    Yields a list that is empty until then.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
     before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
     try:
-        yield
+        yield came
     finally:
         signal.signal(signal.SIGINT, before)
     if came:
-        signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt

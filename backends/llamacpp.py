@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import Capabilities, Logits, require_room
 from edgespec.backends.huge_pages import HugePages
-from edgespec.backends.llama_library import LOG, library
+from edgespec.backends.llama_library import LOG, interrupts_kept, library
 from edgespec.backends.llama_tokenizer import LlamaTokenizer
 from edgespec.errors import BackendError, ModelNotFoundError, UnsupportedError
 from edgespec.tree import DraftTree
@@ -157,11 +157,12 @@ class LlamaBackend:
                 pages.ask()
             if progress is not None:
                 progress(fraction)
-            return True
+            return not interrupted
 
         callback = self._lib.llama_progress_callback(report)
         params.progress_callback = callback
-        self._model = self._lib.llama_model_load_from_file(os.fsencode(path), params)
+        with interrupts_kept() as interrupted:
+            self._model = self._lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise BackendError(
                 f"llama.cpp cannot load {os.path.basename(path)}: {LOG.problem() or 'no reason'}",

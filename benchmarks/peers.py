@@ -335,7 +335,12 @@ class Quiet:
 def _measure(arguments: argparse.Namespace) -> None:
     deadline = time.monotonic() + 60 * arguments.minutes
     prompts = _in_rounds(read_prompts(arguments.prompts), arguments.per_category)
-    known = {line["prompt"] for line in read_lines(arguments.out)}
+    asked = {"model": arguments.model.name, "machine": f"{cpu_name()}, {arguments.threads} threads"}
+    asked["max_tokens"] = arguments.max_tokens
+    lines = read_lines(arguments.out)
+    if any(line[key] != value for line in lines for key, value in asked.items()):
+        sys.exit(f"{arguments.out} holds lines of other settings: name another --out")
+    known = {line["prompt"] for line in lines}
     left = [(number, one) for number, one in prompts if number not in known]
     if not left:
         return

@@ -48,7 +48,8 @@ def document_of(lines: Sequence[Line], baseline: str | None) -> dict[str, Any]:
         "best_of_peers": {
             peer: {task: _over_best(some, settings) for task, some in tasks.items()}
             for peer in _PLAIN
-            if (settings := [name for name in names if name.split()[0] == peer])
+            if "edgespec" in names
+            and (settings := [name for name in names if name.split()[0] == peer])
         },
     }
 

@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgespec.cli import options
 from edgespec.cli.render import Progress, note, printable, size_text, table
 from edgespec.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from edgespec.models.spec import ModelSpec
 
 draft_app = typer.Typer(
     help="Make and inspect early-exit drafters.", no_args_is_help=True, rich_markup_mode=None
@@ -51,9 +54,10 @@ def train(
     from edgespec.draft_training import FULL_MINUTES, QUICK_MINUTES, train_draft
     from edgespec.models.spec import read_model_spec
 
-    with _writing(output) as (progress, say):
+    spec = read_model_spec(options.model_path(model))
+    with _writing(output, spec) as (progress, say):
         report = train_draft(
-            read_model_spec(options.model_path(model)),
+            spec,
             output,
             minutes=minutes or (QUICK_MINUTES if quick else FULL_MINUTES),
             exit_layer=exit_layer,
@@ -90,9 +94,10 @@ def build(
     from edgespec.block_skipping import MINUTES, build_skipping
     from edgespec.models.spec import read_model_spec
 
-    with _writing(output) as (progress, say):
+    spec = read_model_spec(options.model_path(model))
+    with _writing(output, spec) as (progress, say):
         report = build_skipping(
-            read_model_spec(options.model_path(model)),
+            spec,
             output,
             skip=None if skip == "auto" else _blocks(skip),
             head_size=head_size,
@@ -104,10 +109,11 @@ def build(
 
 
 @contextmanager
-def _writing(output: Path) -> Iterator[tuple[Progress, Callable[[str], None]]]:
-    """Progress and notes while a drafter is made."""
-    if not output.absolute().parent.is_dir():
-        raise UnsupportedError(f"cannot write {output}: its folder is not there", hint="make it")
+def _writing(output: Path, spec: ModelSpec) -> Iterator[tuple[Progress, Callable[[str], None]]]:
+    """Progress and notes while a drafter of `spec` is made."""
+    from edgespec.quantize.convert import check_target
+
+    check_target(output, spec.files)
     progress = Progress()
 
     def say(text: str) -> None:

@@ -55,9 +55,10 @@ def version() -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a character
+            # What a terminal cannot show, and input that is not UTF-8.
+            stream.reconfigure(errors="replace")
     try:
         app()
     except EdgespecError as problem:

@@ -101,7 +101,7 @@ class PlanOptions:
         one_of("--kv-type", self.kv_type, ("auto", *KV_TYPE_BYTES))
         one_of("--prefer", self.prefer, PREFERENCES)
         layers = self.gpu_layers
-        if layers != "auto" and not layers.lstrip("-").isdigit():
+        if layers != "auto" and not re.fullmatch("-?[0-9]+", layers):
             raise typer.BadParameter(f"--gpu-layers {layers} is neither a number nor auto")
         return Request(
             budget_bytes=None if self.budget is None else size_bytes("--budget", self.budget),

@@ -104,6 +104,10 @@ def quantize(
 
     if sum((file_type is not None, fit is not None, tune, compare)) != 1:
         raise typer.BadParameter("give one of --type, --fit, --tune and --compare")
+    if tensor and file_type is None:
+        raise typer.BadParameter("--tensor goes with --type")
+    if fit is not None and measure.imatrix is not None:
+        raise typer.BadParameter("--fit computes an importance matrix of its own: no --imatrix")
     least, most = (1 if kv else 2, 99) if compare else (1 if tune else 2, 2)
     if not least <= len(files) <= most:
         raise typer.BadParameter("name a source and " + ("other files" if compare else "a target"))
@@ -215,7 +219,7 @@ def _tune(
     from edgespec.tuning import CANDIDATES, tune
 
     for target in targets:
-        check_target(target)
+        check_target(target, spec.files)
     types = [file_type_named(name) for name in measure.names() or CANDIDATES]
     with importance_matrix(spec, measure.imatrix or "auto", measure.path(), progress) as (
         path,
@@ -301,7 +305,9 @@ def _text(report: dict[str, Any]) -> str:
 
 
 def _speed_cells(row: dict[str, Any]) -> list[str]:
-    times = (f"{row['step_ms'][str(n)]:.2f} ms" for n in (1, 4, 8))
+    from edgespec.memory.page import ms_of
+
+    times = map(ms_of, (row["step_ms"].get(str(n)) for n in (1, 4, 8)))
     speeds = (f"{row[f'{key}_tokens_per_s']:.1f}" for key in ("plain", "speculative"))
     return [*times, *speeds]
 

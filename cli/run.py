@@ -86,12 +86,13 @@ def run(
         checked = None
         if check and result.finish_reason != "cancelled":
             checked = _check(engine, messages, sampling, seed_used, arguments, result)
+            checked = None if cancel.is_set() else checked  # then it compared only a part
         measured = _report(plan, engine, result, seed_used, checked)
     if as_json:
         print(json.dumps(measured))
     else:
         note(_summary(measured))
-    if result.finish_reason == "cancelled":
+    if cancel.is_set():
         raise typer.Exit(130)
 
 

@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,15 @@ from edgespec.memory.curve import CostCurve
 from edgespec.memory.speed import predicted_speedup
 from edgespec.models.early_exit import target_hash
 from edgespec.models.exit_network import Weights, check_architecture, import_torch
-from edgespec.models.exit_texts import LENGTH, TextWriter, load_texts, seconds_written, write_texts
+from edgespec.models.exit_texts import (
+    LENGTH,
+    LONG_LENGTH,
+    LONG_PART,
+    TextWriter,
+    load_texts,
+    seconds_written,
+    write_texts,
+)
 from edgespec.models.exit_writer import choose_tokens, write_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
@@ -45,6 +54,7 @@ _BATCH, _LEAST_BATCH = 128, 4  # conversations written at once
 _MOST_MEMORY = 0.8  # of what is free
 _BF16 = 2
 _SEARCH_TEXTS = 800
+_LEAST_S = 1.0  # of writing, where only prompts are missing
 _CONTEXT = 1024  # of the models whose steps are timed
 
 Note = Callable[[str], None]
@@ -212,11 +222,17 @@ def _write(
 ) -> None:
     """Write text until it took so long, earlier runs included."""
     missing = seconds - seconds_written(folder)
-    if missing <= 0:
+    if missing <= 0 and data is None:
         return
     with open_tokenizer(spec.path) as tokenizer:
         chat = chat_of(spec, tokenizer)
         prompts = read_prompts(data, tokenizer) if data else []
+    digest = blake2b(json.dumps(prompts).encode(), digest_size=4).hexdigest()
+    answered = folder / f"answered-{digest}"
+    if answered.exists():
+        prompts = []
+    if missing <= 0 and not prompts:
+        return
     seed = len(list(folder.glob("texts-*.npz")))
     dtype = import_torch().bfloat16
     writer = TextWriter(spec, chat, batch=_batch_size(spec), dtype=dtype, seed=seed)
@@ -224,16 +240,20 @@ def _write(
     write_texts(
         writer,
         folder,
-        seconds=missing,
+        seconds=max(missing, _LEAST_S),
+        at_least=max(64, len(prompts)),
         progress=lambda part, tokens: progress(f"writing text, {tokens} tokens", part),
     )
+    if prompts:
+        answered.touch()
 
 
 def _batch_size(spec: ModelSpec) -> int:
     """As many conversations at once as fit. Raises DoesNotFitError where too few do."""
     values = sum(tensor.dims[0] * prod(tensor.dims[1:]) for tensor in spec.tensors.values())
     free = int(_MOST_MEMORY * device.available_bytes()) - _BF16 * values
-    fitting = free // (_BF16 * LENGTH * spec.kv_values_per_token)
+    cells = LENGTH + LONG_PART * (LONG_LENGTH - LENGTH)
+    fitting = int(free / (_BF16 * cells * spec.kv_values_per_token))
     if fitting < _LEAST_BATCH:
         raise DoesNotFitError(
             f"writing text with {spec.path.name} takes its weights in 16 bits, "

@@ -59,8 +59,9 @@ def texts_for(
             chat = chat_of(spec, tokenizer)
         else:
             pieces = _file_texts(spec, data, tokenizer)
-            pick = np.random.default_rng(seed).permutation(len(pieces))[:count]
-            return [pieces[number] for number in pick]
+            # Half is for searching and half is held out: no piece is in both.
+            order = np.random.default_rng(0).permutation(len(pieces))
+            return [pieces[number] for number in order[seed != SEARCH_SEED :: 2][:count]]
     return write_texts(
         spec.path,
         chat,
@@ -85,7 +86,7 @@ def _tokenizer_of(spec: ModelSpec) -> Iterator[Tokenizer]:
 def _file_texts(spec: ModelSpec, data: Path, tokenizer: Tokenizer) -> list[Text]:
     start = [] if spec.bos_id is None else [spec.bos_id]
     pieces = texts_of_tokens(read_prompts(data, tokenizer), start)
-    if not pieces:
+    if len(pieces) < 2:
         raise UnsupportedError(f"{data} holds too little text", hint="name a longer one")
     return pieces
 
@@ -153,11 +154,10 @@ def fit_file(
     that the same call goes on where one was stopped; a folder that is given as `work` stays, and
     serves other sizes. Raises as `edgespec.quantize.fit.fit` and `convert` do.
     """
-    check_target(target)
+    check_target(target, spec.files)
     folder = work or target.with_name(f"{target.name}.parts")
-    key = json.dumps(
-        [spec.fingerprint, _sampled_hash(spec.path), list(types or ()), str(data or "")]
-    )
+    text = "" if data is None else _sampled_hash(data)
+    key = json.dumps([spec.fingerprint, _sampled_hash(spec.path), list(types or ()), text])
     place = folder / blake2b(key.encode(), digest_size=6).hexdigest()
     matrix = place / "imatrix.gguf"
     pieces = Pieces(spec.path, place / "pieces", allowed=types, imatrix=matrix)

@@ -67,7 +67,7 @@ def tune(
 
     Raises UnsupportedError where no candidate loses as little as that.
     """
-    with _folder_for(target) as folder:
+    with _folder_for(spec, target) as folder:
         recipes = _recipes(spec, types, imatrix, imatrix_name)
         rows = [_source_row(spec), *_candidate_rows(spec, recipes, folder, progress)]
         reference = held_out(spec, data, progress)
@@ -127,13 +127,13 @@ def _bits(kind: GgmlType) -> float:
 
 
 @contextmanager
-def _folder_for(target: Path | None) -> Iterator[Path]:
+def _folder_for(spec: ModelSpec, target: Path | None) -> Iterator[Path]:
     """A folder for candidates, on the target's disk."""
     if target is None:
         with tempfile.TemporaryDirectory() as name:
             yield Path(name)
         return
-    check_target(target)
+    check_target(target, spec.files)
     folder = partial_of(target)
     folder.mkdir(exist_ok=True)
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import importlib.util
 import io
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,15 @@ def require_plots() -> None:
 
 
 def require_place(path: Path) -> None:
-    """Raise UnsupportedError now where `path` cannot become a file for want of its folder."""
-    if not path.absolute().parent.is_dir():
+    """Raise UnsupportedError now where `path` cannot become a file."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
         raise UnsupportedError(
             f"cannot write {path}: there is no folder {path.parent}", hint="make it first"
         )
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        reason = "it is a folder" if path.is_dir() else "it may not be written to"
+        raise UnsupportedError(f"cannot write {path}: {reason}", hint="name another file")
 
 
 def page_of(title: str, file: str, kind: str, sections: Sequence[str]) -> str:
@@ -84,6 +89,11 @@ def table_of(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 
 
     body = "".join(line(row, "td") for row in rows)
     return f"<div class='scroll'><table>{line(head, 'th')}{body}</table></div>"
+
+
+def ms_of(ms: float | None) -> str:
+    """The time of a step; a slow model leaves some sizes unmeasured."""
+    return "-" if ms is None else f"{ms:.2f} ms"
 
 
 def size_of(size_bytes: float | None) -> str:

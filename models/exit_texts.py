@@ -364,7 +364,7 @@ def _attend(q: Tensor, cache: Tensor, mask: Tensor, shape: Shape) -> Tensor:
 
 def save_texts(path: Path, texts: Sequence[Text], seconds: float) -> None:
     """Write texts to one file, which appears only when complete, and how long they took."""
-    partial = path.with_suffix(".partial.npz")
+    partial = path.with_name(f".{path.stem}.partial.npz")
     np.savez(
         partial,
         seconds=seconds,

@@ -204,10 +204,14 @@ class ExitTrainer:
         optimizer = torch.optim.AdamW(
             list(self._parameters.values()), lr=_PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.01
         )
-        spent = self._load(checkpoint, optimizer)
+        spent, best_values = self._load(checkpoint, optimizer)
         if not spent:
             self.fit_lens()
-        best, best_values, since_best = self.quality(), self._values(), 0
+        last, since_best = self._values(), 0
+        best_values = best_values or last
+        self._set(best_values)
+        best = self.quality()
+        self._set(last)
         random, between = (
             np.random.default_rng([seed, int(spent)]),
             max(seconds / _CHECKS, _LEAST_CHECK_S),
@@ -225,16 +229,15 @@ class ExitTrainer:
                     since_best += 1
                     if quality.loss < best.loss:
                         best, best_values, since_best = quality, self._values(), 0
-                    self._save(checkpoint, optimizer, work_s() - start)
+                    self._save(checkpoint, optimizer, work_s() - start, best_values)
         except KeyboardInterrupt:
             if checkpoint is None:
                 raise
-        self._save(checkpoint, optimizer, work_s() - start)
-        quality = self.quality()
-        if quality.loss > best.loss:
-            self._set(best_values)
-            return best
-        return quality
+        if (quality := self.quality()).loss < best.loss:
+            best, best_values = quality, self._values()
+        self._save(checkpoint, optimizer, work_s() - start, best_values)
+        self._set(best_values)
+        return best
 
     def _step(self, optimizer: Any, rate: float, random: np.random.Generator) -> None:
         for group in optimizer.param_groups:
@@ -348,22 +351,29 @@ class ExitTrainer:
             for name, value in self._parameters.items():
                 value.copy_(values[name])
 
-    def _save(self, path: Path | None, optimizer: Any, spent: float) -> None:
+    def _save(
+        self, path: Path | None, optimizer: Any, spent: float, best: dict[str, Tensor]
+    ) -> None:
         if path is None:
             return
         partial = path.with_suffix(".partial")
-        state = {"values": self._values(), "optimizer": optimizer.state_dict(), "spent": spent}
+        state = {
+            "values": self._values(),
+            "best": best,
+            "optimizer": optimizer.state_dict(),
+            "spent": spent,
+        }
         self._torch.save(state, partial)
         partial.replace(path)
 
-    def _load(self, path: Path | None, optimizer: Any) -> float:
-        """Seconds of training that are done already."""
+    def _load(self, path: Path | None, optimizer: Any) -> tuple[float, dict[str, Tensor] | None]:
+        """Seconds of training that are done already, and the best parameters of them."""
         if path is None or not path.exists():
-            return 0.0
+            return 0.0, None
         state = self._torch.load(path, weights_only=True)
         self._set(state["values"])
         optimizer.load_state_dict(state["optimizer"])
-        return float(state["spent"])
+        return float(state["spent"]), state["best"]
 
 
 def _rate(part: float) -> float:

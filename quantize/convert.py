@@ -142,7 +142,7 @@ def convert(
     recipe = file_type if isinstance(file_type, Recipe) else Recipe(file_type_named(file_type))
     source, target = Path(source), Path(target)
     sources = read_gguf_shards(source)
-    check_target(target)
+    check_target(target, [shard.path for shard in sources])
     predicted = _predict(sources, recipe)
     require_disk(target, predicted.file_bytes)
     partial = partial_of(target)
@@ -178,13 +178,18 @@ def require_disk(target: Path, size_bytes: int) -> None:
         )
 
 
-def check_target(target: Path) -> None:
-    """Raise UnsupportedError where no file can come to be; remove what killed runs left."""
+def check_target(target: Path, sources: Iterable[Path]) -> None:
+    """Raise UnsupportedError where no file can come to be, or one of `sources` would be lost.
+
+    Removes what killed runs left.
+    """
     folder = target.absolute().parent
     if not folder.is_dir():
         raise UnsupportedError(f"cannot write {target}: its folder is not there", hint="make it")
     if target.is_dir():
         raise UnsupportedError(f"cannot write {target}: it is a folder", hint="name a file")
+    if target.exists() and any(target.samefile(source) for source in sources):
+        raise UnsupportedError(f"cannot write {target}: it is the source", hint="name another file")
     if not os.access(folder, os.W_OK):
         raise UnsupportedError(
             f"cannot write {target}: its folder may not be written to", hint="name another folder"

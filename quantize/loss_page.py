@@ -9,6 +9,7 @@ from edgespec.memory.page import (
     MEBIBYTE,
     ORANGE,
     figure_of,
+    ms_of,
     page_of,
     section_of,
     size_of,
@@ -72,7 +73,7 @@ def _table(document: dict[str, Any]) -> str:
         quality = row.get("quality")
         cells = [row["file"], size_of(row["bytes"])]
         cells += ["source", "", ""] if quality is None else _quality_cells(quality)
-        cells += [f"{row['step_ms'][str(n)]:.2f} ms" for n in (1, 4, 8)]
+        cells += [ms_of(row["step_ms"].get(str(n))) for n in (1, 4, 8)]
         cells += [f"{row[f'{key}_tokens_per_s']:.1f}" for key in ("plain", "speculative")]
         if document["num_tasks"]:
             tasks = row["tasks"]

@@ -176,6 +176,7 @@ MISUSES = {
     "tokens in words": (["run", "Hi", "--max-tokens", "ten"], "--max-tokens"),
     "threads in words": (["run", "Hi", "--threads", "all"], "--threads"),
     "layers in words": (["run", "Hi", "--gpu-layers", "x"], "--gpu-layers"),
+    "layers with two signs": (["run", "Hi", "--gpu-layers=--5"], "--gpu-layers"),
     "a temperature below zero": (["run", "Hi", "--temperature=-1"], "temperature"),
     "no threads": (["run", "Hi", "--threads", "0"], "--threads"),
     "no context": (["run", "Hi", "--ctx", "0"], "--ctx"),

@@ -206,12 +206,46 @@ def test_no_type_is_good_enough(source: Path, tmp_path: Path) -> None:
         (("a", "--compare"), "name a source and other files"),
         (("a", "b", "--type", "Q4_0", "--tensor", "ffn"), "is not PATTERN=TYPE"),
         (("a", "b", "--fit", "90"), "--fit 90 is no size"),
+        (("a", "b", "--fit", "90MiB", "--tensor", "ffn=Q8_0"), "--tensor goes with --type"),
+        (("a", "b", "--fit", "90MiB", "--imatrix", "m"), "importance matrix of its own"),
     ],
 )
 def test_misuse(source: Path, arguments: tuple[str, ...], said: str) -> None:
     named = [str(source) if argument == "a" else argument for argument in arguments]
     result = run(*named, code=2)
     assert said in " ".join(re.sub(r"[│╭╮╰╯─]", "", result.stderr).split())
+
+
+@pytest.mark.parametrize(
+    "how", [("--type", "Q4_0"), ("--fit", "90KiB"), ("--tune", "--types", "Q4_0")]
+)
+def test_a_source_is_never_its_own_target(
+    source: Path, tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    link = tmp_path / "the_same.gguf"
+    link.symlink_to(source)
+    before = source.read_bytes()
+    with pytest.raises(EdgespecError, match="it is the source"):
+        run(source, link, *how)
+    assert source.read_bytes() == before and link.is_symlink()
+
+
+def test_text_to_judge_by_is_not_the_text_that_was_searched_on(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, data = read_model_spec(source), tmp_path / "text.txt"
+
+    def texts(lines: int, seed: int) -> set[bytes]:
+        monkeypatch.setattr(quantizing, "read_prompts", lambda *_: [[n] * 20 for n in range(lines)])
+        found = quantizing.texts_for(spec, 24, lambda *_: None, data=data, seed=seed)
+        return {text.tokens.tobytes() for text in found}
+
+    searched, judged = (
+        texts(9, seed) for seed in (quantizing.SEARCH_SEED, quantizing.HELD_OUT_SEED)
+    )
+    assert (len(searched), len(judged), len(searched & judged)) == (5, 4, 0)
+    with pytest.raises(EdgespecError, match="too little text"):
+        texts(1, quantizing.SEARCH_SEED)
 
 
 def test_a_last_number() -> None:

@@ -67,6 +67,13 @@ def test_prompts_are_lines_or_json(tmp_path: Path) -> None:
     assert [p[0] for p in read_prompts(path, Lines())] == [3, 3, 3, 3, 7]  # type: ignore[arg-type]
 
 
+def test_a_killed_run_leaves_nothing_that_is_read(tmp_path: Path) -> None:
+    from edgespec.models.exit_texts import load_texts, seconds_written
+
+    (tmp_path / ".texts-00000.partial.npz").write_bytes(b"half")
+    assert (load_texts(tmp_path), seconds_written(tmp_path)) == ([], 0.0)
+
+
 def test_a_model_that_does_not_fit_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +185,12 @@ def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path)
     after = trainer.train(1.0, checkpoint=checkpoint)
     assert after.loss < before.loss
     again = ExitTrainer(target, 1, ids, texts, states)
-    assert again.train(0.0, checkpoint=checkpoint).loss < before.loss
+    assert again.train(0.0, checkpoint=checkpoint).loss == after.loss
+    state = torch.load(checkpoint)
+    for name, value in state["values"].items():
+        state["values"][name] = value + 1.0  # as if the last steps had gone wrong
+    torch.save(state, checkpoint)
+    assert again.train(0.0, checkpoint=checkpoint).loss == after.loss
     assert len(after.runs) == 8 and all(0.0 <= part <= 1.0 for part in after.runs)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -424,6 +425,21 @@ def test_truncated_text_can_be_continued(
 
 
 # ------------------------------------------------------------------------------------- limits
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+def test_ctrl_c_ends_loading(model: Path) -> None:
+    """It comes within a callback of C, which drops what is raised there."""
+    heard: list[float] = []
+
+    def report(fraction: float) -> None:
+        if not heard:
+            signal.raise_signal(signal.SIGINT)
+        heard.append(fraction)
+
+    with pytest.raises(KeyboardInterrupt):
+        LlamaBackend(str(model), LlamaSettings(context_size=64), progress=report)
+    assert heard[-1] < 1.0
 
 
 def test_a_full_context_is_refused_before_the_step(model: Path, reference: LlamaBackend) -> None:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
+from edgespec.memory.page import require_place
 from edgespec.memory.report import render_report, write_report
 
 MIB = 1 << 20
@@ -150,6 +151,15 @@ def test_a_folder_is_no_file_to_write(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="cannot write") as caught:
         write_report(profile(), tmp_path)
     assert "--html" in caught.value.hint
+
+
+def test_a_page_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    require_place(tmp_path / "page.html")
+    for path in (tmp_path, tmp_path / "none" / "page.html"):
+        with pytest.raises(UnsupportedError, match="cannot write"):
+            require_place(path)
 
 
 def test_without_matplotlib_the_hint_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
