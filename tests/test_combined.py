@@ -226,6 +226,27 @@ def test_reading_a_long_text_is_bought_when_that_would_have_paid(clock: Clock) -
     assert model.asked == 1  # another text, another account
 
 
+def test_reading_is_bought_at_once_where_texts_usually_pay_for_it(clock: Clock) -> None:
+    """10 ms a round: forty rounds of a text before are more than the 300 ms of reading."""
+    model = Model(clock, [0.7, 0.5], before_ms=300.0)
+    combined = CombinedDrafter([Table("first", clock), model])
+    combined.begin([1])
+    rounds(combined, 40, stakes_of())
+    assert model.asked == 1
+    combined.begin([1])
+    rounds(combined, 1, stakes_of())
+    assert model.asked == 2
+    document = json.loads(json.dumps(combined.state()))
+    for kept, asked in ((document, 1), ({"model": {"gain_of_a_text_ms": "much"}}, 0)):
+        again = Model(clock, [0.7, 0.5], before_ms=200.0)
+        other = CombinedDrafter([Table("first", clock), again])
+        other.load_state(kept)
+        again.asked = 0
+        other.begin([1])
+        rounds(other, 1, stakes_of())
+        assert again.asked == asked  # (400 + 10) / 2 = 205 ms usually
+
+
 def test_a_model_is_not_asked_where_others_have_more_to_offer(clock: Clock) -> None:
     """The table's 0.5, 0.25 and 0.125 cost nothing: 1.875 / 10 beats 2.2 / 12."""
     model = Model(clock, [0.7, 0.5], node_ms=1.5)

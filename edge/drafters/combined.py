@@ -28,6 +28,9 @@ from edgespec.proposal import EMPTY, Proposal, Prospects, Stakes
 _ALLOWANCE = 0.004  # of the time of the target's steps
 _FIRST_STEPS = 4.0  # plain steps' worth of time to begin with
 _MOST_TEXTS = 256
+_TYPICAL = "gain_of_a_text_ms"
+_LONGEST_MS = 1e7
+_TEXT_RATE = 0.2  # of a text in what texts usually gain
 _MOST_STEPS = 50.0  # that a purse holds or owes: old merits and one bad moment fade
 
 
@@ -38,9 +41,20 @@ class _Source:
     is_free: bool
     purse_ms: float = 0.0
     missed_ms: float = 0.0  # that a model would have saved in this text, had it read all of it
+    gained_ms: float = 0.0  # that it saved or would have saved in this text so far,
+    typical_ms: float = 0.0  # and that texts before this one came to
+    texts: int = 0  # that count in it
+    is_open: bool = False  # whether there is a text
 
     def __post_init__(self) -> None:
         self.is_free = self.is_free and self.prospects is None
+
+    def typical_with_this_text(self) -> float:
+        """What texts usually gain, in ms, this one included."""
+        if not self.is_open:
+            return self.typical_ms
+        rate = max(_TEXT_RATE, 1.0 / (self.texts + 1))
+        return self.typical_ms + rate * (self.gained_ms - self.typical_ms)
 
 
 class CombinedDrafter:
@@ -69,7 +83,10 @@ class CombinedDrafter:
         """Start a new text."""
         self.written.append([tokens[-1]])
         for source in self._sources:
-            source.missed_ms = 0.0
+            source.typical_ms = source.typical_with_this_text()
+            source.texts += source.is_open
+            source.is_open = True
+            source.missed_ms = source.gained_ms = 0.0
             source.drafter.begin(tokens)
 
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
@@ -127,13 +144,20 @@ class CombinedDrafter:
 
     def state(self) -> dict[str, Any]:
         """What each drafter keeps, by its name."""
-        return {source.drafter.name: source.drafter.state() for source in self._sources}
+        kept = {source.drafter.name: source.drafter.state() for source in self._sources}
+        for source in self._sources:
+            if source.prospects is not None:
+                kept[source.drafter.name][_TYPICAL] = source.typical_with_this_text()
+        return kept
 
     def load_state(self, document: dict[str, Any] | None) -> None:
         """Give each drafter what it kept."""
         for source in self._sources:
             kept = (document or {}).get(source.drafter.name)
             source.drafter.load_state(kept if isinstance(kept, dict) else None)
+            typical = kept.get(_TYPICAL) if isinstance(kept, dict) else None
+            if isinstance(typical, float) and 0.0 <= typical < _LONGEST_MS:
+                source.typical_ms, source.texts = typical, round(1.0 / _TEXT_RATE)
 
     def recall(self, texts: Sequence[Sequence[int]]) -> None:
         """Fill the tables from texts of earlier runs."""
@@ -163,8 +187,8 @@ def _is_worth_it(source: _Source, hope: Prospects, merged: Proposal, stakes: Sta
     """Whether to ask a drafter that takes time: because it pays, or to try it from its purse.
 
     Reading what it has not seen is bought once and used in many rounds, nobody knows how many. It
-    is bought when what it would have saved so far in this text comes to its price: that costs at
-    most twice what knowing the future would (the ski-rental rule).
+    is bought where texts usually come to its price, and else when what it would have saved so far
+    in this one does: that costs at most twice what knowing the future would (the ski-rental rule).
     """
     if not hope.probabilities:
         return False
@@ -172,9 +196,12 @@ def _is_worth_it(source: _Source, hope: Prospects, merged: Proposal, stakes: Sta
     size, hoped = choose_size(hope.probabilities, stakes, node_ms=hope.node_ms)
     if size > 0 and hoped > rate:
         round_ms = size * hope.node_ms + stakes.step_ms(size + 1)
-        source.missed_ms += round_ms * (hoped / rate - 1.0)
-        if source.missed_ms >= hope.before_ms:
-            source.missed_ms -= hope.before_ms
+        gain_ms = round_ms * (hoped / rate - 1.0)
+        to_come_ms = source.typical_ms - source.gained_ms
+        source.gained_ms += gain_ms
+        source.missed_ms += gain_ms
+        if max(source.missed_ms, to_come_ms) >= hope.before_ms:
+            source.missed_ms = max(0.0, source.missed_ms - hope.before_ms)
             return True
     price_ms = hope.before_ms + max(1, size) * hope.node_ms
     if source.purse_ms < price_ms:
