@@ -28,7 +28,7 @@ from edgespec.loading import load
 from edgespec.memory import device
 from edgespec.memory.curve import measure_curve
 from edgespec.memory.speed import predicted_speedup
-from edgespec.models.exit_training import LONGEST_RUN, runs_of
+from edgespec.models.exit_training import LONGEST_RUN, agreement_of, gains_of
 from edgespec.models.exit_writer import choose_tokens, write_pruned
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
@@ -65,7 +65,7 @@ class Skipping:
     exit_layer: int
     head_size: int
     agreement: float
-    runs: tuple[float, ...]
+    gains: tuple[float, ...]
     acceptance_length: float
     draft_step_ms: float
     predicted_speedup: float
@@ -116,7 +116,7 @@ def build_skipping(
         path = Path(folder) / "timed.gguf"
         write_pruned(spec, path, blocks=blocks, token_ids=ids, report={})
         draft_ms = draft_step_ms(read_model_spec(path), spec, progress)
-    speed, length = predicted_speedup(result.runs, target_ms, draft_ms)
+    speed, length = predicted_speedup(result.gains, target_ms, draft_ms)
     result = replace(
         result, draft_step_ms=draft_ms, predicted_speedup=speed, acceptance_length=length
     )
@@ -125,7 +125,7 @@ def build_skipping(
         "minutes": minutes,
         "skipped": list(best.skipped),
         "agreement": result.agreement,
-        "runs": result.runs,
+        "gains": result.gains,
         "result": asdict(result),
         "compared": [asdict(skipping) for skipping in tried],
     }
@@ -198,11 +198,11 @@ class BlockTrial:
                 f"blocks of {self._arch} models cannot be left out: llama.cpp does not show what "
                 "goes through them"
             )
-        runs = runs_of(hits)
+        agreement, gains = agreement_of(hits), gains_of(hits)
         ms = self._costs.step_ms(skipped)
-        speed, length = predicted_speedup(runs, self._target_ms, ms)
+        speed, length = predicted_speedup(gains, self._target_ms, ms)
         kept = self.num_blocks - len(skipped)
-        return Skipping(skipped, kept, len(self._ids), runs[0], runs, length, ms, speed)
+        return Skipping(skipped, kept, len(self._ids), agreement, gains, length, ms, speed)
 
     def candidates(self, skipped: Sequence[int]) -> list[int]:
         """Blocks that may be left out besides, those that change their input least first.

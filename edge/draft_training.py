@@ -116,13 +116,13 @@ def train_draft(
     trainer, quality = _train(
         spec, texts, best, rows[best.head_size], folder, minutes * 60 * _TRAINING, progress, note
     )
-    trained = costs.candidate(best.exit_layer, best.head_size, quality.runs)
+    trained = costs.candidate(best.exit_layer, best.head_size, quality)
     report = {
         "text_tokens": sum(len(text.tokens) for text in texts),
         "minutes": minutes,
         "loss": quality.loss,
         "agreement": quality.agreement,
-        "runs": quality.runs,
+        "gains": quality.gains,
         "result": asdict(trained),
         "compared": [asdict(candidate) for candidate in candidates if len(candidates) > 1],
     }
@@ -190,12 +190,13 @@ class _Costs:
         self._block_ms = max(0.0, deep - self._ms) / max(1, last - first)
         self._row_ms = max(0.0, wide - self._ms) / max(1, large - small)
 
-    def candidate(self, layer: int, size: int, runs: Sequence[float]) -> Candidate:
-        """What an exit is worth that is right so often (`runs` of `Quality`)."""
+    def candidate(self, layer: int, size: int, quality: Quality | None) -> Candidate:
+        """What an exit is worth that does so well; None is not known yet."""
+        gains = quality.gains if quality else [0.0]
         ms = self._ms + self._block_ms * (layer - self._origin[0])
         ms += self._row_ms * (size - self._origin[1])
-        best, length = predicted_speedup(runs, self._target.base, ms)
-        return Candidate(layer, size, runs[0], length, ms, best)
+        best, length = predicted_speedup(gains, self._target.base, ms)
+        return Candidate(layer, size, quality.agreement if quality else 0.0, length, ms, best)
 
 
 def _exit_step_ms(spec: ModelSpec, layer: int, size: int, progress: Progress) -> float:
@@ -279,7 +280,7 @@ def _compare(
     from edgespec.models.exit_training import ExitTrainer, exit_states
 
     if len(layers) == len(rows) == 1:
-        return [costs.candidate(layers[0], next(iter(rows)), [0.0])]
+        return [costs.candidate(layers[0], next(iter(rows)), None)]
     some = texts[:_SEARCH_TEXTS]
     states = exit_states(spec, some, layers, lambda part: progress("reading the text", part))
     middle = sorted(rows)[len(rows) // 2]
@@ -293,7 +294,7 @@ def _compare(
 
         trainer.train(seconds / len(layers), progress=report)
         candidates += [
-            costs.candidate(layer, size, trainer.quality(ids).runs) for size, ids in rows.items()
+            costs.candidate(layer, size, trainer.quality(ids)) for size, ids in rows.items()
         ]
     return candidates
 

@@ -71,17 +71,17 @@ def judge(
     they say that it does not. A draft step that was not measured takes as long as its share of the
     target's bytes.
     """
-    runs = _runs(found.info)
-    if not runs or curve is None:
+    gains = _gains(found.info)
+    if not gains or curve is None:
         missing = "step times are not measured yet"
-        if not runs:
+        if not gains:
             missing = "its file does not say how often it is right"
         return Verdict(found.is_named, missing)
     plain_ms = curve.base[1]
     draft_ms = plain_ms * found.spec.weight_bytes / target.weight_bytes
     if draft_curve is not None:
         draft_ms = draft_curve.base[1]
-    speed, length = predicted_speedup(runs, curve.base, draft_ms)
+    speed, length = predicted_speedup(gains, curve.base, draft_ms)
     two_ms = curve.base[2] if len(curve.base) > 2 else inf
     reason = (
         f"{speed:.2f}x of plain decoding predicted: {length:.2f} tokens a round, "
@@ -91,8 +91,8 @@ def judge(
     return Verdict(speed > _WORTH_DRAFTING, reason)
 
 
-def _runs(info: ExitInfo) -> Sequence[float]:
-    runs = info.report.get("runs")
-    if not isinstance(runs, list) or not all(isinstance(part, (int, float)) for part in runs):
+def _gains(info: ExitInfo) -> Sequence[float]:
+    gains = info.report.get("gains")
+    if not isinstance(gains, list) or not all(isinstance(part, (int, float)) for part in gains):
         return ()
-    return runs
+    return gains

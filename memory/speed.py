@@ -129,16 +129,16 @@ def estimated_curve(weight_bytes: int, bytes_per_s: float, max_nodes: int) -> Co
 
 
 def predicted_speedup(
-    runs: Sequence[float], target_ms: Sequence[float], draft_ms: float
+    gains: Sequence[float], target_ms: Sequence[float], draft_ms: float
 ) -> tuple[float, float]:
     """Speed over plain decoding and tokens per round, at the best fixed draft length.
 
-    E(n) = 1 + the sum of `runs`[:n] tokens come from n drafted ones; a round takes
+    E(n) = 1 + the sum of `gains`[:n] tokens come from n drafted ones; a round takes
     `target_ms`[n + 1] + n x `draft_ms` (arXiv 2211.17192, section 3.3, with measured times).
     """
     plain, best = target_ms[1], (1.0, 1.0)
-    for count in range(1, min(len(runs), len(target_ms) - 2) + 1):
-        length = 1.0 + sum(runs[:count])
+    for count in range(1, min(len(gains), len(target_ms) - 2) + 1):
+        length = 1.0 + sum(gains[:count])
         speed = length * plain / (target_ms[count + 1] + count * draft_ms)
         if count == 1 or speed > best[0]:
             best = speed, length

@@ -52,16 +52,13 @@ _PATIENCE = 8  # validations without a better loss
 class Quality:
     """How an exit does on held-out answers.
 
-    `runs[i]` is the part of places after which its next i + 1 tokens are all the target's best;
-    the first is the agreement.
+    `agreement` is the part of places where its best token is the target's; `gains[i]` is what an
+    i + 1st drafted token adds to the tokens of a round.
     """
 
     loss: float
-    runs: tuple[float, ...]
-
-    @property
-    def agreement(self) -> float:
-        return self.runs[0]
+    agreement: float
+    gains: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +320,8 @@ class ExitTrainer:
                     row[asked].numpy() for row, asked in zip(right, batch.answers, strict=True)
                 ]
         self._head, self._row_of = kept
-        return Quality(float(self._torch.cat(losses).mean()), runs_of(hits))
+        mean = float(self._torch.cat(losses).mean())
+        return Quality(mean, agreement_of(hits), gains_of(hits))
 
     def adapter(self) -> dict[str, NDArray[np.float32]]:
         """The tensors of the trained block, by name within it."""
@@ -383,14 +381,26 @@ def _rate(part: float) -> float:
     return _LAST_RATE + (1.0 - _LAST_RATE) * (1.0 + cos(pi * min(1.0, part))) / 2.0
 
 
-def runs_of(hits: Sequence[NDArray[np.bool_]]) -> tuple[float, ...]:
-    """How often the next 1, 2, ... answers' places are all right, over texts' places [n]."""
-    runs = []
-    for length in range(1, LONGEST_RUN + 1):
-        windows = [
-            np.lib.stride_tricks.sliding_window_view(row, length).all(1)
-            for row in hits
-            if len(row) >= length
-        ]
-        runs.append(float(np.concatenate(windows).mean()) if windows else 0.0)
-    return tuple(runs)
+def agreement_of(hits: Sequence[NDArray[np.bool_]]) -> float:
+    """The part of all places that are right, over texts' places [n]."""
+    return sum(int(row.sum()) for row in hits) / max(1, sum(map(len, hits)))
+
+
+def gains_of(hits: Sequence[NDArray[np.bool_]]) -> tuple[float, ...]:
+    """What the 1st, 2nd, ... drafted token adds to the tokens of a round.
+
+    Texts are walked in rounds as they are decoded, with so many drafts in each: hits[t] says
+    whether the draft for place t is right where all before it were. Counting every place alike
+    would flatter: what was accepted is skipped, so rounds begin where the text is hard.
+    """
+    lengths = [1.0]
+    for most in range(1, LONGEST_RUN + 1):
+        rounds = 0
+        for row in hits:
+            place = 0
+            while place < len(row):
+                wrong = np.flatnonzero(~row[place : place + most])
+                place += 1 + (int(wrong[0]) if len(wrong) else most)
+                rounds += 1
+        lengths.append(sum(map(len, hits)) / max(1, rounds))
+    return tuple(float(gain) for gain in np.diff(lengths))

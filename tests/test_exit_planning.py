@@ -32,9 +32,9 @@ def target(tmp_path: Path) -> ModelSpec:
     return read_model_spec(write_model(tmp_path / "target.gguf", "llama", Q4_0))
 
 
-def exit_file(target: ModelSpec, path: Path, runs: Any = OFTEN) -> Path:
+def exit_file(target: ModelSpec, path: Path, gains: Any = OFTEN) -> Path:
     ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
-    write_pruned(target, path, blocks=[0], token_ids=ids, report={"runs": runs} if runs else {})
+    write_pruned(target, path, blocks=[0], token_ids=ids, report={"gains": gains} if gains else {})
     return path
 
 
@@ -171,11 +171,11 @@ def test_a_named_one_is_used_until_measurements_speak_against_it(
     assert forced.draft_model == drafter and "early_exit" not in forced.as_json()
 
 
-@pytest.mark.parametrize("runs", [None, "often", ["a"]])
+@pytest.mark.parametrize("gains", [None, "often", ["a"]])
 def test_a_file_that_does_not_say_what_it_hits(
-    target: ModelSpec, tmp_path: Path, runs: Any
+    target: ModelSpec, tmp_path: Path, gains: Any
 ) -> None:
-    path = exit_file(target, tmp_path / "silent.gguf", runs)
+    path = exit_file(target, tmp_path / "silent.gguf", gains)
     measured(target, STEEP)
     plan = plan_of(target, draft_model=path)
     assert choice(plan) == ("used", "its file does not say how often it is right")

@@ -67,6 +67,16 @@ def test_prompts_are_lines_or_json(tmp_path: Path) -> None:
     assert [p[0] for p in read_prompts(path, Lines())] == [3, 3, 3, 3, 7]  # type: ignore[arg-type]
 
 
+def test_gains_are_those_of_rounds_that_follow_one_another() -> None:
+    """Two right, two wrong and one right: rounds begin at places 0, 2, 3, 4 with one draft."""
+    from edgespec.models.exit_training import gains_of
+
+    hits = [np.array([True, True, False, False, True])]
+    lengths = np.cumsum([1.0, *gains_of(hits)])
+    assert lengths[:3].tolist() == pytest.approx([1.0, 5 / 4, 5 / 3])
+    assert lengths[3:].tolist() == pytest.approx([5 / 3] * 6)
+
+
 def test_a_killed_run_leaves_nothing_that_is_read(tmp_path: Path) -> None:
     from edgespec.models.exit_texts import load_texts, seconds_written
 
@@ -191,7 +201,7 @@ def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path)
         state["values"][name] = value + 1.0  # as if the last steps had gone wrong
     torch.save(state, checkpoint)
     assert again.train(0.0, checkpoint=checkpoint).loss == after.loss
-    assert len(after.runs) == 8 and all(0.0 <= part <= 1.0 for part in after.runs)
+    assert len(after.gains) == 8 and all(0.0 <= part <= 1.0 for part in after.gains)
 
 
 def test_the_command_makes_a_drafter(
