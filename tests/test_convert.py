@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -138,14 +136,3 @@ def test_a_folder_in_the_way(tmp_path: Path, specs: tuple[ModelSpec, ModelSpec])
     target.mkdir()
     fails(specs[1].path, target, "Q8_0")
     assert target.is_dir()
-
-
-def test_source_and_target_may_be_the_same_file(
-    tmp_path: Path, specs: tuple[ModelSpec, ModelSpec]
-) -> None:
-    """The source is mapped while the partial file is written, and replaced at the end."""
-    file = tmp_path / "model.gguf"
-    shutil.copy(specs[1].path, file)
-    convert(file, file, "Q8_0", threads=2)
-    assert read_model_spec(file).file_type == "Q8_0"
-    assert os.listdir(tmp_path) == ["model.gguf"]

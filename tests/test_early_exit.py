@@ -164,8 +164,8 @@ def test_the_shipped_drafter_is_the_embedded_models() -> None:
     target, drafter = read_model_spec(embedded_model()), read_model_spec(path)
     check_pair(target, drafter)
     info = read_exit(drafter)
-    assert info is not None and info.report["agreement"] > 0.3
-    assert drafter.file_bytes < target.file_bytes / 7
+    assert info is not None and info.report["agreement"] > 0.5
+    assert drafter.file_bytes < target.file_bytes / 5  # what it may take of the memory
 
 
 def test_tokens_without_a_row_are_read_all_the_same(backend: LlamaBackend) -> None:
