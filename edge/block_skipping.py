@@ -239,7 +239,7 @@ class _Costs:
 
     def __init__(self, spec: ModelSpec, head_size: int, plain_ms: float) -> None:
         self._blocks = [0] * spec.num_layers
-        head = spec.tensors["token_embd.weight" if spec.tied_embeddings else "output.weight"]
+        head = spec.tensors[spec.head_name]
         for name, tensor in spec.tensors.items():
             parts = name.split(".")
             if parts[0] == "blk":

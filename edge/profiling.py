@@ -28,7 +28,7 @@ from edgespec.noise import largest_invariant_step
 from edgespec.planning import make_run_plan, settings_of, speed_model
 from edgespec.progress import Progress
 from edgespec.prompts import PROMPTS
-from edgespec.tree import DraftTree
+from edgespec.timing import one_step, some_tokens
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32)
 _DEPTHS = (0, 512, 2048)
@@ -158,25 +158,16 @@ def _measure_steps(backend: Backend, report: Progress) -> list[dict[str, Any]]:
 def _fill(backend: Backend, depth: int) -> None:
     while backend.length < depth:
         count = min(backend.batch_size, depth - backend.length)
-        backend.prefill(_tokens(backend, count))
+        backend.prefill(some_tokens(backend, count))
 
 
 def _best_ms(backend: Backend, nodes: int) -> float:
-    tree = DraftTree.chain(_tokens(backend, nodes))
     best = float("inf")
     for _ in range(_REPEATS + 1):  # the first one builds the graph
         start = time.perf_counter()
-        backend.verify(tree)
+        one_step(backend, nodes)
         best = min(best, time.perf_counter() - start)
-        if backend.capabilities.rollback:
-            backend.truncate(backend.length)
-        else:
-            backend.commit((0,))  # what cannot be taken back is one token more
     return best * 1e3
-
-
-def _tokens(backend: Backend, count: int) -> list[int]:
-    return [token % backend.tokenizer.vocab_size for token in range(100, 100 + count)]
 
 
 def _measure_prefill(backend: Backend, report: Progress) -> dict[str, Any]:

@@ -42,7 +42,6 @@ CANDIDATES = (
 _YARDSTICK = "Q4_0 without importance matrix"  # what is handed around
 _ALLOWANCE = 1.1  # of the yardstick's loss, where no bound is given
 _SPEED = "speculative_tokens_per_s"
-_HEADS = ("output.weight", "token_embd.weight")  # the second where they are tied
 _MATRIX = re.compile(r"^blk\.\d+\.(attn|ffn)_(?!.*norm).*\.weight$")
 
 
@@ -114,10 +113,9 @@ def _recipes(
     for kind in types:
         recipes[kind] = recipe = Recipe(kind, (), imatrix, imatrix_name)
         found = predict(spec.path, recipe).types
-        head = next(name for name in _HEADS if name in found)
         most = Counter(found[name] for name in found if _MATRIX.search(name)).most_common(1)[0][0]
-        if _bits(most) < _bits(found[head]):
-            override = ("^" + head.replace(".", r"\.") + "$", most.name)
+        if _bits(most) < _bits(found[spec.head_name]):
+            override = ("^" + spec.head_name.replace(".", r"\.") + "$", most.name)
             recipes[f"{kind}, head {most.name}"] = replace(recipe, overrides=(override,))
     return recipes
 

@@ -102,6 +102,7 @@ class Weights:
     def __init__(self, spec: ModelSpec, dtype: Any) -> None:
         self._torch = import_torch()
         self._dtype = dtype
+        self._head_name = spec.head_name
         self._files = {
             tensor.name: (shard.path, tensor)
             for shard in read_gguf_shards(spec.path)
@@ -127,8 +128,7 @@ class Weights:
 
     def head(self) -> Tensor:
         """The output head, [V, width]."""
-        tied = "output.weight" not in self._files
-        return self.tensor("token_embd.weight" if tied else "output.weight")
+        return self.tensor(self._head_name)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

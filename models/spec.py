@@ -186,6 +186,11 @@ class ModelSpec:
     tensors: Mapping[str, GgufTensor] = field(default_factory=dict, repr=False)
 
     @property
+    def head_name(self) -> str:
+        """The tensor that makes logits."""
+        return "token_embd.weight" if self.tied_embeddings else "output.weight"
+
+    @property
     def kv_values_per_token(self) -> int:
         """Numbers cached for one token in all layers, a sliding layer counted as any other.
 

@@ -427,7 +427,6 @@ def test_truncated_text_can_be_continued(
 # ------------------------------------------------------------------------------------- limits
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 def test_ctrl_c_ends_loading(model: Path) -> None:
     """It comes within a callback of C, which drops what is raised there."""
     heard: list[float] = []
