@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.llama_library import ggml
 from edgespec.errors import UnsupportedError
-from edgespec.models.gguf import GGML_TYPES, GgmlType
+from edgespec.models.ggml_types import GGML_TYPES, GgmlType
 
 _F32 = "F32"  # ggml has no conversion of what is float32 already
 _TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)

@@ -29,13 +29,15 @@ def load_draft_model(
     if plan.draft_model is None or plan.draft_max == 0:
         return None
     draft_spec = read_model_spec(plan.draft_model)
-    chosen = draft_settings_of(plan)
+    chosen = draft_settings_of(plan, draft_spec)
     settings = LlamaSettings(
         context_size=draft_context(draft_spec, plan.context_size),
         batch_size=DRAFT_MODEL_BATCH,
         max_nodes=DRAFT_MODEL_NODES,
         max_leaves=1,
         threads=chosen.threads,
+        kv_type_k=chosen.kv_type_k,
+        kv_type_v=chosen.kv_type_v,
         gpu_layers=chosen.gpu_layers,
         mapped=plan.draft_mapped,
     )

@@ -17,7 +17,15 @@ from edgespec.memory import cache, device
 from edgespec.memory.bandwidth import memory_bandwidth
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.footprint import KV_TYPE_BYTES
-from edgespec.memory.plan import DRAFT_MODEL_NODES, Choice, Device, Plan, Settings, this_device
+from edgespec.memory.plan import (
+    DRAFT_MODEL_NODES,
+    Choice,
+    Device,
+    Plan,
+    Settings,
+    draft_kv_type,
+    this_device,
+)
 from edgespec.memory.planner import make_plan
 from edgespec.memory.request import LLAMACPP, ONNX, Request
 from edgespec.memory.speed import DEFAULT_ROUNDS, RoundHistory, SpeedModel, estimated_curve
@@ -127,7 +135,7 @@ def _plan_on(spec: ModelSpec, request: Request, machine: Device) -> Plan:
     plan = _plan_by_curve(spec, replace(request, draft_model=None), machine)
     if plan.drafter == "none":
         return plan
-    draft_curve = stored_curve(early_exit.spec, draft_settings_of(plan))
+    draft_curve = stored_curve(early_exit.spec, draft_settings_of(plan, early_exit.spec))
     curve = stored_curve(spec, settings_of(plan))
     verdict = judge(early_exit, spec, curve, draft_curve)
     if verdict.pays:
@@ -288,9 +296,10 @@ def settings_of(plan: Plan) -> Settings:
     )
 
 
-def draft_settings_of(plan: Plan) -> Settings:
+def draft_settings_of(plan: Plan, draft_spec: ModelSpec) -> Settings:
     """What decides the step times of a draft model beside a plan's target."""
-    return Settings(plan.threads, "f16", "f16", -1 if plan.gpu_layers else 0, MODEL)
+    key, value = (draft_kv_type(draft_spec, kind) for kind in (plan.kv_type_k, plan.kv_type_v))
+    return Settings(plan.threads, key, value, -1 if plan.gpu_layers else 0, MODEL)
 
 
 def settings_key(spec: ModelSpec, settings: Settings) -> str:

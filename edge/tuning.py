@@ -20,7 +20,7 @@ from typing import Any
 from edgespec.comparing import curve_from, held_out, invariant_step, speed_of
 from edgespec.errors import UnsupportedError
 from edgespec.memory import device
-from edgespec.models.gguf import GgmlType
+from edgespec.models.ggml_types import GgmlType
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
 from edgespec.quantize.convert import (

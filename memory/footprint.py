@@ -108,6 +108,11 @@ def kv_cache_bytes(spec: ModelSpec, shape: RunShape, layers: range | None = None
     return int(total) + (_F32 * spec.state_values if layers is None else 0)
 
 
+def is_block_type(kind: str) -> bool:
+    """Whether a cache type stores blocks of values with a scale."""
+    return kind in _KV_BLOCK
+
+
 def kv_type_fits(spec: ModelSpec, kind: str) -> bool:
     """Whether the heads of all layers are whole blocks of a cache type."""
     block = _KV_BLOCK.get(kind, 1)
@@ -125,8 +130,8 @@ def compute_bytes(spec: ModelSpec, shape: RunShape) -> int:
             num_outputs=min(tokens, shape.max_nodes),
             cells=padded(shape.context_size),
             window_cells=window_cells(spec, shape),
-            rotates_keys=rotatable and shape.type_k in _KV_BLOCK,
-            rotates_values=rotatable and shape.type_v in _KV_BLOCK,
+            rotates_keys=rotatable and is_block_type(shape.type_k),
+            rotates_values=rotatable and is_block_type(shape.type_v),
             casts_keys=shape.type_k == "f32",
             casts_values=shape.type_v == "f32",
         ),

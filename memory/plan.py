@@ -9,7 +9,7 @@ from typing import Any
 
 from edgespec.memory import device
 from edgespec.memory.accelerators import Accelerator
-from edgespec.memory.footprint import GPU, HOST, Component
+from edgespec.memory.footprint import GPU, HOST, Component, is_block_type, kv_type_fits
 from edgespec.memory.request import LLAMACPP
 from edgespec.models.spec import ModelSpec
 
@@ -148,3 +148,8 @@ class Settings:
 def draft_context(spec: ModelSpec, context: int) -> int:
     """Tokens of context of a draft model whose target has `context`."""
     return min(context, spec.context_length or context)
+
+
+def draft_kv_type(spec: ModelSpec, kind: str) -> str:
+    """Type of a draft model's cache whose target keeps values as `kind`: as small, if it can be."""
+    return kind if is_block_type(kind) and kv_type_fits(spec, kind) else "f16"

@@ -17,29 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.memory.footprint import (
-    GPU,
-    HOST,
-    Component,
-    RunShape,
-    beside_another,
-    draft_model_footprint,
-    footprint,
-    kv_type_fits,
-    onnx_footprint,
-)
-from edgespec.memory.plan import (
-    DRAFT_MODEL_BATCH,
-    DRAFT_MODEL_NODES,
-    Alternative,
-    Choice,
-    Device,
-    Plan,
-    Settings,
-    component_bytes,
-    draft_context,
-)
+from edgespec.errors import UnsupportedError
+from edgespec.memory.footprint import kv_type_fits
+from edgespec.memory.layout import BATCH_SIZES, Layout, smallest_batch
+from edgespec.memory.plan import Alternative, Choice, Device, Plan, Settings
+from edgespec.memory.refusal import refusal
 from edgespec.memory.request import (
     CONTEXT_STEP,
     DEFAULT_CONTEXT,
@@ -58,7 +40,6 @@ from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 _LEAST_CONTEXT = 512  # offered unasked; a question and its answer
 _DRAFT_SIZES = (31, 15, 7, 3)
-_BATCH_SIZES = (512, 256, 128, 64, 32)
 _GPU_BATCH_SIZE = 512  # a GPU is idle on smaller ones
 # Prompt tokens a second with batches of 64, 128 and 512 on two cores: 0.80, 0.93 and 1 of the best
 # on a model 576 wide, 0.96, 1 and 0.94 on one 1536 wide.
@@ -128,40 +109,44 @@ class _Planner:
         max_step_of: Callable[[Settings], int | None],
         kv_losses: Mapping[str, float],
     ) -> None:
-        self.spec = spec
-        self.kv_losses = kv_losses
-        self.request = request
-        self.machine = machine
-        self.switch_spec = switch_spec
-        self.choices: dict[str, Choice] = {}
         check(request)
-        self.backend = ONNX if request.backend == ONNX else LLAMACPP
-        self.limit = min(machine.free_bytes, request.budget_bytes or machine.free_bytes)
-        self.key_type, self.value_type = self._kv_types()
-        self.threads = self._choose("threads", *threads_of(request))
+        self.spec, self.request, self.machine = spec, request, machine
+        self.kv_losses = kv_losses
+        self.choices: dict[str, Choice] = {}
+        backend = ONNX if request.backend == ONNX else LLAMACPP
+        specs = (spec,) if switch_spec is None else (spec, switch_spec)
+        key_type, value_type = self._kv_types(backend, specs)
+        threads = self._choose("threads", *threads_of(request))
         self.drafter = self._choose("drafter", *drafter_of(spec, request))
-        self.drafter_bytes = drafter_bytes if self.drafter != "none" else 0
-        self.draft_spec = draft_spec if self.drafter != "none" else None
-        if self.draft_spec is not None:
-            self._choose("draft_model", self.draft_spec.path.name, "as asked")
-        gpus = machine.accelerators if self.backend == LLAMACPP else ()
-        self.gpu_layers = -1 if gpus else 0
+        drafts = self.drafter != "none"
+        if draft_spec is not None and drafts:
+            self._choose("draft_model", draft_spec.path.name, "as asked")
+        self.layout = Layout(
+            spec,
+            machine,
+            backend,
+            threads,
+            key_type,
+            value_type,
+            drafter_bytes=drafter_bytes if drafts else 0,
+            draft_spec=draft_spec if drafts else None,
+            switch_spec=switch_spec,
+            interface_bytes=request.interface_bytes,
+            budget_bytes=request.budget_bytes,
+        )
         self.wanted_context, self.context_reason = wanted_context(self._shorter(), request)
-        if gpus or request.gpu_layers is not None:
-            self.gpu_layers = self._gpu_layers()
-        self._choose("gpu_layers", self.gpu_layers, self._gpu_reason())
+        self._place_layers()
         self.device = self._choose("device", *self._device())
-        self.mapped = self._mapped()
         self._take_smaller_cache()
         settings = Settings(
-            self.threads,
-            self.key_type,
-            self.value_type,
-            self.gpu_layers,
+            threads,
+            self.layout.key_type,
+            self.layout.value_type,
+            self.layout.gpu_layers,
             self.drafter,
-            self.backend,
-            self.backend == ONNX and request.exact,
-            self.device if self.backend == ONNX else "cpu",
+            backend,
+            backend == ONNX and request.exact,
+            self.device if backend == ONNX else "cpu",
         )
         self.speed = speed_of(settings)
         self.max_step = max_step_of(settings) or _LARGEST_STEP
@@ -172,8 +157,8 @@ class _Planner:
         request = self.request
         least = self._least_context()
         batch = self._smallest_batch()
-        if not self._fits(least, batch, 0):
-            raise self._refusal(least, batch)
+        if not self.layout.fits(least, batch, 0):
+            raise refusal(self.layout, request, least, batch)
         context = least
         if request.prefer == "context":  # context first, drafts from what is left
             asked = 0 if self.drafter == "none" else request.draft_max or 0
@@ -186,29 +171,29 @@ class _Planner:
         self._choose("context_size", context, self._context_reason(context))
         self._choose("draft_max", draft_max, self._draft_reason(draft_max, batch, context))
         self._choose("batch_size", batch, self._batch_reason(batch))
-        self._choose("mapped", int(self.mapped), self._mapped_reason())
-        depth = self._depth()
+        self._choose("mapped", int(self.layout.mapped), self._mapped_reason())
+        depth, layout = self._depth(), self.layout
         return Plan(
-            backend=self.backend,
+            backend=layout.backend,
             device=self.device,
             context_size=context,
             batch_size=batch,
-            threads=self.threads,
-            kv_type_k=self.key_type,
-            kv_type_v=self.value_type,
-            gpu_layers=self.gpu_layers,
+            threads=layout.threads,
+            kv_type_k=layout.key_type,
+            kv_type_v=layout.value_type,
+            gpu_layers=layout.gpu_layers,
             draft_max=draft_max,
             drafter=self.drafter,
-            draft_model=self.draft_spec.path if self.draft_spec else None,
-            draft_mapped=self.draft_spec is not None and self._maps(self.draft_spec),
-            switch=self.switch_spec.path if self.switch_spec else None,
-            switch_mapped=self.switch_spec is not None and self._maps_too(self.switch_spec),
+            draft_model=layout.draft_spec.path if layout.draft_spec else None,
+            draft_mapped=layout.draft_mapped,
+            switch=layout.switch_spec.path if layout.switch_spec else None,
+            switch_mapped=layout.switch_mapped,
             exact=request.exact,
             remember=request.remember,
-            mapped=self.mapped,
+            mapped=layout.mapped,
             choices=tuple(self.choices.values()),
-            components=self._footprint(context, batch, draft_max),
-            limit_bytes=self.limit,
+            components=layout.footprint(context, batch, draft_max),
+            limit_bytes=layout.limit_bytes,
             available_bytes=self.machine.free_bytes,
             plain_tokens_per_s=self.speed.tokens_per_s(0, depth),
             tokens_per_s=self.speed.tokens_per_s(draft_max, depth),
@@ -218,7 +203,7 @@ class _Planner:
 
     def _alternatives(self, context: int, batch: int, draft_max: int) -> Iterator[Alternative]:
         """What a person could prefer: less memory, more context, more speed."""
-        now, least = self._bytes(context, batch, draft_max), self._least_context()
+        now, least = self.layout.nbytes(context, batch, draft_max), self._least_context()
         smaller = self._alternative("smaller", f"--ctx {least} --draft-max 0", least, 0)
         if smaller.peak_bytes < now:
             yield smaller
@@ -237,83 +222,14 @@ class _Planner:
         return Alternative(
             name=name,
             options=options,
-            peak_bytes=self._bytes(context, self._batch_size(context, draft_max), draft_max),
+            peak_bytes=self.layout.nbytes(context, self._batch_size(context, draft_max), draft_max),
             context_size=context,
             tokens_per_s=self.speed.tokens_per_s(draft_max, self._depth()),
         )
 
-    # -- bytes -----------------------------------------------------------------------------
-
-    def _shape(self, context: int, batch: int, draft_max: int) -> RunShape:
-        return RunShape(
-            context_size=context,
-            batch_size=max(batch, draft_max + 1),
-            max_nodes=draft_max + 1,
-            type_k=self.key_type,
-            type_v=self.value_type,
-            threads=self.threads,
-            gpu_layers=self.gpu_layers,
-            mapped=self.mapped,
-            features=self.machine.features,
-        )
-
-    def _footprint(self, context: int, batch: int, draft_max: int) -> tuple[Component, ...]:
-        bytes_of = onnx_footprint if self.backend == ONNX else footprint
-        shape, tables = self._shape(context, batch, draft_max), self.drafter_bytes
-        tables = tables if draft_max else 0
-        parts = bytes_of(self.spec, shape, drafter_bytes=tables)
-        if self.switch_spec is not None:
-            small = replace(shape, mapped=self._maps_too(self.switch_spec))
-            others = bytes_of(self.switch_spec, small, drafter_bytes=tables)
-            parts += beside_another("switch", self.switch_spec, others)
-        if self.draft_spec is not None and draft_max:
-            parts += draft_model_footprint(self.draft_spec, self._draft_shape(context))
-        if self.request.interface_bytes:
-            parts += (Component("interface", self.request.interface_bytes, is_ceiling=True),)
-        if self.machine.is_one_pool:
-            return tuple(replace(part, device=HOST, name=_pooled(part)) for part in parts)
-        return parts
-
-    def _draft_shape(self, context: int) -> RunShape:
-        """How the draft model is loaded: as the target, with small steps."""
-        assert self.draft_spec is not None
-        return RunShape(
-            context_size=draft_context(self.draft_spec, context),
-            batch_size=DRAFT_MODEL_BATCH,
-            max_nodes=DRAFT_MODEL_NODES,
-            threads=self.threads,
-            gpu_layers=-1 if self.gpu_layers else 0,
-            mapped=self._maps(self.draft_spec),
-            features=self.machine.features,
-        )
-
-    def _bytes(self, context: int, batch: int, draft_max: int) -> int:
-        """Everything a budget covers: the processor's memory and the GPU's."""
-        return sum(part.nbytes for part in self._footprint(context, batch, draft_max))
-
-    def _fits(self, context: int, batch: int, draft_max: int) -> bool:
-        return self._shortage(self._footprint(context, batch, draft_max)) is None
-
-    def _shortage(self, parts: Sequence[Component]) -> tuple[str, int] | None:
-        """What does not suffice and how many bytes of it there are, or None."""
-        gpu = sum(part.nbytes for part in parts if part.device == GPU)
-        host = sum(part.nbytes for part in parts if part.device == HOST)
-        budget = self.request.budget_bytes
-        if budget and host + gpu > budget:
-            return "budget", budget
-        if host > self.machine.free_bytes:
-            return "free", self.machine.free_bytes
-        if gpu > self.machine.gpu_free_bytes:
-            return "free on the GPU", self.machine.gpu_free_bytes
-        return None
-
-    def _specs(self) -> tuple[ModelSpec, ...]:
-        """The models that write."""
-        return (self.spec,) if self.switch_spec is None else (self.spec, self.switch_spec)
-
     def _shorter(self) -> ModelSpec:
         """Of the models that write, the one made for less context."""
-        return min(self._specs(), key=lambda spec: spec.context_length or DEFAULT_CONTEXT)
+        return min(self.layout.specs, key=lambda spec: spec.context_length or DEFAULT_CONTEXT)
 
     # -- choices ---------------------------------------------------------------------------
 
@@ -321,10 +237,10 @@ class _Planner:
         self.choices[name] = Choice(name, value, reason)
         return value
 
-    def _kv_types(self) -> tuple[str, str]:
+    def _kv_types(self, backend: str, specs: Sequence[ModelSpec]) -> tuple[str, str]:
         """Types of K and V. A type that costs quality is never chosen unasked."""
         request, kind = self.request, self.request.kv_type or "f16"
-        if self.backend == ONNX:
+        if backend == ONNX:
             if request.kv_type not in (None, "f32"):
                 raise UnsupportedError(
                     f"--kv-type {request.kv_type} is not possible with --backend onnx",
@@ -332,7 +248,7 @@ class _Planner:
                 )
             self._choose("kv_type", "f32", "what ONNX Runtime's attention computes with")
             return "f32", "f32"
-        for spec in self._specs():
+        for spec in specs:
             if not kv_type_fits(spec, kind):
                 raise UnsupportedError(
                     f"--kv-type {kind} needs heads of a multiple of 32 values; those of "
@@ -359,15 +275,16 @@ class _Planner:
         request = self.request
         if request.prefer != "context" or request.kv_type or request.exact:
             return
-        if self.backend == ONNX:
+        if self.layout.backend == ONNX:
             return
         for kind, times in _SMALLER_KV_TYPES:
-            if self._fits(self._upper_context(), self._smallest_batch(), 0):
+            if self.layout.fits(self._upper_context(), self._smallest_batch(), 0):
                 return
             loss = self.kv_losses.get(kind, 0.0 if kind == "q8_0" else math.inf)
-            if loss > _MOST_KV_LOSS or not all(kv_type_fits(spec, kind) for spec in self._specs()):
+            fits = all(kv_type_fits(spec, kind) for spec in self.layout.specs)
+            if loss > _MOST_KV_LOSS or not fits:
                 continue
-            self.key_type = self.value_type = kind
+            self.layout = replace(self.layout, key_type=kind, value_type=kind)
             cost = "a small cost in quality"
             if kind in self.kv_losses:
                 cost = f"a measured divergence of {self.kv_losses[kind]:.4f}"
@@ -377,69 +294,59 @@ class _Planner:
     def _device(self) -> tuple[str, str]:
         """Where steps run, and why there."""
         asked = self.request.device
-        if self.backend == ONNX and asked == "auto":
+        if self.layout.backend == ONNX and asked == "auto":
             return "cpu", "ONNX Runtime's CPU kernels; --device asks for a GPU or an NPU"
-        if self.backend == LLAMACPP and asked == "auto":
-            return ("gpu" if self.gpu_layers else "cpu"), "where gpu layers puts them"
+        if self.layout.backend == LLAMACPP and asked == "auto":
+            return ("gpu" if self.layout.gpu_layers else "cpu"), "where gpu layers puts them"
         return asked, "as asked"
 
-    def _gpu_layers(self) -> int:
-        """All layers where they fit, else the most that do."""
-        asked = self.request.gpu_layers
-        if self.backend == ONNX and not asked:
-            return 0
-        if asked and asked > 0 and (self.backend == ONNX or not self.machine.accelerators):
+    def _place_layers(self) -> None:
+        """All layers on the GPU where they fit, else the most that do."""
+        asked, onnx = self.request.gpu_layers, self.layout.backend == ONNX
+        has_gpu = bool(self.machine.accelerators) and not onnx
+        if asked and asked > 0 and not has_gpu:
             raise UnsupportedError(
-                f"--gpu-layers {asked} is not possible: {self.backend} has no GPU here",
+                f"--gpu-layers {asked} is not possible: {self.layout.backend} has no GPU here",
                 hint="`edgespec doctor` says how to build it with one; or leave the option out",
             )
-        if asked is not None:
-            return asked if self.machine.accelerators else 0
-        everything = self.spec.num_layers + 1
-        self.mapped = self._mapped()
+        if has_gpu and asked is not None:
+            self.layout = replace(self.layout, gpu_layers=asked)
+        elif has_gpu:
+            self._fill_gpu()
+        self._choose("gpu_layers", self.layout.gpu_layers, self._gpu_reason())
+
+    def _fill_gpu(self) -> None:
         least, batch = self._least_context(), self._smallest_batch()
+        everything = self.spec.num_layers + 1
         for layers in range(everything, 0, -1):
-            self.gpu_layers = -1 if layers == everything else layers
-            if self._fits(least, batch, self.request.draft_max or 0):
-                return self.gpu_layers
-        return 0
+            count = -1 if layers == everything else layers
+            self.layout = replace(self.layout, gpu_layers=count)
+            if self.layout.fits(least, batch, self.request.draft_max or 0):
+                return
+        self.layout = replace(self.layout, gpu_layers=0)
 
     def _gpu_reason(self) -> str:
         if self.request.gpu_layers is not None:
             return "as asked"
-        if self.backend == ONNX:
+        if self.layout.backend == ONNX:
             return "layers are offloaded by llama.cpp alone"
         if not self.machine.accelerators:
             return "llama.cpp was built for the CPU alone, or sees no GPU"
         names = ", ".join(gpu.description for gpu in self.machine.accelerators)
-        return f"as many as fit into {names}" if self.gpu_layers >= 0 else f"all fit into {names}"
-
-    def _mapped(self) -> bool:
-        """Map the file unless that would keep it in memory beside a copy of its weights."""
-        return self._maps_too(self.spec)
-
-    def _maps_too(self, spec: ModelSpec) -> bool:
-        """As `_mapped`, for a model on the same backend."""
-        return self.backend == ONNX or self._maps(spec)
-
-    def _maps(self, spec: ModelSpec) -> bool:
-        """Whether llama.cpp reads these weights in the file: not where it makes copies anyway."""
-        if self.machine.accelerators and self.gpu_layers:
-            return self.machine.is_one_pool  # there the GPU reads the mapped pages themselves
-        shape = RunShape(256, 32, 1, features=self.machine.features, mapped=True)
-        return not any(part.name == "weights_repacked" for part in footprint(spec, shape))
+        how_many = "all" if self.layout.gpu_layers < 0 else "as many as"
+        return f"{how_many} fit into {names}"
 
     def _mapped_reason(self) -> str:
-        if self.device in ("gpu", "npu") and self.backend == ONNX:
+        if self.device in ("gpu", "npu") and self.layout.backend == ONNX:
             return "the provider makes a copy of its own for the device, which is not counted"
         if self.spec.format == ONNX_FORMAT:
             return "weights are pages of the folder's file, beside copies as the kernels want them"
-        if self.backend == ONNX:
+        if self.layout.backend == ONNX:
             kinds = sorted({t.type.name for t in self.spec.tensors.values() if len(t.dims) > 1})
             changed = [kind for kind in kinds if kind not in EXACTLY_PACKED]
             note = f"; {', '.join(changed)} weights are kept in 8 bits" if changed else ""
             return f"packed weights are pages of the converted file{note}"
-        if self.mapped:
+        if self.layout.mapped:
             return "weights are used as they lie in the file, whose pages are shared"
         return "weights are rewritten for this device; mapping the file would hold them twice"
 
@@ -459,7 +366,7 @@ class _Planner:
         low, high = 0, -(-(limit - least) // CONTEXT_STEP)
         while low < high:
             middle = (low + high + 1) // 2
-            if self._fits(min(limit, least + middle * CONTEXT_STEP), batch, draft_max):
+            if self.layout.fits(min(limit, least + middle * CONTEXT_STEP), batch, draft_max):
                 low = middle
             else:
                 high = middle - 1
@@ -490,12 +397,12 @@ class _Planner:
         if self.drafter == "none":
             return 0
         if self.request.draft_max is not None:
-            if not self._fits(
+            if not self.layout.fits(
                 context, max(batch, self.request.draft_max + 1), self.request.draft_max
             ):
-                raise self._refusal(context, batch)
+                raise refusal(self.layout, self.request, context, batch)
             return self.request.draft_max
-        return self._best_draft(lambda draft: self._fits(context, batch, draft))
+        return self._best_draft(lambda draft: self.layout.fits(context, batch, draft))
 
     def _best_draft(self, fits: Callable[[int], bool]) -> int:
         """Of the drafts that fit the smallest that keeps nearly all speed; 0 if none fits.
@@ -518,9 +425,9 @@ class _Planner:
 
     def _cheap_draft(self, drafts: Sequence[int]) -> int:
         """The largest draft for hardly any memory: some texts use more of it than most do."""
-        context, batch = self._least_context(), self._smallest_batch()
-        enough = _CHEAP * self._bytes(context, batch, drafts[-1])
-        return next(draft for draft in drafts if self._bytes(context, batch, draft) <= enough)
+        sizes = self._least_context(), self._smallest_batch()
+        enough = _CHEAP * self.layout.nbytes(*sizes, drafts[-1])
+        return next(draft for draft in drafts if self.layout.nbytes(*sizes, draft) <= enough)
 
     def _draft_reason(self, draft_max: int, batch: int, context: int) -> str:
         if self.drafter == "none":
@@ -544,20 +451,18 @@ class _Planner:
         return _KEPT_SPEED if self.request.budget_bytes else _KEPT_SPEED_UNASKED
 
     def _smallest_batch(self) -> int:
-        """Prompt tokens evaluated at once when memory is tight; a step has to fit too."""
-        least = 1 + (self.request.draft_max or 0)
-        return next(size for size in reversed(_BATCH_SIZES) if size >= least)
+        return smallest_batch(self.request.draft_max or 0)
 
     def _batch_size(self, context: int, draft_max: int) -> int:
         """The batch for the prompt: larger ones read it faster and take more memory."""
         wanted = self._wanted_batch()
-        for size in _BATCH_SIZES:
-            if draft_max < size <= wanted and self._fits(context, size, draft_max):
+        for size in BATCH_SIZES:
+            if draft_max < size <= wanted and self.layout.fits(context, size, draft_max):
                 return size
         return self._smallest_batch()
 
     def _wanted_batch(self) -> int:
-        if self.gpu_layers:
+        if self.layout.gpu_layers:
             return _GPU_BATCH_SIZE
         width = self.spec.embedding_size
         return next(size for from_width, size in _CPU_BATCH_SIZES if width >= from_width)
@@ -566,75 +471,3 @@ class _Planner:
         if batch >= self._wanted_batch():
             return "reads prompts at nearly full speed in little memory"
         return "what the budget leaves; prompts are read more slowly"
-
-    # -- refusal ---------------------------------------------------------------------------
-
-    def _refusal(self, context: int, batch: int) -> DoesNotFitError:
-        parts = self._footprint(context, batch, self.request.draft_max or 0)
-        shortage = self._shortage(parts)
-        assert shortage is not None
-        where, there = shortage
-        if where != "budget":  # then each memory stands for itself
-            device_name = GPU if where.endswith("GPU") else HOST
-            parts = tuple(part for part in parts if part.device == device_name)
-        largest = sorted(component_bytes(parts).items(), key=lambda item: -item[1])[:4]
-        named = ", ".join(
-            f"{name.replace('_', ' ')} {-(-size // _MEBIBYTE)}" for name, size in largest
-        )
-        total = -(-sum(part.nbytes for part in parts) // _MEBIBYTE)
-        both = "" if self.switch_spec is None else "two models and "
-        return DoesNotFitError(
-            f"needs {total} MiB for {both}{context} tokens of context ({named} MiB); "
-            f"{where}: {there // _MEBIBYTE} MiB",
-            hint=self._ways_out(context),
-        )
-
-    def _ways_out(self, context: int) -> str:
-        """Options that help, tried out before they are named."""
-        ways = []
-        asked = self.request.draft_max or 0
-        if self.switch_spec is not None:
-            small, self.switch_spec = self.switch_spec, None
-            if self._fits(context, self._smallest_batch(), asked):
-                ways.append(f"leaving out --switch: {self.spec.path.name} alone fits")
-            self.switch_spec = small
-        if self.draft_spec is not None and asked and self._fits(context, _BATCH_SIZES[-1], 0):
-            ways.append("leaving out --draft-model")
-        elif asked and self._fits(context, _BATCH_SIZES[-1], 0):
-            ways.append("a smaller --draft-max")
-        if fitting := self._largest_fitting_context(context):
-            ways.append(f"`--ctx {fitting}` fits")
-        may_change = self.request.kv_type in (None, "f16") and not self.request.exact
-        may_change = may_change and self.backend == LLAMACPP
-        if may_change and all(kv_type_fits(spec, "q8_0") for spec in self._specs()):
-            saved = (self.key_type, self.value_type)
-            self.key_type = self.value_type = "q8_0"
-            fitting = self._largest_fitting_context(context + 1)
-            self.key_type, self.value_type = saved
-            if fitting:
-                ways.append(f"`--kv-type q8_0 --ctx {fitting}` fits, at a small cost in quality")
-        if not ways and self.request.budget_bytes:
-            needed = self._bytes(context, self._smallest_batch(), asked)
-            if needed <= self.machine.free_bytes:
-                ways.append(f"`--budget {-(-needed // _MEBIBYTE)}MiB` is enough")
-        return "; ".join(ways) or "use a smaller model file"
-
-    def _largest_fitting_context(self, below: int) -> int:
-        """Largest context under `below` that fits, in steps of 256; 0 if none.
-
-        None that is too small for the prompt and the answer that were asked for.
-        """
-        batch, draft = self._smallest_batch(), self.request.draft_max or 0
-        low, high = 0, (below - 1) // CONTEXT_STEP
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._fits(middle * CONTEXT_STEP, batch, draft):
-                low = middle
-            else:
-                high = middle - 1
-        fitting = low * CONTEXT_STEP
-        return fitting if fitting >= self.request.prompt_tokens else 0
-
-
-def _pooled(part: Component) -> str:
-    return part.name if part.device == HOST else f"gpu_{part.name}"

@@ -1,9 +1,8 @@
 """Reads what a GGUF file says about itself: metadata and tensor positions, never weights.
 
-Knows the container (versions 2 and 3, little endian, whole or split) and the block sizes of ggml's
-types, as in `llama.cpp: ggml/src/gguf.cpp` and `ggml/src/ggml.c`. Deliberately does not know what
-the keys mean, except `general.alignment`, `split.*` and the arrays that make up a tokenizer;
-`edgespec.models.spec` does.
+Knows the container (versions 2 and 3, little endian, whole or split), as in
+`llama.cpp: ggml/src/gguf.cpp`. Deliberately does not know what the keys mean, except
+`general.alignment`, `split.*` and the arrays that make up a tokenizer; `edgespec.models.spec` does.
 
 Model files come from strangers. Every count and length is compared with the bytes that are left
 before it is believed, so that whatever the file holds, the outcome is a `Gguf` or one
@@ -23,9 +22,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from edgespec.errors import ModelFileError, ModelNotFoundError
+from edgespec.models import foreign_files
+from edgespec.models.ggml_types import GGML_TYPES, GgmlType
 
 # Ceilings no real model comes near; they bound what a hostile file can make us allocate.
 MAX_KEYS = 1 << 16
@@ -67,54 +68,6 @@ _TOKENIZER_ARRAYS = (
 _SHARD_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 _AGAIN = "the file is damaged; download it again"
 _OTHER_SOURCE = "the file was converted wrongly; get it from another source"
-
-
-class GgmlType(NamedTuple):
-    """A tensor type: `block_size` values are stored in `block_bytes` bytes."""
-
-    name: str
-    block_size: int
-    block_bytes: int
-
-
-# Gaps are types that llama.cpp has dropped.
-GGML_TYPES = {
-    0: GgmlType("F32", 1, 4),
-    1: GgmlType("F16", 1, 2),
-    2: GgmlType("Q4_0", 32, 18),
-    3: GgmlType("Q4_1", 32, 20),
-    6: GgmlType("Q5_0", 32, 22),
-    7: GgmlType("Q5_1", 32, 24),
-    8: GgmlType("Q8_0", 32, 34),
-    9: GgmlType("Q8_1", 32, 36),
-    10: GgmlType("Q2_K", 256, 84),
-    11: GgmlType("Q3_K", 256, 110),
-    12: GgmlType("Q4_K", 256, 144),
-    13: GgmlType("Q5_K", 256, 176),
-    14: GgmlType("Q6_K", 256, 210),
-    15: GgmlType("Q8_K", 256, 292),
-    16: GgmlType("IQ2_XXS", 256, 66),
-    17: GgmlType("IQ2_XS", 256, 74),
-    18: GgmlType("IQ3_XXS", 256, 98),
-    19: GgmlType("IQ1_S", 256, 50),
-    20: GgmlType("IQ4_NL", 32, 18),
-    21: GgmlType("IQ3_S", 256, 110),
-    22: GgmlType("IQ2_S", 256, 82),
-    23: GgmlType("IQ4_XS", 256, 136),
-    24: GgmlType("I8", 1, 1),
-    25: GgmlType("I16", 1, 2),
-    26: GgmlType("I32", 1, 4),
-    27: GgmlType("I64", 1, 8),
-    28: GgmlType("F64", 1, 8),
-    29: GgmlType("IQ1_M", 256, 56),
-    30: GgmlType("BF16", 1, 2),
-    34: GgmlType("TQ1_0", 256, 54),
-    35: GgmlType("TQ2_0", 256, 66),
-    39: GgmlType("MXFP4", 32, 17),
-    40: GgmlType("NVFP4", 64, 36),
-    41: GgmlType("Q1_0", 128, 18),
-    42: GgmlType("Q2_0", 64, 18),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +143,7 @@ def read_gguf(path: str | os.PathLike[str]) -> Gguf:
     path = Path(path)
     with _mapped(path) as data:
         if bytes(data[:4]) != b"GGUF":
-            what, hint = _foreign(bytes(data[:512]))
+            what, hint = foreign_files.describe(bytes(data[:512]))
             raise ModelFileError(f"{path} is {what}, not a GGUF model", hint=hint)
         return _Reader(path, data).file()
 
@@ -528,45 +481,3 @@ class _Reader:
 
 def _shown(key: str) -> str:
     return key if len(key) <= 80 else f"{key[:80]}..."
-
-
-_CONVERT = "convert the original model with llama.cpp's convert_hf_to_gguf.py"
-# How the file begins -> what it is, what to do.
-_FOREIGN = {
-    b"PK\x03\x04": ("a zip archive (perhaps a PyTorch checkpoint)", _CONVERT),
-    b"\x80\x02": ("a PyTorch checkpoint", _CONVERT),
-    b"\x1f\x8b": ("a gzip archive", "unpack it"),
-    b"\x28\xb5\x2f\xfd": ("a zstd archive", "unpack it"),
-    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it"),
-    b"\xfd7zXZ": ("an xz archive", "unpack it"),
-    b"\x89HDF": ("an HDF5 file", _CONVERT),
-    b"lmgg": ("a model in the old ggml format", _CONVERT),
-    b"fmgg": ("a model in the old ggml format", _CONVERT),
-    b"tjgg": ("a model in the old ggml format", _CONVERT),
-}
-
-
-def _foreign(head: bytes) -> tuple[str, str]:
-    """Says what a file is by its first 512 bytes, and what to do about it."""
-    lowered = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if head.startswith(b"version https://git-lfs"):
-        size = re.search(rb"^size (\d{1,20})$", head, re.MULTILINE)
-        of = f" of {int(size[1])} bytes" if size else ""
-        return (
-            f"a git-LFS pointer to a model{of}",
-            "run `git lfs pull`, or download the file itself",
-        )
-    if lowered.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
-        return "a web page", "the link led to a login or an error; download the file itself"
-    if len(head) < 4 and b"GGUF".startswith(head):
-        return f"cut off after {len(head)} bytes", "download it again"
-    for magic, answer in _FOREIGN.items():
-        if head.startswith(magic):
-            return answer
-    if head[8:10] == b'{"':
-        return "a safetensors file", _CONVERT
-    if head[:1] == b"\x08" and head[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x3a"):
-        return "an ONNX model", "use `--backend onnx`"
-    if head.isascii() and head.decode("ascii").replace("\n", "").replace("\t", "").isprintable():
-        return f"a text file that begins {head[:24].decode('ascii')!r}", "download it again"
-    return f"a file that begins with the bytes {head[:4].hex(' ')}", "download it again"

@@ -22,14 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BackendError, DoesNotFitError, UnsupportedError
-from edgespec.models.gguf import (
-    GGML_TYPES,
-    GgmlType,
-    Gguf,
-    GgufTensor,
-    read_gguf,
-    read_gguf_shards,
-)
+from edgespec.models.ggml_types import GGML_TYPES, GgmlType
+from edgespec.models.gguf import Gguf, GgufTensor, read_gguf, read_gguf_shards
 
 # Values of llama_ftype. The names are those of `llama-quantize`.
 _FILE_TYPES = {

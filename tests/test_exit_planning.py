@@ -59,8 +59,9 @@ def measured(target: ModelSpec, times: Sequence[float]) -> None:
 
 
 def drafts_measured(target: ModelSpec, drafter: Path, ms: float) -> None:
-    settings = draft_settings_of(plan_of(target, drafter="suffix"))
-    key = settings_key(read_model_spec(drafter), settings)
+    spec = read_model_spec(drafter)
+    settings = draft_settings_of(plan_of(target, drafter="suffix"), spec)
+    key = settings_key(spec, settings)
     cache.store("curves", key, CostCurve([float("inf"), *[ms] * 8]).as_json())
 
 
@@ -85,6 +86,18 @@ def test_before_anything_is_measured_a_shipped_one_is_not_used(
     plan = plan_of(target)
     assert choice(plan) == ("not used", "step times are not measured yet")
     assert (plan.drafter, plan.draft_model) == ("suffix", None)
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("f16", 16), ("q8_0", 8.5), ("q4_0", 4.5)])
+def test_its_cache_is_as_small_as_the_targets(
+    target: ModelSpec, drafter: Path, kind: str, bits: float
+) -> None:
+    plan = plan_of(
+        target, draft_model=drafter, drafter="model", draft_max=3, context_size=512, kv_type=kind
+    )
+    spec = read_model_spec(drafter)
+    assert plan.component_bytes["draft_kv_cache"] == 512 * spec.kv_values_per_token * bits / 8
+    assert draft_settings_of(plan, spec).kv_type_k == kind
 
 
 def test_it_is_used_where_it_pays(target: ModelSpec, shipped: Path) -> None:

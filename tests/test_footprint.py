@@ -22,7 +22,8 @@ from edgespec.memory.footprint import (
     window_cells,
     work_bytes,
 )
-from edgespec.models.gguf import GGML_TYPES, GgmlType, GgufTensor
+from edgespec.models.ggml_types import GGML_TYPES, GgmlType
+from edgespec.models.gguf import GgufTensor
 from edgespec.models.spec import ModelSpec
 
 TYPES = {kind.name: kind for kind in GGML_TYPES.values()}

@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.backends.ggml_values import FloatRows
 from edgespec.errors import UnsupportedError
-from edgespec.models.gguf import GGML_TYPES, GgmlType
+from edgespec.models.ggml_types import GGML_TYPES, GgmlType
 
 TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
 ROWS, COLUMNS = 5, 512

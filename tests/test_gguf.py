@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import ModelFileError, ModelNotFoundError
-from edgespec.models.gguf import GGML_TYPES, GgufSpan, read_gguf, read_gguf_shards
+from edgespec.models.ggml_types import GGML_TYPES
+from edgespec.models.gguf import GgufSpan, read_gguf, read_gguf_shards
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 Q8_0 = 8

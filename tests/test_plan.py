@@ -30,7 +30,8 @@ from edgespec.memory.plan import Device, Plan, Settings
 from edgespec.memory.planner import make_plan
 from edgespec.memory.request import Request
 from edgespec.memory.speed import DEFAULT_ROUNDS, RoundHistory, SpeedModel
-from edgespec.models.gguf import GGML_TYPES, GgufTensor
+from edgespec.models.ggml_types import GGML_TYPES
+from edgespec.models.gguf import GgufTensor
 from edgespec.models.spec import ModelSpec
 from edgespec.planning import (
     make_run_plan,

@@ -1,0 +1,266 @@
+"""What a language model keeps for each layer: heads, windows and recurrent state.
+
+Follows llama.cpp's reading of the same keys (`llama.cpp: src/llama-model.cpp`, `load_hparams`, and
+`src/models/*.cpp`): which layers slide, which are recurrent, which keep no cache of their own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from edgespec.errors import ModelFileError
+from edgespec.models.gguf import Gguf, GgufSpan, GgufValue
+
+# llama.cpp's LLAMA_MAX_LAYERS.
+MAX_LAYERS = 512
+_MAX_U31 = (1 << 31) - 1
+
+
+class _Sliding(NamedTuple):
+    """How an architecture slides: every `period`-th layer is global (first or last of the period).
+
+    Period 0 slides in every layer, period None only where the file's pattern says so. `window` is
+    the default; `forced` replaces whatever window the file gives, as llama.cpp does.
+    """
+
+    period: int | None
+    global_first: bool = False
+    window: int = 0
+    forced: int = 0
+
+
+# From `load_arch_hparams` in `llama.cpp: src/models/`. llama.cpp ignores the window of any other
+# architecture (llama, mistral, qwen2, phi3), so its layers are global and so is their cache.
+_SLIDING = {
+    "afmoe": _Sliding(4),
+    "cohere2": _Sliding(4),
+    "cohere2moe": _Sliding(4, global_first=True),
+    "deepseek4": _Sliding(0),
+    "dots3note": _Sliding(None),
+    "exaone-moe": _Sliding(4, window=128),
+    "exaone4": _Sliding(4, window=4096),
+    "gemma-embedding": _Sliding(6),
+    "gemma2": _Sliding(2, window=4096),
+    "gemma3": _Sliding(6),
+    "gemma3n": _Sliding(5),
+    "gemma4": _Sliding(None),
+    "gpt-oss": _Sliding(2),
+    "granite_swa": _Sliding(None),
+    "laguna": _Sliding(4, global_first=True),
+    "lfm2": _Sliding(0),
+    "llama4": _Sliding(4, window=8192, forced=8192),
+    "maple": _Sliding(None),
+    "mellum": _Sliding(4),
+    "mimo2": _Sliding(None),
+    "modern-bert": _Sliding(3, global_first=True),
+    "muse-glimmer": _Sliding(4),
+    "olmo2": _Sliding(4),
+    "plamo3": _Sliding(8),
+    "smallthinker": _Sliding(4, global_first=True, forced=4096),
+    "spark2_5": _Sliding(None),
+    "step35": _Sliding(None),
+}
+# Exaone 4 slides only in its 32B size, which llama.cpp tells by the number of layers.
+_EXAONE4_SLIDING = 64
+_GEMMA3N_CACHED_LAYERS = 20
+
+_RECURRENT = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}
+# Hybrids whose every n-th layer is attention unless the file lists the recurrent layers.
+_INTERVAL_HYBRID = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "minimax-01": 8}
+# Hybrids whose recurrent layers are those without key-value heads.
+_HEADLESS_HYBRID = {
+    "jamba", "plamo2", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe",
+    "kimi-linear", "kimi-k3", "bailingmoe3", "glm5-next",
+}  # fmt: skip
+_ONE_PART_LAYERS = {"nemotron_h", "nemotron_h_moe"}
+_HYBRID = {"falcon-h1", "deepseek4", *_INTERVAL_HYBRID, *_HEADLESS_HYBRID}
+
+
+class Keys:
+    """The keys of one architecture, `llama.block_count` asked for as `block_count`."""
+
+    def __init__(self, gguf: Gguf) -> None:
+        self.gguf = gguf
+        self.arch = gguf.text("general.architecture")
+
+    def has(self, prefix: str) -> bool:
+        return any(key.startswith(f"{self.arch}.{prefix}") for key in self.gguf.metadata)
+
+    def value(self, name: str) -> GgufValue | None:
+        return self.gguf.metadata.get(f"{self.arch}.{name}")
+
+    def integer(self, name: str, default: int | None = None, *, low: int = 0) -> int:
+        """Returns a number between `low` and 2^31 - 1; without a default the key is required."""
+        if default is None and self.value(name) is None:
+            raise ModelFileError(
+                f"{self.gguf.path} has no '{self.arch}.{name}', so it is not a language model "
+                "that llama.cpp runs",
+                hint="look up what the file is for; edgespec needs a text-generation model",
+            )
+        value = self.gguf.integer(f"{self.arch}.{name}", default)
+        return value if value == default else self._checked(name, value, low)
+
+    def per_layer(self, name: str, num_layers: int, default: int | None) -> tuple[int, ...]:
+        """Returns one number a layer; the file gives an array of them or one for all layers."""
+        value = self.value(name)
+        if not isinstance(value, tuple | GgufSpan):
+            return (self.integer(name, default),) * num_layers
+        values = value if isinstance(value, tuple) else ()
+        if len(values) != num_layers:
+            count = value.count if isinstance(value, GgufSpan) else len(values)
+            raise ModelFileError(
+                f"{self.gguf.path} has {count} values in '{self.arch}.{name}' for {num_layers} "
+                "layers",
+                hint="the file was converted wrongly; get it from another source",
+            )
+        return tuple(self._checked(name, value) for value in values)
+
+    def _checked(self, name: str, value: float, low: int = 0) -> int:
+        if not isinstance(value, int) or not low <= value <= _MAX_U31:
+            raise ModelFileError(
+                f"{self.gguf.path} gives '{self.arch}.{name}' the value {value}, which is not an "
+                f"integer from {low} to {_MAX_U31}",
+                hint="the file is damaged or was converted wrongly; get it from another source",
+            )
+        return int(value)
+
+
+class Layers:
+    """The per-layer facts; each is worked out from the ones above it."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+        self.num = keys.integer("block_count", low=1)
+        if self.num > MAX_LAYERS:
+            raise ModelFileError(
+                f"{keys.gguf.path} claims to have {self.num} layers, and llama.cpp runs up to "
+                f"{MAX_LAYERS}",
+                hint="the file is damaged; download it again",
+            )
+        self.num_prediction = keys.integer("nextn_predict_layers", 0)
+        self.num_trunk = max(self.num - self.num_prediction, 0)
+        self.embedding_size = keys.integer("embedding_length", low=1)
+        self.feed_forward_size = keys.per_layer("feed_forward_length", self.num, 0)
+        self._kind()
+        heads_default = 0 if self.is_recurrent else None
+        self.num_heads = keys.per_layer("attention.head_count", self.num, heads_default)
+        self.kv_heads = self._kv_heads()
+        self.is_recurrent_layer = tuple(self._recurs(index) for index in range(self.num))
+        self.num_cached_heads = self._cached_heads()
+        self.window = self._window()
+        self.is_sliding = self._sliding()
+        if not any(self.is_sliding):
+            self.window = 0
+        self.key_length = self._head_lengths("key")
+        self.value_length = self._head_lengths("value")
+        if keys.integer("attention.key_length_mla", 0):
+            self.value_length = (0,) * self.num
+        self.state_values = self._state_values()
+
+    def _kind(self) -> None:
+        arch = self.keys.arch
+        unknown = arch not in _RECURRENT | _HYBRID and self.keys.has("ssm.")
+        has_heads = self.keys.has("attention.head_count")
+        self.is_recurrent = arch in _RECURRENT or (unknown and not has_heads)
+        self.is_hybrid = arch in _HYBRID or (unknown and has_heads)
+
+    def _kv_heads(self) -> tuple[int, ...]:
+        if self.keys.value("attention.head_count_kv") is None:
+            return self.num_heads
+        return self.keys.per_layer("attention.head_count_kv", self.num, None)
+
+    def _recurs(self, index: int) -> bool:
+        arch = self.keys.arch
+        if arch in _INTERVAL_HYBRID:
+            return self._recurs_by_interval(index)
+        if self.is_recurrent or arch == "falcon-h1":
+            return True
+        headless = self.is_hybrid and index < self.num_trunk and self.kv_heads[index] == 0
+        # In Nemotron-H a layer is only one of attention, feed-forward and recurrence.
+        return headless and not (arch in _ONE_PART_LAYERS and self.feed_forward_size[index] > 0)
+
+    def _recurs_by_interval(self, index: int) -> bool:
+        listed = self.keys.value("attention.recurrent_layers")
+        if listed is not None:
+            return bool(_flags(listed, self.num)[index])
+        default = _INTERVAL_HYBRID[self.keys.arch]
+        interval = max(self.keys.integer("full_attention_interval", default), 1)
+        return index < self.num_trunk and (index + 1) % interval != 0
+
+    def _cached_heads(self) -> tuple[int, ...]:
+        """Key-value heads where a layer has its own cache, else 0."""
+        arch = self.keys.arch
+        end = self.num_trunk or self.num
+        if arch == "gemma3n":
+            end = min(end, _GEMMA3N_CACHED_LAYERS)
+        if arch == "gemma4":
+            end = min(end, self.num - self.keys.integer("attention.shared_kv_layers", 0))
+        return tuple(
+            heads if index < end and (arch == "falcon-h1" or not recurs) else 0
+            for index, (heads, recurs) in enumerate(
+                zip(self.kv_heads, self.is_recurrent_layer, strict=True)
+            )
+        )
+
+    def _window(self) -> int:
+        rule = _SLIDING.get(self.keys.arch)
+        if rule is None or (self.keys.arch == "exaone4" and self.num_trunk != _EXAONE4_SLIDING):
+            return 0
+        window = self.keys.integer("attention.sliding_window", rule.window)
+        return rule.forced or window if window else 0
+
+    def _sliding(self) -> tuple[bool, ...]:
+        """Which layers slide, by the file's pattern if it has one, else by the table's period."""
+        if not self.window:
+            return (False,) * self.num
+        rule = _SLIDING[self.keys.arch]
+        pattern = self.keys.value("attention.sliding_window_pattern")
+        if isinstance(pattern, tuple | GgufSpan):
+            return _flags(pattern, self.num)
+        if rule.period is None:
+            return (False,) * self.num
+        period = self.keys.integer("attention.sliding_window_pattern", rule.period)
+        last = 0 if rule.global_first else period - 1
+        return tuple(
+            index < self.num_trunk
+            and not (self.keys.arch == "lfm2" and self.is_recurrent_layer[index])
+            and (period == 0 or index % period != last)
+            for index in range(self.num)
+        )
+
+    def _head_lengths(self, which: str) -> tuple[int, ...]:
+        """Values in a head's key or value, by layer; sliding layers may have their own."""
+        default = self.embedding_size // self.num_heads[0] if self.num_heads[0] else 0
+        length = self.keys.integer(f"attention.{which}_length", default)
+        sliding = self.keys.integer(f"attention.{which}_length_swa", length)
+        return tuple(sliding if slides else length for slides in self.is_sliding)
+
+    def _state_values(self) -> int:
+        """Numbers of recurrent state of one sequence, as `llama_hparams::n_embd_r` and `_s`."""
+        embedding, integer = self.embedding_size, self.keys.integer
+        conv, inner = integer("ssm.conv_kernel", 0), integer("ssm.inner_size", 0)
+        state, group = integer("ssm.state_size", 0), integer("ssm.group_count", 0)
+        wkv, short = integer("wkv.head_size", 0), integer("shortconv.l_cache", 0)
+        kda, heads = integer("kda.head_dim", 0), self.num_heads[0]
+        rolling = max(conv - 1, 0) * (inner + 2 * group * state)
+        recurrent = state * inner
+        if wkv:
+            rolling = integer("token_shift_count", 2) * embedding
+            recurrent = wkv * embedding
+        elif short:
+            rolling = embedding * (short - 1)
+        elif kda:
+            rolling = 3 * (conv - 1 if conv else 3) * heads * kda
+            recurrent = kda * kda * heads
+        elif self.keys.arch == "minimax-01":
+            recurrent = self.key_length[0] ** 2 * heads
+        return sum(self.is_recurrent_layer) * (rolling + recurrent)
+
+
+def _flags(value: GgufValue, num_layers: int) -> tuple[bool, ...]:
+    """One flag a layer; llama.cpp takes a number as all layers and a short array as ending in 0."""
+    if isinstance(value, GgufSpan | str):
+        return (False,) * num_layers
+    values = value if isinstance(value, tuple) else (value,) * num_layers
+    padded = *values, *(0,) * num_layers
+    return tuple(flag != 0 for flag in padded[:num_layers])
