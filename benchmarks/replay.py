@@ -19,6 +19,7 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from operator import eq
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -68,7 +69,7 @@ def main() -> None:
     live.add_argument("--max-tokens", type=int, default=192)
     live.add_argument("--temperature", type=float, default=0.0)
     live.add_argument("--curve", default="cpu2-smollm2-q4_0")
-    live.add_argument("--drafter", default="suffix", nargs="+", help="lists to compare")
+    live.add_argument("--drafter", default=["suffix"], nargs="+", help="lists to compare")
     live.add_argument("--draft-model", type=Path, metavar="FILE")
     live.add_argument("--draft-step", type=float, help="plain steps; default: by bytes")
     live.set_defaults(action=_live)
@@ -184,21 +185,29 @@ def _live(arguments: argparse.Namespace) -> None:
         taken[question["category"]] += 1
         if taken[question["category"]] <= arguments.per_category:
             questions.append(question)
+    texts: list[list[int]] = []
     for drafters in arguments.drafter:
-        _live_run(arguments, questions, drafters)
+        found = _live_run(arguments, questions, drafters)
+        texts = texts or found
+        print(f"texts as with {arguments.drafter[0]}: {sum(map(eq, texts, found))} of {len(texts)}")
 
 
-def _live_run(arguments: argparse.Namespace, questions: list[Any], drafters: str) -> None:
+def _live_run(
+    arguments: argparse.Namespace, questions: list[Any], drafters: str
+) -> list[list[int]]:
+    """Print what the drafters bring; the token ids of the answers."""
     spec = read_model_spec(arguments.model)
     curve = _curve(arguments.curve)
     nodes = len(curve.base) - 1
-    settings = LlamaSettings(4096, 128, nodes, max(1, nodes - 1), usable_cores())
+    # With keys in bf16 steps of all sizes round alike: each list of drafters writes the same text.
+    settings = LlamaSettings(4096, 128, nodes, max(1, nodes - 1), usable_cores(), kv_type_k="bf16")
     model = _priced_model(arguments, spec, curve) if arguments.draft_model else None
     drafter = make_drafter(drafters, model)
     plain_ms: dict[str, float] = defaultdict(float)
     speculative_ms: dict[str, float] = defaultdict(float)
     drafted: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
+    texts: list[list[int]] = []
     params = edgespec.SamplingParams(temperature=arguments.temperature, seed=1)
     backend = LlamaBackend(spec.path, settings)
     with Engine(
@@ -220,6 +229,7 @@ def _live_run(arguments: argparse.Namespace, questions: list[Any], drafters: str
             for name in (question["category"], "overall"):
                 plain_ms[name] += sum(curve.step_ms(1, depth, 1) for depth in depths)
                 speculative_ms[name] += PricedCurve.spent_ms + 1e3 * host_s
+            texts.append(result.token_ids)
             drafted += result.counters.drafted_by
             accepted += result.counters.accepted_by
             if sys.stderr.isatty():
@@ -230,6 +240,7 @@ def _live_run(arguments: argparse.Namespace, questions: list[Any], drafters: str
     for name in plain_ms:
         print(f"{name:<20} {plain_ms[name] / speculative_ms[name]:.3f}")
     print("drafted:", dict(drafted), "accepted:", dict(accepted))
+    return texts
 
 
 def _replay(

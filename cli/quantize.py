@@ -42,6 +42,20 @@ class MeasureOptions:
 
 
 MEASURED = MeasureOptions()
+# What an option goes with, of --type, --fit, --tune and --compare.
+_GOES_WITH = {
+    "--tensor": ("--type",),
+    "--threads": ("--type",),
+    "--imatrix": ("--type", "--tune"),
+    "--types": ("--fit", "--tune"),
+    "--minutes": ("--fit",),
+    "--work": ("--fit",),
+    "--max-kl": ("--tune",),
+    "--exact": ("--tune",),
+    "--tasks": ("--compare",),
+    "--kv": ("--compare",),
+    "--html": ("--compare",),
+}
 
 
 @options.takes_shared_options
@@ -102,12 +116,31 @@ def quantize(
     from edgespec.models.onnx_folder import read_model
     from edgespec.models.spec import read_model_spec
 
-    if sum((file_type is not None, fit is not None, tune, compare)) != 1:
+    modes = {"--type": file_type is not None, "--fit": fit is not None}
+    modes |= {"--tune": tune, "--compare": compare}
+    if sum(modes.values()) != 1:
         raise typer.BadParameter("give one of --type, --fit, --tune and --compare")
-    if tensor and file_type is None:
-        raise typer.BadParameter("--tensor goes with --type")
+    mode = next(name for name, is_given in modes.items() if is_given)
     if fit is not None and measure.imatrix is not None:
         raise typer.BadParameter("--fit computes an importance matrix of its own: no --imatrix")
+    given = {
+        "--tensor": bool(tensor),
+        "--threads": threads is not None,
+        "--imatrix": measure.imatrix is not None,
+        "--types": measure.types is not None,
+        "--minutes": minutes is not None,
+        "--work": work is not None,
+        "--max-kl": max_kl is not None,
+        "--exact": exact,
+        "--tasks": tasks > 0,
+        "--kv": kv,
+        "--html": html is not None,
+    }
+    for option, is_given in given.items():
+        if is_given and mode not in _GOES_WITH[option]:
+            raise typer.BadParameter(f"{option} goes with {' and '.join(_GOES_WITH[option])}")
+    if file_type is not None and measure.data is not None and measure.imatrix != "auto":
+        raise typer.BadParameter("--data goes with --imatrix auto here")
     least, most = (1 if kv else 2, 99) if compare else (1 if tune else 2, 2)
     if not least <= len(files) <= most:
         raise typer.BadParameter("name a source and " + ("other files" if compare else "a target"))
@@ -130,6 +163,8 @@ def quantize(
     if others and not compare:
         note(f"written: {others[0]}")
     print(json.dumps(report) if as_json else printable(_text(report)))
+    if not report.get("complete", True):
+        raise typer.Exit(130)
 
 
 def _change_type(
@@ -142,11 +177,21 @@ def _change_type(
     progress: Progress,
 ) -> dict[str, Any]:
     from edgespec.memory import device
-    from edgespec.quantize.convert import Recipe, convert, file_type_named
-    from edgespec.quantizing import importance_matrix, require_matrix
+    from edgespec.quantize.convert import (
+        Recipe,
+        check_target,
+        convert,
+        file_type_named,
+        require_disk,
+    )
+    from edgespec.quantizing import importance_matrix, require_matrix, unheeded
 
     recipe = Recipe(file_type_named(name), tuple(_override(text) for text in tensor))
-    require_matrix(spec, recipe, measure.imatrix)
+    check_target(target, spec.files)
+    predicted = require_matrix(spec, recipe, measure.imatrix)
+    require_disk(target, predicted.file_bytes)
+    for sentence in unheeded(recipe, predicted):
+        note(sentence)
     if spec.file_type not in ("F32", "F16", "BF16"):
         note(f"{spec.path.name} is quantized already ({spec.file_type}): quality is lost twice")
     with importance_matrix(spec, measure.imatrix, measure.path(), progress) as (path, named):

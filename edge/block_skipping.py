@@ -29,7 +29,7 @@ from edgespec.memory import device
 from edgespec.memory.curve import measure_curve
 from edgespec.memory.speed import predicted_speedup
 from edgespec.models.exit_training import LONGEST_RUN, agreement_of, gains_of
-from edgespec.models.exit_writer import choose_tokens, write_pruned
+from edgespec.models.exit_writer import choose_tokens, import_gguf, write_pruned
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
 from edgespec.prompts import PROMPTS
@@ -93,6 +93,7 @@ def build_skipping(
         UnsupportedError: blocks of this model, or these blocks, cannot be left out, or nothing was
             found in time.
     """
+    import_gguf()  # what is missing is said before the search
     _check(spec, skip)
     seen, unseen, target_ms = _texts(spec, progress)
     counts = np.bincount(np.concatenate([t.answer for t in seen]), minlength=spec.vocab_size)

@@ -48,6 +48,7 @@ _TOP = 4096  # tokens of the source's distribution that are compared one by one
 _KV_TYPES = ("f16", "q8_0", "q4_0")
 _KV_DEPTH, _KV_LENGTH = 512, 1024  # tokens before those that are looked at, and with them
 _STEP = 32  # tokens, of models that are read step by step
+_TOKEN = 100
 _CONTEXT = 1024  # where steps are compared bit by bit
 _ANSWER = {"gsm8k": 200, "spec_bench": 96}  # tokens
 _FILES = {"gsm8k": "gsm8k_dev.jsonl", "spec_bench": "spec_bench_dev.jsonl"}
@@ -98,7 +99,8 @@ def compare(
     for number, file in enumerate([spec, *others]):
         name, place = file.path.name, number / (len(others) + 1)
         progress(f"comparing {name}", place)
-        row = {**_facts(file), **speed_of(file, _curve_of(file))}
+        # All with the source's history, so that differences are the files'.
+        row = {**_facts(file), **speed_of(spec, _curve_of(file))}
         if number:
             row["quality"] = quality_of(reference, _scores(file, reference)).as_json()
         if problems:
@@ -137,6 +139,11 @@ def compare_kv_types(
 
     The losses are kept: `--prefer context` chooses by them.
     """
+    if spec.format == ONNX_FORMAT:
+        raise UnsupportedError(
+            f"{spec.path.name} is an ONNX folder, whose cache has one type",
+            hint="compare cache types of a GGUF file",
+        )
     texts = joined(texts_for(spec, 2 * TEXTS, progress, data=data, seed=HELD_OUT_SEED))
     threads = device.usable_cores()
     reference = make_reference(spec.path, texts, threads=threads, top=_TOP)
@@ -209,7 +216,9 @@ def _scores(spec: ModelSpec, reference: Reference) -> Scores:
 def _curve_of(spec: ModelSpec) -> CostCurve:
     if spec.format == ONNX_FORMAT:
         with _opened(spec) as backend:
-            backend.prefill([100 % spec.vocab_size] * DEPTH)
+            step = backend.max_nodes
+            for start in range(0, DEPTH, step):
+                backend.prefill([_TOKEN % spec.vocab_size] * min(step, DEPTH - start))
             return measure_curve(lambda nodes: one_step(backend, nodes), backend.max_nodes)
     return curve_from(step_ms(spec.path, threads=device.usable_cores()))
 
@@ -223,7 +232,7 @@ def curve_from(times: dict[int, float]) -> CostCurve:
 
 
 def speed_of(spec: ModelSpec, curve: CostCurve) -> dict[str, Any]:
-    """Step times and predicted tokens per second, plain and with suffix drafts."""
+    """Step times and predicted tokens per second, plain and with drafts as the model's were."""
     model = SpeedModel(curve, True, stored_rounds(spec, "suffix"))
     return {
         "step_ms": {str(n): ms for n, ms in enumerate(curve.base) if n and ms != float("inf")},

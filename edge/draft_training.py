@@ -34,6 +34,7 @@ from edgespec.models.exit_texts import (
     LONG_PART,
     TextWriter,
     load_texts,
+    num_written,
     seconds_written,
     write_texts,
 )
@@ -106,7 +107,7 @@ def train_draft(
     texts = load_texts(folder)
     counts = np.bincount(np.concatenate([t.tokens for t in texts]), minlength=spec.vocab_size)
     rows = {size: choose_tokens(spec, counts, size) for size in sizes}
-    kept = folder / f"compared-{_joined(layers)}-{_joined(sizes)}.json"
+    kept = folder / f"compared-{_joined(layers)}-{_joined(sizes)}-{minutes:g}.json"
     candidates = _read_candidates(kept)
     if not candidates:
         candidates = _compare(spec, texts, layers, rows, costs, minutes * 60 * _SEARCHING, progress)
@@ -236,7 +237,14 @@ def _write(
         return
     seed = len(list(folder.glob("texts-*.npz")))
     dtype = import_torch().bfloat16
-    writer = TextWriter(spec, chat, batch=_batch_size(spec), dtype=dtype, seed=seed)
+    writer = TextWriter(
+        spec,
+        chat,
+        batch=_batch_size(spec),
+        dtype=dtype,
+        seed=seed,
+        written=num_written(folder),
+    )
     writer.answer_first(prompts)
     write_texts(
         writer,
@@ -299,6 +307,16 @@ def _compare(
     return candidates
 
 
+def _fitting(spec: ModelSpec, texts: Sequence[Text], note: Note) -> Sequence[Text]:
+    """As many texts as there is memory for: their states are kept in 16 bits."""
+    room = _MOST_MEMORY * device.available_bytes() / (_BF16 * spec.embedding_size)
+    ends = np.cumsum([len(text.tokens) for text in texts])
+    count = int(np.searchsorted(ends, room))
+    if count < len(texts):
+        note(f"memory for {count} of {len(texts)} texts: the others are not trained on")
+    return texts[:count]
+
+
 def _train(
     spec: ModelSpec,
     texts: Sequence[Text],
@@ -311,7 +329,7 @@ def _train(
 ) -> tuple[ExitTrainer, Quality]:
     from edgespec.models.exit_training import ExitTrainer, exit_states
 
-    layer = best.exit_layer
+    layer, texts = best.exit_layer, _fitting(spec, texts, note)
     states = exit_states(spec, texts, [layer], lambda part: progress("reading the text", part))
     trainer = ExitTrainer(spec, layer, ids, texts, states.pop(layer))
 

@@ -354,6 +354,8 @@ class Engine:
             sampler=run.draft_sampler,
         )
         proposal = run.drafter.propose(stakes)
+        if run.goes_on < 1.0:
+            proposal = proposal.cut_off(run.goes_on)
         if not stakes.branches:
             proposal = likeliest_chain(proposal)
         size, _ = choose_size(

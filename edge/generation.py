@@ -78,6 +78,7 @@ class Run:
     min_probability: float = 0.0  # of a draft node that can pay
     hands_over: Callable[[Logits], bool] = never  # whether another model writes a row's token
     model: str = ""  # that is writing, where there are two
+    goes_on: float = 1.0  # chance that it also writes the token after the next one
     rounds: weakref.ref[Rounds] | None = None  # the generator that runs it
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,19 @@ from edgespec.models.onnx_folder import read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.noise import largest_invariant_step, prefill_is_invariant
 from edgespec.planning import (
+    READS,
     make_run_plan,
     rounds_key,
     settings_key,
     settings_of,
     stored_curve,
+    stored_reads,
 )
 from edgespec.progress import Progress
 from edgespec.switch_planning import stored
 from edgespec.switch_policy import SwitchPolicy
 from edgespec.switching import SwitchingEngine
-from edgespec.timing import measure_depths, measured_while_busy, one_step
+from edgespec.timing import measure_depths, measure_reads, measured_while_busy, one_step
 
 # Together with warm-up and one large step too many these stay below two seconds.
 _CURVE_SECONDS = 1.1
@@ -184,10 +187,37 @@ def load_plan(
     policy = switch_policy or (found.policy if found is not None else SwitchPolicy())
     small = _load_one(small_spec, plan.of_small(), report)
     try:
-        return _load_one(spec, plan, report, partial(SwitchingEngine, small=small, policy=policy))
+        engine = _load_one(spec, plan, report, partial(SwitchingEngine, small=small, policy=policy))
     except BaseException:
         small.close()
         raise
+    assert isinstance(engine, SwitchingEngine)
+    if engine.prices is None:
+        return engine
+    try:
+        large, small_curve = engine.prices.large, engine.prices.small
+        engine.prices = replace(
+            engine.prices,
+            large_reads=_reads(engine.backend, large, spec, plan, report),
+            small_reads=_reads(small.backend, small_curve, small_spec, plan.of_small(), report),
+        )
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def _reads(
+    backend: Backend, curve: CostCurve, spec: ModelSpec, plan: Plan, report: Progress
+) -> CostCurve:
+    """What reading takes that a model has missed: stored, or measured now."""
+    found = stored_reads(spec, settings_of(plan))
+    if found is None:
+        report("measuring step times", 0.0)
+        found = measure_reads(backend, curve)
+        cache.store(READS, settings_key(spec, settings_of(plan)), found.as_json())
+        report("measuring step times", 1.0)
+    return found
 
 
 def _load_one(

@@ -35,6 +35,7 @@ from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.proposal import MOST_DRAWN
 from edgespec.switch_planning import check_switch, reason, stored
+from edgespec.switch_policy import SwitchPrices
 
 # Packages that are ONNX Runtime, with one provider or another.
 _RUNTIMES = (
@@ -44,6 +45,7 @@ _RUNTIMES = (
     "onnxruntime-directml",
     "onnxruntime-windowsml",
 )
+READS = "reads"  # what is stored of times to catch up
 _F32, _F64 = 4, 8
 _MAX_NODES = 32  # of a step whose time is estimated
 _WORTH_SWITCHING = 1.03  # predicted speed of the other backend
@@ -172,9 +174,7 @@ def _plan_with(spec: ModelSpec, request: Request, machine: Device) -> Plan:
         request,
         machine,
         lambda settings: speed_model(spec, settings),
-        drafter_bytes=tables_bytes(names)
-        + _draft_rows_bytes(spec, draft_spec)
-        + (2 * _F32 * spec.vocab_size if switch_spec is not None else 0),  # for entropies
+        drafter_bytes=tables_bytes(names) + _draft_rows_bytes(spec, draft_spec),
         draft_spec=draft_spec,
         switch_spec=switch_spec,
         max_step_of=lambda settings: _largest_exact_step(spec, settings) if request.exact else None,
@@ -185,12 +185,12 @@ def _plan_with(spec: ModelSpec, request: Request, machine: Device) -> Plan:
 
 def _with_switch(plan: Plan, spec: ModelSpec, small: ModelSpec, request: Request) -> Plan:
     """The plan with what taking turns with a smaller model is expected to bring."""
-    curves = (
-        speed_model(spec, settings_of(plan)).curve,
-        speed_model(small, settings_of(plan.of_small())).curve,
+    both = (spec, settings_of(plan)), (small, settings_of(plan.of_small()))
+    prices = SwitchPrices(
+        *(speed_model(*one).curve for one in both), *(stored_reads(*one) for one in both)
     )
     depth = request.prompt_tokens + (request.max_tokens or 256) // 2
-    why, speed = reason(stored(spec, small), curves, depth, plan.tokens_per_s)
+    why, speed = reason(stored(spec, small), prices, depth, plan.tokens_per_s)
     choices = (*plan.choices, Choice("switch", small.path.name, why))
     return replace(plan, choices=choices, tokens_per_s=speed)
 
@@ -319,11 +319,20 @@ def rounds_key(spec: ModelSpec, drafter: str) -> str:
 
 def stored_curve(spec: ModelSpec, settings: Settings) -> CostCurve | None:
     """The step-time curve measured earlier under these settings, or None."""
-    document = cache.load("curves", settings_key(spec, settings))
+    return _stored("curves", spec, settings)
+
+
+def _stored(kind: str, spec: ModelSpec, settings: Settings) -> CostCurve | None:
+    document = cache.load(kind, settings_key(spec, settings))
     try:
         return CostCurve.from_json(document) if document else None
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def stored_reads(spec: ModelSpec, settings: Settings) -> CostCurve | None:
+    """What reading missed tokens was measured to take under these settings, or None."""
+    return _stored(READS, spec, settings)
 
 
 def stored_rounds(spec: ModelSpec, drafter: str) -> tuple[tuple[int, int, float], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgespec.memory.curve import CostCurve
@@ -49,6 +49,16 @@ class Proposal:
             sum(node < self.kept for node in nodes),
             self.draft_ms,
         )
+
+    def cut_off(self, goes_on: float) -> Proposal:
+        """The proposal where each further token is only looked at with the chance `goes_on`."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        pairs = zip(self.probabilities, depths, strict=True)
+        chances = [probability * goes_on**depth for probability, depth in pairs]
+        order = sorted(range(self.kept, len(self)), key=lambda node: -chances[node])
+        return replace(self, probabilities=chances).part([*range(self.kept), *order])
 
 
 EMPTY = Proposal((), (), ())

@@ -7,10 +7,11 @@ the texts it is measured on, and step times of this device.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -26,12 +27,13 @@ from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.progress import Progress
 from edgespec.quantize.convert import Prediction, Recipe, check_target, convert, predict
 from edgespec.quantize.fit import Fit, fit, require_room
-from edgespec.quantize.imatrix import compute_imatrix
+from edgespec.quantize.imatrix import compute_imatrix, read_imatrix
 from edgespec.quantize.pieces import Pieces, recipe_of
 from edgespec.quantize.quality import make_reference
 from edgespec.quantize.texts import Text, texts_of_tokens, write_texts
 
 _SEARCH_TEXTS = 24
+_LEAST_PIECES = 4  # of a file: two to search on and two to judge by
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 SEARCH_SEED, HELD_OUT_SEED = 1, 2
 # Tensor types that are garbage without an importance matrix, and tensors that do without.
@@ -86,7 +88,7 @@ def _tokenizer_of(spec: ModelSpec) -> Iterator[Tokenizer]:
 def _file_texts(spec: ModelSpec, data: Path, tokenizer: Tokenizer) -> list[Text]:
     start = [] if spec.bos_id is None else [spec.bos_id]
     pieces = texts_of_tokens(read_prompts(data, tokenizer), start)
-    if len(pieces) < 2:
+    if len(pieces) < _LEAST_PIECES:
         raise UnsupportedError(f"{data} holds too little text", hint="name a longer one")
     return pieces
 
@@ -103,6 +105,27 @@ def require_matrix(spec: ModelSpec, recipe: Recipe, wanted: str | None) -> Predi
     return predicted
 
 
+def unheeded(recipe: Recipe, predicted: Prediction) -> Iterator[str]:
+    """What to say about tensors that do not get the type a recipe names for them.
+
+    llama.cpp keeps norms in floats, and takes another type where rows are no whole blocks. Raises
+    UnsupportedError where no tensor gets the type.
+    """
+    free = dict(predicted.types)
+    for pattern, kind in recipe.overrides:
+        found = {name: free.pop(name) for name in list(free) if re.search(pattern, name)}
+        others = {name: given.name for name, given in found.items() if given.name != kind}
+        if not others:
+            continue
+        instead = ", ".join(sorted(set(others.values())))
+        if len(others) == len(found):
+            raise UnsupportedError(
+                f"no tensor that matches {pattern!r} can be {kind}: llama.cpp gives them {instead}",
+                hint="their rows are no whole blocks of that type, or they are never quantized",
+            )
+        yield f"{len(others)} of {len(found)} tensors that match {pattern!r} become {instead}"
+
+
 @contextmanager
 def importance_matrix(
     spec: ModelSpec, wanted: str | None, data: Path | None, progress: Progress
@@ -115,7 +138,9 @@ def importance_matrix(
         yield None, ""
         return
     if wanted != "auto":
-        yield Path(wanted).expanduser(), ""
+        path = Path(wanted).expanduser()
+        read_imatrix(path)  # now, with its own words, rather than in the quantizer
+        yield path, ""
         return
     texts = texts_for(spec, _SEARCH_TEXTS, progress, data=data)
     with tempfile.TemporaryDirectory() as folder:
@@ -162,7 +187,12 @@ def fit_file(
     matrix = place / "imatrix.gguf"
     pieces = Pieces(spec.path, place / "pieces", allowed=types, imatrix=matrix)
     require_room(pieces, size_bytes)
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UnsupportedError(
+            f"cannot make the folder {place}: {problem.strerror}", hint="name another with --work"
+        ) from None
     texts = _kept_texts(place / "texts.npz", spec, data, progress)
     if not matrix.exists():
         partial = place / "imatrix.partial"
@@ -185,7 +215,9 @@ def fit_file(
     recipe = recipe_of(found.types, matrix, "computed by edgespec")
     convert(spec.path, target, recipe, threads=threads, progress=progress)
     if work is None and found.complete:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
+        with suppress(OSError):  # other sizes, or somebody else's files
+            folder.rmdir()
     return replace(found, file_bytes=target.stat().st_size)
 
 

@@ -83,6 +83,6 @@ class Counters:
 
     @property
     def host_share(self) -> float:
-        """Part of the rounds that was spent outside the steps of the models that write."""
-        total = self.host_s + self.draft_s + self.step_s + self.catch_up_s
-        return self.host_s / total if total else 0.0
+        """Part of the decoding that was spent outside the steps of models."""
+        steps_s = self.step_s + self.draft_s + self.catch_up_s
+        return max(0.0, 1.0 - steps_s / self.decode_s) if self.decode_s else 0.0

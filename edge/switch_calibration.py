@@ -18,7 +18,6 @@ from edgespec.engine import Engine
 from edgespec.errors import UnsupportedError
 from edgespec.generation import Result
 from edgespec.loading import load_plan
-from edgespec.memory.curve import CostCurve, measure_curve
 from edgespec.memory.request import Request
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.planning import make_run_plan
@@ -28,11 +27,10 @@ from edgespec.switch_forecast import Trace, accepted_drafts, choose, forecast, s
 from edgespec.switch_planning import Calibrated, store
 from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
 from edgespec.switching import SwitchingEngine, entropy_nats
-from edgespec.timing import one_step, reading_ms
+from edgespec.timing import reading_ms
 from edgespec.tree import DraftTree
 
 _SECONDS = 60.0
-_CURVE_SECONDS = 6.0  # of each model
 _MOST_TOKENS, _LEAST_TOKENS = 96, 24  # of a text
 _SETTINGS = 10
 _MOST_DRAFTED = 8
@@ -83,11 +81,12 @@ def calibrate(
     depth = sum(trace.depth for trace in traces) // len(traces)
     found, shape = choose(traces, prices, **wishes)
     policy = replace(found.policy, expected_stay=found.small_stay, only_where_it_pays=True)
+    as_run = forecast(policy, traces, prices)
     kept = Calibrated(
         policy,
-        found.large_share,
-        found.quality,
-        found.turns,
+        as_run.large_share,
+        as_run.quality,
+        as_run.turns,
         accepted_drafts(traces, _MOST_DRAFTED),
     )
     store(spec, small_spec, kept)
@@ -97,7 +96,7 @@ def calibrate(
         "wanted": {name: wish for name, wish in wishes.items() if wish is not None},
         "policy": asdict(policy),
         "expected": found.as_json(),
-        "expected_where_it_pays": forecast(policy, traces, prices).as_json(),
+        "expected_where_it_pays": as_run.as_json(),
         "alone": {
             model: forecast(SwitchPolicy.always(model), traces, prices).as_json()
             for model in (LARGE, SMALL)
@@ -115,8 +114,6 @@ def calibrate(
 def prices_of(engine: SwitchingEngine) -> SwitchPrices:
     """What steps of both models cost, and the large one's prompts.
 
-    Step sizes that a quick start left out are measured now, and the engine decides by all of them.
-
     Raises UnsupportedError where steps were not measured.
     """
     if engine.prices is None:
@@ -124,26 +121,8 @@ def prices_of(engine: SwitchingEngine) -> SwitchPrices:
             "without drafters step times are not measured, and switches have no price",
             hint="leave out --drafter none",
         )
-    large, small = (
-        _completed(one, curve)
-        for one, curve in ((engine, engine.prices.large), (engine.small, engine.prices.small))
-    )
-    engine.prices = SwitchPrices(large, small)
     with engine.exclusive():
         return replace(engine.prices, prompt_ms=reading_ms(engine.backend))
-
-
-def _completed(engine: Engine, curve: CostCurve) -> CostCurve:
-    """The curve, measured on: a catch-up has any size, not only those that drafts fill best."""
-    with engine.exclusive():
-        backend = engine.backend
-        backend.truncate(0)
-        return measure_curve(
-            lambda nodes: one_step(backend, nodes),
-            curve.max_nodes,
-            seconds=_CURVE_SECONDS,
-            known=curve,
-        )
 
 
 def forced_rows(backend: Backend, prompt: Sequence[int], text: Sequence[int]) -> Iterator[Logits]:

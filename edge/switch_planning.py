@@ -11,7 +11,6 @@ from typing import Any
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory import cache
-from edgespec.memory.curve import CostCurve
 from edgespec.models.early_exit import read_exit
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec
@@ -22,10 +21,11 @@ _KIND = "switching"
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """What `edgespec profile --switch` found out about a pair; it holds on any device.
+    """What `edgespec profile --switch` found out about a pair.
 
-    `turns` are those of the texts it was found with. `drafted[k - 1]` is how many of k tokens that
-    the small model drafts the large one would accept.
+    The policy holds on any device, but for ways down that pay on one alone. `turns` are those of
+    the texts it was found with. `drafted[k - 1]` is how many of k tokens that the small model
+    drafts the large one would accept.
     """
 
     policy: SwitchPolicy
@@ -82,19 +82,19 @@ def store(spec: ModelSpec, small: ModelSpec, found: Calibrated) -> None:
 
 
 def reason(
-    found: Calibrated | None, curves: tuple[CostCurve, CostCurve], depth: int, alone: float
+    found: Calibrated | None, prices: SwitchPrices, depth: int, alone: float
 ) -> tuple[str, float]:
     """Why and at what cost, in words, and the tokens/s to expect.
 
     Args:
-        curves: of the large and the small model.
+        prices: of the pair on this device.
         alone: predicted tokens/s of the large model with its own drafts.
     """
     if found is None:
         return "as asked; lossy; not calibrated: edgespec profile MODEL --switch SMALL", alone
-    prices = SwitchPrices(*curves)
-    switching = found.switching_tokens_per_s(prices, depth)
-    drafting = max(alone, found.drafting_tokens_per_s(prices, depth))
+    level = prices.large.level  # as `alone` has it
+    switching = found.switching_tokens_per_s(prices, depth) / level
+    drafting = max(alone, found.drafting_tokens_per_s(prices, depth) / level)
     faster = "switching" if switching > drafting else "drafting"
     return (
         f"as asked; lossy: the large model writes {found.large_share:.0%} of the tokens, which "

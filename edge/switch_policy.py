@@ -80,12 +80,27 @@ class SwitchPrices:
     """What ways between the models cost, in ms, from their measured step times.
 
     The curves are as they were measured: what is learned while generating would make the same
-    prompt give another text.
+    prompt give another text. `large_reads` and `small_reads` have the times of reading n tokens for
+    one row of logits, with a single token before; a step has a row for each token, so without them
+    the step times are an upper bound.
     """
 
     large: CostCurve
     small: CostCurve
+    large_reads: CostCurve | None = None
+    small_reads: CostCurve | None = None
     prompt_ms: float = 0.0  # in which the large model reads a token of a prompt; 0: not measured
+
+    def catch_up_ms(self, model: str, tokens: int, depth: int) -> float:
+        """Time of the one who takes over to read what it missed, its next step's delay included.
+
+        The step after a larger one builds its graph anew.
+        """
+        is_large = model == LARGE
+        curve, reads = (
+            (self.large, self.large_reads) if is_large else (self.small, self.small_reads)
+        )
+        return read_ms(reads or curve, tokens, depth) + (curve.change_ms if tokens > 1 else 0.0)
 
     def turns_ms(self, turns: Sequence[Turn], prompt_tokens: int, reused_tokens: int = 0) -> float:
         """Time of decoding without drafts, after the first token, in these turns.
@@ -101,7 +116,7 @@ class SwitchPrices:
                 spent += (unread + before) * self.prompt_ms
             elif number:
                 # Its own last token was never fed to the large model; to the small one it was.
-                spent += read_ms(curve, before + (model == LARGE), depth)
+                spent += self.catch_up_ms(model, before + (model == LARGE), depth)
             spent += (tokens - 1) * curve.step_ms(1, depth + tokens // 2)
             if model == LARGE:
                 unread = 0
@@ -117,13 +132,13 @@ class SwitchPrices:
         thrown away; then the large model reads what the small one wrote.
         """
         tokens = round(stay)
-        small = read_ms(self.small, missed, depth) + tokens * self.small.step_ms(1, depth)
-        back = read_ms(self.large, tokens + 1, depth) - self.large.step_ms(1, depth)
+        small = self.catch_up_ms(SMALL, missed, depth) + tokens * self.small.step_ms(1, depth)
+        back = self.catch_up_ms(LARGE, tokens + 1, depth) - self.large.step_ms(1, depth)
         return tokens * self.large.step_ms(1, depth) - small - back
 
 
 def read_ms(curve: CostCurve, tokens: int, depth: int) -> float:
-    """Time to read tokens in steps as large as were measured, all of one size but the last."""
+    """Time to read tokens in pieces as large as were measured, all of one size but the last."""
     size = min(max(1, tokens), curve.max_nodes)
     full, rest = divmod(tokens, size)
     return full * _step_ms(curve, size, depth) + (_step_ms(curve, rest, depth) if rest else 0.0)
@@ -159,7 +174,7 @@ class Switch:
         self._policy = policy
         self._saved_ms = saved_ms if policy.only_where_it_pays else None
         self._depth = depth
-        self._expected_stay = policy.expected_stay
+        self._stays = {SMALL: policy.expected_stay, LARGE: 1.0 + policy.min_stay}  # tokens
         self._recent: deque[float] = deque(maxlen=policy.window)
         self._rows = 0  # tokens of this stay, with one that a row is there for
         self._least = 0  # of a stay; an answer may begin with either model
@@ -171,12 +186,26 @@ class Switch:
     def is_settled(self) -> bool:
         """Whether the writer never hands over, whatever its entropies are."""
         policy = self._policy
-        return policy.up_nats == math.inf if self.writer == SMALL else policy.down_nats < 0.0
+        if self.writer == SMALL:
+            return policy.up_nats == math.inf
+        return policy.down_nats < 0.0 or policy.up_nats <= 0.0
+
+    @property
+    def looks(self) -> bool:
+        """Whether the next entropy can matter: not if the mean of any decision leaves it out."""
+        row = self._rows + (self.writer == LARGE)
+        return row + self._policy.window > self._least
+
+    @property
+    def goes_on(self) -> float:
+        """Chance that the writer also writes the token after the next one, by its stays so far."""
+        return 1.0 if self.is_settled else 1.0 - 1.0 / self._stays[self.writer]
 
     def sees(self, nats: float) -> bool:
         """Whether the other model writes the next token, which has this entropy.
 
-        To be told that of each token of the writer, in order, before it is picked.
+        To be told that of each token of the writer, in order, before it is picked; any number does
+        where it `looks` at none.
         """
         if self.is_due:
             return True
@@ -194,8 +223,8 @@ class Switch:
 
     def change(self) -> None:
         """The other model goes on."""
-        if self.writer == SMALL and self._rows:
-            self._expected_stay += _STAY_RATE * (self._rows - self._expected_stay)
+        if self._rows:
+            self._stays[self.writer] += _STAY_RATE * (self._rows - self._stays[self.writer])
         self._depth += self._rows
         self.writer = LARGE if self.writer == SMALL else SMALL
         self.is_due, self._rows, self._least = False, 0, self._policy.min_stay
@@ -204,4 +233,4 @@ class Switch:
     def _pays(self) -> bool:
         if self._saved_ms is None:
             return True
-        return self._saved_ms(self._expected_stay, self._rows, self._depth + self._rows) > 0.0
+        return self._saved_ms(self._stays[SMALL], self._rows, self._depth + self._rows) > 0.0

@@ -22,6 +22,8 @@ from edgespec.generation import Run
 from edgespec.switch_policy import LARGE, Switch, SwitchPolicy, SwitchPrices
 
 _NOTHING = -100.0  # of a log-probability: exp of it adds nothing to an entropy
+_PIECE = 8192  # tokens; OpenBLAS takes threads from 10,000 numbers on
+_ONES = np.ones(_PIECE, np.float32)
 
 
 class SwitchingEngine(Engine):
@@ -42,7 +44,6 @@ class SwitchingEngine(Engine):
         options["reuses_cache"] = options.get("reuses_cache", True) and small.reuses_cache
         super().__init__(backend, **options)
         self.vocab_size = min(self.vocab_size, small.vocab_size)
-        self._work = np.empty((2, self.vocab_size), np.float32)  # for entropies
         self.small = small
         self.policy = policy
         self.prices: SwitchPrices | None = None
@@ -70,7 +71,9 @@ class SwitchingEngine(Engine):
             run.model = switch.writer
             engine = self if run.model == LARGE else self.small
             turn = replace(
-                run, hands_over=never if switch.is_settled else _watched(switch, self._work)
+                run,
+                hands_over=never if switch.is_settled else _watched(switch),
+                goes_on=switch.goes_on,
             )
             turn.reuse = run.reuse or run.model in writers
             writers.add(run.model)
@@ -93,23 +96,24 @@ class SwitchingEngine(Engine):
         return at_end or generated >= run.limit
 
 
-def entropy_nats(row: Logits, work: Logits | None = None) -> float:
+def entropy_nats(row: Logits) -> float:
     """Entropy of the softmax of logits [V], in nats; minus infinity is a token without a chance.
 
-    `work` [2, V] is overwritten; fresh arrays of that size take longer than the sums.
+    Sums over pieces of a row that stay in the processor's caches; a BLAS product of so few numbers
+    starts no threads, which would wait beside those of the next step.
     """
-    logs, weights = np.empty((2, len(row)), np.float32) if work is None else work
-    np.subtract(row, row.max(), out=logs)
-    np.exp(logs, out=weights)
-    total = float(weights.sum())
-    # Not a BLAS product: its threads would wait beside those of the next step.
-    with np.errstate(invalid="ignore"):
-        mean = float(np.einsum("i,i", weights, logs))
-    if math.isnan(mean):  # 0 times minus infinity; looking for those first takes longer
-        mean = float(np.einsum("i,i", weights, np.maximum(logs, _NOTHING)))
+    most, total, mean = row.max(), 0.0, 0.0
+    for start in range(0, len(row), _PIECE):
+        logs = row[start : start + _PIECE] - most
+        weights = np.exp(logs)
+        total += float(np.dot(weights, _ONES[: len(logs)]))
+        part = float(np.dot(weights, logs))
+        if math.isnan(part):  # 0 times minus infinity; looking for those first takes longer
+            part = float(np.dot(weights, np.maximum(logs, _NOTHING)))
+        mean += part
     return math.log(total) - mean / total
 
 
-def _watched(switch: Switch, work: Logits) -> Callable[[Logits], bool]:
+def _watched(switch: Switch) -> Callable[[Logits], bool]:
     """Whether the token of a row is another model's; rows are looked at only until one is."""
-    return lambda row: switch.is_due or switch.sees(entropy_nats(row, work))
+    return lambda row: switch.is_due or switch.sees(entropy_nats(row) if switch.looks else 0.0)

@@ -11,6 +11,7 @@ from edgespec.tree import DraftTree
 _DEPTH_SECONDS = 0.5
 _PROBES = 3  # single steps that tell whether a stored curve still holds
 _BUSY = 1.4  # neighbours alone make a machine that much slower
+_READS = (2, 4, 8, 16, 32)  # tokens that a model which takes over has missed
 _DEPTHS = range(256, 1025, 256)  # attention looks at blocks of 256 cells
 
 
@@ -50,6 +51,25 @@ def reading_ms(backend: Backend) -> float:
         best = min(best, perf_counter() - start)
     backend.truncate(0)
     return best * 1e3 / len(tokens)
+
+
+def measure_reads(backend: Backend, curve: CostCurve) -> CostCurve:
+    """Milliseconds of reading n tokens for one row of logits, with a single-token step before.
+
+    The best of three, in an empty cache; what depth adds is that of the steps of `curve`.
+    """
+    sizes = [size for size in _READS if size <= min(backend.batch_size, backend.context_size)]
+    base = [float("inf")] * (max(sizes, default=1) + 1)
+    base[1] = curve.base[1]
+    for size in sizes:
+        for _ in range(3):
+            backend.truncate(0)
+            one_step(backend, 1)
+            start = perf_counter()
+            backend.prefill(some_tokens(backend, size))
+            base[size] = min(base[size], (perf_counter() - start) * 1e3)
+    backend.truncate(0)
+    return CostCurve(base, curve.depth_ms, curve.depth_node_ms)
 
 
 def some_tokens(backend: Backend, count: int) -> list[int]:

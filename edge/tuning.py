@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +77,8 @@ def tune(
         fastest = sorted(rows[1:], key=lambda row: -row[_SPEED])
         chosen = None
         for number, row in enumerate(fastest):
+            if chosen is not None and row[_SPEED] <= chosen[_SPEED]:
+                break
             progress(f"measuring what {row['type']} loses", number / len(fastest))
             row["kl"] = judge.kl(row["type"])
             if row["kl"] > max_kl:
@@ -85,14 +87,12 @@ def tune(
                 row["largest_invariant_step"] = judge.invariant(row["type"])
                 if row["largest_invariant_step"] == 1:
                     continue
-            chosen = row
-            break
+                times = {int(size): ms for size, ms in row["step_ms"].items()}
+                row[_SPEED] = _speed(spec, row, times)[_SPEED]
+            if chosen is None or row[_SPEED] > chosen[_SPEED]:
+                chosen = row
         if chosen is None:
-            condition = " and has steps that round like single tokens" if exact else ""
-            raise UnsupportedError(
-                f"no type loses at most {max_kl:.4f}{condition}",
-                hint="allow more with --max-kl",
-            )
+            raise _nothing_found(fastest, max_kl)
         path = judge.file(chosen["type"])
         _measure_together(spec, rows[0], chosen, path)
         if target is not None:
@@ -113,7 +113,10 @@ def _recipes(
     for kind in types:
         recipes[kind] = recipe = Recipe(kind, (), imatrix, imatrix_name)
         found = predict(spec.path, recipe).types
-        most = Counter(found[name] for name in found if _MATRIX.search(name)).most_common(1)[0][0]
+        types_of_blocks = Counter(found[name] for name in found if _MATRIX.search(name))
+        if not types_of_blocks:
+            continue
+        most = types_of_blocks.most_common(1)[0][0]
         if _bits(most) < _bits(found[spec.head_name]):
             override = ("^" + spec.head_name.replace(".", r"\.") + "$", most.name)
             recipes[f"{kind}, head {most.name}"] = replace(recipe, overrides=(override,))
@@ -151,7 +154,26 @@ def _measure_together(
     else:
         times = [step_ms(path, threads=threads) for path in paths]
     for row, found in zip((source, chosen), times, strict=True):
-        row["measured"] = speed_of(spec, curve_from(found))
+        row["measured"] = _speed(spec, row, found)
+
+
+def _speed(spec: ModelSpec, row: dict[str, Any], times: Mapping[int, float]) -> dict[str, Any]:
+    """Speeds by step times, with no larger steps than a row is known to be invariant for."""
+    largest = row.get("largest_invariant_step", max(times))
+    return speed_of(spec, curve_from({n: ms for n, ms in times.items() if n <= largest}))
+
+
+def _nothing_found(rows: Sequence[dict[str, Any]], max_kl: float) -> UnsupportedError:
+    least = min(rows, key=lambda row: row["kl"])
+    if least["kl"] > max_kl:
+        return UnsupportedError(
+            f"no type loses at most {max_kl:.4f}: {least['type']} loses least, {least['kl']:.4f}",
+            hint="allow more with --max-kl",
+        )
+    return UnsupportedError(
+        f"of the types that lose at most {max_kl:.4f} none has steps that round like single tokens",
+        hint="allow more with --max-kl, or leave out --exact",
+    )
 
 
 def _source_row(spec: ModelSpec) -> dict[str, Any]:
@@ -169,12 +191,12 @@ def _candidate_rows(
     spec: ModelSpec, recipes: dict[str, Recipe], folder: Path, progress: Progress
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
+    predicted = {kind: predict(spec.path, recipe) for kind, recipe in recipes.items()}
+    # One candidate at a time is written whole; the small files are a part of it.
+    require_disk(folder / "candidate", max(found.file_bytes for found in predicted.values()))
     for number, (kind, recipe) in enumerate(recipes.items()):
         progress(f"timing {kind}", number / len(recipes))
-        predicted = predict(spec.path, recipe)
-        if not rows:  # the small files are a part of any of them
-            require_disk(folder / "small", 2 * predicted.file_bytes)
-        rows.append(_candidate_row(spec, kind, recipe, predicted, folder))
+        rows.append(_candidate_row(spec, kind, recipe, predicted[kind], folder))
     return rows
 
 

@@ -35,6 +35,7 @@ from edgespec.models.spec import ModelSpec
 LENGTH, LONG_LENGTH = 320, 960  # most tokens of a text, and of one with passages
 LONG_PART = 0.2  # of the conversations have them
 TEACHER = 32  # tokens of the target's distribution that are kept
+_HELD_OUT = 20  # every so many-th text is never trained on
 _CANDIDATES = 128  # that are sampled from
 _USER_LENGTH = 80
 _USER_TEMPERATURES = (1.0, 1.15, 1.3)
@@ -152,7 +153,17 @@ class _Lane:
 class TextWriter:
     """Writes conversations with the target, `batch` at once, token by token."""
 
-    def __init__(self, spec: ModelSpec, chat: Chat, *, batch: int, dtype: Any, seed: int) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        chat: Chat,
+        *,
+        batch: int,
+        dtype: Any,
+        seed: int,
+        written: int = 0,  # texts that there are already
+    ) -> None:
+        self._written = written
         torch = self._torch = import_torch()
         self._shape = shape_of(spec)
         weights = Weights(spec, dtype)
@@ -191,6 +202,10 @@ class TextWriter:
             while True:
                 yield from self._step()
 
+    def unfinished(self) -> list[Text]:
+        """Conversations whose answers have begun; without them long ones would be too few."""
+        return [row.text() for row in self._rows if ANSWER in row.kinds[: len(row.ids)]]
+
     def _step(self) -> Iterator[Text]:
         for number, row in enumerate(self._rows):
             if not row.tokens:
@@ -202,9 +217,12 @@ class TextWriter:
         ):
             _note(row, logits, candidates)
             if not self._advance(row, logits, candidates):
-                yield row.text()
-                self._keep_passage(row)
                 self._rows[number] = _Row([], USER, row.length)
+                # What is held out from training must not come back as part of another text.
+                if not is_held_out(self._written):
+                    self._keep_passage(row)
+                self._written += 1
+                yield row.text()
 
     def _advance(self, row: _Row, logits: Any, candidates: Any) -> bool:
         """Append the row's next token; whether the text goes on."""
@@ -398,6 +416,20 @@ def seconds_written(folder: Path) -> float:
     return total
 
 
+def num_written(folder: Path) -> int:
+    """How many texts a folder holds."""
+    total = 0
+    for path in folder.glob("texts-*.npz"):
+        with np.load(path) as file:
+            total += len(file["lengths"])
+    return total
+
+
+def is_held_out(number: int) -> bool:
+    """Whether this one of a folder's texts is for judging, not for training."""
+    return number % _HELD_OUT == 0
+
+
 def write_texts(
     writer: TextWriter,
     folder: Path,
@@ -422,7 +454,9 @@ def write_texts(
             spent = work_s() - start
             progress(min(1.0, spent / seconds), tokens)
             is_done = spent >= seconds and count >= at_least
-            if len(texts) == per_file or is_done:
+            if is_done:
+                texts += writer.unfinished()
+            if len(texts) >= per_file or is_done:
                 save_texts(folder / f"texts-{number:05}.npz", texts, spent - saved)
                 number, texts, saved = number + 1, [], spent
             if is_done:

@@ -30,12 +30,11 @@ from edgespec.models.exit_network import (
     shape_of,
     work_s,
 )
-from edgespec.models.exit_texts import ANSWER, FORCED, Text
+from edgespec.models.exit_texts import ANSWER, FORCED, Text, is_held_out
 from edgespec.models.spec import ModelSpec
 
 LONGEST_RUN = 8  # drafted tokens whose chance of being right is counted
-_HELD_OUT = 20  # every so many-th text is never trained on,
-_MOST_CHECKED = 64  # and so many of them are enough to judge by
+_MOST_CHECKED = 64  # held-out texts, enough to judge by
 _BATCH_TOKENS = 2048
 _PEAK_RATE, _LAST_RATE, _WARM_UP = 1.5e-3, 0.03, 0.02
 _CLIP = 1.0
@@ -145,8 +144,8 @@ class ExitTrainer:
         self._parameters = {name: value.requires_grad_() for name, value in parameters.items()}
         self._spec, self._norm = spec, weights.tensor("output_norm.weight")
         self._use_rows(token_ids)
-        held_out = [i for i in range(len(texts)) if i % _HELD_OUT == 0]
-        trained = [i for i in range(len(texts)) if i % _HELD_OUT]
+        held_out = [i for i in range(len(texts)) if is_held_out(i)]
+        trained = [i for i in range(len(texts)) if not is_held_out(i)]
         if not trained:
             raise UnsupportedError("there is too little text to train on", hint="write more of it")
         self._batches = [

@@ -101,7 +101,7 @@ def _write(
     own: Mapping[str, NDArray[np.float32]],
 ) -> None:
     """The target's `blocks`, and `own` tensors: a block behind them, norm and head, or none."""
-    gguf = _gguf()
+    gguf = import_gguf()
     partial = Path(f"{os.fspath(path)}.partial")
     try:
         writer = gguf.GGUFWriter(partial, target.arch)
@@ -236,7 +236,8 @@ def _add_trained(gguf: Any, writer: Any, name: str, values: NDArray[np.float32])
     writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
 
-def _gguf() -> Any:
+def import_gguf() -> Any:
+    """The package that writes GGUF files. Raises MissingDependencyError without it."""
     try:
         import gguf
     except ImportError as error:

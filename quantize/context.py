@@ -122,19 +122,23 @@ class EvalContext:
 
         The logits are a view that the next batch overwrites.
         """
-        self._lib.llama_memory_clear(self._memory, False)
+        self.clear()
         for start in range(0, len(text), self._batch_size):
             tokens = text[start : start + self._batch_size]
             self.step(tokens, range(start, start + len(tokens)))
             yield start, self.logits(len(tokens))
 
+    def clear(self) -> None:
+        """Empty the cache."""
+        self._lib.llama_memory_clear(self._memory, False)
+
     def forget(self, sequence: int) -> None:
         """Empty the cache of one sequence."""
         self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
 
-    def trim(self, length: int) -> None:
-        """Keep the first tokens of the first sequence."""
-        self._lib.llama_memory_seq_rm(self._memory, 0, length, -1)
+    def trim(self, length: int) -> bool:
+        """Keep the first tokens of the first sequence; recurrent models cannot, and say so."""
+        return bool(self._lib.llama_memory_seq_rm(self._memory, 0, length, -1))
 
     def step(
         self,
@@ -159,6 +163,7 @@ class EvalContext:
         status = self._lib.llama_decode(self._context, batch)
         if status != 0:
             raise BackendError(f"llama_decode failed with {status}: {LOG.problem() or 'no reason'}")
+        self._lib.llama_synchronize(self._context)  # a GPU may still be at it
 
     def logits(self, count: int) -> NDArray[np.float32]:
         """Logits [count, V] of the last step: a view that the next step overwrites."""

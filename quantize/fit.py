@@ -121,6 +121,7 @@ def fit(
     fitness = Fitness(pieces, reference, kept, threads)
     harms = _measure_harms(space, fitness, progress)
     costs = _measure_costs(space, fitness, harms, progress)
+    progress("measuring the predicted best", 1.0)
     search = _Search(space, fitness, costs, len(reference.texts))
     limit = 2 * fitness.seconds if minutes is None else 60 * minutes
     complete = True
@@ -268,12 +269,11 @@ class _Search:
         free = space.budget - space.size((0,) * len(costs)) + sum(s[0] for s in self._sizes)
         self._room = free
         self.best = cheapest(costs, self._sizes, free)
-        self.best_kl = self.start_kl = float("nan")
+        self.best_kl = self.start_kl = self._measure(self.best, self._stages[2])
         self.generations = 0
 
     def run(self, seconds: float, progress: Progress) -> None:
         """Search until so many seconds were spent measuring, or nothing better turns up."""
-        self.best_kl = self.start_kl = self._measure(self.best, self._stages[2])
         start, last_better = self._fitness.seconds, 0
         while self._fitness.seconds < seconds and self.generations - last_better < _PATIENCE:
             part = (self._fitness.seconds - start) / max(1e-9, seconds - start)

@@ -114,7 +114,11 @@ class Pieces:
             for choice in self.choices
             for kind, size in zip(choice.types, choice.sizes, strict=True)
         }
-        need = sum(sizes.get((n, kind), 0) for kind, names in missing.items() for n in names)
+        sizes |= {
+            (choice.tensor.name, choice.tensor.type.name): padded(choice.tensor.data_bytes)
+            for choice in self.choices
+        }
+        need = sum(sizes[name, kind] for kind, names in missing.items() for name in names)
         most = max((c.tensor.data_bytes for c in self.choices), default=0)
         source_bytes = sum(padded(c.tensor.data_bytes) for c in self.choices) + self.fixed_bytes
         if missing:

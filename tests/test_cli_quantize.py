@@ -20,7 +20,8 @@ from edgespec.errors import EdgespecError
 from edgespec.memory import device
 from edgespec.models.spec import read_model_spec
 from edgespec.planning import stored_kv_losses
-from edgespec.quantize import step_times
+from edgespec.quantize import fit, step_times
+from edgespec.quantize.convert import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def little_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(quantizing, "_SEARCH_TEXTS", 2)
     monkeypatch.setattr(comparing, "TEXTS", 2)
     monkeypatch.setattr(comparing.held_out, "__defaults__", (2,))
-    monkeypatch.setattr(step_times, "_FLUSH_BYTES", 8)
+    monkeypatch.setattr(step_times, "_FLUSHED_FLOATS", 1)
     monkeypatch.setattr(step_times, "_REPEATS", 1)
     monkeypatch.setattr(device, "usable_cores", lambda: 1)
 
@@ -56,6 +57,22 @@ def test_a_type(source: Path, tmp_path: Path) -> None:
     assert f"written: {target}\n" in result.stderr
     types = {t.name: t.type.name for t in read_model_spec(target).tensors.values()}
     assert types["blk.1.ffn_down.weight"] == "Q8_0" and types["blk.1.ffn_up.weight"] == "Q4_0"
+
+
+def test_tensors_that_cannot_have_the_type_are_named(source: Path, tmp_path: Path) -> None:
+    """Norms stay in floats whatever is asked for."""
+    target = tmp_path / "small.gguf"
+    result = run(source, target, "--type", "Q4_0", "--tensor", "blk.0.attn=q8_0")
+    assert "1 of 5 tensors that match 'blk.0.attn' become F32" in " ".join(result.stderr.split())
+    target.unlink()
+    with pytest.raises(EdgespecError, match="no tensor that matches 'norm' can be Q8_0"):
+        run(source, target, "--type", "Q4_0", "--tensor", "norm=q8_0")
+    assert not target.exists()
+
+
+def test_a_missing_importance_matrix_is_said_to_be_missing(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(EdgespecError, match=r"cannot read .*nope\.dat: No such file"):
+        run(source, tmp_path / "a.gguf", "--type", "Q4_0", "--imatrix", tmp_path / "nope.dat")
 
 
 def test_a_computed_importance_matrix_changes_the_weights(source: Path, tmp_path: Path) -> None:
@@ -78,6 +95,27 @@ def test_a_size(source: Path, tmp_path: Path) -> None:
     types = {t.name: t.type.name for t in read_model_spec(target).tensors.values()}
     assert report["tensor_types"].items() <= types.items()
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["fit.gguf"]
+
+
+def test_a_search_that_is_stopped_leaves_the_best_so_far(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was measured; folders of others beside it stay as they are."""
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    target, parts = tmp_path / "fit.gguf", tmp_path / "fit.gguf.parts"
+    parts.mkdir()
+    (parts / "mine").touch()
+    arguments = (source, target, "--fit", "150KiB", "--types", "Q4_0,Q8_0", "--json")
+    with monkeypatch.context() as patch:
+        patch.setattr(fit._Search, "run", stopped)
+        report = json.loads(run(*arguments, code=130).stdout)
+    assert not report["complete"] and report["kl_on_search_texts"] == report["kl_of_start"] > 0
+    assert target.stat().st_size <= 150 * 1024 and len(list(parts.iterdir())) == 2
+    again = json.loads(run(*arguments, "--minutes", 0.01).stdout)
+    assert again["complete"] and [path.name for path in parts.iterdir()] == ["mine"]
 
 
 def test_comparing(source: Path, tmp_path: Path) -> None:
@@ -186,6 +224,32 @@ def test_tuning(source: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["tuned.gguf"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "chosen"), [({"Q2_K": 2}, "Q8_0"), ({"Q8_0": 1}, "Q2_K"), ({"Q8_0": 4}, "Q8_0")]
+)
+def test_exact_tuning_counts_only_steps_that_round_alike(
+    source: Path, monkeypatch: pytest.MonkeyPatch, steps: dict[str, int], chosen: str
+) -> None:
+    """Q2_K is a little faster, as far as its steps may be as long."""
+
+    def times(_path: Path, _types: Any, kind: str, *_: Any, **__: Any) -> dict[int, float]:
+        return {n: (1.0 + 0.02 * n) * (0.95 if kind == "Q2_K" else 1.0) for n in range(1, 33)}
+
+    monkeypatch.setattr(tuning, "predicted_step_ms", times)
+    monkeypatch.setattr(tuning, "invariant_step", lambda spec: steps.get(spec.file_type, 32))
+    monkeypatch.setattr(tuning, "_recipes", lambda _, types, *__: {k: Recipe(k) for k in types})
+    arguments = (source, "--tune", "--exact", "--types", "Q2_K,Q8_0", "--max-kl", 99, "--json")
+    report = json.loads(run(*arguments).stdout)
+    assert report["type"] == chosen
+
+
+def test_no_type_is_invariant(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "invariant_step", lambda _: 1)
+    with pytest.raises(EdgespecError, match="none has steps that round like") as caught:
+        run(source, "--tune", "--exact", "--types", "Q8_0", "--max-kl", 99)
+    assert "--exact" in caught.value.hint
+
+
 def test_types_that_need_a_matrix_are_tuned_too(source: Path) -> None:
     report = json.loads(run(source, "--tune", "--types", "IQ3_S", "--max-kl", 99, "--json").stdout)
     assert report["type"].startswith("IQ3_S")
@@ -208,6 +272,9 @@ def test_no_type_is_good_enough(source: Path, tmp_path: Path) -> None:
         (("a", "b", "--fit", "90"), "--fit 90 is no size"),
         (("a", "b", "--fit", "90MiB", "--tensor", "ffn=Q8_0"), "--tensor goes with --type"),
         (("a", "b", "--fit", "90MiB", "--imatrix", "m"), "importance matrix of its own"),
+        (("a", "b", "--fit", "90MiB", "--exact"), "--exact goes with --tune"),
+        (("a", "b", "--compare", "--types", "Q4_0"), "--types goes with --fit and --tune"),
+        (("a", "b", "--type", "Q4_0", "--data", "x"), "--data goes with --imatrix auto"),
     ],
 )
 def test_misuse(source: Path, arguments: tuple[str, ...], said: str) -> None:

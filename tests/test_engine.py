@@ -579,7 +579,7 @@ def test_rates_by_hand() -> None:
     assert counters.generated_tokens == 5
     assert counters.acceptance_length == 2.0
     assert counters.tokens_per_s == pytest.approx(4 / 0.8)
-    assert counters.host_share == pytest.approx(0.2 / 0.75)
+    assert counters.host_share == pytest.approx(1 - 0.55 / 0.8)
 
 
 # ------------------------------------------------------------------------------ speculation

@@ -11,6 +11,7 @@ from random_gguf import F32, LAYERS, write_model
 
 from edgespec.models.gguf import read_gguf
 from edgespec.quantize import step_times
+from edgespec.quantize.context import EvalContext
 from edgespec.quantize.convert import Recipe, convert, predict
 from edgespec.quantize.step_times import predicted_step_ms, step_ms
 
@@ -58,3 +59,13 @@ def test_times_are_of_the_sizes_asked_for(source: Path, tmp_path: Path) -> None:
     convert(source, target, "Q8_0")
     found = step_ms(target, threads=1, sizes=(1, 3), depth=70, kv_type="q8_0")
     assert set(found) == {1, 3} and 0 < found[1] < 1000
+
+
+def test_a_model_that_cannot_go_back_reads_its_past_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As recurrent ones: without the past a step at its position would fail."""
+    target = tmp_path / "small.gguf"
+    convert(source, target, "Q8_0")
+    monkeypatch.setattr(EvalContext, "trim", lambda *_: False)
+    assert step_ms(target, threads=1, sizes=(1, 3), depth=70)[3] > 0

@@ -17,6 +17,7 @@ from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine import Engine
 from edgespec.errors import UnsupportedError
 from edgespec.memory.curve import CostCurve
+from edgespec.proposal import Proposal
 from edgespec.sampling import SamplingParams
 from edgespec.switch_forecast import Trace, choose, forecast, turns_of, writers
 from edgespec.switch_policy import LARGE, SMALL, Switch, SwitchPolicy, SwitchPrices, read_ms
@@ -263,6 +264,41 @@ def test_entropy_of_known_rows() -> None:
     assert entropy_nats(certain) == pytest.approx(0.0, abs=1e-6)
     halves = np.array([3.0, 3.0, -np.inf], np.float32)
     assert entropy_nats(halves) == pytest.approx(math.log(2))
+    assert entropy_nats(np.zeros(20_001, np.float32)) == pytest.approx(math.log(20_001))
+    row = np.random.default_rng(0).normal(0.0, 3.0, 20_001).astype(np.float32)
+    row[5000:15000] = -np.inf  # pieces of a row that has such tokens, and one of nothing else
+    chances = np.exp(row.astype(np.float64))
+    chances = chances[chances > 0] / chances.sum()
+    assert entropy_nats(row) == pytest.approx(-(chances * np.log(chances)).sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("writer", "unseen"), [(LARGE, 2), (SMALL, 3)])
+def test_entropies_that_no_decision_sees_are_not_asked_for(writer: str, unseen: int) -> None:
+    """With a window of 2 and stays of 4, the first mean that counts is over the last two."""
+    switch = Switch(always_switching(up_nats=1.0, down_nats=0.5, window=2, min_stay=4))
+    assert switch.looks  # an answer may begin with either model
+    handing_over = {SMALL: 9.0, LARGE: 0.0}
+    for _ in range(50):
+        switch.sees(handing_over[switch.writer])
+        if switch.is_due:
+            switch.change()
+            if switch.writer == writer:
+                break
+    for _ in range(unseen):
+        assert not switch.looks
+        switch.sees(handing_over[writer])
+    assert switch.looks and not switch.is_due
+
+
+def test_drafts_are_worth_what_their_model_gets_to_write() -> None:
+    switch = Switch(always_switching(up_nats=1.0, down_nats=0.5))
+    assert switch.goes_on == pytest.approx(1 - 1 / 8)
+    assert Switch(SwitchPolicy.always(SMALL)).goes_on == 1.0
+    assert Switch(SwitchPolicy(up_nats=0.0)).goes_on == 1.0
+    proposal = Proposal((1, 2, 3, 4), (-1, 0, 1, -1), (0.9, 0.8, 0.7, 0.5))
+    cut = proposal.cut_off(0.5)
+    assert list(cut.tokens) == [1, 4, 2, 3] and list(cut.parents) == [-1, -1, 0, 2]
+    assert list(cut.probabilities) == pytest.approx([0.9, 0.5, 0.4, 0.175])
 
 
 def test_means_begin_anew_and_stays_are_kept() -> None:
@@ -298,6 +334,16 @@ def test_a_way_down_that_costs_more_than_it_saves_is_not_made() -> None:
             switch.change()
         switch.sees(0.0)
         assert switch.is_due == pays
+
+
+def test_catching_up_is_priced_as_it_is_done() -> None:
+    """Reading for one row of logits, and the next step, which builds its graph anew."""
+    steps = CostCurve([math.inf, *(10.0 + n for n in range(1, 9))], change_ms=0.5)
+    reads = CostCurve([math.inf, 11.0, math.inf, math.inf, 12.5])
+    prices = SwitchPrices(steps, steps, reads, None)
+    assert prices.catch_up_ms(LARGE, 4, 0) == 12.5 + 0.5
+    assert prices.catch_up_ms(SMALL, 4, 0) == 14.0 + 0.5
+    assert prices.catch_up_ms(LARGE, 1, 0) == 11.0
 
 
 def test_reading_is_priced_between_the_steps_that_were_measured() -> None:
