@@ -185,7 +185,7 @@ def _live(arguments: argparse.Namespace) -> None:
         taken[question["category"]] += 1
         if taken[question["category"]] <= arguments.per_category:
             questions.append(question)
-    texts: list[list[int]] = []
+    texts: list[tuple[int, ...]] = []
     for drafters in arguments.drafter:
         found = _live_run(arguments, questions, drafters)
         texts = texts or found
@@ -194,7 +194,7 @@ def _live(arguments: argparse.Namespace) -> None:
 
 def _live_run(
     arguments: argparse.Namespace, questions: list[Any], drafters: str
-) -> list[list[int]]:
+) -> list[tuple[int, ...]]:
     """Print what the drafters bring; the token ids of the answers."""
     spec = read_model_spec(arguments.model)
     curve = _curve(arguments.curve)
@@ -207,7 +207,7 @@ def _live_run(
     speculative_ms: dict[str, float] = defaultdict(float)
     drafted: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
-    texts: list[list[int]] = []
+    texts: list[tuple[int, ...]] = []
     params = edgespec.SamplingParams(temperature=arguments.temperature, seed=1)
     backend = LlamaBackend(spec.path, settings)
     with Engine(

@@ -185,9 +185,12 @@ def _plan_with(spec: ModelSpec, request: Request, machine: Device) -> Plan:
 
 def _with_switch(plan: Plan, spec: ModelSpec, small: ModelSpec, request: Request) -> Plan:
     """The plan with what taking turns with a smaller model is expected to bring."""
-    both = (spec, settings_of(plan)), (small, settings_of(plan.of_small()))
+    large, other = settings_of(plan), settings_of(plan.of_small())
     prices = SwitchPrices(
-        *(speed_model(*one).curve for one in both), *(stored_reads(*one) for one in both)
+        speed_model(spec, large).curve,
+        speed_model(small, other).curve,
+        stored_reads(spec, large),
+        stored_reads(small, other),
     )
     depth = request.prompt_tokens + (request.max_tokens or 256) // 2
     why, speed = reason(stored(spec, small), prices, depth, plan.tokens_per_s)

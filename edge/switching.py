@@ -21,8 +21,8 @@ from edgespec.engine import Engine
 from edgespec.generation import Run
 from edgespec.switch_policy import LARGE, Switch, SwitchPolicy, SwitchPrices
 
-_NOTHING = -100.0  # of a log-probability: exp of it adds nothing to an entropy
-_PIECE = 8192  # tokens; OpenBLAS takes threads from 10,000 numbers on
+_NOTHING = -80.0  # of a log-probability: exp of it adds nothing to an entropy
+_PIECE = 9984  # tokens; OpenBLAS takes threads from 10,000 numbers on
 _ONES = np.ones(_PIECE, np.float32)
 
 
@@ -103,14 +103,17 @@ def entropy_nats(row: Logits) -> float:
     starts no threads, which would wait beside those of the next step.
     """
     most, total, mean = row.max(), 0.0, 0.0
-    for start in range(0, len(row), _PIECE):
-        logs = row[start : start + _PIECE] - most
-        weights = np.exp(logs)
-        total += float(np.dot(weights, _ONES[: len(logs)]))
-        part = float(np.dot(weights, logs))
-        if math.isnan(part):  # 0 times minus infinity; looking for those first takes longer
-            part = float(np.dot(weights, np.maximum(logs, _NOTHING)))
-        mean += part
+    work = np.empty((2, min(_PIECE, len(row))), np.float32)
+    with np.errstate(invalid="ignore"):
+        for start in range(0, len(row), _PIECE):
+            piece = row[start : start + _PIECE]
+            logs, weights = work[:, : len(piece)]
+            np.subtract(piece, most, out=logs)
+            np.exp(logs, out=weights)
+            total += float(np.dot(weights, _ONES[: len(piece)]))
+            mean += float(np.dot(weights, logs))
+    if math.isnan(mean):  # 0 times minus infinity; looking for those first takes longer
+        return entropy_nats(np.maximum(row, most + _NOTHING))
     return math.log(total) - mean / total
 
 

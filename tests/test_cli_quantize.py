@@ -225,7 +225,7 @@ def test_tuning(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "chosen"), [({"Q2_K": 2}, "Q8_0"), ({"Q8_0": 1}, "Q2_K"), ({"Q8_0": 4}, "Q8_0")]
+    ("steps", "chosen"), [({"Q2_K": 2}, "Q8_0"), ({"Q8_0": 1}, "Q2_K"), ({"Q8_0": 4}, "Q2_K")]
 )
 def test_exact_tuning_counts_only_steps_that_round_alike(
     source: Path, monkeypatch: pytest.MonkeyPatch, steps: dict[str, int], chosen: str
