@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from typing import Annotated
 
 import typer
 
@@ -51,6 +52,24 @@ def version() -> None:
     from importlib.metadata import version as installed
 
     print(f"edgespec {installed('edgespec')}")
+
+
+def _version_and_out(is_wanted: bool) -> None:
+    if is_wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_version_and_out
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

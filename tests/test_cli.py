@@ -271,8 +271,9 @@ def test_help_is_plain_text(command: Command) -> None:
     assert ESCAPE not in done.out
 
 
-def test_version(command: Command) -> None:
-    done = command("version")
+@pytest.mark.parametrize("asked", ["version", "--version"])
+def test_version(command: Command, asked: str) -> None:
+    done = command(asked)
     assert re.fullmatch(r"edgespec \d+\.\d+\.\d+\S*\n", done.out)
 
 
