@@ -13,7 +13,7 @@ order that changes from problem to problem. By setting:
 * ppl: perplexity of the text under the large model
 * t/s: decoding without drafts; `drafted` with suffix drafts on both sides
 * price: time against what the turns cost by both models' measured step times. The machine's speed
-  drifts, so these are in units of the two models alone in the same run; `raw` is not.
+  drifts, so these are in units of what each model alone takes in the same run; `raw` is not.
 * host: part of the time outside both models' steps
 
 The last lines are the same pair used losslessly: the small model drafts for the large one.
@@ -35,11 +35,12 @@ from typing import Any
 import numpy as np
 
 import edgespec
+from edgespec.memory.curve import CostCurve
 from edgespec.memory.device import cpu_name, usable_cores
 from edgespec.memory.report import render_switching
 from edgespec.switch_calibration import forced_rows, prices_of, trace_of
 from edgespec.switch_forecast import Forecast, choose, sweep
-from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
+from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices, Turn
 from edgespec.switching import SwitchingEngine
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -54,10 +55,11 @@ class Setting:
         self.tokens = self.large = self.agreeing = self.switches = 0
         self.log_probability = 0.0
         self.decoded = 0  # tokens in `decode_s`
-        self.decode_s = self.host_s = self.priced_s = 0.0
+        self.decode_s = self.host_s = 0.0
+        self.written: list[tuple[list[Turn], int]] = []  # of each answer, and its prompt's tokens
         self.drafted_s, self.drafted = 0.0, 0
 
-    def add(self, result: edgespec.Result, prices: SwitchPrices) -> None:
+    def add(self, result: edgespec.Result) -> None:
         """Count an answer without drafts."""
         counters = result.counters
         self.answers += 1
@@ -68,16 +70,23 @@ class Setting:
         self.decode_s += counters.decode_s
         self.host_s += counters.decode_s - counters.step_s - counters.catch_up_s
         turns = [(span.model, span.end - span.start) for span in result.spans]
-        self.priced_s += prices.turns_ms(turns, counters.prompt_tokens) / 1e3
+        self.written.append((turns, counters.prompt_tokens))
 
     def add_drafted(self, result: edgespec.Result) -> None:
         """Count an answer with drafts."""
         self.drafted += len(result.token_ids) - 1
         self.drafted_s += result.counters.decode_s
 
-    def row(self, level: float, ends: tuple[float, float]) -> dict[str, Any]:
-        """All numbers; `level` is measured over priced time of the models alone."""
+    def priced_s(self, prices: SwitchPrices) -> float:
+        """What the answers' turns cost."""
+        return sum(prices.turns_ms(*answer) for answer in self.written) / 1e3
+
+    def row(
+        self, prices: SwitchPrices, levelled: SwitchPrices, ends: tuple[float, float]
+    ) -> dict[str, Any]:
+        """All numbers, by prices as they were measured and as the models alone have them."""
         agreement = self.agreeing / self.tokens
+        raw_s, priced_s = self.priced_s(prices), self.priced_s(levelled)
         small, large = ends
         return {
             "up_nats": self.policy.up_nats,
@@ -92,9 +101,9 @@ class Setting:
             "switches_per_token": self.switches / self.tokens,
             "tokens_per_s": self.decoded / self.decode_s,
             "drafted_tokens_per_s": self.drafted / self.drafted_s if self.drafted_s else None,
-            "expected_tokens_per_s": 1e3 / self.expected.ms_per_token / level,
-            "time_over_price": self.decode_s / self.priced_s / level,
-            "raw_time_over_price": self.decode_s / self.priced_s,
+            "expected_tokens_per_s": 1e3 / self.expected.ms_per_token * raw_s / priced_s,
+            "time_over_price": self.decode_s / priced_s,
+            "raw_time_over_price": self.decode_s / raw_s,
             "host_share": self.host_s / self.decode_s,
             "tokens": self.tokens,
         }
@@ -110,7 +119,7 @@ def main() -> None:
     with engine:
         prices = prices_of(engine)
         settings = _settings(engine, prices, calibrating, arguments)
-        identical = _run(engine, prices, settings, asked, arguments)
+        identical = _run(engine, settings, asked, arguments)
     asked = asked[: settings[0].answers]
     lossless = _lossless(arguments, asked[:: arguments.drafted_every], options)
     document = {
@@ -122,7 +131,7 @@ def main() -> None:
         "window": settings[1].policy.window,
         "min_stay": settings[1].policy.min_stay,
         "identical_at_the_ends": identical,
-        "points": _rows(settings),
+        "points": _rows(settings, prices),
         "lossless": lossless,
     }
     print(_table(document))
@@ -178,7 +187,6 @@ def _settings(
 
 def _run(
     engine: SwitchingEngine,
-    prices: SwitchPrices,
     settings: Sequence[Setting],
     problems: Sequence[dict[str, str]],
     arguments: argparse.Namespace,
@@ -197,7 +205,7 @@ def _run(
             setting = settings[place]
             engine.policy = setting.policy
             result = engine.generate(ids, max_tokens=most, speculate=False)
-            setting.add(result, prices)
+            setting.add(result)
             if number % arguments.drafted_every == 0:
                 setting.add_drafted(engine.generate(ids, max_tokens=most))
             setting.right += _is_right(result.text, problem["answer"])
@@ -256,11 +264,25 @@ def _lossless(
     }
 
 
-def _rows(settings: Sequence[Setting]) -> list[dict[str, Any]]:
+def _rows(settings: Sequence[Setting], prices: SwitchPrices) -> list[dict[str, Any]]:
     small, large = settings[0], settings[-1]
     ends = (small.agreeing / small.tokens, large.agreeing / large.tokens)
-    level = (small.decode_s + large.decode_s) / (small.priced_s + large.priced_s)
-    return [setting.row(level, ends) for setting in settings]
+    small_level, large_level = (one.decode_s / one.priced_s(prices) for one in (small, large))
+    levelled = SwitchPrices(
+        _scaled(prices.large, large_level),
+        _scaled(prices.small, small_level),
+        prices.large_reads and _scaled(prices.large_reads, large_level),
+        prices.small_reads and _scaled(prices.small_reads, small_level),
+        prices.prompt_ms * large_level,
+    )
+    return [setting.row(prices, levelled, ends) for setting in settings]
+
+
+def _scaled(curve: CostCurve, level: float) -> CostCurve:
+    """All times of a curve, longer by a factor."""
+    base = [ms * level for ms in curve.base]
+    slopes = (curve.depth_ms, curve.depth_node_ms, curve.change_ms)
+    return CostCurve(base, *(ms * level for ms in slopes))
 
 
 def _table(document: dict[str, Any]) -> str:
