@@ -24,7 +24,6 @@ from edgespec.models.ggml_types import GgmlType
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
 from edgespec.quantize.convert import (
-    Prediction,
     Recipe,
     check_target,
     convert,
@@ -33,7 +32,7 @@ from edgespec.quantize.convert import (
     require_disk,
 )
 from edgespec.quantize.quality import Reference, quality_of, score
-from edgespec.quantize.step_times import predicted_step_ms, step_ms, step_ms_in_turns
+from edgespec.quantize.step_times import pace, predicted_step_ms, step_ms, step_ms_in_turns
 
 CANDIDATES = (
     "Q2_K", "Q3_K_M", "IQ4_XS", "IQ4_NL", "Q4_0", "Q4_1", "Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K",
@@ -194,30 +193,28 @@ def _candidate_rows(
     predicted = {kind: predict(spec.path, recipe) for kind, recipe in recipes.items()}
     # One candidate at a time is written whole; the small files are a part of it.
     require_disk(folder / "candidate", max(found.file_bytes for found in predicted.values()))
-    for number, (kind, recipe) in enumerate(recipes.items()):
-        progress(f"timing {kind}", number / len(recipes))
-        rows.append(_candidate_row(spec, kind, recipe, predicted[kind], folder))
+    threads = device.usable_cores()
+    with pace(spec.path, spec.num_layers, folder, threads=threads) as now:
+        usual = before = now()
+        for number, (kind, recipe) in enumerate(recipes.items()):
+            progress(f"timing {kind}", number / len(recipes))
+            times = predicted_step_ms(
+                spec.path,
+                predicted[kind].types,
+                recipe.file_type,
+                spec.num_layers,
+                folder,
+                threads=threads,
+                imatrix=recipe.imatrix,
+            )
+            # The machine's speed drifts from one candidate to the next.
+            after = now()
+            drift = (before + after) / (2 * usual)
+            curve = curve_from({size: ms / drift for size, ms in times.items()})
+            row = {"type": kind, "bytes": predicted[kind].file_bytes, "is_source": False}
+            rows.append(row | speed_of(spec, curve))
+            before = after
     return rows
-
-
-def _candidate_row(
-    spec: ModelSpec, kind: str, recipe: Recipe, predicted: Prediction, folder: Path
-) -> dict[str, Any]:
-    times = predicted_step_ms(
-        spec.path,
-        predicted.types,
-        recipe.file_type,
-        spec.num_layers,
-        folder,
-        threads=device.usable_cores(),
-        imatrix=recipe.imatrix,
-    )
-    return {
-        "type": kind,
-        "bytes": predicted.file_bytes,
-        "is_source": False,
-        **speed_of(spec, curve_from(times)),
-    }
 
 
 class _Judge:

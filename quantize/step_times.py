@@ -100,6 +100,31 @@ def predicted_step_ms(
     return {n: whole[n] + (num_blocks - 1) * block[n] for n in sizes}
 
 
+@contextmanager
+def pace(
+    source: Path, num_blocks: int, folder: Path, *, threads: int
+) -> Iterator[Callable[[], float]]:
+    """How slow the machine is now: milliseconds of a step of one Q4_0 block, whenever asked."""
+    path = folder / "pace.gguf"
+    recipe = Recipe("Q4_0", blocks=(num_blocks // 2,))
+    convert(source, path, recipe, threads=threads, synced=False)
+    try:
+        flush = _flusher(cold=True)
+        with _opened(path, threads, (1,), DEPTH, "f16") as step:
+
+            def now() -> float:
+                step(1, True)
+                times = []
+                for _ in range(_REPEATS):
+                    flush()
+                    times.append(step(1, True))
+                return float(np.median(times))
+
+            yield now
+    finally:
+        path.unlink(missing_ok=True)
+
+
 def _write(
     source: Path,
     types: dict[str, GgmlType],
@@ -132,16 +157,20 @@ def _times(
 ) -> dict[int, float]:
     """Median milliseconds by step size; all sizes in turn, so that they share what drifts."""
     found: dict[int, list[float]] = {size: [] for size in sizes}
-    # Written, because pages that never were are all one page of zeros.
-    other = np.ones(_FLUSHED_FLOATS if cold else 1)
+    flush = _flusher(cold)
     with _opened(path, threads, sizes, depth, kv_type) as step:
         for _ in range(_REPEATS):
             for size in sizes:
                 step(size, outputs)  # the graph is built when the size changes
-                if cold:
-                    other.sum()
+                flush()
                 found[size].append(step(size, outputs))
     return _medians(found)
+
+
+def _flusher(cold: bool) -> Callable[[], object]:
+    """What empties the processor's caches, or does nothing."""
+    # Ones, because pages that were never written are all one page of zeros.
+    return np.ones(_FLUSHED_FLOATS if cold else 0).sum
 
 
 def _medians(found: dict[int, list[float]]) -> dict[int, float]:

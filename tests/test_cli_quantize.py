@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -236,11 +237,29 @@ def test_exact_tuning_counts_only_steps_that_round_alike(
         return {n: (1.0 + 0.02 * n) * (0.95 if kind == "Q2_K" else 1.0) for n in range(1, 33)}
 
     monkeypatch.setattr(tuning, "predicted_step_ms", times)
+    monkeypatch.setattr(tuning, "pace", lambda *_, **__: nullcontext(lambda: 1.0))
     monkeypatch.setattr(tuning, "invariant_step", lambda spec: steps.get(spec.file_type, 32))
     monkeypatch.setattr(tuning, "_recipes", lambda _, types, *__: {k: Recipe(k) for k in types})
     arguments = (source, "--tune", "--exact", "--types", "Q2_K,Q8_0", "--max-kl", 99, "--json")
     report = json.loads(run(*arguments).stdout)
     assert report["type"] == chosen
+
+
+def test_a_machine_that_slows_down_makes_no_candidate_slow(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both take the same; the second one is timed when everything takes half as long again."""
+    paces = iter([2.0, 2.0, 4.0])
+
+    def times(_path: Path, _types: Any, kind: str, *_: Any, **__: Any) -> dict[int, float]:
+        return {1: 10.0 if kind == "Q4_0" else 15.0, 32: 90.0}
+
+    monkeypatch.setattr(tuning, "predicted_step_ms", times)
+    monkeypatch.setattr(tuning, "pace", lambda *_, **__: nullcontext(lambda: next(paces)))
+    monkeypatch.setattr(tuning, "_recipes", lambda _, types, *__: {k: Recipe(k) for k in types})
+    report = json.loads(run(source, "--tune", "--types", "Q4_0,Q8_0", "--json").stdout)
+    first, second = (row["step_ms"]["1"] for row in report["rows"][1:])
+    assert first == second == pytest.approx(10.0)
 
 
 def test_no_type_is_invariant(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
