@@ -35,7 +35,6 @@ from typing import Any
 import numpy as np
 
 import edgespec
-from edgespec.memory.curve import CostCurve
 from edgespec.memory.device import cpu_name, usable_cores
 from edgespec.memory.report import render_switching
 from edgespec.switch_calibration import forced_rows, prices_of, trace_of
@@ -269,20 +268,13 @@ def _rows(settings: Sequence[Setting], prices: SwitchPrices) -> list[dict[str, A
     ends = (small.agreeing / small.tokens, large.agreeing / large.tokens)
     small_level, large_level = (one.decode_s / one.priced_s(prices) for one in (small, large))
     levelled = SwitchPrices(
-        _scaled(prices.large, large_level),
-        _scaled(prices.small, small_level),
-        prices.large_reads and _scaled(prices.large_reads, large_level),
-        prices.small_reads and _scaled(prices.small_reads, small_level),
+        prices.large.scaled(large_level),
+        prices.small.scaled(small_level),
+        prices.large_reads and prices.large_reads.scaled(large_level),
+        prices.small_reads and prices.small_reads.scaled(small_level),
         prices.prompt_ms * large_level,
     )
     return [setting.row(prices, levelled, ends) for setting in settings]
-
-
-def _scaled(curve: CostCurve, level: float) -> CostCurve:
-    """All times of a curve, longer by a factor."""
-    base = [ms * level for ms in curve.base]
-    slopes = (curve.depth_ms, curve.depth_node_ms, curve.change_ms)
-    return CostCurve(base, *(ms * level for ms in slopes))
 
 
 def _table(document: dict[str, Any]) -> str:

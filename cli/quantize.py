@@ -190,7 +190,7 @@ def _change_type(
     check_target(target, spec.files)
     predicted = require_matrix(spec, recipe, measure.imatrix)
     require_disk(target, predicted.file_bytes)
-    for sentence in unheeded(recipe, predicted):
+    for sentence in unheeded(spec, recipe, predicted):
         note(sentence)
     if spec.file_type not in ("F32", "F16", "BF16"):
         note(f"{spec.path.name} is quantized already ({spec.file_type}): quality is lost twice")

@@ -107,8 +107,9 @@ def train_draft(
     texts = load_texts(folder)
     counts = np.bincount(np.concatenate([t.tokens for t in texts]), minlength=spec.vocab_size)
     rows = {size: choose_tokens(spec, counts, size) for size in sizes}
-    kept = folder / f"compared-{_joined(layers)}-{_joined(sizes)}-{minutes:g}.json"
-    candidates = _read_candidates(kept)
+    compared = f"compared-{_joined(layers)}-{_joined(sizes)}"
+    kept = folder / f"{compared}-{minutes:g}.json"
+    candidates = _read_candidates(folder, compared, minutes)
     if not candidates:
         candidates = _compare(spec, texts, layers, rows, costs, minutes * 60 * _SEARCHING, progress)
         kept.write_text(json.dumps([asdict(candidate) for candidate in candidates]))
@@ -165,12 +166,15 @@ def _joined(numbers: Sequence[int]) -> str:
     return "-".join(map(str, numbers))
 
 
-def _read_candidates(path: Path) -> list[Candidate]:
-    """What an earlier run compared; nothing where there was none."""
-    try:
-        return [Candidate(**candidate) for candidate in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError):
-        return []
+def _read_candidates(folder: Path, name: str, minutes: float) -> list[Candidate]:
+    """What an earlier run compared in as many minutes or more; nothing where there was none."""
+    for path in folder.glob(f"{name}-*.json"):
+        try:
+            if float(path.stem.removeprefix(f"{name}-")) >= minutes:
+                return [Candidate(**candidate) for candidate in json.loads(path.read_text())]
+        except (OSError, ValueError, TypeError):
+            continue
+    return []
 
 
 class _Costs:
@@ -289,7 +293,7 @@ def _compare(
 
     if len(layers) == len(rows) == 1:
         return [costs.candidate(layers[0], next(iter(rows)), None)]
-    some = texts[:_SEARCH_TEXTS]
+    some = _fitting(spec, texts[:_SEARCH_TEXTS], len(layers))
     states = exit_states(spec, some, layers, lambda part: progress("reading the text", part))
     middle = sorted(rows)[len(rows) // 2]
     candidates = []
@@ -307,13 +311,19 @@ def _compare(
     return candidates
 
 
-def _fitting(spec: ModelSpec, texts: Sequence[Text], note: Note) -> Sequence[Text]:
-    """As many texts as there is memory for: their states are kept in 16 bits."""
-    room = _MOST_MEMORY * device.available_bytes() / (_BF16 * spec.embedding_size)
+def _fitting(spec: ModelSpec, texts: Sequence[Text], num_layers: int = 1) -> Sequence[Text]:
+    """As many texts as there is memory for: states after so many layers are kept in 16 bits.
+
+    Raises DoesNotFitError where there is memory for none.
+    """
+    room = _MOST_MEMORY * device.available_bytes() / (_BF16 * spec.embedding_size * num_layers)
     ends = np.cumsum([len(text.tokens) for text in texts])
     count = int(np.searchsorted(ends, room))
-    if count < len(texts):
-        note(f"memory for {count} of {len(texts)} texts: the others are not trained on")
+    if count == 0:
+        raise DoesNotFitError(
+            f"there is no memory for what training reads of {spec.path.name}",
+            hint="train on a machine with more memory; the drafter's file runs on this one",
+        )
     return texts[:count]
 
 
@@ -329,7 +339,10 @@ def _train(
 ) -> tuple[ExitTrainer, Quality]:
     from edgespec.models.exit_training import ExitTrainer, exit_states
 
-    layer, texts = best.exit_layer, _fitting(spec, texts, note)
+    layer, fitting = best.exit_layer, _fitting(spec, texts)
+    if len(fitting) < len(texts):
+        note(f"memory for {len(fitting)} of {len(texts)} texts: the others are not trained on")
+    texts = fitting
     states = exit_states(spec, texts, [layer], lambda part: progress("reading the text", part))
     trainer = ExitTrainer(spec, layer, ids, texts, states.pop(layer))
 

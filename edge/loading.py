@@ -210,14 +210,17 @@ def load_plan(
 def _reads(
     backend: Backend, curve: CostCurve, spec: ModelSpec, plan: Plan, report: Progress
 ) -> CostCurve:
-    """What reading takes that a model has missed: stored, or measured now."""
+    """What reading takes that a model has missed: stored, or measured now.
+
+    As fast as the curve's steps are, which may have been measured at another moment.
+    """
     found = stored_reads(spec, settings_of(plan))
     if found is None:
         report("measuring step times", 0.0)
         found = measure_reads(backend, curve)
         cache.store(READS, settings_key(spec, settings_of(plan)), found.as_json())
         report("measuring step times", 1.0)
-    return found
+    return found.scaled(curve.base[1] / found.base[1])
 
 
 def _load_one(

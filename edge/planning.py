@@ -185,13 +185,13 @@ def _plan_with(spec: ModelSpec, request: Request, machine: Device) -> Plan:
 
 def _with_switch(plan: Plan, spec: ModelSpec, small: ModelSpec, request: Request) -> Plan:
     """The plan with what taking turns with a smaller model is expected to bring."""
-    large, other = settings_of(plan), settings_of(plan.of_small())
-    prices = SwitchPrices(
-        speed_model(spec, large).curve,
-        speed_model(small, other).curve,
-        stored_reads(spec, large),
-        stored_reads(small, other),
-    )
+    pair = (spec, settings_of(plan)), (small, settings_of(plan.of_small()))
+    curves = [speed_model(*one).curve for one in pair]
+    reads = [
+        known and known.scaled(curve.base[1] / known.base[1])
+        for known, curve in zip((stored_reads(*one) for one in pair), curves, strict=True)
+    ]
+    prices = SwitchPrices(curves[0], curves[1], reads[0], reads[1])
     depth = request.prompt_tokens + (request.max_tokens or 256) // 2
     why, speed = reason(stored(spec, small), prices, depth, plan.tokens_per_s)
     choices = (*plan.choices, Choice("switch", small.path.name, why))

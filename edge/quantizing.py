@@ -105,15 +105,17 @@ def require_matrix(spec: ModelSpec, recipe: Recipe, wanted: str | None) -> Predi
     return predicted
 
 
-def unheeded(recipe: Recipe, predicted: Prediction) -> Iterator[str]:
-    """What to say about tensors that do not get the type a recipe names for them.
+def unheeded(spec: ModelSpec, recipe: Recipe, predicted: Prediction) -> Iterator[str]:
+    """What to say about matrices that do not get the type a recipe names for them.
 
-    llama.cpp keeps norms in floats, and takes another type where rows are no whole blocks. Raises
-    UnsupportedError where no tensor gets the type.
+    llama.cpp keeps norms and biases in floats, and takes another type where rows are no whole
+    blocks. Raises UnsupportedError where no tensor gets the type.
     """
     free = dict(predicted.types)
     for pattern, kind in recipe.overrides:
         found = {name: free.pop(name) for name in list(free) if re.search(pattern, name)}
+        matrices = {n: given for n, given in found.items() if len(spec.tensors[n].dims) > 1}
+        found = matrices or found
         others = {name: given.name for name, given in found.items() if given.name != kind}
         if not others:
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from edgespec.tree import DraftTree
@@ -83,6 +83,14 @@ class Counters:
 
     @property
     def host_share(self) -> float:
-        """Part of the decoding that was spent outside the steps of models."""
-        steps_s = self.step_s + self.draft_s + self.catch_up_s
-        return max(0.0, 1.0 - steps_s / self.decode_s) if self.decode_s else 0.0
+        """As `host_share` of this generation alone."""
+        return host_share([self])
+
+
+def host_share(counters: Iterable[Counters]) -> float:
+    """Part of the decoding of some generations that was spent outside the steps of models."""
+    total_s = steps_s = 0.0
+    for one in counters:
+        total_s += one.decode_s
+        steps_s += one.step_s + one.draft_s + one.catch_up_s
+    return max(0.0, 1.0 - steps_s / total_s) if total_s else 0.0

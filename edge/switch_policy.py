@@ -141,10 +141,10 @@ def read_ms(curve: CostCurve, tokens: int, depth: int) -> float:
     """Time to read tokens in pieces as large as were measured, all of one size but the last."""
     size = min(max(1, tokens), curve.max_nodes)
     full, rest = divmod(tokens, size)
-    return full * _step_ms(curve, size, depth) + (_step_ms(curve, rest, depth) if rest else 0.0)
+    return full * step_ms(curve, size, depth) + (step_ms(curve, rest, depth) if rest else 0.0)
 
 
-def _step_ms(curve: CostCurve, tokens: int, depth: int) -> float:
+def step_ms(curve: CostCurve, tokens: int, depth: int) -> float:
     """A step of this size, on the line between its measured neighbours if it was not measured."""
     above = next(n for n in range(tokens, len(curve.base)) if curve.base[n] != math.inf)
     if above == tokens:
@@ -199,7 +199,9 @@ class Switch:
     @property
     def goes_on(self) -> float:
         """Chance that the writer also writes the token after the next one, by its stays so far."""
-        return 1.0 if self.is_settled else 1.0 - 1.0 / self._stays[self.writer]
+        if self.is_settled or (self.writer == LARGE and not self._pays()):
+            return 1.0
+        return 1.0 - 1.0 / self._stays[self.writer]
 
     def sees(self, nats: float) -> bool:
         """Whether the other model writes the next token, which has this entropy.

@@ -103,6 +103,8 @@ def entropy_nats(row: Logits) -> float:
     starts no threads, which would wait beside those of the next step.
     """
     most, total, mean = row.max(), 0.0, 0.0
+    if not math.isfinite(most):  # nothing can be chosen, which is for the sampler to say
+        return math.nan
     work = np.empty((2, min(_PIECE, len(row))), np.float32)
     with np.errstate(invalid="ignore"):
         for start in range(0, len(row), _PIECE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
 from edgespec.backends.base import Backend
@@ -11,7 +12,8 @@ from edgespec.tree import DraftTree
 _DEPTH_SECONDS = 0.5
 _PROBES = 3  # single steps that tell whether a stored curve still holds
 _BUSY = 1.4  # neighbours alone make a machine that much slower
-_READS = (2, 4, 8, 16, 32)  # tokens that a model which takes over has missed
+_READS = (8, 2, 32, 4, 16)  # tokens that a model which takes over has missed
+_READ_SECONDS = 1.0
 _DEPTHS = range(256, 1025, 256)  # attention looks at blocks of 256 cells
 
 
@@ -53,22 +55,32 @@ def reading_ms(backend: Backend) -> float:
     return best * 1e3 / len(tokens)
 
 
-def measure_reads(backend: Backend, curve: CostCurve) -> CostCurve:
+def measure_reads(
+    backend: Backend, curve: CostCurve, *, clock: Callable[[], float] = perf_counter
+) -> CostCurve:
     """Milliseconds of reading n tokens for one row of logits, with a single-token step before.
 
-    The best of three, in an empty cache; what depth adds is that of the steps of `curve`.
+    The best of up to three, in an empty cache and about a second, the most useful n first; what
+    depth adds is that of the steps of `curve`.
     """
-    sizes = [size for size in _READS if size <= min(backend.batch_size, backend.context_size)]
-    base = [float("inf")] * (max(sizes, default=1) + 1)
-    base[1] = curve.base[1]
-    for size in sizes:
-        for _ in range(3):
-            backend.truncate(0)
-            one_step(backend, 1)
-            start = perf_counter()
-            backend.prefill(some_tokens(backend, size))
-            base[size] = min(base[size], (perf_counter() - start) * 1e3)
+    most = min(backend.batch_size, backend.context_size)
+    deadline = clock() + _READ_SECONDS
+    best = {1: float("inf")}
+    for size in [size for size in _READS if size <= most] * 3:
+        if len(best) > 1 and clock() > deadline:
+            break
+        backend.truncate(0)
+        one_step(backend, 1)
+        start = clock()
+        one_step(backend, 1)
+        between = clock()
+        backend.prefill(some_tokens(backend, size))
+        best[size] = min(best.get(size, float("inf")), (clock() - between) * 1e3)
+        best[1] = min(best[1], (between - start) * 1e3)
     backend.truncate(0)
+    if len(best) == 1:
+        return curve.resized(1)
+    base = [best.get(size, float("inf")) for size in range(max(best) + 1)]
     return CostCurve(base, curve.depth_ms, curve.depth_node_ms)
 
 

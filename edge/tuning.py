@@ -65,6 +65,8 @@ def tune(
 
     Raises UnsupportedError where no candidate loses as little as that.
     """
+    if not types:
+        raise UnsupportedError("there is no type to try", hint="name some with --types")
     with _folder_for(spec, target) as folder:
         recipes = _recipes(spec, types, imatrix, imatrix_name)
         rows = [_source_row(spec), *_candidate_rows(spec, recipes, folder, progress)]
@@ -191,8 +193,9 @@ def _candidate_rows(
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     predicted = {kind: predict(spec.path, recipe) for kind, recipe in recipes.items()}
-    # One candidate at a time is written whole; the small files are a part of it.
-    require_disk(folder / "candidate", max(found.file_bytes for found in predicted.values()))
+    # One candidate at a time is written whole; before that three small files, each with a head.
+    largest = max(found.file_bytes for found in predicted.values())
+    require_disk(folder / "candidate", largest + 3 * spec.tensors[spec.head_name].data_bytes)
     threads = device.usable_cores()
     with pace(spec.path, spec.num_layers, folder, threads=threads) as now:
         usual = before = now()

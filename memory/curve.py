@@ -63,6 +63,12 @@ class CostCurve:
         base += [float("inf")] * (max_nodes + 1 - len(base))
         return CostCurve(base, self.depth_ms, self.depth_node_ms, self.change_ms, self.level)
 
+    def scaled(self, factor: float) -> CostCurve:
+        """The same curve on a machine that takes so many times as long."""
+        base = [ms * factor for ms in self._measured]
+        slopes = (self.depth_ms, self.depth_node_ms, self.change_ms)
+        return CostCurve(base, *(ms * factor for ms in slopes))
+
     def updated(self, newer: CostCurve) -> CostCurve:
         """This curve with the sizes that `newer` measured at the speed of its own moment."""
         speed = newer._measured[1] / self._measured[1]

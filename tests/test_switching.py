@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from itertools import product
+from itertools import count, product
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from edgespec.sampling import SamplingParams
 from edgespec.switch_forecast import Trace, choose, forecast, turns_of, writers
 from edgespec.switch_policy import LARGE, SMALL, Switch, SwitchPolicy, SwitchPrices, read_ms
 from edgespec.switching import SwitchingEngine, entropy_nats
+from edgespec.timing import measure_reads
 
 VOCAB = 6
 PROMPT = [1, 2, 3]
@@ -290,11 +291,18 @@ def test_entropies_that_no_decision_sees_are_not_asked_for(writer: str, unseen: 
     assert switch.looks and not switch.is_due
 
 
+@pytest.mark.parametrize("row", [[math.nan, 1.0], [math.inf, 1.0], [-math.inf, -math.inf]])
+def test_rows_of_which_nothing_can_be_chosen_have_no_entropy(row: list[float]) -> None:
+    assert math.isnan(entropy_nats(np.array(row, np.float32)))
+
+
 def test_drafts_are_worth_what_their_model_gets_to_write() -> None:
     switch = Switch(always_switching(up_nats=1.0, down_nats=0.5))
     assert switch.goes_on == pytest.approx(1 - 1 / 8)
     assert Switch(SwitchPolicy.always(SMALL)).goes_on == 1.0
     assert Switch(SwitchPolicy(up_nats=0.0)).goes_on == 1.0
+    never_down = Switch(SwitchPolicy(), lambda *_: -1.0)
+    assert (never_down.writer, never_down.goes_on) == (LARGE, 1.0)
     proposal = Proposal((1, 2, 3, 4), (-1, 0, 1, -1), (0.9, 0.8, 0.7, 0.5))
     cut = proposal.cut_off(0.5)
     assert list(cut.tokens) == [1, 4, 2, 3] and list(cut.parents) == [-1, -1, 0, 2]
@@ -344,6 +352,21 @@ def test_catching_up_is_priced_as_it_is_done() -> None:
     assert prices.catch_up_ms(LARGE, 4, 0) == 12.5 + 0.5
     assert prices.catch_up_ms(SMALL, 4, 0) == 14.0 + 0.5
     assert prices.catch_up_ms(LARGE, 1, 0) == 11.0
+
+
+@pytest.mark.parametrize(
+    ("tick_s", "sizes"), [(0.01, [1, 2, 4, 8, 16, 32]), (0.2, [1, 2, 8]), (9.0, [1, 8])]
+)
+def test_reads_are_measured_for_a_second_the_most_useful_first(
+    tick_s: float, sizes: list[int]
+) -> None:
+    """With a clock that ticks when it is looked at, four times for each read."""
+    times = (tick_s * n for n in count())
+    curve = CostCurve([math.inf, 5.0], depth_ms=0.25)
+    reads = measure_reads(FakeBackend(LARGE_TABLE, VOCAB), curve, clock=lambda: next(times))
+    measured = {size: ms for size, ms in enumerate(reads.base) if ms != math.inf}
+    assert measured == pytest.approx(dict.fromkeys(sizes, 1e3 * tick_s))
+    assert reads.depth_ms == 0.25 and reads.scaled(2.0).base[8] == pytest.approx(2e3 * tick_s)
 
 
 def test_reading_is_priced_between_the_steps_that_were_measured() -> None:

@@ -17,7 +17,7 @@ from edgespec.bench.ratios import (
     ratio_of,
 )
 from edgespec.bench.turns import Answer
-from edgespec.stats import Counters
+from edgespec.stats import Counters, host_share
 
 BIN_TOKENS = 32  # of the speed by output position
 
@@ -55,7 +55,6 @@ def summary(ours: Sequence[Prompted], baseline: Sequence[Prompted], noise: float
     whole = [(end_to_end(one), end_to_end(other)) for one, other in pairs]
     rounds = sum(c.rounds for c in counters)
     accepted = sum(c.accepted_tokens for c in counters)
-    spent_s = sum(c.host_s + c.draft_s + c.step_s for c in counters)
     gaps = [one.gap for one in ours if one.gap is not None]
     return {
         "prompts": len(pairs),
@@ -72,7 +71,7 @@ def summary(ours: Sequence[Prompted], baseline: Sequence[Prompted], noise: float
         "drafted_by": _total(c.drafted_by for c in counters),
         "accepted_by": _total(c.accepted_by for c in counters),
         "draft_s": sum(c.draft_s for c in counters),
-        "host_share": sum(c.host_s for c in counters) / spent_s if spent_s else 0.0,
+        "host_share": host_share(counters),
         "identical": len(pairs) - len(gaps),
         "unexplained": sum(gap > noise for gap in gaps),
         "largest_gap": max(gaps, default=0.0),
