@@ -34,9 +34,8 @@ from edgespec.models.exit_texts import (
     LONG_PART,
     TextWriter,
     load_texts,
-    num_written,
-    seconds_written,
     write_texts,
+    written,
 )
 from edgespec.models.exit_writer import choose_tokens, write_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
@@ -227,7 +226,8 @@ def _write(
     spec: ModelSpec, folder: Path, data: Path | None, seconds: float, progress: Progress
 ) -> None:
     """Write text until it took so long, earlier runs included."""
-    missing = seconds - seconds_written(folder)
+    num_written, spent = written(folder)
+    missing = seconds - spent
     if missing <= 0 and data is None:
         return
     with open_tokenizer(spec.path) as tokenizer:
@@ -247,7 +247,7 @@ def _write(
         batch=_batch_size(spec),
         dtype=dtype,
         seed=seed,
-        written=num_written(folder),
+        written=num_written,
     )
     writer.answer_first(prompts)
     write_texts(

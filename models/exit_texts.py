@@ -407,22 +407,14 @@ def load_texts(folder: Path) -> list[Text]:
     return texts
 
 
-def seconds_written(folder: Path) -> float:
-    """How long the texts of a folder took to write."""
-    total = 0.0
+def written(folder: Path) -> tuple[int, float]:
+    """How many texts a folder holds, and the seconds they took to write."""
+    count, seconds = 0, 0.0
     for path in folder.glob("texts-*.npz"):
         with np.load(path) as file:
-            total += float(file["seconds"])
-    return total
-
-
-def num_written(folder: Path) -> int:
-    """How many texts a folder holds."""
-    total = 0
-    for path in folder.glob("texts-*.npz"):
-        with np.load(path) as file:
-            total += len(file["lengths"])
-    return total
+            count += len(file["lengths"])
+            seconds += float(file["seconds"])
+    return count, seconds
 
 
 def is_held_out(number: int) -> bool:

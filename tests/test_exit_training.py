@@ -78,10 +78,10 @@ def test_gains_are_those_of_rounds_that_follow_one_another() -> None:
 
 
 def test_a_killed_run_leaves_nothing_that_is_read(tmp_path: Path) -> None:
-    from edgespec.models.exit_texts import load_texts, seconds_written
+    from edgespec.models.exit_texts import load_texts, written
 
     (tmp_path / ".texts-00000.partial.npz").write_bytes(b"half")
-    assert (load_texts(tmp_path), seconds_written(tmp_path)) == ([], 0.0)
+    assert (load_texts(tmp_path), written(tmp_path)) == ([], (0, 0.0))
 
 
 def test_a_model_that_does_not_fit_is_a_sentence(
