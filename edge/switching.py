@@ -22,8 +22,7 @@ from edgespec.generation import Run
 from edgespec.switch_policy import LARGE, Switch, SwitchPolicy, SwitchPrices
 
 _NOTHING = -80.0  # of a log-probability: exp of it adds nothing to an entropy
-_PIECE = 9984  # tokens; OpenBLAS takes threads from 10,000 numbers on
-_ONES = np.ones(_PIECE, np.float32)
+_LEAST, _MOST = 1e-3, 1e30  # sums of exponentials that are exact enough
 
 
 class SwitchingEngine(Engine):
@@ -99,24 +98,20 @@ class SwitchingEngine(Engine):
 def entropy_nats(row: Logits) -> float:
     """Entropy of the softmax of logits [V], in nats; minus infinity is a token without a chance.
 
-    Sums over pieces of a row that stay in the processor's caches; a BLAS product of so few numbers
-    starts no threads, which would wait beside those of the next step.
+    Logits are not shifted by their largest first, which would read them once more, unless their
+    exponentials do not fit. No BLAS: its threads would wait beside those of the next step.
     """
-    most, total, mean = row.max(), 0.0, 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        weights = np.exp(row)
+        total = float(weights.sum())
+        weights *= row
+        weighted = float(weights.sum())
+    if _LEAST < total < _MOST and math.isfinite(weighted):
+        return max(0.0, math.log(total) - weighted / total)
+    most = row.max()
     if not math.isfinite(most):  # nothing can be chosen, which is for the sampler to say
         return math.nan
-    work = np.empty((2, min(_PIECE, len(row))), np.float32)
-    with np.errstate(invalid="ignore"):
-        for start in range(0, len(row), _PIECE):
-            piece = row[start : start + _PIECE]
-            logs, weights = work[:, : len(piece)]
-            np.subtract(piece, most, out=logs)
-            np.exp(logs, out=weights)
-            total += float(np.dot(weights, _ONES[: len(piece)]))
-            mean += float(np.dot(weights, logs))
-    if math.isnan(mean):  # 0 times minus infinity; looking for those first takes longer
-        return entropy_nats(np.maximum(row, most + _NOTHING))
-    return math.log(total) - mean / total
+    return entropy_nats(np.maximum(row - most, _NOTHING))
 
 
 def _watched(switch: Switch) -> Callable[[Logits], bool]:
