@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from peers_report import Line, document_of, read_lines, text_of
+from peers_transformers import Transformers
 
 from edgespec.bench.neighbours import BUSY, Neighbours
 from edgespec.bench.turns import Answer, Contender, take_turns
@@ -284,6 +285,8 @@ def _contenders(arguments: argparse.Namespace) -> Iterator[tuple[list[Quiet], Wo
             add(name, partial(WorkerContender, name, worker, place))
         for name, number in _LOOKUPS.items():
             add(name, partial(LlamaPython, name, arguments, number))
+        for name, settings in _transformers(arguments).items():
+            add(name, partial(Transformers, name, arguments.model, **settings))
         for name, options in _servers(arguments).items():
             add(name, partial(_server, name, arguments, options))
         yield chosen, worker
@@ -294,6 +297,16 @@ def _servers(arguments: argparse.Namespace) -> dict[str, tuple[str, ...]]:
         return SERVERS
     draft = ("--spec-type", "draft-simple", "-md", str(arguments.draft_model))
     return {**SERVERS, "server draft": draft}
+
+
+def _transformers(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {
+        "transformers": {},
+        "transformers lookup 10": {"lookup": 10},
+    }
+    if arguments.draft_model is not None:
+        found["transformers assisted"] = {"draft_model": arguments.draft_model}
+    return {name: {"threads": arguments.threads, **some} for name, some in found.items()}
 
 
 def _server(name: str, arguments: argparse.Namespace, options: Sequence[str]) -> LlamaServer:

@@ -13,7 +13,7 @@ from edgespec.bench.summary import decoding, end_to_end
 from edgespec.stats import Counters
 
 Line = dict[str, Any]  # one prompt and its answers by all contenders
-_PLAIN = ("server", "python")  # peers, and the names of their plain settings
+_PLAIN = ("server", "python", "transformers")  # peers, and the names of their plain settings
 
 
 def read_lines(path: Path) -> list[Line]:
