@@ -210,6 +210,7 @@ def fit_file(
         reference,
         place / "measured.jsonl",
         size_bytes,
+        matrix=read_imatrix(matrix).values,
         threads=threads,
         minutes=minutes,
         progress=progress,

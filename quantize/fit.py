@@ -1,12 +1,12 @@
 """Mixed precision for a size: which tensor gets which type, so that the least is lost.
 
 First each tensor alone is made coarse, everything else being as in the source: the KL divergence it
-causes is its sensitivity. Rounding errors of tensors are nearly independent, so their divergences
-nearly add up, and a mixture's is predicted as the sum of sensitivity times the relative harm of a
-type; the best mixture under this model is found exactly enough by taking steps in the order of
-what they gain per byte. Then an evolutionary search (EvoPress, arXiv 2410.14649) goes on from there
-with measured divergences: level switches raise one tensor and lower others until the file fits,
-offspring are compared on few texts and the best of them on more.
+causes is its sensitivity. Another type's is that times the ratio of their rounding errors (see
+`rounding`). Errors of tensors are nearly independent, so their divergences nearly add up, and a
+mixture's is predicted as their sum; the best mixture under this model is found exactly enough by
+taking steps in the order of what they gain per byte. Then an evolutionary search (EvoPress, arXiv
+2410.14649) goes on from there with measured divergences: level switches raise one tensor and lower
+others until the file fits, offspring are compared on few texts and the best of them on more.
 
 Every measurement is kept. The search is deterministic, so that a run which was stopped repeats its
 steps from what was kept and goes on where it was.
@@ -30,18 +30,19 @@ from edgespec.models.ggml_types import GGML_TYPES
 from edgespec.quantize.convert import TENSOR_TYPES
 from edgespec.quantize.pieces import Pieces
 from edgespec.quantize.quality import Reference, score
+from edgespec.quantize.rounding import rounding_errors
 
 Progress = Callable[[str, float], None]
 Levels: TypeAlias = tuple[int, ...]  # by tensor: which of its types
 
 _PROBE = 3.6  # bits a weight: sensitivities are measured with the type next to it
-_SPREAD = 6  # every so many tensors of a kind together show what a type does
-_PROBE_TEXTS = 2  # that sensitivities and types are measured on
+_PROBE_TEXTS = 2  # that sensitivities are measured on
 _TEXTS = (3, 9)  # looked at for a first and a second opinion; then all of them
 _OFFSPRING = 8
 _SURVIVORS = 2
 _MOST_SWITCHES = 3
 _PATIENCE = 12  # generations without a better mixture
+_LEAST_ERROR = 1e-30  # of a probe; a tensor of zeros has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ def fit(
     kept: Path,
     budget_bytes: int,
     *,
+    matrix: Mapping[str, NDArray[np.float32]],
     threads: int,
     minutes: float | None = None,
     progress: Progress = lambda _what, _part: None,
@@ -111,6 +113,7 @@ def fit(
     Args:
         reference: the source's predictions over the texts that mixtures are compared on.
         kept: file of measurements; the same file goes on where an earlier run was stopped.
+        matrix: mean squares of each tensor's inputs, by its name.
         minutes: of measuring in all; None searches as long again as sensitivities took.
 
     Ctrl-C during the search gives the best so far. Raises DoesNotFitError when even the smallest
@@ -119,8 +122,7 @@ def fit(
     require_room(pieces, budget_bytes)
     space = _Space(pieces, budget_bytes)
     fitness = Fitness(pieces, reference, kept, threads)
-    harms = _measure_harms(space, fitness, progress)
-    costs = _measure_costs(space, fitness, harms, progress)
+    costs = _measure_costs(space, fitness, matrix, progress)
     progress("measuring the predicted best", 1.0)
     search = _Search(space, fitness, costs, len(reference.texts))
     limit = 2 * fitness.seconds if minutes is None else 60 * minutes
@@ -157,7 +159,7 @@ class _Space:
     """All mixtures of a source, and what they take."""
 
     def __init__(self, pieces: Pieces, budget_bytes: int) -> None:
-        self.choices = pieces.choices
+        self.pieces, self.choices = pieces, pieces.choices
         self._fixed = pieces.fixed_bytes
         self.budget = budget_bytes
 
@@ -184,32 +186,11 @@ def _bits(kind: str) -> float:
     return 8 * found.block_bytes / found.block_size
 
 
-def _measure_harms(space: _Space, fitness: Fitness, progress: Progress) -> dict[str, float]:
-    """Harm of each type: divergence when it is all that some tensors all over the model have."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    # The largest tensor is an embedding or a head, which would drown the others.
-    typical = sorted(space.choices, key=lambda choice: choice.tensor.data_bytes)[:-1]
-    for choice in sorted(typical or space.choices, key=lambda choice: choice.tensor.name):
-        groups.setdefault(choice.types, []).append(choice.tensor.name)
-    groups = {types: names[::_SPREAD] for types, names in groups.items()}
-    harms: dict[str, float] = {}
-    for types, names in sorted(groups.items(), key=lambda group: -len(group[1])):
-        shared = [kind for kind in types if kind in harms]
-        measured = {}
-        for number, kind in enumerate(types):
-            progress("comparing types", number / len(types))
-            measured[kind] = max(fitness(dict.fromkeys(names, kind), _PROBE_TEXTS), 0.0)
-        # Another group of tensors has its own scale: types that both have bring them together.
-        scale = 1.0
-        if shared and all(measured[kind] > 0 for kind in shared):
-            logs = [np.log(harms[kind] / measured[kind]) for kind in shared]
-            scale = float(np.exp(np.mean(logs)))
-        harms.update({k: scale * kl for k, kl in measured.items() if k not in harms})
-    return {kind: max(harm, 1e-9) for kind, harm in harms.items()}
-
-
 def _measure_costs(
-    space: _Space, fitness: Fitness, harms: Mapping[str, float], progress: Progress
+    space: _Space,
+    fitness: Fitness,
+    matrix: Mapping[str, NDArray[np.float32]],
+    progress: Progress,
 ) -> list[NDArray[np.float64]]:
     """Predicted divergence of each tensor in each of its types."""
     costs = []
@@ -217,9 +198,8 @@ def _measure_costs(
         progress("measuring how sensitive tensors are", number / len(space.choices))
         probe = space.probe(number)
         sensitivity = max(fitness({choice.tensor.name: probe}, _PROBE_TEXTS), 0.0)
-        fallback = float(np.mean(list(harms.values())))
-        relative = np.array([harms.get(kind, fallback) for kind in choice.types])
-        costs.append(sensitivity * relative / harms.get(probe, fallback))
+        errors = rounding_errors(space.pieces, choice, matrix)
+        costs.append(sensitivity * errors / max(errors[choice.types.index(probe)], _LEAST_ERROR))
     return costs
 
 

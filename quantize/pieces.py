@@ -89,14 +89,15 @@ class Pieces:
     def paths(self, types: Mapping[str, str]) -> list[Path]:
         """The parts of a mixture; tensors that are not named have the source's type."""
         own = self.source_types()
-        chosen = [self._path(name, types.get(name, own[name])) for name in self._numbers]
+        chosen = [self.path(name, types.get(name, own[name])) for name in self._numbers]
         return [self._first, *chosen]
 
     @property
     def _first(self) -> Path:
         return self.folder / "rest.gguf"
 
-    def _path(self, name: str, kind: str) -> Path:
+    def path(self, name: str, kind: str) -> Path:
+        """The piece of a tensor in one of its types, its source's included."""
         return self.folder / f"{self._numbers[name]:05}.{kind}.gguf"
 
     def make(self, threads: int, progress: Callable[[str, float], None]) -> None:
@@ -133,7 +134,7 @@ class Pieces:
     def _is_missing(self, name: str, kind: str, own: str) -> bool:
         choice = self.choices[self._numbers[name] - 1]
         is_wanted = kind == own or kind in choice.types
-        return is_wanted and not (self._path(name, kind).exists() and self._first.exists())
+        return is_wanted and not (self.path(name, kind).exists() and self._first.exists())
 
     def _make_type(
         self,
@@ -158,7 +159,7 @@ class Pieces:
                 self._write_first(document, file.read(document.data_offset), data)
             for tensor in document.tensors:
                 if tensor.name in names:
-                    path = self._path(tensor.name, kind)
+                    path = self.path(tensor.name, kind)
                     keys = u16("split.no", self._numbers[tensor.name])
                     _write(path, 1, keys, [_raw(tensor, data)])
         whole.unlink()
