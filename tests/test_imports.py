@@ -76,8 +76,9 @@ BACKENDS = {"edgespec.backends"} | MEMORY
 QUANTIZE = {"edgespec.quantize"} | MEMORY
 # The one file of edge/ that a backend needs: the tree it verifies.
 TREE = {"edgespec.tree"}
-# The quantizer is a function of llama.cpp's library, and there is one place that loads it.
-LIBRARY = {"edgespec.backends.llama_library"}
+# The quantizer and the values of its types are functions of llama.cpp's library, and there is one
+# place that loads it and one that converts.
+LIBRARY = {"edgespec.backends.llama_library", "edgespec.backends.ggml_values"}
 
 LAYERS: dict[str, tuple[str, set[str]]] = {
     "models": ("edgespec.models", MODELS),

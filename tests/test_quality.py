@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFReader, dequantize
 from numpy.typing import NDArray
 from random_gguf import F32, VOCABULARY, write_model
 
@@ -20,6 +21,7 @@ from edgespec.quantize.convert import Recipe, convert, predict
 from edgespec.quantize.fit import Fitness, cheapest, fit
 from edgespec.quantize.pieces import Pieces, recipe_of
 from edgespec.quantize.quality import Reference, make_reference, quality_of, score
+from edgespec.quantize.rounding import rounding_errors
 from edgespec.quantize.texts import Text, texts_of_tokens, write_texts
 
 CHAT = Chat(before=[1, 2], between=[3, 4], ends=frozenset({VOCABULARY - 1}), openings=[[5, 6]])
@@ -196,6 +198,31 @@ def test_a_fit_is_within_its_size_and_better_than_a_uniform_type(
     assert found.kl <= uniform and found.kl <= found.start_kl
     lines = (tmp_path / "kept").read_text().splitlines()
     assert len(lines) <= found.evaluations
+
+
+def test_rounding_errors_are_those_of_the_values(
+    pieces: Pieces,
+) -> None:
+    """Weighed by the inputs' squares; a coarser type of the same kind is further away."""
+    for choice in pieces.choices:
+        name, columns = choice.tensor.name, choice.tensor.dims[0]
+        alike = rounding_errors(pieces, choice, {})
+        assert (alike >= 0).all() and alike[0] == max(alike) > min(alike) >= 0
+        squares = np.zeros(columns, np.float32)
+        assert rounding_errors(pieces, choice, {name: squares}) == pytest.approx(0.0)
+        squares[:] = 4.0
+        assert rounding_errors(pieces, choice, {name: squares}) == pytest.approx(4.0 * alike)
+        kind = choice.types[-1]
+        whole = [values_of(pieces.path(name, one)) for one in (choice.tensor.type.name, kind)]
+        if len(whole[0]) <= 256:  # all rows are looked at
+            expected = np.square(whole[0] - whole[1]).sum(axis=1).mean()
+            assert alike[-1] == pytest.approx(expected, rel=1e-4)
+
+
+def values_of(piece: Path) -> NDArray[np.float32]:
+    """By another program than the one under test."""
+    tensor = GGUFReader(piece).tensors[0]
+    return dequantize(tensor.data, tensor.tensor_type)
 
 
 def test_a_stopped_search_goes_on_where_it_was(
