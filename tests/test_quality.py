@@ -222,7 +222,8 @@ def test_rounding_errors_are_those_of_the_values(
 def values_of(piece: Path) -> NDArray[np.float32]:
     """By another program than the one under test."""
     tensor = GGUFReader(piece).tensors[0]
-    return dequantize(tensor.data, tensor.tensor_type)
+    values: NDArray[np.float32] = dequantize(tensor.data, tensor.tensor_type)
+    return values
 
 
 def test_a_stopped_search_goes_on_where_it_was(
