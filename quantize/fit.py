@@ -36,7 +36,8 @@ Progress = Callable[[str, float], None]
 Levels: TypeAlias = tuple[int, ...]  # by tensor: which of its types
 
 _PROBE = 3.6  # bits a weight: sensitivities are measured with the type next to it
-_PROBE_TEXTS = 2  # that sensitivities are measured on
+_PROBE_TEXTS = 2  # that sensitivities are measured on, but for tensors so many times the median
+_LARGE = 8
 _TEXTS = (3, 9)  # looked at for a first and a second opinion; then all of them
 _OFFSPRING = 8
 _SURVIVORS = 2
@@ -122,7 +123,7 @@ def fit(
     require_room(pieces, budget_bytes)
     space = _Space(pieces, budget_bytes)
     fitness = Fitness(pieces, reference, kept, threads)
-    costs = _measure_costs(space, fitness, matrix, progress)
+    costs = _measure_costs(space, fitness, matrix, len(reference.texts), progress)
     progress("measuring the predicted best", 1.0)
     search = _Search(space, fitness, costs, len(reference.texts))
     limit = 2 * fitness.seconds if minutes is None else 60 * minutes
@@ -190,14 +191,21 @@ def _measure_costs(
     space: _Space,
     fitness: Fitness,
     matrix: Mapping[str, NDArray[np.float32]],
+    num_texts: int,
     progress: Progress,
 ) -> list[NDArray[np.float64]]:
-    """Predicted divergence of each tensor in each of its types."""
+    """Predicted divergence of each tensor in each of its types.
+
+    One that has a large part of the file, an embedding or a head, decides alone what is left for
+    all others, and few texts hold few of its rows: it is looked at on all of them.
+    """
     costs = []
+    large = _LARGE * float(np.median([choice.tensor.data_bytes for choice in space.choices]))
     for number, choice in enumerate(space.choices):
         progress("measuring how sensitive tensors are", number / len(space.choices))
         probe = space.probe(number)
-        sensitivity = max(fitness({choice.tensor.name: probe}, _PROBE_TEXTS), 0.0)
+        texts = num_texts if choice.tensor.data_bytes > large else _PROBE_TEXTS
+        sensitivity = max(fitness({choice.tensor.name: probe}, texts), 0.0)
         errors = rounding_errors(space.pieces, choice, matrix)
         costs.append(sensitivity * errors / max(errors[choice.types.index(probe)], _LEAST_ERROR))
     return costs
