@@ -11,6 +11,7 @@ import pytest
 from edgespec.backends.ggml_values import FloatRows
 from edgespec.errors import UnsupportedError
 from edgespec.models.ggml_types import GGML_TYPES, GgmlType
+from edgespec.quantize.convert import TENSOR_TYPES
 
 TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
 ROWS, COLUMNS = 5, 512
@@ -40,6 +41,11 @@ def test_any_bytes_are_read_as_the_gguf_package_reads_them(name: str) -> None:
     expected = gguf.quants.dequantize(rows, kind_of(name))
     assert np.isfinite(expected).all() and len(np.unique(expected)) > 50
     assert np.allclose(to_float(rows), expected, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("name", sorted(TENSOR_TYPES))
+def test_every_type_a_mixture_may_have_can_be_read(name: str) -> None:
+    assert FloatRows(TYPES[name], COLUMNS).row_bytes > 0
 
 
 def test_rows_need_not_lie_together() -> None:
