@@ -17,7 +17,7 @@ from pathlib import Path
 _COLUMNS = 2
 _WIDTH, _HEADING, _GAP = 480, 34, 16  # pixels
 _STYLE = (
-    "svg{color:#1c2024;font-family:sans-serif}.page{fill:#fff}"
+    "svg{color:#1c2024;font-family:DejaVu Sans,Verdana,sans-serif}.page{fill:#fff}"
     "@media(prefers-color-scheme:dark){svg{color:#e8eaed}.page{fill:#14171a}}"
 )
 _SECTION = re.compile(r"<section><h2>([^<]*)</h2>(.*?)</section>", re.DOTALL)
