@@ -10,6 +10,13 @@ BIN := $(VENV)/bin
 FILES := $(shell find edge backends memory quantize cli models -name '*.py' | LC_ALL=C sort)
 STAMP := $(VENV)/installed-$(shell { echo $(FILES); cat pyproject.toml; } | cksum | cut -d' ' -f1)
 
+# Compilers up to GCC 12 or so leave out half of what llama.cpp's AMX kernels are configured with,
+# and the first step then ends in a segmentation fault (llama.cpp issue 20824).
+NO_AMX := $(shell echo | $(CXX) -march=native -dM -E - 2>/dev/null | grep -q AMX_INT8 && echo -mno-amx-int8)
+ifneq ($(NO_AMX),)
+export CMAKE_ARGS := -DCMAKE_C_FLAGS=$(NO_AMX) -DCMAKE_CXX_FLAGS=$(NO_AMX) $(CMAKE_ARGS)
+endif
+
 .PHONY: run test install clean
 
 run: $(STAMP)

@@ -1,7 +1,6 @@
-"""An early-exit drafter in llama.cpp, seen with the ids of its target.
+"""An early-exit drafter in llama.cpp: fed embeddings of the target's whole table.
 
-The model's own vocabulary is only its head. It is fed embeddings of the target's whole table, and
-its rows of logits are spread over the target's tokens: those without a row get -inf.
+Its rows of logits are as wide as its own head, whose tokens `ExitInfo.token_ids` names.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Logits
 from edgespec.backends.ggml_values import FloatRows
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
-from edgespec.models.early_exit import ExitInfo
 from edgespec.models.gguf import read_gguf_shards
 from edgespec.models.spec import ModelSpec
 
@@ -55,14 +52,13 @@ class EmbeddingTable:
 
 
 class ExitBackend(LlamaBackend):
-    """The drafter of `info` for `target`; raises as LlamaBackend and EmbeddingTable."""
+    """The drafter in a file, for `target`; raises as LlamaBackend and EmbeddingTable."""
 
     def __init__(
         self,
         path: str,
         settings: LlamaSettings,
         target: ModelSpec,
-        info: ExitInfo,
         *,
         progress: Callable[[float], None] | None = None,
     ) -> None:
@@ -72,12 +68,6 @@ class ExitBackend(LlamaBackend):
         except BaseException:
             self._table.close()
             raise
-        self._ids = np.array(info.token_ids)
-        self._wide = np.full((settings.max_nodes, target.vocab_size), -np.inf, np.float32)
-
-    def _rows(self, count: int) -> Logits:
-        self._wide[:count, self._ids] = super()._rows(count)
-        return self._wide[:count]
 
     def close(self) -> None:
         super().close()

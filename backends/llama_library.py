@@ -101,6 +101,20 @@ def library() -> ModuleType:
     return module
 
 
+def model_params() -> Any:
+    """What models are loaded with, the library's defaults where they are safe.
+
+    Kernels for Intel's AMX are left alone: some compilers (GCC 12 for one) drop most of what these
+    are configured with, and the first step ends in a segmentation fault
+    (https://github.com/ggml-org/llama.cpp/issues/20824). The library has one switch for these and
+    for the weights that it rearranges for other kernels.
+    """
+    lib = library()
+    params = lib.llama_model_default_params()
+    params.use_extra_bufts = b"AMX_INT8 = 1" not in lib.llama_print_system_info()
+    return params
+
+
 @functools.cache
 def ggml() -> ctypes.CDLL:
     """The functions of ggml, which llama.cpp computes with, and which has a library of its own."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import Capabilities, Logits, require_room
 from edgespec.backends.huge_pages import HugePages
-from edgespec.backends.llama_library import LOG, interrupts_kept, library
+from edgespec.backends.llama_library import LOG, interrupts_kept, library, model_params
 from edgespec.backends.llama_tokenizer import LlamaTokenizer
 from edgespec.errors import BackendError, ModelNotFoundError, UnsupportedError
 from edgespec.tree import DraftTree
@@ -147,7 +147,7 @@ class LlamaBackend:
     # -- loading ---------------------------------------------------------------------------
 
     def _load(self, path: str, progress: Callable[[float], None] | None) -> None:
-        params = self._lib.llama_model_default_params()
+        params = model_params()
         params.n_gpu_layers = self.settings.gpu_layers
         params.load_mode = _LOAD_MAPPED if self.settings.mapped else _LOAD_COPIED
         pages = HugePages()

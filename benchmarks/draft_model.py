@@ -36,6 +36,7 @@ from edgespec.engine import Engine
 from edgespec.generation import Result
 from edgespec.memory.curve import CostCurve, measure_curve
 from edgespec.memory.device import usable_cores
+from edgespec.models.early_exit import read_exit
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import read_model_spec
 from edgespec.noise import measure_batch_noise
@@ -177,6 +178,7 @@ class Bench:
         self._target = LlamaBackend(arguments.target, _settings(max_nodes=16, max_leaves=8))
         self._draft = open_draft_model(draft_spec, self._spec, _settings(8, 1))
         self._vocab_size = self._target.tokenizer.vocab_size
+        self._early_exit = read_exit(draft_spec)
         self._prompts = _prompts(arguments.prompts, arguments.per_category)
 
     def _curves(self) -> tuple[CostCurve, CostCurve]:
@@ -202,7 +204,7 @@ class Bench:
 
     def _forced(self) -> Timed:
         free = Free([float("inf"), *[1e-4] * 8])
-        drafter = Timed(self._draft, free, self._vocab_size)
+        drafter = Timed(self._draft, free, self._vocab_size, early_exit=self._early_exit)
         drafter.price_with(free, free)
         return drafter
 
@@ -263,7 +265,10 @@ class Bench:
             "plain": None,
             "suffix": CombinedDrafter([SuffixDrafter()]),
             "suffix,model": CombinedDrafter(
-                [SuffixDrafter(), ModelDrafter(self._draft, draft, self._vocab_size)]
+                [
+                    SuffixDrafter(),
+                    ModelDrafter(self._draft, draft, self._vocab_size, early_exit=self._early_exit),
+                ]
             ),
             "suffix,garbage": CombinedDrafter([SuffixDrafter(), Garbage(self._vocab_size)]),
             "garbage alone": CombinedDrafter([_Silent(), Garbage(self._vocab_size)]),

@@ -20,12 +20,14 @@ import edgespec
 from edgespec.backends.llamacpp import LlamaSettings
 from edgespec.draft_loading import open_draft_model
 from edgespec.memory.device import usable_cores
+from edgespec.models.early_exit import CONTEXT, WINDOW, read_exit
 from edgespec.models.exit_training import agreement_of, gains_of
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import read_model_spec
 from edgespec.switch_calibration import forced_rows
 
 _CONTEXT, _NODES = 4096, 32
+_STRETCH = CONTEXT - WINDOW  # tokens after which an exit begins anew
 
 
 def main() -> None:
@@ -41,6 +43,8 @@ def main() -> None:
     lines = arguments.prompts.read_text().splitlines()[arguments.offset :: arguments.every]
     spec, draft_spec = read_model_spec(arguments.target), read_model_spec(arguments.draft)
     check_pair(spec, draft_spec)
+    info = read_exit(draft_spec)
+    assert info is not None, "not an early exit"
     settings = LlamaSettings(_CONTEXT, 128, _NODES, 1, usable_cores())
     draft = open_draft_model(draft_spec, spec, settings)
     hits: dict[str, list[np.ndarray]] = defaultdict(list)
@@ -49,7 +53,15 @@ def main() -> None:
             question = json.loads(line)
             prompt = engine.encode(question["turns"][0])
             text = engine.generate(prompt, max_tokens=arguments.max_tokens).token_ids
-            best = [int(row.argmax()) for row in forced_rows(draft, prompt, text)]
+            best = [
+                info.token_ids[row.argmax()]
+                for start in range(0, len(text), _STRETCH)
+                for row in forced_rows(
+                    draft,
+                    [*prompt, *text[:start]][-(info.window or _CONTEXT) :],
+                    text[start : start + _STRETCH],
+                )
+            ]
             hits[question["category"]].append(np.array(best) == np.array(text))
     draft.close()
     everything = [row for rows in hits.values() for row in rows]

@@ -37,7 +37,8 @@ from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine import Engine
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.device import usable_cores
-from edgespec.memory.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES
+from edgespec.memory.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, draft_context
+from edgespec.models.early_exit import read_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.proposal import Stakes
 from edgespec.successors import successors_of
@@ -161,12 +162,13 @@ def _priced_model(arguments: argparse.Namespace, spec: ModelSpec, curve: CostCur
     draft_spec = read_model_spec(arguments.draft_model)
     share = arguments.draft_step or draft_spec.weight_bytes / spec.weight_bytes
     print(f"{draft_spec.path.name}: {share:.3f} plain steps a draft step")
-    settings = LlamaSettings(4096, DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, 1, usable_cores())
+    context = draft_context(draft_spec, 4096)
+    settings = LlamaSettings(context, DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, 1, usable_cores())
     most = min(DRAFT_MODEL_NODES, len(curve.base) - 1)
     prices = CostCurve([ms * share for ms in curve.base[: most + 1]])
     backend = open_draft_model(draft_spec, spec, settings)
     model_module.perf_counter = lambda: PricedCurve.spent_ms / 1e3  # type: ignore[attr-defined]
-    return PricedModel(backend, prices, spec.vocab_size)
+    return PricedModel(backend, prices, spec.vocab_size, early_exit=read_exit(draft_spec))
 
 
 def _curve(name: str) -> PricedCurve:

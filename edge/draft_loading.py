@@ -47,8 +47,9 @@ def load_draft_model(
         cache.store("curves", settings_key(draft_spec, chosen), curve.as_json())
     try:
         vocab_size = target.tokenizer.vocab_size
-        readable = vocab_size if read_exit(draft_spec) else backend.tokenizer.vocab_size
-        return ModelDrafter(backend, curve, vocab_size, readable)
+        early_exit = read_exit(draft_spec)
+        readable = vocab_size if early_exit else backend.tokenizer.vocab_size
+        return ModelDrafter(backend, curve, vocab_size, readable, early_exit)
     except BaseException:
         backend.close()
         raise
@@ -100,9 +101,8 @@ def open_draft_model(
     settings: LlamaSettings,
     progress: Callable[[float], None] | None = None,
 ) -> LlamaBackend:
-    """A draft model that speaks the target's ids: a model with its vocabulary, or an early exit."""
-    early_exit = read_exit(draft_spec)
+    """A draft model that reads the target's ids: a model with its vocabulary, or an early exit."""
     path = os.fspath(draft_spec.path)
-    if early_exit is None:
+    if read_exit(draft_spec) is None:
         return LlamaBackend(path, settings, progress=progress)
-    return ExitBackend(path, settings, target, early_exit, progress=progress)
+    return ExitBackend(path, settings, target, progress=progress)

@@ -18,7 +18,6 @@ from edgespec.memory.bandwidth import memory_bandwidth
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.footprint import KV_TYPE_BYTES
 from edgespec.memory.plan import (
-    DRAFT_MODEL_NODES,
     Choice,
     Device,
     Plan,
@@ -29,7 +28,7 @@ from edgespec.memory.plan import (
 from edgespec.memory.planner import make_plan
 from edgespec.memory.request import LLAMACPP, ONNX, Request
 from edgespec.memory.speed import DEFAULT_ROUNDS, RoundHistory, SpeedModel, estimated_curve
-from edgespec.models.early_exit import exit_bytes, read_exit
+from edgespec.models.early_exit import read_exit
 from edgespec.models.packing import check_supported
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
@@ -203,7 +202,8 @@ def _draft_rows_bytes(spec: ModelSpec, draft_spec: ModelSpec | None) -> int:
     if draft_spec is None:
         return 0
     laws = MOST_DRAWN * spec.vocab_size * (_F32 + _F64)
-    return laws + (exit_bytes(spec, DRAFT_MODEL_NODES) if read_exit(draft_spec) else 0)
+    spread = spec.vocab_size * _F32 if read_exit(draft_spec) else 0
+    return laws + spread
 
 
 def _draft_spec(spec: ModelSpec, request: Request) -> ModelSpec | None:

@@ -30,6 +30,8 @@ from edgespec.models.spec import ModelSpec
 
 PREFIX = "edgespec.early_exit"  # of the keys in a file
 VERSION = 1
+# What a trained exit reads: it is as often right as with all of the text before (docs/drafters.md).
+WINDOW, CONTEXT = 64, 512
 _SAMPLED_BYTES = 256  # of each tensor go into a target's hash
 
 
@@ -46,6 +48,11 @@ class ExitInfo:
     token_ids: array[int]  # [V'], ascending
     report: Mapping[str, Any]
     blocks: tuple[int, ...] = ()
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that are enough to begin with; None where everything before may matter."""
+        return None if self.blocks else WINDOW
 
 
 def target_hash(spec: ModelSpec) -> str:
@@ -108,8 +115,3 @@ def check_exit(target: ModelSpec, draft: ModelSpec, info: ExitInfo) -> None:
         f"draft for {target.path.name}, which is another file",
         hint=f"make one with `edgespec draft train {target.path.name} -o FILE`",
     )
-
-
-def exit_bytes(target: ModelSpec, max_nodes: int) -> int:
-    """Bytes a drafter takes beside llama.cpp's: its rows of logits, as wide as the target's."""
-    return 4 * max_nodes * target.vocab_size

@@ -257,7 +257,7 @@ class TextWriter:
         user: list[int] = []
         is_open = True
         if self._prompts:
-            user, is_open = list(self._prompts.pop(0))[: length // 2], False
+            user, is_open = self._prompt(length // 2), False
         elif length > LENGTH and self._passages:
             user, is_open = self._task(length - _ANSWER_ROOM)
         elif chat.openings and random.random() < _OPENED:
@@ -272,6 +272,11 @@ class TextWriter:
             user_temperature=float(random.choice(_USER_TEMPERATURES)),
             answer_temperature=float(random.choice(_ANSWER_TEMPERATURES)),
         )
+
+    def _prompt(self, room: int) -> list[int]:
+        """The next prompt of so many tokens at most; the next one's beginning if all are longer."""
+        fits = (i for i, prompt in enumerate(self._prompts) if len(prompt) <= room)
+        return list(self._prompts.pop(next(fits, 0)))[:room]
 
     def _task(self, room: int) -> tuple[list[int], bool]:
         """A task about some passages in so many tokens, and whether the user goes on after it."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
-from edgespec.models.early_exit import PREFIX, VERSION, target_hash
+from edgespec.models.early_exit import CONTEXT, PREFIX, VERSION, target_hash
 from edgespec.models.gguf import Gguf, GgufTensor, read_gguf_shards
 from edgespec.models.gguf_values import read_numbers, read_strings
 from edgespec.models.onnx_weights import raw_rows
@@ -105,7 +105,8 @@ def _write(
     partial = Path(f"{os.fspath(path)}.partial")
     try:
         writer = gguf.GGUFWriter(partial, target.arch)
-        _add_metadata(gguf, writer, target, num_blocks, token_ids)
+        context = CONTEXT if own else None
+        _add_metadata(gguf, writer, target, num_blocks, token_ids, context)
         writer.add_uint32(f"{PREFIX}.version", VERSION)
         writer.add_string(f"{PREFIX}.target", target_hash(target))
         writer.add_string(f"{PREFIX}.target_name", target.path.name)
@@ -131,11 +132,18 @@ def _write(
 
 
 def _add_metadata(
-    gguf: Any, writer: Any, target: ModelSpec, num_blocks: int, token_ids: NDArray[np.int32]
+    gguf: Any,
+    writer: Any,
+    target: ModelSpec,
+    num_blocks: int,
+    token_ids: NDArray[np.int32],
+    context: int | None,
 ) -> None:
     file = read_gguf_shards(target.path)[0]
     writer.add_name(f"early exit of {target.name}")
     changed = {"block_count": num_blocks, "vocab_size": len(token_ids)}
+    if context is not None:
+        changed["context_length"] = min(context, target.context_length or context)
     for key, value in file.metadata.items():
         name = key.removeprefix(f"{target.arch}.")
         if name == key or name in changed:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.llama_library import LOG, library
+from edgespec.backends.llama_library import LOG, library, model_params
 from edgespec.errors import BackendError
 
 Observe = Callable[[int, bool, Any], bool]
@@ -48,7 +48,7 @@ class EvalContext:
         self._memory: Any = None
         self._batch_size = batch_size
         LOG.clear()
-        params = lib.llama_model_default_params()
+        params = model_params()
         params.n_gpu_layers = 0 if observe else -1
         parts = [path] if isinstance(path, Path) else path
         _allow_open_files(len(parts))

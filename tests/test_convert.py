@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends.base import Logits
+from edgespec.backends.llama_library import library
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.errors import EdgespecError, ModelFileError, ModelNotFoundError, UnsupportedError
 from edgespec.loading import load_plan
@@ -74,6 +75,15 @@ def test_the_plan_of_a_repacked_file_is_a_ceiling(specs: tuple[ModelSpec, ModelS
     for name in ("weights", "weights_repacked"):
         assert found.get(name, 0) <= planned.get(name, 0) + (1 << 14)
     assert plan.mapped == ("weights_repacked" not in found)
+
+
+def test_a_library_with_amx_kernels_keeps_weights_as_they_are(
+    q4_0: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library(), "llama_print_system_info", lambda: b"AVX2 = 1 | AMX_INT8 = 1 |")
+    backend = LlamaBackend(q4_0, LlamaSettings(256))
+    assert "weights_repacked" not in backend.memory_bytes()
+    backend.close()
 
 
 def test_an_existing_target_is_replaced_whole(specs: tuple[ModelSpec, ModelSpec]) -> None:

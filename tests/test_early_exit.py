@@ -31,7 +31,7 @@ from edgespec.models.onnx_weights import float_rows, raw_rows
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.proposal import Proposal, Stakes
-from edgespec.sampling import SamplingParams
+from edgespec.sampling import Sampler, SamplingParams
 from edgespec.tree import DraftTree
 
 SETTINGS = LlamaSettings(context_size=256, batch_size=16, max_nodes=8, max_leaves=1)
@@ -142,19 +142,37 @@ def test_embeddings_fed_equal_tokens_fed(kind: Any, tmp_path: Path) -> None:
     assert np.array_equal(rows[0], rows[1])
 
 
-def test_rows_are_the_plain_models_rows_at_the_targets_ids(
+def test_an_exit_is_fed_the_targets_embeddings(
     backend: LlamaBackend, target: ModelSpec, drafter: ModelSpec
 ) -> None:
     assert isinstance(backend, ExitBackend)
     text = [int(token) for token in IDS[[5, 80, 33, 21]]]
-    wide = backend.verify(DraftTree.chain(text)).copy()
+    ours = backend.verify(DraftTree.chain(text)).copy()
     table = EmbeddingTable(target)
     plain = LlamaBackend(drafter.path, SETTINGS, embed=table)
-    rows = plain.verify(DraftTree.chain(text))
-    assert np.array_equal(wide[:, IDS], rows)
-    assert np.all(np.isneginf(np.delete(wide, IDS, axis=1)))
+    assert np.array_equal(ours, plain.verify(DraftTree.chain(text)))
+    assert ours.shape == (4, len(IDS))
     plain.close()
     table.close()
+
+
+def test_what_is_drafted_are_the_targets_tokens_of_the_best_rows(
+    backend: LlamaBackend, target: ModelSpec, drafter: ModelSpec
+) -> None:
+    best = int(IDS[backend.verify(DraftTree.chain(TEXT))[-1].argmax()])
+    backend.truncate(0)
+    curve = Cheap([float("inf"), *[1.0] * 8])
+    model = ModelDrafter(backend, curve, target.vocab_size, early_exit=read_exit(drafter))
+    model.begin(TEXT)
+    assert model.propose(Stakes(1, 0.0, curve, depth=6, branches=False)).tokens == [best]
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=3), target.vocab_size)
+    for _ in range(30):
+        model.begin(TEXT)
+        drawn = model.propose(Stakes(1, 0.0, curve, depth=6, branches=False, sampler=sampler))
+        assert set(drawn.tokens) <= set(IDS.tolist())
+        (law,) = drawn.laws
+        assert law is not None and len(law) == target.vocab_size
+        assert np.delete(law, IDS).sum() == 0.0
 
 
 @pytest.mark.model
@@ -219,7 +237,9 @@ def test_drafting_is_lossless(
     """Greedy text is the plain one; drawn drafts leave no trace of the tokens without a row."""
     drafter = write_untrained(target, tmp_path / "exit.gguf", exit_layer)
     draft = open_draft_model(drafter, target, SETTINGS)
-    model = ModelDrafter(draft, Cheap([float("inf"), *[0.01] * 8]), target.vocab_size)
+    info = read_exit(drafter)
+    curve = Cheap([float("inf"), *[0.01] * 8])
+    model = ModelDrafter(draft, curve, target.vocab_size, early_exit=info)
     engine = Engine(
         LlamaBackend(target.path, SETTINGS),
         curve=Cheap([float("inf"), *[1.0] * 8]),
@@ -243,7 +263,8 @@ def drafts(
     """What a nearly perfect exit proposes where a plain step takes a second."""
     drafter = write_untrained(target, folder / "exit.gguf", 3)
     backend = open_draft_model(drafter, target, SETTINGS)
-    model = ModelDrafter(backend, Cheap([float("inf"), *[draft_ms] * 8]), target.vocab_size)
+    info, prices = read_exit(drafter), Cheap([float("inf"), *[draft_ms] * 8])
+    model = ModelDrafter(backend, prices, target.vocab_size, early_exit=info)
     curve = Cheap([float("inf"), *(1000.0 + n for n in range(8))])
     model.begin(text)
     proposal = model.propose(Stakes(7, 0.02, curve, depth=len(text), **options))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
@@ -20,6 +21,7 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.engine import Engine
 from edgespec.errors import UnsupportedError
 from edgespec.memory.curve import CostCurve
+from edgespec.models.early_exit import ExitInfo
 from edgespec.proposal import EMPTY, Proposal, Stakes
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.tree import DraftTree
@@ -29,6 +31,7 @@ quick = settings(max_examples=60, deadline=None, derandomize=True, database=None
 Model = Callable[[tuple[int, ...]], Sequence[float]]
 INF = float("inf")
 V = 8
+EXIT = ExitInfo("", "", 1, array("i", range(V)), {})
 LONGEST = 16
 FIRST_CHANCE = 0.7  # of a drafted token, before anything was counted
 _ONE_HOT: list[list[float]] = (20.0 * np.eye(V)).tolist()
@@ -228,6 +231,55 @@ def test_nothing_is_drafted_where_the_draft_models_context_ends(clock: Clock) ->
     drafter.begin([1, 2])
     assert len(drafter.propose(stakes_of())) > 0
     assert draft.length < 20
+
+
+def test_a_window_is_all_that_is_read_of_a_text(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begins with the last tokens; again after more of them that others drafted, or when full."""
+    monkeypatch.setattr("edgespec.models.early_exit.WINDOW", 6)
+    draft = Draft(counting, clock, 0.01, context_size=10 + LONGEST)
+    drafter = ModelDrafter(draft, curve_of(*[0.01] * 16), V, early_exit=EXIT)
+    drafter.begin([i % V for i in range(1000)])
+    assert drafter.prospects(stakes_of()).before_ms == pytest.approx(0.0)  # no more than six
+    assert list(drafter.propose(stakes_of(max_nodes=1)).tokens) == [0]
+    assert draft.cached == [2, 3, 4, 5, 6, 7]
+    observe(drafter, [i % V for i in range(4)])  # ten: fits, and four are less than six
+    drafter.propose(stakes_of(max_nodes=1))
+    assert draft.cached == [2, 3, 4, 5, 6, 7, 0, 1, 2, 3]
+    observe(drafter, [4])  # one too many
+    drafter.propose(stakes_of(max_nodes=1))
+    assert draft.cached == [7, 0, 1, 2, 3, 4]
+    observe(drafter, [i % V for i in range(5, 12)])  # seven that it has not seen
+    assert list(drafter.propose(stakes_of(max_nodes=1)).tokens) == [4]
+    assert draft.cached == [6, 7, 0, 1, 2, 3]
+    drafter.begin([3, 4])  # shorter than the window
+    assert list(drafter.propose(stakes_of(max_nodes=1)).tokens) == [5]
+    assert draft.cached == [3, 4]
+
+
+@quick
+@given(st.data())
+def test_a_window_never_changes_what_follows_from_the_last_tokens(data: st.DataObject) -> None:
+    """Rows that depend on two tokens are the same with a window as without, along any text."""
+    clock = Clock()
+    draft = Draft(rough, clock, 0.01, context_size=12 + LONGEST)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgespec.models.early_exit.WINDOW", 4)
+        seeing = ModelDrafter(draft, curve_of(*[0.01] * 16), V, early_exit=EXIT)
+    whole, _ = drafter_of(rough, clock)
+    tokens = st.lists(st.integers(0, V - 1), min_size=1, max_size=9)
+    text = data.draw(tokens)
+    for drafter in (seeing, whole):
+        drafter.begin(text)
+    for _ in range(data.draw(st.integers(1, 8))):
+        first, second = (d.propose(stakes_of(max_nodes=3)) for d in (seeing, whole))
+        assert first.tokens[:1] == second.tokens[:1] or len(text) < 2
+        emitted = data.draw(tokens)
+        text = text + emitted
+        assert draft.length <= 12 + LONGEST
+        for drafter in (seeing, whole):
+            observe(drafter, emitted)
 
 
 def test_what_it_would_take_to_catch_up(clock: Clock) -> None:

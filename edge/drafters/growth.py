@@ -11,6 +11,7 @@ before it, never from its own token (`edgespec.verification` says why).
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from edgespec.calibration import Calibration
 from edgespec.laws import DraftLaw
 from edgespec.proposal import MOST_DRAWN, Proposal, Stakes
 from edgespec.sampling import Sampler
-from edgespec.successors import successors_of
 from edgespec.verification import without
 
 _NUM_RANKS = 3  # nodes beside each other
@@ -35,7 +35,7 @@ def new_calibration() -> Calibration:
 
 
 class Growth:
-    """A proposal that grows by one row of logits [V] at a time, each after the tip of the spine."""
+    """A proposal that grows by what may follow the tip of its spine: a token and its siblings."""
 
     def __init__(self, stakes: Stakes, calibration: Calibration) -> None:
         self._stakes = stakes
@@ -72,18 +72,6 @@ class Growth:
         most = self._stakes.max_nodes
         return len(self.tokens) >= (min(most, MOST_DRAWN) if self._stakes.sampler else most)
 
-    def extend(self, row: Logits) -> bool:
-        """The next token of the spine, and what may stand beside it; False for a broken row."""
-        if not np.isfinite(row.max()):
-            return False
-        parent, chance = self._spine[-1] if self._spine else -1, self.chance
-        self._spine.append(len(self.tokens))
-        if self._stakes.sampler is None:
-            self._take_best(row, parent, chance)
-        else:
-            self._draw(row, parent, chance, self._stakes.sampler)
-        return True
-
     def proposal(self, draft_ms: float) -> tuple[Proposal, list[int]]:
         """What has grown, the most probable first unless it was drawn, and the cells."""
         drawn = len(self._laws)
@@ -104,9 +92,10 @@ class Growth:
         """Its tokens."""
         return [self.tokens[node] for node in self._spine]
 
-    def _take_best(self, row: Logits, parent: int, chance: float) -> None:
+    def take(self, tokens: Sequence[int], shares: Sequence[float]) -> None:
+        """The best of these tokens, best first with the draft model's shares; others beside it."""
+        parent, chance = self._descend()
         width = _NUM_RANKS if self._stakes.branches else 1
-        tokens, shares = successors_of(row)
         for rank, (token, share) in enumerate(zip(tokens[:width], shares, strict=False)):
             cell = _cell(0, rank, share)
             probability = chance * self._calibration.probability(cell)
@@ -114,7 +103,9 @@ class Growth:
                 return
             self._add(token, parent, probability, cell)
 
-    def _draw(self, row: Logits, parent: int, chance: float, sampler: Sampler) -> None:
+    def draw(self, row: Logits, sampler: Sampler) -> None:
+        """A token that is drawn from logits [V], and others beside it."""
+        parent, chance = self._descend()
         ids, chances = sampler.law(row[: sampler.vocab_size])  # a pair may share fewer tokens
         dense = np.zeros(sampler.vocab_size, np.float32)
         dense[slice(None) if ids is None else ids] = chances
@@ -129,6 +120,12 @@ class Growth:
             self._laws.append(law)
             self._add(token, parent, chance * self._calibration.probability(cell), cell)
             law = without(law, token)
+
+    def _descend(self) -> tuple[int, float]:
+        """The tip, whose chance comes with it; the next node is the new one."""
+        before = self._spine[-1] if self._spine else -1, self.chance
+        self._spine.append(len(self.tokens))
+        return before
 
     def _add(self, token: int, parent: int, probability: float, cell: int) -> None:
         self.tokens.append(token)

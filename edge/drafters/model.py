@@ -22,7 +22,9 @@ from edgespec.drafters.base import Outcome, count_hits
 from edgespec.drafters.growth import Growth, new_calibration
 from edgespec.errors import UnsupportedError
 from edgespec.memory.curve import CostCurve
+from edgespec.models.early_exit import ExitInfo
 from edgespec.proposal import EMPTY, Proposal, Prospects, Stakes
+from edgespec.successors import successors_of
 from edgespec.tree import DraftTree
 
 _LONGEST = 16  # tokens drafted ahead
@@ -33,7 +35,9 @@ _HOPE_RATE = 0.05
 class ModelDrafter:
     """Drafts with `backend`, whose steps take what `curve` says, for a target of `vocab_size`.
 
-    A text with a token from `readable` on, which only the target has, is not drafted for.
+    A text with a token from `readable` on, which only the target has, is not drafted for. An early
+    exit reads no more than its window at once: it begins with the last tokens of a text, and does
+    so again where it has missed more of them or where its context is full.
 
     Raises UnsupportedError for a backend that cannot take back what was only a draft.
     """
@@ -42,7 +46,12 @@ class ModelDrafter:
     nbytes = 0  # of tables; the model's own bytes are in the plan
 
     def __init__(
-        self, backend: Backend, curve: CostCurve, vocab_size: int, readable: int | None = None
+        self,
+        backend: Backend,
+        curve: CostCurve,
+        vocab_size: int,
+        readable: int | None = None,
+        early_exit: ExitInfo | None = None,
     ) -> None:
         if not backend.capabilities.truncate:
             raise UnsupportedError(
@@ -53,10 +62,13 @@ class ModelDrafter:
         self._curve = curve
         self._vocab_size = vocab_size
         self._readable = vocab_size if readable is None else readable
+        self._window = early_exit.window if early_exit else None
+        # The target's tokens that the rows of logits stand for; None are the first ones.
+        self._ids = np.array(early_exit.token_ids) if early_exit else None
         self._reads = True  # every token of the text so far
         self._calibration = new_calibration()
         self._hope = _FIRST_HOPE  # that a drafted token is accepted when the one before it was
-        self._text: list[int] = []
+        self._text: list[int] = []  # as far as the draft model has to see it
         self._cached: list[int] = []  # tokens in the draft model's cache
         self._shared = 0  # of them, those the text begins with
         self._proposal = EMPTY
@@ -67,7 +79,7 @@ class ModelDrafter:
         """Start a new text; nothing is computed before it pays."""
         self._calibration.forget_recent()
         self._proposal, self._spine = EMPTY, []
-        self._text = list(tokens)
+        self._text = list(tokens[-self._window :] if self._window else tokens)
         self._reads = max(tokens, default=0) < self._readable
         self._shared = common_length(self._cached, self._text)
 
@@ -91,7 +103,7 @@ class ModelDrafter:
         # What was read serves many rounds. This one pays for the step behind its first token, or it
         # would seem so dear already that any number of further drafts were cheap.
         start = perf_counter() - self._step_ms(1) / 1e3
-        while growth.extend(self._fitted(logits)):
+        while self._extend(growth, logits, stakes):
             if not self._goes_on(growth, stakes, (perf_counter() - start) * 1e3):
                 break
             logits = self._feed([growth.tip])
@@ -120,6 +132,15 @@ class ModelDrafter:
 
     def _can_read(self) -> bool:
         return self._reads and len(self._text) + _LONGEST <= self._backend.context_size
+
+    def _leave_behind(self) -> None:
+        """Begin anew with the last tokens where that is less to read, or all that fits."""
+        window, length = self._window, len(self._text)
+        if window and (
+            length - self._shared > window or length + _LONGEST > self._backend.context_size
+        ):
+            del self._text[:-window]
+            self._shared = 0
 
     def _catch_up_ms(self) -> float:
         """What it takes to feed all that is missing, beyond the step that drafts the first token.
@@ -154,12 +175,24 @@ class ModelDrafter:
         last: Logits = logits[-1]
         return last
 
-    def _fitted(self, logits: Logits) -> Logits:
-        """The row with as many tokens as the target has: padding is cut off or added."""
-        missing = self._vocab_size - len(logits)
-        if missing <= 0:
+    def _extend(self, growth: Growth, logits: Logits, stakes: Stakes) -> bool:
+        """Let it grow by a row of the draft model; False for a broken one."""
+        if not np.isfinite(logits.max()):
+            return False
+        if stakes.sampler is not None:
+            growth.draw(self._spread(logits), stakes.sampler)
+            return True
+        tokens, shares = successors_of(logits[: self._vocab_size])
+        growth.take(tokens if self._ids is None else self._ids[tokens].tolist(), shares)
+        return True
+
+    def _spread(self, logits: Logits) -> Logits:
+        """The row over the target's tokens [V]: padding is cut off, what it has no row for -inf."""
+        if self._ids is None and len(logits) >= self._vocab_size:
             return logits[: self._vocab_size]
-        return np.concatenate([logits, np.full(missing, -np.inf, np.float32)])
+        row = np.full(self._vocab_size, -np.inf, np.float32)
+        row[slice(len(logits)) if self._ids is None else self._ids] = logits
+        return row
 
     # -- learning --------------------------------------------------------------------------
 
@@ -174,6 +207,7 @@ class ModelDrafter:
         self._text += outcome.emitted
         self._reads = self._reads and max(outcome.emitted, default=0) < self._readable
         self._shared = common_length(self._cached, self._text, self._shared)
+        self._leave_behind()
 
     def state(self) -> dict[str, Any]:
         """The counts."""
