@@ -142,15 +142,19 @@ class PricedModel(ModelDrafter):
 
     model_s = 0.0
 
+    def _price_ms(self, missing: int) -> float:
+        """Of feeding so many tokens, beyond one step."""
+        return self._catch_up_ms(missing) * self._curve_ms / self._taken_ms
+
     def _catch_up(self) -> Logits:
-        PricedCurve.spent_ms += self._catch_up_ms()
+        PricedCurve.spent_ms += self._price_ms(self._missing())
         start, before = perf_counter(), self.model_s
         logits = super()._catch_up()
         self.model_s = before + perf_counter() - start
         return logits
 
     def _feed(self, tokens: Sequence[int]) -> Logits:
-        PricedCurve.spent_ms += self._step_ms(1)
+        PricedCurve.spent_ms += self._curve.step_ms(1, len(self._text))
         start = perf_counter()
         logits = super()._feed(tokens)
         self.model_s += perf_counter() - start
@@ -167,8 +171,13 @@ def _priced_model(arguments: argparse.Namespace, spec: ModelSpec, curve: CostCur
     most = min(DRAFT_MODEL_NODES, len(curve.base) - 1)
     prices = CostCurve([ms * share for ms in curve.base[: most + 1]])
     backend = open_draft_model(draft_spec, spec, settings)
-    model_module.perf_counter = lambda: PricedCurve.spent_ms / 1e3  # type: ignore[attr-defined]
-    return PricedModel(backend, prices, spec.vocab_size, early_exit=read_exit(draft_spec))
+    model = PricedModel(backend, prices, spec.vocab_size, early_exit=read_exit(draft_spec))
+
+    def clock() -> float:
+        return PricedCurve.spent_ms / 1e3 + perf_counter() - model.model_s
+
+    model_module.perf_counter = clock  # type: ignore[attr-defined]
+    return model
 
 
 def _curve(name: str) -> PricedCurve:

@@ -91,6 +91,6 @@ class Stakes:
 class Prospects:
     """What a drafter that takes time expects of a round, before it has spent any."""
 
-    probabilities: Sequence[float]  # path probabilities it has given lately
+    probabilities: Sequence[float]  # of the nodes, as they usually are lately, non-increasing
     before_ms: float  # to read what it has not seen, beyond the first node's own step
-    node_ms: float  # for each node
+    draft_ms: float  # that drafting takes behind that

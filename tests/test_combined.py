@@ -91,15 +91,15 @@ class Model(Table):
     """Like a draft model: says beforehand what it hopes for, and what that takes."""
 
     def __init__(
-        self, clock: Clock, hopes: Sequence[float], *, before_ms: float = 0.0, node_ms: float = 1.0
+        self, clock: Clock, hopes: Sequence[float], *, before_ms: float = 0.0, draft_ms: float = 2.0
     ) -> None:
         super().__init__("model", clock, [7] * len(hopes))
         self.hopes = hopes
         self.before_ms = before_ms
-        self.node_ms = node_ms
+        self.draft_ms = draft_ms
 
     def prospects(self, stakes: Stakes) -> Prospects:
-        return Prospects(self.hopes, self.before_ms, self.node_ms)
+        return Prospects(self.hopes, self.before_ms, self.draft_ms)
 
     def close(self) -> None:
         self.closed = True
@@ -249,7 +249,7 @@ def test_reading_is_bought_at_once_where_texts_usually_pay_for_it(clock: Clock) 
 
 def test_a_model_is_not_asked_where_others_have_more_to_offer(clock: Clock) -> None:
     """The table's 0.5, 0.25 and 0.125 cost nothing: 1.875 / 10 beats 2.2 / 12."""
-    model = Model(clock, [0.7, 0.5], node_ms=1.5)
+    model = Model(clock, [0.7, 0.5], draft_ms=3.0)
     table = Table("first", clock, [5, 6, 7])
     combined = CombinedDrafter([table, model])
     rounds(combined, 500, stakes_of(), accepted=True)
@@ -259,14 +259,14 @@ def test_a_model_is_not_asked_where_others_have_more_to_offer(clock: Clock) -> N
 
 
 @pytest.mark.parametrize("hopes", [[0.01], [0.2, 0.04, 0.008], [0.5]])
-@pytest.mark.parametrize(("before_ms", "node_ms"), [(0.0, 9.0), (50.0, 9.0), (700.0, 20.0)])
+@pytest.mark.parametrize(("before_ms", "draft_ms"), [(0.0, 9.0), (50.0, 9.0), (700.0, 20.0)])
 def test_tries_of_a_model_that_cannot_pay_are_bounded(
-    clock: Clock, hopes: list[float], before_ms: float, node_ms: float
+    clock: Clock, hopes: list[float], before_ms: float, draft_ms: float
 ) -> None:
     """One node's time at least; never more than the first steps and 0.4 % of all steps."""
-    model = Model(clock, hopes, before_ms=before_ms, node_ms=node_ms)
+    model = Model(clock, hopes, before_ms=before_ms, draft_ms=draft_ms)
     rounds(CombinedDrafter([Table("first", clock), model]), 10_000, stakes_of())
-    price_ms, allowed = before_ms + node_ms, FIRST_STEPS * PLAIN_MS + 10_000 * ALLOWANCE * PLAIN_MS
+    price_ms, allowed = before_ms + draft_ms, FIRST_STEPS * PLAIN_MS + 10_000 * ALLOWANCE * PLAIN_MS
     assert model.asked * price_ms <= allowed
     # A purse holds 500 ms at most, so what costs more than that is never tried.
     assert model.asked >= (int(allowed / price_ms) - 1 if price_ms < 500 else 0)
@@ -280,7 +280,7 @@ def test_a_model_without_prospects_is_never_asked(clock: Clock) -> None:
 
 
 def test_a_model_is_not_free_where_it_is_first(clock: Clock) -> None:
-    model = Model(clock, [0.01], node_ms=9.0)
+    model = Model(clock, [0.01], draft_ms=9.0)
     rounds(CombinedDrafter([model]), 100, stakes_of())
     assert model.asked < 10
 

@@ -172,7 +172,7 @@ def test_the_cache_begins_as_the_text_does(data: st.DataObject) -> None:
         for _ in range(data.draw(st.integers(0, 6))):
             stakes = stakes_of(max_nodes=data.draw(st.sampled_from((1, 4, 15))))
             hope = drafter.prospects(stakes)
-            assert 0.0 <= hope.before_ms < INF and 0.0 < hope.node_ms < INF
+            assert 0.0 <= hope.before_ms < INF and 0.0 < hope.draft_ms < INF
             same = _num_common(draft.cached, text)
             assert drafter._shared == same
             spine: list[int] = []
@@ -282,6 +282,28 @@ def test_a_window_never_changes_what_follows_from_the_last_tokens(data: st.DataO
             observe(drafter, emitted)
 
 
+def test_what_rounds_usually_bring_is_what_is_expected_of_the_next(clock: Clock) -> None:
+    """Chains of three that are always right, with nothing worth standing beside them."""
+    drafter, _ = drafter_of(counting, clock)
+    drafter.begin([0])
+    for _ in range(200):
+        observe(drafter, [*drafter.propose(stakes_of(max_nodes=3)).tokens, 0])
+    hope = drafter.prospects(stakes_of(max_nodes=3))
+    assert min(hope.probabilities) > 0.9
+    assert hope.draft_ms == pytest.approx(0.03, rel=0.05)
+
+
+def test_what_rounds_take_beyond_their_steps_is_learned(clock: Clock) -> None:
+    """Steps that were measured at 1 ms and take 3 ms here."""
+    draft = Draft(counting, clock, 3.0)
+    drafter = ModelDrafter(draft, curve_of(*[1.0] * 16), V)
+    drafter.begin([0])
+    assert drafter.prospects(stakes_of()).draft_ms == 3.0
+    for _ in range(200):
+        observe(drafter, [*drafter.propose(stakes_of(max_nodes=2)).tokens, 0])
+    assert drafter.prospects(stakes_of()).draft_ms == pytest.approx(2 * 3.0, rel=0.05)
+
+
 def test_what_it_would_take_to_catch_up(clock: Clock) -> None:
     """Step times 1, 2, 4 and 8 ms: three missing tokens are 3 ms more than one, and 40 a prefill
     at 2 ms a token."""
@@ -291,7 +313,7 @@ def test_what_it_would_take_to_catch_up(clock: Clock) -> None:
         drafter.begin([0] * missing)
         hope = drafter.prospects(stakes_of(max_nodes=3))
         assert hope.before_ms == pytest.approx(before_ms)
-        assert hope.node_ms == 1.0
+        assert hope.draft_ms == 3.0  # three steps
         assert list(hope.probabilities) == pytest.approx([0.7, 0.49, 0.343])
 
 
@@ -579,12 +601,30 @@ def test_counts_and_hope_survive_a_restart(clock: Clock) -> None:
     fresh.load_state(json.loads(json.dumps(drafter.state())))
     assert fresh.state() == drafter.state()
     assert fresh.state()["hope"] == pytest.approx(1 - 0.3 * 0.95**30)
+    fresh.begin([0])
+    drafter.begin([0])
+    ours, theirs = (each.prospects(stakes_of()) for each in (fresh, drafter))
+    assert ours.probabilities == theirs.probabilities
+    assert ours.draft_ms == pytest.approx(theirs.draft_ms)
     drafter.close()
     assert draft.closed
 
 
 @pytest.mark.parametrize(
-    "document", [None, {}, {"hope": "high"}, {"hope": 1.5}, {"hope": -1.0}, {"hope": float("nan")}]
+    "document",
+    [
+        None,
+        {},
+        {"hope": "high"},
+        {"hope": 1.5},
+        {"hope": -1.0},
+        {"hope": float("nan")},
+        {"usual": [0.5], "usual_steps": 1.0},
+        {"usual": [0.5] * LONGEST, "usual_steps": "one"},
+        {"usual": [0.5] * LONGEST, "usual_steps": 99.0},
+        {"usual": [1.5] * LONGEST, "usual_steps": 1.0},
+        {"usual": ["0.5"] * LONGEST, "usual_steps": 1.0},
+    ],
 )
 def test_a_state_that_is_of_no_use_is_ignored(
     clock: Clock, document: dict[str, Any] | None

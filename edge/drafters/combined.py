@@ -193,9 +193,9 @@ def _is_worth_it(source: _Source, hope: Prospects, merged: Proposal, stakes: Sta
     if not hope.probabilities:
         return False
     _, rate = choose_size(merged.probabilities, stakes, kept=merged.kept)
-    size, hoped = choose_size(hope.probabilities, stakes, node_ms=hope.node_ms)
+    size, hoped = choose_size(hope.probabilities, stakes, spent_ms=hope.draft_ms)
     if size > 0 and hoped > rate:
-        round_ms = size * hope.node_ms + stakes.step_ms(size + 1)
+        round_ms = hope.draft_ms + stakes.step_ms(size + 1)
         gain_ms = round_ms * (hoped / rate - 1.0)
         to_come_ms = source.typical_ms - source.gained_ms
         source.gained_ms += gain_ms
@@ -203,7 +203,7 @@ def _is_worth_it(source: _Source, hope: Prospects, merged: Proposal, stakes: Sta
         if max(source.missed_ms, to_come_ms) >= hope.before_ms:
             source.missed_ms = max(0.0, source.missed_ms - hope.before_ms)
             return True
-    price_ms = hope.before_ms + max(1, size) * hope.node_ms
+    price_ms = hope.before_ms + hope.draft_ms
     if source.purse_ms < price_ms:
         return False
     source.purse_ms -= price_ms

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -30,6 +30,10 @@ from edgespec.tree import DraftTree
 _LONGEST = 16  # tokens drafted ahead
 _FIRST_HOPE = 0.7  # that a drafted token is accepted, before anything was counted
 _HOPE_RATE = 0.05
+_USUAL_STEPS, _USUAL_RATE = 3.0, 0.05  # of a round, before there was one; of each one later
+_SETTLED = 100  # rounds after which all count alike
+_PACE_MEMORY = 0.95  # of what rounds took, from round to round
+_FIRST_STEPS = 10.0  # that the curve's own times count for
 
 
 class ModelDrafter:
@@ -68,6 +72,12 @@ class ModelDrafter:
         self._reads = True  # every token of the text so far
         self._calibration = new_calibration()
         self._hope = _FIRST_HOPE  # that a drafted token is accepted when the one before it was
+        # Rounds take longer than their steps: other threads have just run, and there is the work
+        # on this side. What they took lately, and what the curve says of them.
+        self._taken_ms = self._curve_ms = _FIRST_STEPS * curve.base[1]
+        # What a round drafts: probabilities of its nodes, best first, and the steps it takes.
+        self._usual = [_FIRST_HOPE ** (i + 1) for i in range(_LONGEST)]
+        self._usual_steps, self._rounds = _USUAL_STEPS, 0
         self._text: list[int] = []  # as far as the draft model has to see it
         self._cached: list[int] = []  # tokens in the draft model's cache
         self._shared = 0  # of them, those the text begins with
@@ -89,15 +99,16 @@ class ModelDrafter:
         """What drafting brought lately, and what it would take now."""
         if not self._can_read():
             return Prospects((), 0.0, 0.0)
-        hopes = [self._hope ** (i + 1) for i in range(min(stakes.max_nodes, _LONGEST))]
-        return Prospects(hopes, self._catch_up_ms(), self._step_ms(1))
+        before_ms = self._catch_up_ms(self._missing())
+        draft_ms = self._usual_steps * self._step_ms(1)
+        return Prospects(self._usual[: stakes.max_nodes], before_ms, draft_ms)
 
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         """A spine of the draft model's tokens, with siblings where they can be verified."""
         self._proposal, self._spine = EMPTY, []
         if not self._can_read():
             return EMPTY
-        began = perf_counter()
+        began, missing = perf_counter(), self._missing()
         growth = Growth(stakes, self._calibration)
         logits = self._catch_up()
         # What was read serves many rounds. This one pays for the step behind its first token, or it
@@ -108,7 +119,10 @@ class ModelDrafter:
                 break
             logits = self._feed([growth.tip])
             self._cached.append(growth.tip)
+        if missing <= self._curve.max_nodes:  # what reading more takes is a guess
+            self._keep_pace((perf_counter() - began) * 1e3, missing, growth.depth)
         self._spine = growth.spine()
+        self._keep_usual(growth)
         self._proposal, self._cells = growth.proposal((perf_counter() - began) * 1e3)
         return self._proposal
 
@@ -142,19 +156,31 @@ class ModelDrafter:
             del self._text[:-window]
             self._shared = 0
 
-    def _catch_up_ms(self) -> float:
-        """What it takes to feed all that is missing, beyond the step that drafts the first token.
+    def _catch_up_ms(self, missing: int) -> float:
+        """What it takes to feed so many tokens, beyond the step that drafts the first one.
 
         A size that was not measured takes what the next one does.
         """
-        largest, missing = self._curve.max_nodes, max(1, len(self._text) - self._shared)
+        largest = self._curve.max_nodes
         if missing > largest:
             return self._step_ms(largest) * missing / largest
         steps = (self._step_ms(size) for size in range(missing, largest + 1))
         return next(ms for ms in steps if ms < inf) - self._step_ms(1)
 
+    def _missing(self) -> int:
+        """Tokens to be fed before anything can be drafted; the last one is fed in any case."""
+        return max(1, len(self._text) - self._shared)
+
     def _step_ms(self, num_nodes: int) -> float:
-        return self._curve.step_ms(num_nodes, len(self._text))
+        pace = self._taken_ms / self._curve_ms
+        return pace * self._curve.step_ms(num_nodes, len(self._text))
+
+    def _keep_pace(self, ms: float, missing: int, num_drafted: int) -> None:
+        """Learn how long rounds take: this one read and drafted so many tokens in `ms`."""
+        pace = self._taken_ms / self._curve_ms
+        curve_ms = (self._catch_up_ms(missing) + num_drafted * self._step_ms(1)) / pace
+        self._taken_ms = _PACE_MEMORY * self._taken_ms + ms
+        self._curve_ms = _PACE_MEMORY * self._curve_ms + curve_ms
 
     def _catch_up(self) -> Logits:
         """Feed what the draft model has not seen; logits after the last token, [V]."""
@@ -196,6 +222,14 @@ class ModelDrafter:
 
     # -- learning --------------------------------------------------------------------------
 
+    def _keep_usual(self, growth: Growth) -> None:
+        """Learn what a round usually drafts, from this one."""
+        rate = max(_USUAL_RATE, 1.0 / (self._rounds + 2))
+        self._rounds += 1
+        self._usual_steps += rate * (growth.depth - self._usual_steps)
+        found = [*sorted(growth.probabilities, reverse=True), *[0.0] * _LONGEST]
+        self._usual = [p + rate * (q - p) for p, q in zip(self._usual, found, strict=False)]
+
     def observe(self, outcome: Outcome) -> None:
         """Count what was accepted; drafts that were right stay in the draft model's cache."""
         count_hits(self._proposal, self._cells, outcome.emitted, self._calibration)
@@ -211,7 +245,8 @@ class ModelDrafter:
 
     def state(self) -> dict[str, Any]:
         """The counts."""
-        return {**self._calibration.as_json(), "hope": self._hope}
+        usual = {"usual": self._usual, "usual_steps": self._usual_steps}
+        return {**self._calibration.as_json(), "hope": self._hope, **usual}
 
     def load_state(self, document: dict[str, Any] | None) -> None:
         """Start from the counts of an earlier run."""
@@ -219,6 +254,9 @@ class ModelDrafter:
         hope = (document or {}).get("hope")
         if isinstance(hope, float) and 0.0 <= hope <= 1.0:
             self._hope = hope
+        usual, steps = ((document or {}).get(key) for key in ("usual", "usual_steps"))
+        if _is_usual(usual) and isinstance(steps, float) and 1.0 <= steps <= _LONGEST:
+            self._usual, self._usual_steps, self._rounds = usual, steps, _SETTLED
 
     def memory_bytes(self) -> dict[str, int]:
         """What the draft model's engine says it allocated, by component."""
@@ -227,3 +265,9 @@ class ModelDrafter:
     def close(self) -> None:
         """Free the draft model."""
         self._backend.close()
+
+
+def _is_usual(value: Any) -> TypeGuard[list[float]]:
+    if not isinstance(value, list) or len(value) != _LONGEST:
+        return False
+    return all(isinstance(part, float) and 0.0 <= part <= 1.0 for part in value)
