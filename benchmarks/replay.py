@@ -35,13 +35,14 @@ from edgespec.drafters.base import Drafter, Outcome, Successors
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.engine import Engine
-from edgespec.memory.curve import CostCurve
+from edgespec.memory.curve import CostCurve, measure_curve
 from edgespec.memory.device import usable_cores
 from edgespec.memory.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, draft_context
 from edgespec.models.early_exit import read_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.proposal import Stakes
 from edgespec.successors import successors_of
+from edgespec.timing import one_step
 from edgespec.tree import DraftTree
 
 _CURVES = Path(__file__).with_name("curves.json")
@@ -72,6 +73,9 @@ def main() -> None:
     live.add_argument("--curve", default="cpu2-smollm2-q4_0")
     live.add_argument("--drafter", default=["suffix"], nargs="+", help="lists to compare")
     live.add_argument("--draft-model", type=Path, metavar="FILE")
+    live.add_argument(
+        "--here", action="store_true", help="the curve's shape with this machine's plain step"
+    )
     live.add_argument("--draft-step", type=float, help="plain steps; default: by bytes")
     live.set_defaults(action=_live)
     arguments = parser.parse_args()
@@ -180,12 +184,18 @@ def _priced_model(arguments: argparse.Namespace, spec: ModelSpec, curve: CostCur
     return model
 
 
-def _curve(name: str) -> PricedCurve:
-    """A table's curve; sizes that were not measured cannot be chosen."""
+def _curve(name: str, plain_ms: float | None = None) -> PricedCurve:
+    """A table's curve; sizes that were not measured cannot be chosen.
+
+    With a `plain_ms` it is the table's shape for plain steps of that time: decoding for real then
+    has steps and time outside them of one machine.
+    """
     table = json.loads(_CURVES.read_text())[name]
-    sizes = {int(n): ms for n, ms in table["base_ms"].items()}
+    factor = plain_ms / table["base_ms"]["1"] if plain_ms else 1.0
+    sizes = {int(n): factor * ms for n, ms in table["base_ms"].items()}
     base = [sizes.get(n, float("inf")) for n in range(max(sizes) + 1)]
-    return PricedCurve(base, table["depth_ms"], table["depth_node_ms"], table["change_ms"])
+    slopes = (table["depth_ms"], table["depth_node_ms"], table["change_ms"])
+    return PricedCurve(base, *(factor * ms for ms in slopes))
 
 
 def _live(arguments: argparse.Namespace) -> None:
@@ -196,22 +206,34 @@ def _live(arguments: argparse.Namespace) -> None:
         taken[question["category"]] += 1
         if taken[question["category"]] <= arguments.per_category:
             questions.append(question)
+    curve = _curve(arguments.curve, _plain_ms(arguments.model) if arguments.here else None)
     texts: list[tuple[int, ...]] = []
     for drafters in arguments.drafter:
-        found = _live_run(arguments, questions, drafters)
+        found = _live_run(arguments, curve, questions, drafters)
         texts = texts or found
         print(f"texts as with {arguments.drafter[0]}: {sum(map(eq, texts, found))} of {len(texts)}")
 
 
+def _target_settings(curve: CostCurve) -> LlamaSettings:
+    """With keys in bf16 steps of all sizes round alike: all drafters write the same text."""
+    nodes = len(curve.base) - 1
+    return LlamaSettings(4096, 128, nodes, max(1, nodes - 1), usable_cores(), kv_type_k="bf16")
+
+
+def _plain_ms(model: str) -> float:
+    """What a plain step takes on this machine."""
+    backend = LlamaBackend(model, LlamaSettings(4096, 128, 1, 1, usable_cores(), kv_type_k="bf16"))
+    ms = measure_curve(lambda nodes: one_step(backend, nodes), 1, seconds=2.0).base[1]
+    backend.close()
+    print(f"a plain step takes {ms:.2f} ms here")
+    return ms
+
+
 def _live_run(
-    arguments: argparse.Namespace, questions: list[Any], drafters: str
+    arguments: argparse.Namespace, curve: PricedCurve, questions: list[Any], drafters: str
 ) -> list[tuple[int, ...]]:
     """Print what the drafters bring; the token ids of the answers."""
     spec = read_model_spec(arguments.model)
-    curve = _curve(arguments.curve)
-    nodes = len(curve.base) - 1
-    # With keys in bf16 steps of all sizes round alike: each list of drafters writes the same text.
-    settings = LlamaSettings(4096, 128, nodes, max(1, nodes - 1), usable_cores(), kv_type_k="bf16")
     model = _priced_model(arguments, spec, curve) if arguments.draft_model else None
     drafter = make_drafter(drafters, model)
     plain_ms: dict[str, float] = defaultdict(float)
@@ -220,7 +242,7 @@ def _live_run(
     accepted: Counter[str] = Counter()
     texts: list[tuple[int, ...]] = []
     params = edgespec.SamplingParams(temperature=arguments.temperature, seed=1)
-    backend = LlamaBackend(spec.path, settings)
+    backend = LlamaBackend(spec.path, _target_settings(curve))
     with Engine(
         backend,
         curve=curve,

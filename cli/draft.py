@@ -37,6 +37,9 @@ def train(
         Path | None,
         typer.Option("--data", help="Prompts to answer: text lines or JSON lines."),
     ] = None,
+    begin: Annotated[
+        Path | None, typer.Option("--from", help="An earlier drafter, to be trained further.")
+    ] = None,
     exit_layer: Annotated[
         int | None, typer.Option("--exit-layer", min=1, help="Blocks to keep. Default: compared.")
     ] = None,
@@ -63,6 +66,7 @@ def train(
             exit_layer=exit_layer,
             head_size=head_size,
             data=data,
+            begin=begin,
             progress=progress,
             note=say,
         )

@@ -26,7 +26,7 @@ from edgespec.loading import load
 from edgespec.memory import device
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.speed import predicted_speedup
-from edgespec.models.early_exit import target_hash
+from edgespec.models.early_exit import ExitInfo, check_exit, read_exit, target_hash
 from edgespec.models.exit_network import Weights, check_architecture, import_torch
 from edgespec.models.exit_texts import (
     LENGTH,
@@ -80,6 +80,7 @@ def train_draft(
     exit_layer: int | None = None,
     head_size: int | None = None,
     data: Path | None = None,
+    begin: Path | None = None,
     progress: Progress = lambda _what, _part: None,
     note: Callable[[str], None] = lambda _text: None,
 ) -> dict[str, Any]:
@@ -91,12 +92,16 @@ def train_draft(
         exit_layer: blocks of the target; None compares some.
         head_size: tokens that can be drafted; None compares some.
         data: prompts to be answered besides what the target thinks of.
+        begin: an earlier drafter of this target, which is trained further: its exit and head.
 
     Raises:
         MissingDependencyError: torch or gguf is not installed.
         UnsupportedError: the architecture is unknown to the trainer, or an option is impossible.
     """
     check_architecture(spec)
+    earlier = _earlier(spec, begin)
+    if earlier is not None:
+        exit_layer, head_size = _same(exit_layer, head_size, *earlier)
     import_torch().set_num_threads(device.usable_cores())
     layers, sizes = _choices(spec, exit_layer, head_size)
     folder = output.with_name(f"{output.name}.{target_hash(spec)[:8]}.training")
@@ -115,7 +120,15 @@ def train_draft(
     best = max(candidates, key=lambda candidate: candidate.predicted_speedup)
     note(f"exit after block {best.exit_layer} with {best.head_size} tokens is predicted best")
     trainer, quality = _train(
-        spec, texts, best, rows[best.head_size], folder, minutes * 60 * _TRAINING, progress, note
+        spec,
+        texts,
+        best,
+        rows[best.head_size],
+        folder,
+        minutes * 60 * _TRAINING,
+        earlier,
+        progress,
+        note,
     )
     trained = costs.candidate(best.exit_layer, best.head_size, quality)
     report = {
@@ -138,6 +151,32 @@ def train_draft(
         report=report,
     )
     return report
+
+
+def _earlier(spec: ModelSpec, path: Path | None) -> tuple[ModelSpec, ExitInfo] | None:
+    """The drafter to begin with. Raises UnsupportedError for one that was not trained for this."""
+    if path is None:
+        return None
+    drafter = read_model_spec(path)
+    info = read_exit(drafter)
+    if info is None or info.blocks:
+        raise UnsupportedError(
+            f"{path.name} is not a trained early exit", hint="name a file of `edgespec draft train`"
+        )
+    check_exit(spec, drafter, info)
+    return drafter, info
+
+
+def _same(
+    exit_layer: int | None, head_size: int | None, drafter: ModelSpec, info: ExitInfo
+) -> tuple[int, int]:
+    """The exit of an earlier drafter, and the size of its head unless another one is asked for."""
+    if exit_layer not in (None, info.exit_layer):
+        raise UnsupportedError(
+            f"--exit-layer {exit_layer} cannot begin with an exit after block {info.exit_layer}",
+            hint="leave out --exit-layer, or --from",
+        )
+    return info.exit_layer, head_size or drafter.vocab_size
 
 
 def _choices(
@@ -334,6 +373,7 @@ def _train(
     ids: NDArray[np.int32],
     folder: Path,
     seconds: float,
+    earlier: tuple[ModelSpec, ExitInfo] | None,
     progress: Progress,
     note: Note,
 ) -> tuple[ExitTrainer, Quality]:
@@ -345,6 +385,8 @@ def _train(
     texts = fitting
     states = exit_states(spec, texts, [layer], lambda part: progress("reading the text", part))
     trainer = ExitTrainer(spec, layer, ids, texts, states.pop(layer))
+    if earlier is not None:
+        trainer.go_on_from(*earlier)
 
     def report(part: float, quality: Quality | None) -> None:
         if quality is None:

@@ -220,7 +220,7 @@ def _reads(
         found = measure_reads(backend, curve)
         cache.store(READS, settings_key(spec, settings_of(plan)), found.as_json())
         report("measuring step times", 1.0)
-    return found.scaled(curve.base[1] / found.base[1])
+    return found.at_the_level_of(curve)
 
 
 def _load_one(

@@ -187,7 +187,7 @@ def _with_switch(plan: Plan, spec: ModelSpec, small: ModelSpec, request: Request
     pair = (spec, settings_of(plan)), (small, settings_of(plan.of_small()))
     curves = [speed_model(*one).curve for one in pair]
     reads = [
-        known and known.scaled(curve.base[1] / known.base[1])
+        known and known.at_the_level_of(curve)
         for known, curve in zip((stored_reads(*one) for one in pair), curves, strict=True)
     ]
     prices = SwitchPrices(curves[0], curves[1], reads[0], reads[1])

@@ -69,6 +69,10 @@ class CostCurve:
         slopes = (self.depth_ms, self.depth_node_ms, self.change_ms)
         return CostCurve(base, *(ms * factor for ms in slopes))
 
+    def at_the_level_of(self, other: CostCurve) -> CostCurve:
+        """The same curve at the speed at which `other` was measured, by their plain steps."""
+        return self.scaled(other.base[1] / self.base[1])
+
     def updated(self, newer: CostCurve) -> CostCurve:
         """This curve with the sizes that `newer` measured at the speed of its own moment."""
         speed = newer._measured[1] / self._measured[1]

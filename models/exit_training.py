@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import UnsupportedError
+from edgespec.models.early_exit import ExitInfo
 from edgespec.models.exit_network import (
     Tensor,
     Weights,
@@ -37,6 +38,7 @@ LONGEST_RUN = 8  # drafted tokens whose chance of being right is counted
 _MOST_CHECKED = 64  # held-out texts, enough to judge by
 _BATCH_TOKENS = 2048
 _PEAK_RATE, _LAST_RATE, _WARM_UP = 1.5e-3, 0.03, 0.02
+_AGAIN = 0.5  # of the rate, for what was trained before
 _CLIP = 1.0
 _OUTSIDE = ("output_norm.weight", "lens")  # parameters that are not the block's
 _LENS_TOKENS, _RIDGE = 10_000, 1e-3
@@ -142,6 +144,7 @@ class ExitTrainer:
         parameters["output_norm.weight"] = torch.ones(self._shape.width)
         parameters["lens"] = torch.eye(self._shape.width)
         self._parameters = {name: value.requires_grad_() for name, value in parameters.items()}
+        self._has_begun = False
         self._spec, self._norm = spec, weights.tensor("output_norm.weight")
         self._use_rows(token_ids)
         held_out = [i for i in range(len(texts)) if is_held_out(i)]
@@ -155,6 +158,17 @@ class ExitTrainer:
         self._checks = [
             [checked[i] for i in group] for group in _groups([texts[i] for i in checked])
         ]
+
+    def go_on_from(self, drafter: ModelSpec, info: ExitInfo) -> None:
+        """Begin with what a drafter's file was trained to be: of the same target and exit."""
+        torch, weights = self._torch, Weights(drafter, self._torch.float32)
+        values = weights.block(info.exit_layer)
+        values["output_norm.weight"] = weights.tensor("output_norm.weight")
+        # The file's head is the target's rows after the lens, which least squares gives back.
+        rows = self._all_rows[torch.tensor(info.token_ids)].float()
+        values["lens"] = torch.linalg.lstsq(rows, weights.embedding()).solution
+        self._set(values)
+        self._has_begun = True
 
     def fit_lens(self) -> None:
         """Ridge regression from the adapter's normalized states to the target's, on some texts."""
@@ -191,7 +205,7 @@ class ExitTrainer:
         progress: Callable[[float, Quality | None], None] = lambda _part, _quality: None,
         seed: int = 0,
     ) -> Quality:
-        """Train for some time, beginning with the lens; goes on from `checkpoint` instead.
+        """Train for some time, beginning with the lens or a drafter; or go on from `checkpoint`.
 
         Stops early when the held-out loss stops falling, and with a checkpoint at Ctrl-C, too.
         Returns what the best parameters reach, which are those that stay.
@@ -201,8 +215,9 @@ class ExitTrainer:
             list(self._parameters.values()), lr=_PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.01
         )
         spent, best_values = self._load(checkpoint, optimizer)
-        if not spent:
+        if not spent and not self._has_begun:
             self.fit_lens()
+        peak = _PEAK_RATE * (_AGAIN if self._has_begun else 1.0)
         last, since_best = self._values(), 0
         best_values = best_values or last
         self._set(best_values)
@@ -216,7 +231,7 @@ class ExitTrainer:
         start = work_s() - spent
         try:
             while (now := work_s() - start) < seconds and since_best < _PATIENCE:
-                self._step(optimizer, _rate(now / seconds), random)
+                self._step(optimizer, peak * _rate(now / seconds), random)
                 progress(now / seconds, None)
                 if work_s() - start >= next_check:
                     next_check += between
@@ -237,7 +252,7 @@ class ExitTrainer:
 
     def _step(self, optimizer: Any, rate: float, random: np.random.Generator) -> None:
         for group in optimizer.param_groups:
-            group["lr"] = _PEAK_RATE * rate
+            group["lr"] = rate
         batch = self._batch(self._batches[random.integers(len(self._batches))])
         x = self._adapted(batch)
         gradient = self._torch.empty_like(x)

@@ -9,7 +9,12 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.models.exit_writer import write_exit
+from edgespec.models.onnx_weights import float_rows
+from edgespec.models.spec import ModelSpec, read_model_spec
+
 WIDTH, HIDDEN, VOCABULARY, LAYERS = 64, 128, 258, 4
+IDS = np.array(sorted({*range(0, VOCABULARY, 2), VOCABULARY - 1}), np.int32)  # of an exit's head
 Q4_0, Q8_0, F32 = (getattr(gguf.GGMLQuantizationType, name) for name in ("Q4_0", "Q8_0", "F32"))
 
 
@@ -77,3 +82,32 @@ def write_model(path: Path, arch: str, kind: Any, seed: int = 5) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def floats(spec: ModelSpec, name: str) -> Any:
+    values = np.concatenate(list(float_rows(spec.path, spec.tensors[name])))
+    return values.reshape(tuple(reversed(spec.tensors[name].dims)))
+
+
+def write_untrained(target: ModelSpec, path: Path, exit_layer: int, ids: Any = IDS) -> ModelSpec:
+    """A drafter whose adapter is the target's next block."""
+    start = f"blk.{exit_layer}."
+    adapter = {
+        name.removeprefix(start): floats(target, name)
+        for name in target.tensors
+        if name.startswith(start)
+    }
+    norm = floats(target, "output_norm.weight")
+    tied = "output.weight" not in target.tensors
+    head = floats(target, "token_embd.weight" if tied else "output.weight")[ids]
+    write_exit(
+        target,
+        path,
+        exit_layer=exit_layer,
+        token_ids=ids,
+        head=head,
+        adapter=adapter,
+        norm=norm,
+        report={"agreement": 0.5},
+    )
+    return read_model_spec(path)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_gguf import F32, Q4_0, Q8_0, VOCABULARY, write_model
+from random_gguf import F32, IDS, Q4_0, Q8_0, VOCABULARY, floats, write_model, write_untrained
 
 import edgespec
 from edgespec.backends.early_exit import EmbeddingTable, ExitBackend
@@ -25,9 +25,9 @@ from edgespec.errors import EdgespecError, UnsupportedError
 from edgespec.memory.curve import CostCurve
 from edgespec.models.early_exit import read_exit
 from edgespec.models.embedded import embedded_drafter_path, embedded_model
-from edgespec.models.exit_writer import choose_tokens, write_exit
+from edgespec.models.exit_writer import choose_tokens
 from edgespec.models.gguf import read_gguf
-from edgespec.models.onnx_weights import float_rows, raw_rows
+from edgespec.models.onnx_weights import raw_rows
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.proposal import Proposal, Stakes
@@ -35,37 +35,7 @@ from edgespec.sampling import Sampler, SamplingParams
 from edgespec.tree import DraftTree
 
 SETTINGS = LlamaSettings(context_size=256, batch_size=16, max_nodes=8, max_leaves=1)
-IDS = np.array(sorted({*range(0, VOCABULARY, 2), VOCABULARY - 1}), np.int32)
 TEXT = [3, 200, 7, 101, 55, 8]
-
-
-def floats(spec: ModelSpec, name: str) -> Any:
-    values = np.concatenate(list(float_rows(spec.path, spec.tensors[name])))
-    return values.reshape(tuple(reversed(spec.tensors[name].dims)))
-
-
-def write_untrained(target: ModelSpec, path: Path, exit_layer: int, ids: Any = IDS) -> ModelSpec:
-    """A drafter whose adapter is the target's next block."""
-    start = f"blk.{exit_layer}."
-    adapter = {
-        name.removeprefix(start): floats(target, name)
-        for name in target.tensors
-        if name.startswith(start)
-    }
-    norm = floats(target, "output_norm.weight")
-    tied = "output.weight" not in target.tensors
-    head = floats(target, "token_embd.weight" if tied else "output.weight")[ids]
-    write_exit(
-        target,
-        path,
-        exit_layer=exit_layer,
-        token_ids=ids,
-        head=head,
-        adapter=adapter,
-        norm=norm,
-        report={"agreement": 0.5},
-    )
-    return read_model_spec(path)
 
 
 @pytest.fixture(params=[("llama", Q4_0), ("qwen2", Q8_0)], ids=["llama", "qwen2"])

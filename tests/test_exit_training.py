@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from random_gguf import F32, Q4_0, VOCABULARY, write_model
+from random_gguf import F32, Q4_0, VOCABULARY, write_model, write_untrained
 from typer.testing import CliRunner
 
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.cli.main import app
 from edgespec.draft_training import _batch_size
-from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.exit_chat import read_prompts
 from edgespec.memory.speed import predicted_speedup
 from edgespec.models.early_exit import read_exit
 from edgespec.models.exit_network import check_architecture
+from edgespec.models.exit_writer import write_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.tree import DraftTree
 
@@ -202,6 +203,62 @@ def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path)
     torch.save(state, checkpoint)
     assert again.train(0.0, checkpoint=checkpoint).loss == after.loss
     assert len(after.gains) == 8 and all(0.0 <= part <= 1.0 for part in after.gains)
+
+
+def test_a_drafter_is_trained_further(target: ModelSpec, tmp_path: Path) -> None:
+    """What is read back from its file is what was written, but for the rounding of its types."""
+    import torch
+
+    from edgespec.models.exit_texts import Chat, TextWriter
+    from edgespec.models.exit_training import ExitTrainer, exit_states
+
+    chat = Chat([1, 2], [3, 4], frozenset(range(200, VOCABULARY)), [])
+    writer = TextWriter(target, chat, batch=32, dtype=torch.float32, seed=1)
+    texts = [text for _, text in zip(range(60), writer.write(), strict=False)]
+    states = exit_states(target, texts, [1])[1]
+    ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
+    trainer = ExitTrainer(target, 1, ids, texts, states)
+    first = trainer.train(1.0)
+    path = tmp_path / "first.gguf"
+    write_exit(
+        target,
+        path,
+        exit_layer=1,
+        token_ids=ids,
+        head=trainer.head(),
+        adapter=trainer.adapter(),
+        norm=trainer.norm(),
+        report={},
+    )
+    drafter = read_model_spec(path)
+    info = read_exit(drafter)
+    assert info is not None
+    more = np.arange(0, VOCABULARY, dtype=np.int32)  # another head
+    again = ExitTrainer(target, 1, more, texts, states)
+    untrained = again.quality(ids).loss
+    again.go_on_from(drafter, info)
+    assert again.quality(ids).loss == pytest.approx(first.loss, abs=0.1 * (untrained - first.loss))
+    assert again.train(0.0).loss == again.quality().loss
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--from", "TARGET"], "is not a trained early exit"),
+        (["--from", "EXIT", "--exit-layer", "3"], "cannot begin with an exit after block 2"),
+        (["--from", "MISSING"], "there is no file"),
+    ],
+)
+def test_what_cannot_be_trained_further_is_said(
+    tmp_path: Path, options: list[str], words: str
+) -> None:
+    target = read_model_spec(write_model(tmp_path / "target.gguf", "llama", Q4_0))
+    files = {"TARGET": str(target.path), "MISSING": str(tmp_path / "none.gguf")}
+    files["EXIT"] = str(write_untrained(target, tmp_path / "exit.gguf", 2).path)
+    arguments = ["draft", "train", str(target.path), "-o", str(tmp_path / "new.gguf")]
+    result = CliRunner().invoke(app, [*arguments, *(files.get(part, part) for part in options)])
+    assert isinstance(result.exception, EdgespecError)
+    assert words in str(result.exception) and result.exception.hint
 
 
 def test_the_command_makes_a_drafter(
