@@ -1,0 +1,325 @@
+"""Prompts of many kinds for a drafter's training text, from Debian's free dictionaries and books.
+
+    apt-get download dict-foldoc dict-jargon wordnet-base fortunes-de debian-handbook \\
+        gimp-help-en gimp-help-de
+    for package in *.deb; do dpkg -x $package FOLDER; done
+    python benchmarks/exit_prompts.py FOLDER --not-like spec_bench_dev.jsonl > prompts.jsonl
+    edgespec draft train MODEL -o exit.gguf --data prompts.jsonl
+
+A model that writes its own prompts writes about what it knows. These have sentences, names and
+numbers that it would not have thought of: translations from German, summaries and questions about
+passages, short questions, arithmetic, and tasks. A prompt that has eight words in a row in common
+with a file of `--not-like` is left out, so that nothing is trained on that is measured with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import html
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+_T = TypeVar("_T")
+_WORDS_IN_A_ROW = 8
+_NAMES = (
+    "Anna Ben Carla David Emma Felix Grace Henry Isla Jack Karen Leo Maria Nina Oscar Paula Rosa "
+    "Sam Tina Uma Victor Wendy Yara Zoe Alice Bob Lucy Mike Kevin Ahmed Priya Chen Diego Fatima"
+).split()
+_ITEMS = (
+    "apples oranges pencils books marbles stickers cookies cupcakes eggs roses tickets shirts "
+    "bottles cans cards stamps balloons toys chairs pens notebooks candles coins shells plants"
+).split()
+_JOBS = (
+    "baker farmer teacher carpenter painter librarian gardener plumber tailor doctor lawyer chef"
+).split()
+_TRANSLATION = [
+    "Translate German to English: {german}",
+    "Translate German to English: {german}",
+    "Translate this sentence into English: {german}",
+    "{german}\nTranslate to English.",
+]
+_SUMMARY = [
+    "Summarize: {passage:80-400}",
+    "Summarize the following text: {passage:80-400}",
+    "{passage:80-400}\n\nSummarize this in a few sentences.",
+    "Write a summary of this article.\n\n{passage:80-400}",
+    "{passage:80-400}\nTL;DR:",
+]
+_QUESTION = [
+    "who was {person}", "when was {person} born", "what is {person} known for",
+    "where did {person} live", "where is {place} located", "what country is {place} in",
+    "what is the capital of {place}", "how many people live in {place}", "who discovered {place}",
+    "when was {place} founded", "when did {thing} happen", "what is {thing}", "who wrote {thing}",
+    "where does the word {noun} come from", "what does {noun} mean", "who invented the {noun}",
+    "what is the difference between {noun} and {noun}", "what is the largest {noun} in the world",
+    "how long does it take to {verb} a {noun}", "which {noun} is found in {place}",
+    "who sang the song about {noun}", "who plays {person} in the movie", "who invented {term}",
+    "when was {term} first used", "who is the {one:president|king|author|leader} of {place}",
+]  # fmt: skip
+_ARITHMETIC = [
+    "{name} has {number:5-90} {items}. {name} gives away {number:2-40} {items} and then loses "
+    "{number:1-5} of them. How many are left?",
+    "A {job} sells {items} for ${number:1-12} each. On {one:Monday|Tuesday|Friday} {number:5-60} "
+    "{items} are sold, and on the next day twice as many. How much money is earned in total?",
+    "{name} works {number:3-9} hours a day for {number:3-6} days a week and earns ${number:9-35} "
+    "per hour. How much is that in {number:2-8} weeks?",
+    "{name} bought {number:2-9} {items} at ${number:1-9}.{one:50|25} each and {number:2-6} {items} "
+    "at ${number:2-15} each, and paid with a ${one:50|100|200} bill. How much is the change?",
+    "There are {number:12-60} students in a class. {one:One third|Half|A quarter} of them are "
+    "girls, and {number:2-6} of the girls wear glasses. How many girls do not?",
+    "A train travels at {number:40-120} miles per hour for {number:2-6} hours, and then at "
+    "{number:30-90} miles per hour for {number:1-5} hours. How far does it go altogether?",
+    "{name} reads {number:10-40} pages every day. The book has {number:200-600} pages. After "
+    "{number:3-9} days, how many pages are left?",
+    "A recipe needs {number:2-6} cups of flour for {number:8-24} {one:cookies|muffins|pancakes}. "
+    "How many cups does {name} need for {number:30-100}?",
+    "{name} is {number:2-6} times as old as {name}. In {number:3-12} years, the sum of their ages "
+    "will be {number:40-90}. How old is the younger one now?",
+    "A tank holds {number:100-900} liters of water. It leaks {number:2-9} liters every hour, and "
+    "{name} adds {number:10-50} liters once a day. How much is in it after {number:2-6} days?",
+    "{name} scored {number:60-99}, {number:60-99}, and {number:60-99} on three tests. What score "
+    "on the fourth test makes an average of {number:75-92}?",
+    "A shirt costs ${number:15-80}. It is on sale for {one:10|15|20|25|30}% off, and {name} has a "
+    "coupon for another ${number:2-9}. What do {number:2-4} shirts cost?",
+    "A garden is {number:5-30} feet wide and {number:10-60} feet long. What does a fence around "
+    "it cost at ${number:2-15} per foot?",
+    "{name} had ${number:100-500}, spent {one:half|a third|a fifth} of it on {items} and "
+    "${number:5-40} on {items}. How much money is left?",
+    "In a zoo there are {number:5-30} monkeys, {number:2-4} times as many birds, and {number:3-20} "
+    "fewer snakes than birds. How many animals are there?",
+    "{name} runs {number:2-8} miles on weekdays and {number:5-15} miles on each day of the "
+    "weekend. How many miles is that in {number:2-6} weeks?",
+    "Each box holds {number:6-24} {items}. {name} has {number:4-20} boxes and gives {number:1-3} "
+    "of them to {name}, who already had {number:3-30} {items}. How many does the other have now?",
+    "{name} and {name} share {number:30-150} {items} so that one gets {number:2-12} more than the "
+    "other. How many does each get?",
+    "A phone plan costs ${number:15-50} per month and {number:5-25} cents for each message over "
+    "{number:100-400}. {name} sent {number:410-700} messages in {one:May|June}. What is the bill?",
+    "A car uses {number:5-12} gallons of gas for {number:120-400} miles. Gas costs ${number:2-5} "
+    "per gallon. How much does a trip of {number:300-900} miles cost?",
+    "{name} bakes {number:2-8} pies, each cut into {number:6-12} slices. {number:10-40} guests eat "
+    "{one:one slice|two slices} each. How many slices are left over, or how many are missing?",
+    "A bus starts with {number:10-50} passengers. At the first stop {number:3-9} get off and "
+    "{number:2-12} get on. At the second one half of them get off. How many are on the bus now?",
+    "If {number:2-9}x + {number:1-20} = {number:21-99}, what is x?",
+]
+_PASSAGES = [
+    "Context: {notes}\n\nQuestion: what is {noted}?\nAnswer:",
+    "Answer the question from these passages.\n\n{notes}\n\nwho or what is {noted}",
+    "{notes}\n\nBased on the text above, what is known about {noted}?",
+    "Here is some information:\n{notes}\nQuestion: what was {noted}?",
+]
+_TASK = [
+    "Write a {one:short story|poem|blog post|letter|speech|news article|travel guide} about {topic}"
+    "{one:| and {topic}| in three paragraphs}.",
+    "Draft {one:a professional email|an invitation|a complaint} to a customer about {topic}.",
+    "Pretend you are {person}. {one:Give advice on|Explain your view of|Describe} {topic}.",
+    "You are a {job}. {one:How would you explain|What do you recommend about} {topic}?",
+    "Explain {topic} {one:in simple terms|with an example|and why it matters}.",
+    "What are the {one:main causes|advantages and disadvantages|key features|effects} of {topic}?",
+    "Compare {topic} with {topic}.", "Describe the relationship between {topic} and {topic}.",
+    "Discuss the role of {topic} in {one:history|society|science|art|politics}.",
+    "Write a {one:Python|C++|JavaScript|Java} function that {one:sorts a list of|counts the|finds "
+    "the longest|removes duplicates from|prints all|searches for a} {noun}{one:| names| values}.",
+    "Implement {one:binary search|a linked list|a stack|quick sort|a prime test|a hash table|"
+    "string reversal|a simple calculator} in {one:Python|C|Java|Go} and explain it.",
+    "Fix the bug in this code:\n```python\ndef {one:total|count|find}_{noun}(items):\n"
+    "    result = 0\n    for item in items:\n        result = item\n    return {one:result|item}\n"
+    "```",
+    "Extract all {one:names|dates|places|key terms} from the following text and "
+    "{one:list them|return them as JSON|put them in a table}:\n{passage:40-160}",
+    "Which word does not belong: {noun}, {noun}, {noun}, {place}?",
+    "Imagine a world where {noun} is {one:free|forbidden|alive}. What would happen?",
+    "How do I {verb} {one:a|the|my} {noun}?", "Define {topic}.", "What is {topic}?",
+    "Give me {number:3-10} {one:ideas for|tips about|facts about|questions about} {topic}.",
+    "Write a quiz about {topic} with answers.",
+    "Create a {one:weekly plan|checklist|timeline|budget} for {topic}.",
+    "Rewrite this in a more formal way: {passage:20-50}",
+]  # fmt: skip
+# Of a hundred prompts.
+_KINDS = (
+    (_TRANSLATION, 15), (_SUMMARY, 11), (_QUESTION, 17), (_ARITHMETIC, 17), (_PASSAGES, 13),
+    (_TASK, 27),
+)  # fmt: skip
+
+
+class Sources:
+    """What stands in the packages, unpacked into `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        share = folder / "usr/share"
+        fortunes = share / "games/fortunes/de/zitate"
+        self.german = [text for text in _fortunes(fortunes) if 30 < len(text) < 400]
+        for text in _paragraphs(share / "gimp/2.0/help/de"):
+            self.german += [one for one in re.split(r"(?<=[.!?]) ", text) if 50 < len(one) < 260]
+        books = [*_paragraphs(share / "doc/debian-handbook/html/en-US")]
+        self.prose = [text for text in books if len(text) > 250]
+        self.prose += _paragraphs(share / "gimp/2.0/help/en")
+        terms = re.findall(
+            r"\n\n([A-Za-z][^\n]{2,40})\n\n((?:   [^\n]+\n\n?)+)", _book(share, "foldoc")
+        )
+        self.terms = [(term, _plain(text)) for term, text in terms if len(text) > 150]
+        entries = re.findall(r"\n\n((?:    [^\n]+\n)+)", _book(share, "jargon"))
+        self.prose += [_plain(text) for text in entries if len(text) > 250]
+        self.people: list[tuple[str, str]] = []
+        self.places: list[tuple[str, str]] = []
+        self.things: list[tuple[str, str]] = []
+        self.nouns: list[str] = []
+        self.phrases: list[str] = []
+        for line in _lines(share / "wordnet/data.noun"):
+            self._add_noun(line)
+        verbs = _lines(share / "wordnet/data.verb")
+        self.verbs = [line.split()[4].replace("_", " ") for line in verbs]
+
+    def _add_noun(self, line: str) -> None:
+        """One line of WordNet: `@i` marks what there is one of; 18 are people and 15 places."""
+        head, _, gloss = line.partition(" | ")
+        fields = head.split()
+        words = [fields[4 + 2 * i].replace("_", " ") for i in range(int(fields[3], 16))]
+        word, gloss = max(words, key=len), gloss.strip().split('; "')[0]
+        if " @i " in head:
+            kinds = {"18": self.people, "15": self.places}
+            kinds.get(fields[1], self.things).append((word, gloss))
+        elif " " in word:
+            self.phrases.append(word)
+        elif 4 < len(word) < 13:
+            self.nouns.append(word)
+
+
+class Fields:
+    """What the fields of a template become, each time something else."""
+
+    def __init__(self, sources: Sources, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._noted: list[str] = []
+        self._of: dict[str, Callable[[], str]] = {
+            "german": lambda: self._one(sources.german),
+            "person": lambda: self._one(sources.people)[0],
+            "place": lambda: self._one(sources.places)[0],
+            "thing": lambda: self._one(sources.things)[0],
+            "term": lambda: self._one(sources.terms)[0],
+            "noun": lambda: self._one(sources.nouns),
+            "verb": lambda: self._one(sources.verbs),
+            "topic": self._topic,
+            "name": lambda: self._one(_NAMES),
+            "items": lambda: self._one(_ITEMS),
+            "job": lambda: self._one(_JOBS),
+            "notes": self._notes,
+            "noted": lambda: self._one(self._noted),
+        }
+        self._sources = sources
+
+    def filled(self, template: str) -> str:
+        """The template with all its fields filled, inner ones first."""
+        while (field := re.search(r"{(\w+)(?::([^{}]*))?}", template)) is not None:
+            name, detail = field.groups()
+            value = self._with(name, detail) if detail is not None else self._of[name]()
+            template = template[: field.start()] + value + template[field.end() :]
+        return template
+
+    def kind(self) -> Sequence[str]:
+        """Templates of one kind, as often as it is wanted."""
+        kinds = [templates for templates, _ in _KINDS]
+        return self._random.choices(kinds, [weight for _, weight in _KINDS])[0]
+
+    def any_of(self, templates: Sequence[str]) -> str:
+        """One of them."""
+        return self._one(templates)
+
+    def _with(self, name: str, detail: str) -> str:
+        if name == "one":
+            return self._one(detail.split("|"))
+        low, high = map(int, detail.split("-"))
+        number = self._random.randint(low, high)
+        return str(number) if name == "number" else self._passage(number)
+
+    def _one(self, values: Sequence[_T]) -> _T:
+        return self._random.choice(values)
+
+    def _topic(self) -> str:
+        sources = self._sources
+        named = self._one((sources.people, sources.places, sources.things, sources.terms))
+        words = self._one((sources.nouns, sources.phrases))
+        return self._one(words) if self._random.random() < 1 / 3 else self._one(named)[0]
+
+    def _passage(self, num_words: int) -> str:
+        words: list[str] = []
+        while len(words) < num_words:
+            texts = (self._one(self._sources.prose), self._one(self._sources.terms)[1])
+            words += self._one(texts).split()
+        return re.sub(r"[{}]", "", " ".join(words[: num_words * 7 // 5]))
+
+    def _notes(self) -> str:
+        self._noted, notes = [], []
+        for _ in range(self._random.randint(2, 5)):
+            sources = self._sources
+            word, text = self._one(self._one((sources.people, sources.things, sources.terms)))
+            self._noted.append(re.sub(r"[{}]", "", word))
+            notes.append(f"{word}: {text[:500]} {self._passage(self._random.randint(10, 50))}")
+        return re.sub(r"[{}]", "", "\n".join(notes))
+
+
+def main() -> None:
+    """Write prompts to standard output, one JSON object a line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("folder", type=Path, help="where the packages were unpacked")
+    parser.add_argument("--count", type=int, default=9000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--not-like", type=Path, nargs="*", default=[], metavar="FILE")
+    arguments = parser.parse_args()
+    forbidden = {row for path in arguments.not_like for row in _rows_of_words(path.read_text())}
+    fields = Fields(Sources(arguments.folder), arguments.seed)
+    seen: set[str] = set()
+    while len(seen) < arguments.count:
+        text = fields.filled(fields.any_of(fields.kind()))
+        if text not in seen and forbidden.isdisjoint(_rows_of_words(text)):
+            seen.add(text)
+            print(json.dumps({"prompt": text}, ensure_ascii=False))
+
+
+def _rows_of_words(text: str) -> set[tuple[str, ...]]:
+    """All rows of so many words of a text."""
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[i : i + _WORDS_IN_A_ROW]) for i in range(len(words) - _WORDS_IN_A_ROW + 1)}
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Entries of a file of WordNet, without its licence."""
+    for line in path.read_text(errors="replace").splitlines():
+        if not line.startswith("  "):
+            yield line
+
+
+def _fortunes(path: Path) -> Iterator[str]:
+    for part in path.read_text(errors="replace").split("\n%\n"):
+        yield " ".join(re.split(r"\n\s*--", part)[0].split())
+
+
+def _paragraphs(folder: Path) -> Iterator[str]:
+    """What stands in paragraphs of HTML files."""
+    for path in sorted(folder.rglob("*.html")):
+        found = re.findall(
+            r"<(?:p|dd|li)[^>]*>(.*?)</(?:p|dd|li)>", path.read_text(errors="replace"), re.DOTALL
+        )
+        for part in found:
+            text = " ".join(html.unescape(re.sub(r"<[^>]+>", "", part)).split())
+            if 60 < len(text) < 1200:
+                yield re.sub(r"[{}]", "", text)
+
+
+def _book(share: Path, name: str) -> str:
+    with gzip.open(share / f"dictd/{name}.dict.dz", "rt", errors="replace") as file:
+        return file.read()
+
+
+def _plain(text: str) -> str:
+    return " ".join(re.sub(r"[{}]|\(\d{4}-\d\d-\d\d\)|<[a-z, /]+>", "", text).split())
+
+
+if __name__ == "__main__":
+    main()
