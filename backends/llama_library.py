@@ -101,17 +101,22 @@ def library() -> ModuleType:
     return module
 
 
-def model_params() -> Any:
-    """What models are loaded with, the library's defaults where they are safe.
+def has_amx_kernels() -> bool:
+    """Whether llama.cpp was built with kernels for Intel's AMX, which are left alone.
 
-    Kernels for Intel's AMX are left alone: some compilers (GCC 12 for one) drop most of what these
-    are configured with, and the first step ends in a segmentation fault
-    (https://github.com/ggml-org/llama.cpp/issues/20824). The library has one switch for these and
-    for the weights that it rearranges for other kernels.
+    Some compilers (GCC 12 for one) drop most of what these are configured with, and the first step
+    ends in a segmentation fault: https://github.com/ggml-org/llama.cpp/issues/20824
     """
-    lib = library()
-    params = lib.llama_model_default_params()
-    params.use_extra_bufts = b"AMX_INT8 = 1" not in lib.llama_print_system_info()
+    return b"AMX_INT8 = 1" in library().llama_print_system_info()
+
+
+def model_params() -> Any:
+    """What models are loaded with: the library's defaults, where they are safe.
+
+    It has one switch for AMX and for the weights that it rearranges for other kernels.
+    """
+    params = library().llama_model_default_params()
+    params.use_extra_bufts = not has_amx_kernels()
     return params
 
 

@@ -26,6 +26,7 @@ _GPU_BUILDS = (
     ("nvidia", "/proc/driver/nvidia/version", "-DGGML_CUDA=ON"),
     ("amd", "/dev/kfd", "-DGGML_HIP=ON"),
 )
+_NO_AMX = "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"
 
 
 def doctor(as_json: options.JsonOption = False) -> None:
@@ -63,6 +64,7 @@ def _document() -> dict[str, Any]:
             for gpu in gpus
         ],
         "unused_gpu": _unused_gpu(bool(gpus)),
+        "unused_amx": _unused_amx(),
         "onnx_devices": _onnx_devices(),
         "cache": str(cache.cache_directory()),
     }
@@ -89,6 +91,14 @@ def _onnx_devices() -> list[dict[str, str]]:
     ]
 
 
+def _build(arguments: str) -> str:
+    """The command that builds llama.cpp in another way."""
+    return (
+        f'CMAKE_ARGS="{arguments}" pip install --force-reinstall --no-cache-dir '
+        "--no-binary llama-cpp-python llama-cpp-python==0.3.36"
+    )
+
+
 def _unused_gpu(used: bool) -> dict[str, str] | None:
     """A GPU the system has a driver for and llama.cpp was not built for."""
     from pathlib import Path
@@ -97,14 +107,19 @@ def _unused_gpu(used: bool) -> dict[str, str] | None:
         return None
     for vendor, path, flag in _GPU_BUILDS:
         if Path(path).exists():
-            command = (
-                f'CMAKE_ARGS="{flag}" pip install --force-reinstall --no-cache-dir '
-                "--no-binary llama-cpp-python llama-cpp-python==0.3.36"
-            )
-            return {"vendor": vendor, "install": command}
+            return {"vendor": vendor, "install": _build(flag)}
     if sys.platform == "darwin" and platform.machine() == "arm64":
         return {"vendor": "apple", "install": "pip install --force-reinstall llama-cpp-python"}
     return None
+
+
+def _unused_amx() -> dict[str, str] | None:
+    """What to do about AMX kernels: they are left alone, and with them all rearranged weights."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        return None
+    from edgespec.backends.llama_library import has_amx_kernels
+
+    return {"install": _build(_NO_AMX)} if has_amx_kernels() else None
 
 
 def _text(found: dict[str, Any]) -> str:
@@ -116,6 +131,8 @@ def _text(found: dict[str, Any]) -> str:
     missing = [one for one in found["packages"] if one["version"] is None]
     if found["unused_gpu"]:
         missing.append({**found["unused_gpu"], "name": f"{found['unused_gpu']['vendor']} support"})
+    if found["unused_amx"]:
+        missing.append({**found["unused_amx"], "name": "rearranged weights (a build without AMX)"})
     if missing:
         rows = [(one["name"], one["install"]) for one in missing]
         sections.append("missing, and how to get it\n" + table(rows))
