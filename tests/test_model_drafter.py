@@ -304,6 +304,20 @@ def test_what_rounds_take_beyond_their_steps_is_learned(clock: Clock) -> None:
     assert drafter.prospects(stakes_of()).draft_ms == pytest.approx(2 * 3.0, rel=0.05)
 
 
+def test_a_round_that_stands_still_is_soon_forgotten(clock: Clock) -> None:
+    draft = Draft(counting, clock, 1.0)
+    drafter = ModelDrafter(draft, curve_of(*[1.0] * 16), V)
+    drafter.begin([0])
+    for stall_ms in (0.0, 0.0, 60_000.0):
+        draft.node_ms = 1.0 + stall_ms
+        observe(drafter, [*drafter.propose(stakes_of(max_nodes=1)).tokens, 0])
+    assert drafter.prospects(stakes_of()).draft_ms < 3.0 * 3.0
+    draft.node_ms = 1.0
+    for _ in range(100):
+        observe(drafter, [*drafter.propose(stakes_of(max_nodes=1)).tokens, 0])
+    assert drafter.prospects(stakes_of()).draft_ms == pytest.approx(1.0, rel=0.1)
+
+
 def test_what_it_would_take_to_catch_up(clock: Clock) -> None:
     """Step times 1, 2, 4 and 8 ms: three missing tokens are 3 ms more than one, and 40 a prefill
     at 2 ms a token."""

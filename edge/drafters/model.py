@@ -33,6 +33,7 @@ _HOPE_RATE = 0.05
 _USUAL_STEPS, _USUAL_RATE = 3.0, 0.05  # of a round, before there was one; of each one later
 _SETTLED = 100  # rounds after which all count alike
 _PACE_MEMORY = 0.95  # of what rounds took, from round to round
+_SLOWEST = 10.0  # times as long as the curve says
 _FIRST_STEPS = 10.0  # that the curve's own times count for
 
 
@@ -179,7 +180,8 @@ class ModelDrafter:
         """Learn how long rounds take: this one read and drafted so many tokens in `ms`."""
         pace = self._taken_ms / self._curve_ms
         curve_ms = (self._catch_up_ms(missing) + num_drafted * self._step_ms(1)) / pace
-        self._taken_ms = _PACE_MEMORY * self._taken_ms + ms
+        # A round that stood still must not keep others from being asked for, and so from showing.
+        self._taken_ms = _PACE_MEMORY * self._taken_ms + min(ms, _SLOWEST * curve_ms)
         self._curve_ms = _PACE_MEMORY * self._curve_ms + curve_ms
 
     def _catch_up(self) -> Logits:
