@@ -46,7 +46,7 @@ _HEAD_ROWS = 256  # places whose logits are made at once
 _USER_WEIGHT = 0.3  # of the loss on a token of a user turn
 _CHECKS = 24  # validations of one training,
 _LEAST_CHECK_S = 15.0  # and time between them
-_PATIENCE = 8  # validations without a better loss
+_PATIENCE = 8  # validations without a better loss, in the second half
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class ExitTrainer:
                     next_check += between
                     quality = self.quality()
                     progress(now / seconds, quality)
-                    since_best += 1
+                    since_best += now > seconds / 2  # before, the rate is what keeps it high
                     if quality.loss < best.loss:
                         best, best_values, since_best = quality, self._values(), 0
                     self._save(checkpoint, optimizer, work_s() - start, best_values)
