@@ -44,6 +44,7 @@ _OUTSIDE = ("output_norm.weight", "lens")  # parameters that are not the block's
 _LENS_TOKENS, _RIDGE = 10_000, 1e-3
 _HEAD_ROWS = 256  # places whose logits are made at once
 _USER_WEIGHT = 0.3  # of the loss on a token of a user turn
+_MIXTURES = (1.0, 0.75, 0.5, 0.25)  # of the last parameters with the best ones
 _CHECKS = 24  # validations of one training,
 _LEAST_CHECK_S = 15.0  # and time between them
 _PATIENCE = 8  # validations without a better loss, in the second half
@@ -208,7 +209,8 @@ class ExitTrainer:
         """Train for some time, beginning with the lens or a drafter; or go on from `checkpoint`.
 
         Stops early when the held-out loss stops falling, and with a checkpoint at Ctrl-C, too.
-        Returns what the best parameters reach, which are those that stay.
+        Returns what the best parameters reach, which are those that stay. At the end means of the
+        best and the last ones are tried, too (model soups, arXiv 2203.05482).
         """
         torch = self._torch
         optimizer = torch.optim.AdamW(
@@ -244,8 +246,13 @@ class ExitTrainer:
         except KeyboardInterrupt:
             if checkpoint is None:
                 raise
-        if (quality := self.quality()).loss < best.loss:
-            best, best_values = quality, self._values()
+        last, kept = self._values(), best_values
+        for part in _MIXTURES:
+            mixed = {name: kept[name].lerp(value, part) for name, value in last.items()}
+            self._set(mixed)
+            if (quality := self.quality()).loss < best.loss:
+                best, best_values = quality, mixed
+        self._set(last)
         self._save(checkpoint, optimizer, work_s() - start, best_values)
         self._set(best_values)
         return best
