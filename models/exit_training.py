@@ -247,7 +247,7 @@ class ExitTrainer:
             if checkpoint is None:
                 raise
         last, kept = self._values(), best_values
-        for part in _MIXTURES:
+        for part in _MIXTURES if spent < seconds else ():  # they were tried when that time was up
             mixed = {name: kept[name].lerp(value, part) for name, value in last.items()}
             self._set(mixed)
             if (quality := self.quality()).loss < best.loss:
