@@ -39,12 +39,14 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, metavar="K")
     parser.add_argument("--offset", type=int, default=0)
     parser.add_argument("--max-tokens", type=int, default=192)
+    parser.add_argument("--window", type=int, help="tokens before the text; default: the exit's")
     arguments = parser.parse_args()
     lines = arguments.prompts.read_text().splitlines()[arguments.offset :: arguments.every]
     spec, draft_spec = read_model_spec(arguments.target), read_model_spec(arguments.draft)
     check_pair(spec, draft_spec)
     info = read_exit(draft_spec)
     assert info is not None, "not an early exit"
+    window = arguments.window or info.window or _CONTEXT
     settings = LlamaSettings(_CONTEXT, 128, _NODES, 1, usable_cores())
     draft = open_draft_model(draft_spec, spec, settings)
     hits: dict[str, list[np.ndarray]] = defaultdict(list)
@@ -58,7 +60,7 @@ def main() -> None:
                 for start in range(0, len(text), _STRETCH)
                 for row in forced_rows(
                     draft,
-                    [*prompt, *text[:start]][-(info.window or _CONTEXT) :],
+                    [*prompt, *text[:start]][-window:],
                     text[start : start + _STRETCH],
                 )
             ]

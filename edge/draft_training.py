@@ -394,5 +394,6 @@ def _train(
         else:
             note(f"{part:4.0%}  loss {quality.loss:.3f}, agreement {quality.agreement:.3f}")
 
-    checkpoint = folder / f"exit-{layer}-{best.head_size}.pt"
+    begun = f"-from-{earlier[0].fingerprint[:8]}" if earlier else ""
+    checkpoint = folder / f"exit-{layer}-{best.head_size}{begun}.pt"
     return trainer, trainer.train(seconds, checkpoint=checkpoint, progress=report)
