@@ -5,9 +5,11 @@ Imports no inference library and no numpy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
+from time import time
+from typing import Any
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.curve import CostCurve
@@ -19,6 +21,9 @@ from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 _WORTH_DRAFTING = 1.03  # the least gain for which the controller drafts
+_WORTH_LOADING = 0.01  # of the time of rounds: what it has to save where that was seen
+_TELLING_ROUNDS = 300
+_LASTING_S = 30 * 24 * 3600.0  # texts change: after that long it is tried anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,26 @@ class Verdict:
 
     pays: bool
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """What an early exit brought in earlier runs on this device."""
+
+    rounds: float
+    saved: float  # part of the time that these rounds would have taken without it
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any] | None) -> Experience | None:
+        """Of the document that a run has left; None where it says too little or is old."""
+        names = ("rounds", "usual_ms", "saved_ms", "time")
+        values = [(document or {}).get(name) for name in names]
+        if not all(isinstance(value, float) and isfinite(value) for value in values):
+            return None
+        rounds, usual_ms, saved_ms, seen = (float(value) for value in values if value is not None)
+        if rounds < _TELLING_ROUNDS or usual_ms <= 0.0 or time() - seen > _LASTING_S:
+            return None
+        return cls(rounds, saved_ms / usual_ms)
 
 
 def exit_of(spec: ModelSpec, request: Request) -> EarlyExit | None:
@@ -63,14 +88,22 @@ def exit_of(spec: ModelSpec, request: Request) -> EarlyExit | None:
 
 
 def judge(
-    found: EarlyExit, target: ModelSpec, curve: CostCurve | None, draft_curve: CostCurve | None
+    found: EarlyExit,
+    target: ModelSpec,
+    curve: CostCurve | None,
+    draft_curve: CostCurve | None,
+    experience: Experience | None = None,
 ) -> Verdict:
-    """What the file says of how often it is right, against what steps take here.
+    """What it brought here, or else what its file says of how often it is right, and step times.
 
     One that is shipped is used where measurements say that it pays; one that was named, unless
     they say that it does not. A draft step that was not measured takes as long as its share of the
     target's bytes.
     """
+    if experience is not None:
+        part, rounds = experience.saved, experience.rounds
+        reason = f"in the last {rounds:.0f} rounds here it saved {max(0.0, part):.1%} of the time"
+        return Verdict(part > _WORTH_LOADING, reason)
     gains = _gains(found.info)
     if not gains or curve is None:
         missing = "step times are not measured yet"

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import time
 from typing import Any
 
 from edgespec.backends.base import Backend
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.draft_loading import load_draft_model
-from edgespec.drafters import make_drafter
+from edgespec.drafters import MODEL, make_drafter
 from edgespec.drafters.combined import CombinedDrafter
 from edgespec.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
@@ -28,7 +29,9 @@ from edgespec.models.onnx_folder import read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.noise import largest_invariant_step, prefill_is_invariant
 from edgespec.planning import (
+    LEARNED,
     READS,
+    learned_key,
     make_run_plan,
     rounds_key,
     settings_key,
@@ -247,7 +250,7 @@ def _load_one(
             counted = cache.load("rounds", rounds_key(spec, plan.drafter)) or {}
             history = RoundHistory.from_json(counted.get("rounds"))
         if drafter is not None:
-            drafter.load_state(cache.load("calibration", spec.fingerprint))
+            drafter.load_state(_learned(spec, plan))
             if plan.remember:
                 drafter.recall(load_texts(spec.fingerprint))
     except BaseException:
@@ -393,6 +396,15 @@ def _prefill_is_exact(backend: Backend, key: str, step: int) -> bool:
     return known
 
 
+def _learned(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
+    """What the drafters of a plan have counted in earlier runs, by their names."""
+    counts = cache.load("calibration", spec.fingerprint) or {}
+    if plan.draft_model is None:
+        return counts
+    key = learned_key(spec, plan, read_model_spec(plan.draft_model))
+    return {**counts, MODEL: cache.load(LEARNED, key)}
+
+
 def _remember(
     spec: ModelSpec,
     plan: Plan,
@@ -409,8 +421,12 @@ def _remember(
         stored.learn_level(curve.scale)
         cache.store("curves", key, stored.as_json())
     if drafter is not None:
-        counts = cache.load("calibration", spec.fingerprint) or {}
-        cache.store("calibration", spec.fingerprint, {**counts, **drafter.state()})
+        counts, learned = cache.load("calibration", spec.fingerprint) or {}, drafter.state()
+        if plan.draft_model is not None and MODEL in learned:
+            draft_spec = read_model_spec(plan.draft_model)
+            document = {**learned.pop(MODEL), "time": time()}
+            cache.store(LEARNED, learned_key(spec, plan, draft_spec), document)
+        cache.store("calibration", spec.fingerprint, {**counts, **learned})
         cache.store("rounds", rounds_key(spec, drafter.name), {"rounds": history.rounds()})
         if plan.remember:
             add_texts(spec.fingerprint, spec.path.name, drafter.written)

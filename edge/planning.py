@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from edgespec.drafters import MODEL, drafter_names, tables_bytes
 from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.exit_planning import Verdict, exit_of, judge
+from edgespec.exit_planning import Experience, Verdict, exit_of, judge
 from edgespec.memory import cache, device
 from edgespec.memory.bandwidth import memory_bandwidth
 from edgespec.memory.curve import CostCurve
@@ -45,6 +45,7 @@ _RUNTIMES = (
     "onnxruntime-windowsml",
 )
 READS = "reads"  # what is stored of times to catch up
+LEARNED = "learned"  # what is stored of how draft models did
 _F32, _F64 = 4, 8
 _MAX_NODES = 32  # of a step whose time is estimated
 _WORTH_SWITCHING = 1.03  # predicted speed of the other backend
@@ -138,7 +139,9 @@ def _plan_on(spec: ModelSpec, request: Request, machine: Device) -> Plan:
         return plan
     draft_curve = stored_curve(early_exit.spec, draft_settings_of(plan, early_exit.spec))
     curve = stored_curve(spec, settings_of(plan))
-    verdict = judge(early_exit, spec, curve, draft_curve)
+    learned = cache.load(LEARNED, learned_key(spec, plan, early_exit.spec))
+    experience = Experience.from_json(learned)
+    verdict = judge(early_exit, spec, curve, draft_curve, experience)
     if verdict.pays:
         names = f"{plan.drafter},{MODEL}"
         wider = replace(request, drafter=names, draft_model=early_exit.spec.path)
@@ -318,6 +321,12 @@ def settings_key(spec: ModelSpec, settings: Settings) -> str:
 def rounds_key(spec: ModelSpec, drafter: str) -> str:
     """Under what is stored how much rounds with these drafters emitted."""
     return f"{spec.fingerprint} | {drafter}"
+
+
+def learned_key(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec) -> str:
+    """Under what is stored how a draft model did beside a plan's target."""
+    settings = draft_settings_of(plan, draft_spec)
+    return f"{settings_key(draft_spec, settings)} | for {spec.fingerprint}"
 
 
 def stored_curve(spec: ModelSpec, settings: Settings) -> CostCurve | None:

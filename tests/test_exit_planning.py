@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from time import time
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,13 @@ from edgespec.memory.request import Request
 from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.exit_writer import write_pruned
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.planning import draft_settings_of, make_run_plan, settings_key, settings_of
+from edgespec.planning import (
+    draft_settings_of,
+    learned_key,
+    make_run_plan,
+    settings_key,
+    settings_of,
+)
 
 FLAT = [1.0, 1.05, 1.1, 1.15, 1.22, 1.3, 1.37, 1.45, 1.5, 1.55, 1.6, 1.65, 1.7, 1.75, 1.8, 1.85]
 STEEP = [1.0 + 0.8 * n for n in range(16)]
@@ -135,6 +142,37 @@ def test_a_measured_draft_step_counts_more_than_bytes(target: ModelSpec, shipped
     assert value == "not used" and "2.00 plain steps a draft" in reason
 
 
+def lived(target: ModelSpec, drafter: Path, **found: Any) -> None:
+    """What a run with it leaves behind: 400 rounds now, if nothing else is said."""
+    key = learned_key(target, plan_of(target, drafter="suffix"), read_model_spec(drafter))
+    usual = {"rounds": 400.0, "usual_ms": 1000.0, "time": time()}
+    cache.store("learned", key, usual | found)
+
+
+@pytest.mark.parametrize(
+    ("saved_ms", "said"), [(40.0, "used"), (4.0, "not used"), (-40.0, "not used")]
+)
+def test_what_it_brought_here_counts_more_than_what_its_file_says(
+    target: ModelSpec, shipped: Path, saved_ms: float, said: str
+) -> None:
+    measured(target, FLAT if said != "used" else STEEP)
+    lived(target, shipped, saved_ms=saved_ms)
+    part = max(0.0, saved_ms / 1000)
+    reason = f"in the last 400 rounds here it saved {part:.1%} of the time"
+    assert choice(plan_of(target)) == (said, reason)
+
+
+@pytest.mark.parametrize(
+    "found", [{"rounds": 299.0}, {"time": time() - 40 * 86400}, {"usual_ms": 0.0}, {"time": "now"}]
+)
+def test_few_rounds_and_old_ones_say_nothing(
+    target: ModelSpec, shipped: Path, found: dict[str, Any]
+) -> None:
+    measured(target, FLAT)
+    lived(target, shipped, saved_ms=0.0, **found)
+    assert "predicted" in choice(plan_of(target))[1]
+
+
 def test_it_is_not_used_where_it_does_not_fit(target: ModelSpec, shipped: Path) -> None:
     """Context is not given up for it."""
     measured(target, FLAT)
@@ -241,8 +279,11 @@ def test_a_shipped_one_is_loaded_once_the_target_was_measured(
     names = []
     for _ in range(2):
         with edgespec.load(target.path, context_size=256, threads=1, backend="llamacpp") as engine:
+            engine.generate([1, 2, 3], max_tokens=40)
             assert engine.drafter is not None
             names.append("model" in engine.drafter.name)
             allocated = engine.memory_bytes()
             assert ("draft_weights" in allocated) == names[-1]
     assert names == [False, True]
+    learned = cache.load("learned", learned_key(target, plan_of(target), read_model_spec(shipped)))
+    assert learned is not None and learned["rounds"] > 0 and "cells" in learned

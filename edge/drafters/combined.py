@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from time import perf_counter
 from typing import Any
 
@@ -32,6 +33,8 @@ _TYPICAL = "gain_of_a_text_ms"
 _LONGEST_MS = 1e7
 _TEXT_RATE = 0.2  # of a text in what texts usually gain
 _MOST_STEPS = 50.0  # that a purse holds or owes: old merits and one bad moment fade
+_MERITS = ("rounds", "usual_ms", "saved_ms")
+_MOST_ROUNDS = 5000.0  # that merits are of; older ones fade
 
 
 @dataclass(slots=True)
@@ -45,6 +48,10 @@ class _Source:
     typical_ms: float = 0.0  # and that texts before this one came to
     texts: int = 0  # that count in it
     is_open: bool = False  # whether there is a text
+    # Of a model: what rounds would have taken without it, and what of that it was asked to save.
+    rounds: float = 0.0
+    usual_ms: float = 0.0
+    saved_ms: float = 0.0
 
     def __post_init__(self) -> None:
         self.is_free = self.is_free and self.prospects is None
@@ -55,6 +62,15 @@ class _Source:
             return self.typical_ms
         rate = max(_TEXT_RATE, 1.0 / (self.texts + 1))
         return self.typical_ms + rate * (self.gained_ms - self.typical_ms)
+
+    def count(self, usual_ms: float, saved_ms: float) -> None:
+        """One more round, and what it would have taken without this drafter."""
+        self.rounds += 1.0
+        self.usual_ms += usual_ms
+        self.saved_ms += saved_ms
+        if self.rounds > _MOST_ROUNDS:
+            for name in _MERITS:
+                setattr(self, name, getattr(self, name) / 2.0)
 
 
 class CombinedDrafter:
@@ -147,7 +163,9 @@ class CombinedDrafter:
         kept = {source.drafter.name: source.drafter.state() for source in self._sources}
         for source in self._sources:
             if source.prospects is not None:
-                kept[source.drafter.name][_TYPICAL] = source.typical_with_this_text()
+                merits = {name: getattr(source, name) for name in _MERITS}
+                merits[_TYPICAL] = source.typical_with_this_text()
+                kept[source.drafter.name] |= merits
         return kept
 
     def load_state(self, document: dict[str, Any] | None) -> None:
@@ -155,9 +173,15 @@ class CombinedDrafter:
         for source in self._sources:
             kept = (document or {}).get(source.drafter.name)
             source.drafter.load_state(kept if isinstance(kept, dict) else None)
-            typical = kept.get(_TYPICAL) if isinstance(kept, dict) else None
+            if source.prospects is None or not isinstance(kept, dict):
+                continue
+            typical = kept.get(_TYPICAL)
             if isinstance(typical, float) and 0.0 <= typical < _LONGEST_MS:
                 source.typical_ms, source.texts = typical, round(1.0 / _TEXT_RATE)
+            merits = {name: kept.get(name) for name in _MERITS}
+            if all(isinstance(part, float) and isfinite(part) for part in merits.values()):
+                for name, part in merits.items():
+                    setattr(source, name, part)
 
     def recall(self, texts: Sequence[Sequence[int]]) -> None:
         """Fill the tables from texts of earlier runs."""
@@ -192,8 +216,9 @@ def _is_worth_it(source: _Source, hope: Prospects, merged: Proposal, stakes: Sta
     """
     if not hope.probabilities:
         return False
-    _, rate = choose_size(merged.probabilities, stakes, kept=merged.kept)
+    without, rate = choose_size(merged.probabilities, stakes, kept=merged.kept)
     size, hoped = choose_size(hope.probabilities, stakes, spent_ms=hope.draft_ms)
+    usual_ms, saved_ms, is_asked = stakes.step_ms(without + 1), 0.0, False
     if size > 0 and hoped > rate:
         round_ms = hope.draft_ms + stakes.step_ms(size + 1)
         gain_ms = round_ms * (hoped / rate - 1.0)
@@ -202,7 +227,10 @@ def _is_worth_it(source: _Source, hope: Prospects, merged: Proposal, stakes: Sta
         source.missed_ms += gain_ms
         if max(source.missed_ms, to_come_ms) >= hope.before_ms:
             source.missed_ms = max(0.0, source.missed_ms - hope.before_ms)
-            return True
+            usual_ms, saved_ms, is_asked = round_ms + gain_ms, gain_ms - hope.before_ms, True
+    source.count(usual_ms, saved_ms)
+    if is_asked:
+        return True
     price_ms = hope.before_ms + hope.draft_ms
     if source.purse_ms < price_ms:
         return False
