@@ -61,7 +61,9 @@ class Setting:
         self.log_probability = 0.0
         self.decoded = 0  # tokens in `decode_s`
         self.decode_s = self.host_s = 0.0
-        self.written: list[tuple[list[Turn], int]] = []  # of each answer, and its prompt's tokens
+        self.written: list[
+            tuple[Sequence[Turn], int]
+        ] = []  # of each answer, and its prompt's tokens
         self.drafted_s, self.drafted = 0.0, 0
 
     def add(self, result: edgespec.Result) -> None:
@@ -74,8 +76,7 @@ class Setting:
         self.decoded += len(result.token_ids) - 1
         self.decode_s += counters.decode_s
         self.host_s += counters.decode_s - counters.step_s - counters.catch_up_s
-        turns = [(span.model, span.end - span.start) for span in result.spans]
-        self.written.append((turns, counters.prompt_tokens))
+        self.written.append((result.turns, counters.prompt_tokens))
 
     def add_drafted(self, result: edgespec.Result) -> None:
         """Count an answer with drafts."""

@@ -14,7 +14,7 @@ from edgespec.drafters.base import Drafter
 from edgespec.sampling import Sampler
 from edgespec.stats import Counters
 from edgespec.stream import TextStream
-from edgespec.switch_policy import SMALL
+from edgespec.switch_policy import SMALL, Switch, Turn
 
 Rounds = Generator[list[int], None, None]
 
@@ -45,7 +45,8 @@ class Result:
     """One finished generation.
 
     `finish_reason` is "stop" (the model ended, or a stop string came), "length" (max_tokens),
-    "context_full" or "cancelled". `spans` say which model wrote what, where there are two.
+    "context_full" or "cancelled". `spans` say which model wrote what, where there are two; `turns`
+    have 0 tokens besides where the small one handed back at once.
     """
 
     text: str
@@ -53,6 +54,7 @@ class Result:
     finish_reason: str
     counters: Counters
     spans: tuple[Span, ...] = ()
+    turns: tuple[Turn, ...] = ()
 
     @property
     def large_share(self) -> float:
@@ -78,6 +80,7 @@ class Run:
     min_probability: float = 0.0  # of a draft node that can pay
     hands_over: Callable[[Logits], bool] = never  # whether another model writes a row's token
     model: str = ""  # that is writing, where there are two
+    switch: Switch | None = None  # by which it is chosen
     goes_on: float = 1.0  # chance that it also writes the token after the next one
     rounds: weakref.ref[Rounds] | None = None  # the generator that runs it
 
@@ -170,7 +173,15 @@ class Stream:
             self._finish_reason(),
             counters,
             tuple(self._spans),
+            self._turns(),
         )
+
+    def _turns(self) -> tuple[Turn, ...]:
+        if self._run.switch is None:
+            return ()
+        *ended, (model, _) = self._run.switch.turns  # which is not told of all tokens of the last
+        rest = len(self._ids) - sum(tokens for _, tokens in ended)
+        return (*ended, (model, max(0, rest)))
 
     def _finish_reason(self) -> str:
         if self._text.stopped or (self._ids and self._is_end(self._ids[-1])):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product, starmap
-from math import isfinite
+from math import inf, isfinite
 from typing import NamedTuple
 
 from edgespec.switch_policy import LARGE, SMALL, Switch, SwitchPolicy, SwitchPrices, Turn
@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     way_down: float
 
 
-_SHAPES = tuple(starmap(Shape, product((1, 5), (1, 4, 10), (0.5, 0.7, 0.9))))
+_SHAPES = tuple(starmap(Shape, product((1, 5), (0, 1, 4, 10), (0.5, 0.7, 0.9, 1.0))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,10 @@ class Forecast:
         }
 
 
-def writers(policy: SwitchPolicy, trace: Trace, prices: SwitchPrices) -> list[str]:
-    """Which model would write each token of a text."""
+def writers(
+    policy: SwitchPolicy, trace: Trace, prices: SwitchPrices
+) -> tuple[list[str], list[Turn]]:
+    """Which model would write each token of a text, and the turns that this takes."""
     switch = Switch(policy, prices.saved_ms, trace.depth)
     chosen = []
     for large_nats, small_nats in zip(trace.large_nats, trace.small_nats, strict=True):
@@ -93,16 +95,7 @@ def writers(policy: SwitchPolicy, trace: Trace, prices: SwitchPrices) -> list[st
         if switch.writer == LARGE:
             switch.sees(large_nats)
         chosen.append(switch.writer)
-    return chosen
-
-
-def turns_of(models: Sequence[str]) -> list[Turn]:
-    """Runs of equal writers."""
-    turns: list[Turn] = []
-    for model in models:
-        count = turns.pop()[1] if turns and turns[-1][0] == model else 0
-        turns.append((model, count + 1))
-    return turns
+    return chosen, switch.turns
 
 
 def forecast(policy: SwitchPolicy, traces: Sequence[Trace], prices: SwitchPrices) -> Forecast:
@@ -110,8 +103,7 @@ def forecast(policy: SwitchPolicy, traces: Sequence[Trace], prices: SwitchPrices
     tokens = large = wrong = differing = switches = 0
     spent_ms, stays, all_turns = 0.0, [0], []
     for trace in traces:
-        models = writers(policy, trace, prices)
-        turns = turns_of(models)
+        models, turns = writers(policy, trace, prices)
         all_turns.append(turns)
         tokens += len(models)
         large += models.count(LARGE)
@@ -179,7 +171,8 @@ def meet(
     large = sorted(nats for trace in traces for nats in trace.large_nats)
 
     def tried(place: float) -> Forecast:
-        down = _quantile(large, min(shape.way_down, 2 * place))
+        part = min(shape.way_down, 2 * place)
+        down = _quantile(large, part) if part < 1.0 else inf  # 1: the small one is always asked
         policy = SwitchPolicy(
             _quantile(small, place), down, shape.window, shape.min_stay, only_where_it_pays=False
         )

@@ -126,6 +126,6 @@ def _model(name: object) -> str:
 
 
 def _count(tokens: object) -> int:
-    if not isinstance(tokens, int) or tokens < 1:
+    if not isinstance(tokens, int) or tokens < 0:
         raise ValueError(f"{tokens} tokens are no turn")
     return tokens

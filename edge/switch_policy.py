@@ -5,7 +5,8 @@ After Entropy Adaptive Decoding (arXiv 2502.06833). Terms:
 entropy      H = -sum p ln p of the next token under the model that is writing, in nats, from its
              raw logits: before temperature, penalties and grammar
 mean         of its last `window` entropies since it took over
-stay         tokens a model has written since it took over
+stay         tokens a model has written since it took over; none, where the small one was asked and
+             handed back at once
 going up     the small model's mean reaches `up_nats`: the large one writes this very token. The
              small model's row is thrown away.
 going down   the large model's mean is at most `down_nats`: its token is there already and is kept,
@@ -28,7 +29,9 @@ from edgespec.memory.curve import CostCurve
 LARGE, SMALL = "large", "small"
 _STAY_RATE = 0.2
 
-Turn = tuple[str, int]  # a model and the tokens it writes before the other one does
+# A model and the tokens it writes before the other one does: 0 of the small one, if all it did was
+# to be asked.
+Turn = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,8 @@ class SwitchPolicy:
         down_nats: mean entropy of the large model, in nats, down to which the small one goes on.
         window: tokens over which entropies are averaged.
         min_stay: tokens a model writes before the other one may take over, but for the beginning
-            of an answer.
+            of an answer. With 0 the small one may hand back before it has written any; with more
+            it writes so many whatever its entropy is.
         expected_stay: tokens the small model is expected to write when it takes over.
         only_where_it_pays: whether a stay of the small model is left out that would cost more time
             than it is expected to save.
@@ -53,16 +57,16 @@ class SwitchPolicy:
     up_nats: float = 0.7
     down_nats: float = 0.3
     window: int = 1
-    min_stay: int = 1
+    min_stay: int = 0
     expected_stay: float = 8.0
     only_where_it_pays: bool = True
 
     def __post_init__(self) -> None:
         if math.isnan(self.up_nats) or math.isnan(self.down_nats):
             raise UnsupportedError("an entropy threshold must be a number of nats")
-        for name, value in (("window", self.window), ("min_stay", self.min_stay)):
-            if value < 1:
-                raise UnsupportedError(f"{name} must be at least 1 token, got {value}")
+        for name, value, least in (("window", self.window, 1), ("min_stay", self.min_stay, 0)):
+            if value < least:
+                raise UnsupportedError(f"{name} must be at least {least} tokens, got {value}")
         if not self.expected_stay >= 1.0:
             raise UnsupportedError(
                 f"expected_stay must be at least 1 token, got {self.expected_stay}"
@@ -174,13 +178,19 @@ class Switch:
         self._policy = policy
         self._saved_ms = saved_ms if policy.only_where_it_pays else None
         self._depth = depth
-        self._stays = {SMALL: policy.expected_stay, LARGE: 1.0 + policy.min_stay}  # tokens
+        self._stays = {SMALL: policy.expected_stay, LARGE: 1.0 + max(1, policy.min_stay)}  # tokens
         self._recent: deque[float] = deque(maxlen=policy.window)
+        self._turns: list[Turn] = []  # that have ended
         self._rows = 0  # tokens of this stay, with one that a row is there for
         self._least = 0  # of a stay; an answer may begin with either model
         self.writer = SMALL if policy.up_nats == math.inf else LARGE
         if 0.0 < policy.up_nats < math.inf and self._pays():
             self.writer = SMALL
+
+    @property
+    def turns(self) -> list[Turn]:
+        """Who wrote how many tokens so far, in order."""
+        return [*self._turns, (self.writer, self._rows)]
 
     @property
     def is_settled(self) -> bool:
@@ -201,7 +211,7 @@ class Switch:
         """Chance that the writer also writes the token after the next one, by its stays so far."""
         if self.is_settled or (self.writer == LARGE and not self._pays()):
             return 1.0
-        return 1.0 - 1.0 / self._stays[self.writer]
+        return 1.0 - 1.0 / max(1.0, self._stays[self.writer])
 
     def sees(self, nats: float) -> bool:
         """Whether the other model writes the next token, which has this entropy.
@@ -225,8 +235,9 @@ class Switch:
 
     def change(self) -> None:
         """The other model goes on."""
-        if self._rows:
-            self._stays[self.writer] += _STAY_RATE * (self._rows - self._stays[self.writer])
+        self._stays[self.writer] += _STAY_RATE * (self._rows - self._stays[self.writer])
+        if self._rows or self._turns:  # who begins does so with a token
+            self._turns.append((self.writer, self._rows))
         self._depth += self._rows
         self.writer = LARGE if self.writer == SMALL else SMALL
         self.is_due, self._rows, self._least = False, 0, self._policy.min_stay

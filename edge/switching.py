@@ -64,7 +64,7 @@ class SwitchingEngine(Engine):
     def _decode(self, prompt: list[int], run: Run) -> Generator[list[int], None, None]:
         """Yield the tokens of each round of both models."""
         saved_ms = self.prices.saved_ms if self.prices is not None else None
-        switch = Switch(self.policy, saved_ms, len(prompt))
+        run.switch = switch = Switch(self.policy, saved_ms, len(prompt))
         text, writers = list(prompt), set[str]()
         while True:
             run.model = switch.writer

@@ -105,7 +105,7 @@ def test_what_was_calibrated_is_kept_for_the_pair(pair: tuple[ModelSpec, ModelSp
     "damage",
     [
         {"turns": [[["other", 1]]]},
-        {"turns": [[["small", 0]]]},
+        {"turns": [[["small", -1]]]},
         {"policy": {"up": 1}},
         {"drafted": 3},
     ],

@@ -19,7 +19,7 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.curve import CostCurve
 from edgespec.proposal import Proposal
 from edgespec.sampling import SamplingParams
-from edgespec.switch_forecast import Trace, choose, forecast, turns_of, writers
+from edgespec.switch_forecast import Trace, choose, forecast, writers
 from edgespec.switch_policy import LARGE, SMALL, Switch, SwitchPolicy, SwitchPrices, read_ms
 from edgespec.switching import SwitchingEngine, entropy_nats
 from edgespec.timing import measure_reads
@@ -76,6 +76,9 @@ def always_switching(**values: float) -> SwitchPolicy:
 POLICIES = [
     always_switching(up_nats=up, down_nats=down, window=window, min_stay=stay)
     for up, down, window, stay in (
+        (1.2, 1.0, 1, 0),
+        (1.2, math.inf, 1, 0),
+        (1.1, 1.2, 3, 0),
         (1.2, 1.0, 1, 1),
         (1.0, 1.3, 1, 1),
         (1.1, 1.1, 3, 2),
@@ -114,8 +117,9 @@ def test_the_text_is_that_of_the_rule_written_out(policy: SwitchPolicy, drafts: 
     expected, models = obvious(policy, 80)
     assert list(result.token_ids) == expected
     said = [span.model for span in result.spans for _ in range(span.start, span.end)]
-    assert said == models
-    assert (result.counters.accepted_tokens > 0) == drafts
+    assert said == models == [model for model, tokens in result.turns for _ in range(tokens)]
+    if policy.down_nats != math.inf:  # with which a turn is too short for drafts
+        assert (result.counters.accepted_tokens > 0) == drafts
     assert len({*models}) == 2, "a policy that never switches tests nothing"
 
 
@@ -137,6 +141,7 @@ def test_one_model_alone_writes_what_it_writes_alone(model: str) -> None:
     alone = engine(table, drafts=False).generate(PROMPT, max_tokens=60)
     assert result.token_ids == alone.token_ids
     assert [(span.model, span.start, span.end) for span in result.spans] == [(model, 0, 60)]
+    assert result.turns == ((model, 60),)
     assert result.counters.switches == 0
 
 
@@ -388,10 +393,13 @@ def test_turns_are_priced_by_hand() -> None:
     assert prices.turns_ms(turns, 5) == 2 * 2.0 + 2.0 + 8 * 0.5 + 11.0 + 3.0
     # Nothing of the prompt: its own last token and 3.
     assert prices.turns_ms(turns, 5, 5) == 2 * 2.0 + 2.0 + 14.0 + 11.0 + 3.0
+    # The small one reads 2 and hands back; the large one goes on with its own last token.
+    asked = [(LARGE, 2), (SMALL, 0), (LARGE, 2)]
+    assert prices.turns_ms(asked, 5, 5) == 11.0 + 3.0 + 2 * 11.0
 
 
 @pytest.mark.parametrize(
-    "values", [{"window": 0}, {"min_stay": 0}, {"expected_stay": 0.5}, {"up_nats": math.nan}]
+    "values", [{"window": 0}, {"min_stay": -1}, {"expected_stay": 0.5}, {"up_nats": math.nan}]
 )
 def test_values_without_a_meaning_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(UnsupportedError):
@@ -417,8 +425,8 @@ def prices() -> SwitchPrices:
     return SwitchPrices(large, CostCurve([math.inf, *(3.0 + 0.2 * n for n in range(1, 33))]))
 
 
-def test_a_forecast_runs_the_rule_itself() -> None:
-    policy = POLICIES[0]
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_forecast_runs_the_rule_itself(policy: SwitchPolicy) -> None:
     text, models = obvious(policy, 60)
     contexts = [(*PROMPT, *text[:place]) for place in range(60)]
     trace = Trace(
@@ -426,8 +434,9 @@ def test_a_forecast_runs_the_rule_itself() -> None:
         [entropy_nats(SMALL_TABLE.row(c)) for c in contexts],
         [True] * 60,
     )
-    assert writers(policy, trace, prices()) == models
-    assert sum(count for _, count in turns_of(models)) == 60
+    said, turns = writers(policy, trace, prices())
+    assert said == models == [model for model, tokens in turns for _ in range(tokens)]
+    assert tuple(turns) == switching(policy, drafts=False).generate(PROMPT, max_tokens=60).turns
 
 
 def test_single_models_are_the_ends_of_every_forecast() -> None:
