@@ -95,8 +95,7 @@ class Setting:
         raw_s, priced_s = self.priced_s(prices), self.priced_s(levelled)
         small, large = ends
         return {
-            "up_nats": self.policy.up_nats,
-            "down_nats": self.policy.down_nats,
+            **self.policy.as_json(),
             "large_share": self.large / self.tokens,
             "expected_large_share": self.expected.large_share,
             "exact_match": self.right / self.answers,

@@ -93,8 +93,14 @@ def _text(measured: dict[str, Any]) -> str:
     )
 
 
-def _nats(threshold: float | None) -> str:
-    return "never" if threshold is None else f"{threshold:.2f} nats"
+def _nats(threshold: float | None, if_infinite: str = "never") -> str:
+    return if_infinite if threshold is None else f"{threshold:.2f} nats"
+
+
+def _way_down(threshold: float | None) -> str:
+    if threshold is None:
+        return "the small one is asked after every token"
+    return f"the small one is asked where the large one's entropy is below {_nats(threshold)}"
 
 
 def _switch_text(found: dict[str, Any]) -> str:
@@ -109,13 +115,13 @@ def _switch_text(found: dict[str, Any]) -> str:
                 f"{point['agreement']:.1%}",
                 f"{point['tokens_per_s']:.1f}",
                 _nats(point["up_nats"]),
-                _nats(point["down_nats"]),
+                _nats(point["down_nats"], "always"),
             )
         )
     paid = found["expected_where_it_pays"]
     chosen = [
-        ("up", f"the large model writes from {policy['up_nats']:.2f} nats on"),
-        ("down", f"the small one goes on below {policy['down_nats']:.2f} nats"),
+        ("up", f"the large model writes from {_nats(policy['up_nats'])} on"),
+        ("down", _way_down(policy["down_nats"])),
         ("window", f"{policy['window']} tokens, stays of {policy['min_stay']} and more"),
         ("large model", f"{expected['large_share']:.0%} of the tokens expected"),
         (

@@ -8,7 +8,7 @@ made again with that text: who writes changes what is written.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,7 @@ def calibrate(
         "large": spec.path.name,
         "small": small_spec.path.name,
         "wanted": {name: wish for name, wish in wishes.items() if wish is not None},
-        "policy": asdict(policy),
+        "policy": policy.as_json(),
         "expected": found.as_json(),
         "expected_where_it_pays": as_run.as_json(),
         "alone": {

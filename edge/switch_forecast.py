@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product, starmap
-from math import inf, isfinite
+from math import inf
 from typing import NamedTuple
 
 from edgespec.switch_policy import LARGE, SMALL, Switch, SwitchPolicy, SwitchPrices, Turn
@@ -76,8 +76,7 @@ class Forecast:
             "switches_per_token": self.switches_per_token,
             "tokens_per_s": 1e3 / self.ms_per_token,
             "small_stay_tokens": self.small_stay,
-            "up_nats": _finite(self.policy.up_nats),
-            "down_nats": _finite(self.policy.down_nats),
+            **{name: self.policy.as_json()[name] for name in ("up_nats", "down_nats")},
         }
 
 
@@ -212,10 +211,6 @@ def accepted_drafts(traces: Sequence[Trace], most: int) -> list[float]:
             run = run + 1 if agrees else 0
             runs.append(run)
     return [sum(min(run, k) for run in runs) / max(1, len(runs)) for k in range(1, most + 1)]
-
-
-def _finite(nats: float) -> float | None:
-    return nats if isfinite(nats) else None
 
 
 def _has_share(share: float, found: Forecast) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.curve import CostCurve
@@ -71,6 +71,10 @@ class SwitchPolicy:
             raise UnsupportedError(
                 f"expected_stay must be at least 1 token, got {self.expected_stay}"
             )
+
+    def as_json(self) -> dict[str, float | None]:
+        """The values; a threshold that is infinite is None."""
+        return {name: None if value == math.inf else value for name, value in asdict(self).items()}
 
     @classmethod
     def always(cls, model: str) -> SwitchPolicy:

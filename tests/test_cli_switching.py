@@ -77,6 +77,15 @@ def test_what_was_calibrated_is_shown() -> None:
         assert fact in " ".join(text.split()), fact
 
 
+def test_a_small_model_that_is_always_asked() -> None:
+    found = document()
+    found["policy"]["down_nats"] = None
+    for point in found["points"]:
+        point["down_nats"] = None
+    text = " ".join(_switch_text(found).split())
+    assert "the small one is asked after every token" in text and "always" in text
+
+
 def test_the_page_of_a_pair() -> None:
     page = render_switching(document())
     assert "<svg" in page and "Quality against speed" in page

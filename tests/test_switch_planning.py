@@ -214,7 +214,7 @@ def test_calibrating_meets_the_wish_and_keeps_it(
     assert found["expected"]["quality"] > 0.4
     kept = stored(*pair)
     assert kept is not None
-    assert kept.policy == SwitchPolicy(**found["policy"])
+    assert kept.policy.as_json() == found["policy"]
     assert kept.large_share == found["expected"]["large_share"]
     assert 0.0 < kept.drafted[0] < kept.drafted[-1] < 8.0
     json.dumps(found, allow_nan=False)  # numbers that every reader of JSON knows
