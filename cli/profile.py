@@ -100,7 +100,9 @@ def _nats(threshold: float | None, if_infinite: str = "never") -> str:
 def _way_down(threshold: float | None) -> str:
     if threshold is None:
         return "the small one is asked after every token"
-    return f"the small one is asked where the large one's entropy is below {_nats(threshold)}"
+    if threshold < 0.0:
+        return "the small one is never asked"
+    return f"the small one is asked where the large one's entropy is at most {_nats(threshold)}"
 
 
 def _switch_text(found: dict[str, Any]) -> str:
@@ -120,7 +122,7 @@ def _switch_text(found: dict[str, Any]) -> str:
         )
     paid = found["expected_where_it_pays"]
     chosen = [
-        ("up", f"the large model writes from {_nats(policy['up_nats'])} on"),
+        ("up", f"the large model writes from {policy['up_nats']:.2f} nats on"),
         ("down", _way_down(policy["down_nats"])),
         ("window", f"{policy['window']} tokens, stays of {policy['min_stay']} and more"),
         ("large model", f"{expected['large_share']:.0%} of the tokens expected"),

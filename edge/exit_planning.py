@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from time import time
 from typing import Any
 
+from edgespec.drafters.merits import MERITS
 from edgespec.errors import UnsupportedError
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.request import Request
@@ -23,7 +23,6 @@ from edgespec.models.spec import ModelSpec, read_model_spec
 _WORTH_DRAFTING = 1.03  # the least gain for which the controller drafts
 _WORTH_LOADING = 0.01  # of the time of rounds: what it has to save where that was seen
 _TELLING_ROUNDS = 300
-_LASTING_S = 30 * 24 * 3600.0  # texts change: after that long it is tried anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +52,11 @@ class Experience:
     @classmethod
     def from_json(cls, document: Mapping[str, Any] | None) -> Experience | None:
         """Of the document that a run has left; None where it says too little or is old."""
-        names = ("rounds", "usual_ms", "saved_ms", "time")
-        values = [(document or {}).get(name) for name in names]
+        values = [(document or {}).get(name) for name in MERITS]
         if not all(isinstance(value, float) and isfinite(value) for value in values):
             return None
-        rounds, usual_ms, saved_ms, seen = (float(value) for value in values if value is not None)
-        if rounds < _TELLING_ROUNDS or usual_ms <= 0.0 or time() - seen > _LASTING_S:
+        rounds, usual_ms, saved_ms = (float(value) for value in values if value is not None)
+        if rounds < _TELLING_ROUNDS or usual_ms <= 0.0:
             return None
         return cls(rounds, saved_ms / usual_ms)
 

@@ -181,7 +181,7 @@ class Stream:
             return ()
         *ended, (model, _) = self._run.switch.turns  # which is not told of all tokens of the last
         rest = len(self._ids) - sum(tokens for _, tokens in ended)
-        return (*ended, (model, max(0, rest)))
+        return (*ended, (model, rest)) if rest > 0 else tuple(ended)
 
     def _finish_reason(self) -> str:
         if self._text.stopped or (self._ids and self._is_end(self._ids[-1])):

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import time
 from typing import Any
 
 from edgespec.backends.base import Backend
@@ -15,6 +14,7 @@ from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.draft_loading import load_draft_model
 from edgespec.drafters import MODEL, make_drafter
 from edgespec.drafters.combined import CombinedDrafter
+from edgespec.drafters.merits import dated, recalled
 from edgespec.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import cache, device
@@ -241,6 +241,11 @@ def _load_one(
         if backend.capabilities.rollback:
             one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
         curve = _curve(backend, spec, plan, report) if plan.drafter != "none" else None
+        calibration = cache.load("calibration", spec.fingerprint) or {}
+        draft_key, learned = "", dict[str, Any]()
+        if plan.draft_model is not None:
+            draft_key = learned_key(spec, plan, read_model_spec(plan.draft_model))
+            learned = recalled(cache.load(LEARNED, draft_key))
         history = RoundHistory()
         if curve is not None:
             model = load_draft_model(backend, spec, plan, report)
@@ -250,7 +255,7 @@ def _load_one(
             counted = cache.load("rounds", rounds_key(spec, plan.drafter)) or {}
             history = RoundHistory.from_json(counted.get("rounds"))
         if drafter is not None:
-            drafter.load_state(_learned(spec, plan))
+            drafter.load_state({**calibration, MODEL: learned})
             if plan.remember:
                 drafter.recall(load_texts(spec.fingerprint))
     except BaseException:
@@ -260,9 +265,13 @@ def _load_one(
         raise
 
     def finish() -> None:
-        _remember(spec, plan, curve, drafter, history)
-        if drafter is not None:
-            drafter.close()
+        try:
+            _remember(spec, plan, curve, drafter, history)
+            if drafter is not None and MODEL in (state := drafter.state()):
+                cache.store(LEARNED, draft_key, dated(state[MODEL], learned))
+        finally:
+            if drafter is not None:
+                drafter.close()
 
     return make(
         backend,
@@ -396,15 +405,6 @@ def _prefill_is_exact(backend: Backend, key: str, step: int) -> bool:
     return known
 
 
-def _learned(spec: ModelSpec, plan: Plan) -> dict[str, Any]:
-    """What the drafters of a plan have counted in earlier runs, by their names."""
-    counts = cache.load("calibration", spec.fingerprint) or {}
-    if plan.draft_model is None:
-        return counts
-    key = learned_key(spec, plan, read_model_spec(plan.draft_model))
-    return {**counts, MODEL: cache.load(LEARNED, key)}
-
-
 def _remember(
     spec: ModelSpec,
     plan: Plan,
@@ -421,12 +421,9 @@ def _remember(
         stored.learn_level(curve.scale)
         cache.store("curves", key, stored.as_json())
     if drafter is not None:
-        counts, learned = cache.load("calibration", spec.fingerprint) or {}, drafter.state()
-        if plan.draft_model is not None and MODEL in learned:
-            draft_spec = read_model_spec(plan.draft_model)
-            document = {**learned.pop(MODEL), "time": time()}
-            cache.store(LEARNED, learned_key(spec, plan, draft_spec), document)
-        cache.store("calibration", spec.fingerprint, {**counts, **learned})
+        counts, state = cache.load("calibration", spec.fingerprint) or {}, drafter.state()
+        state.pop(MODEL, None)  # which is kept with its own file
+        cache.store("calibration", spec.fingerprint, {**counts, **state})
         cache.store("rounds", rounds_key(spec, drafter.name), {"rounds": history.rounds()})
         if plan.remember:
             add_texts(spec.fingerprint, spec.path.name, drafter.written)

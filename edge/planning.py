@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from edgespec.drafters import MODEL, drafter_names, tables_bytes
+from edgespec.drafters.merits import recalled
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.exit_planning import Experience, Verdict, exit_of, judge
 from edgespec.memory import cache, device
@@ -140,7 +141,7 @@ def _plan_on(spec: ModelSpec, request: Request, machine: Device) -> Plan:
     draft_curve = stored_curve(early_exit.spec, draft_settings_of(plan, early_exit.spec))
     curve = stored_curve(spec, settings_of(plan))
     learned = cache.load(LEARNED, learned_key(spec, plan, early_exit.spec))
-    experience = Experience.from_json(learned)
+    experience = Experience.from_json(recalled(learned))
     verdict = judge(early_exit, spec, curve, draft_curve, experience)
     if verdict.pays:
         names = f"{plan.drafter},{MODEL}"
@@ -325,8 +326,8 @@ def rounds_key(spec: ModelSpec, drafter: str) -> str:
 
 def learned_key(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec) -> str:
     """Under what is stored how a draft model did beside a plan's target."""
-    settings = draft_settings_of(plan, draft_spec)
-    return f"{settings_key(draft_spec, settings)} | for {spec.fingerprint}"
+    draft_key = settings_key(draft_spec, draft_settings_of(plan, draft_spec))
+    return f"{draft_key} | for {settings_key(spec, settings_of(plan))}"
 
 
 def stored_curve(spec: ModelSpec, settings: Settings) -> CostCurve | None:

@@ -17,7 +17,8 @@ class Counters:
     `draft_s` a draft model's, and `host_s` everything else: tables, choosing, accepting, counting.
     `drafted_by` and `accepted_by` split the drafted and accepted tokens by drafter. Of the prompt,
     `reused_tokens` were in the cache already. Where two models take turns, the one that takes over
-    read `caught_up_tokens` in `catch_up_s`, and its first token comes of that.
+    read `caught_up_tokens` in `catch_up_s`, and its first token comes of that. `switches` are all
+    hand-overs, those to a small model that hands back at once included.
     """
 
     prompt_tokens: int = 0

@@ -120,7 +120,7 @@ def forecast(policy: SwitchPolicy, traces: Sequence[Trace], prices: SwitchPrices
         quality=1.0 - wrong / differing if differing else 1.0,
         switches_per_token=switches / tokens,
         ms_per_token=spent_ms / max(1, tokens - len(traces)),
-        small_stay=max(1.0, sum(stays) / max(1, len(stays) - 1)),
+        small_stay=sum(stays) / max(1, len(stays) - 1),
     )
 
 

@@ -70,13 +70,14 @@ def stored(spec: ModelSpec, small: ModelSpec) -> Calibrated | None:
     document = cache.load(_KIND, _key(spec, small))
     try:
         return None if document is None else _read(document)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, IndexError, TypeError, ValueError, UnsupportedError):
         return None
 
 
 def store(spec: ModelSpec, small: ModelSpec, found: Calibrated) -> None:
     """Remember it for the pair."""
-    cache.store(_KIND, _key(spec, small), asdict(found))
+    document = {**asdict(found), "policy": found.policy.as_json()}
+    cache.store(_KIND, _key(spec, small), document)
 
 
 def reason(
@@ -106,12 +107,16 @@ def _key(spec: ModelSpec, small: ModelSpec) -> str:
 
 
 def _read(document: dict[str, Any]) -> Calibrated:
-    """Raises KeyError, TypeError or ValueError for a damaged document."""
-    turns = [
-        [(_model(model), _count(tokens)) for model, tokens in text] for text in document["turns"]
-    ]
+    """Raises KeyError, IndexError, TypeError, ValueError or UnsupportedError for a damaged one."""
+    turns = [[(_model(model), int(tokens)) for model, tokens in text] for text in document["turns"]]
+    for text in turns:
+        # Only between others is the small model asked in vain.
+        if min(text[0][1], text[-1][1], *(n for model, n in text if model == LARGE)) < 1:
+            raise ValueError("a turn without tokens")
+        if min(tokens for _, tokens in text) < 0:
+            raise ValueError("fewer than no tokens")
     return Calibrated(
-        SwitchPolicy(**document["policy"]),
+        SwitchPolicy.from_json(document["policy"]),
         float(document["large_share"]),
         float(document["quality"]),
         turns,
@@ -123,9 +128,3 @@ def _model(name: object) -> str:
     if name not in (LARGE, SMALL):
         raise ValueError(f"{name} is no model of a pair")
     return str(name)
-
-
-def _count(tokens: object) -> int:
-    if not isinstance(tokens, int) or tokens < 0:
-        raise ValueError(f"{tokens} tokens are no turn")
-    return tokens

@@ -20,14 +20,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.curve import CostCurve
 
 LARGE, SMALL = "large", "small"
 _STAY_RATE = 0.2
+_FORGIVING_RATE = 0.02  # by token that the small model would have been asked for, had it paid
 
 # A model and the tokens it writes before the other one does: 0 of the small one, if all it did was
 # to be asked.
@@ -49,7 +51,7 @@ class SwitchPolicy:
         min_stay: tokens a model writes before the other one may take over, but for the beginning
             of an answer. With 0 the small one may hand back before it has written any; with more
             it writes so many whatever its entropy is.
-        expected_stay: tokens the small model is expected to write when it takes over.
+        expected_stay: tokens the small model is expected to write when it is asked.
         only_where_it_pays: whether a stay of the small model is left out that would cost more time
             than it is expected to save.
     """
@@ -65,16 +67,22 @@ class SwitchPolicy:
         if math.isnan(self.up_nats) or math.isnan(self.down_nats):
             raise UnsupportedError("an entropy threshold must be a number of nats")
         for name, value, least in (("window", self.window, 1), ("min_stay", self.min_stay, 0)):
-            if value < least:
+            if not isinstance(value, int) or value < least:
                 raise UnsupportedError(f"{name} must be at least {least} tokens, got {value}")
-        if not self.expected_stay >= 1.0:
-            raise UnsupportedError(
-                f"expected_stay must be at least 1 token, got {self.expected_stay}"
-            )
+        if not 0.0 <= self.expected_stay < math.inf:
+            raise UnsupportedError(f"expected_stay must be a number, got {self.expected_stay}")
 
     def as_json(self) -> dict[str, float | None]:
         """The values; a threshold that is infinite is None."""
         return {name: None if value == math.inf else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SwitchPolicy:
+        """The policy of `as_json`. Raises TypeError or UnsupportedError for another document."""
+        values: dict[str, Any] = {
+            name: math.inf if value is None else value for name, value in document.items()
+        }
+        return cls(**values)
 
     @classmethod
     def always(cls, model: str) -> SwitchPolicy:
@@ -139,7 +147,12 @@ class SwitchPrices:
         It first reads the `missed` tokens, in one step with its first one, and its last row is
         thrown away; then the large model reads what the small one wrote.
         """
-        tokens = round(stay)
+        whole = int(stay)
+        if stay > whole:  # which happens on average only
+            part, ends = stay - whole, (whole, whole + 1)
+            fewer, more = (self.saved_ms(tokens, missed, depth) for tokens in ends)
+            return (1.0 - part) * fewer + part * more
+        tokens = whole
         small = self.catch_up_ms(SMALL, missed, depth) + tokens * self.small.step_ms(1, depth)
         back = self.catch_up_ms(LARGE, tokens + 1, depth) - self.large.step_ms(1, depth)
         return tokens * self.large.step_ms(1, depth) - small - back
@@ -215,7 +228,9 @@ class Switch:
         """Chance that the writer also writes the token after the next one, by its stays so far."""
         if self.is_settled or (self.writer == LARGE and not self._pays()):
             return 1.0
-        return 1.0 - 1.0 / max(1.0, self._stays[self.writer])
+        # A stay that may be of 0 tokens has a chance to end before its first one, too.
+        may_be_none = self.writer == SMALL and self._policy.min_stay == 0
+        return 1.0 - 1.0 / max(1.0, self._stays[self.writer] + may_be_none)
 
     def sees(self, nats: float) -> bool:
         """Whether the other model writes the next token, which has this entropy.
@@ -235,6 +250,10 @@ class Switch:
         self._rows += 1
         down = mean <= policy.down_nats and self._rows >= self._least
         self.is_due = down and self._pays()
+        if down and not self.is_due:
+            # A few short stays must not keep it from ever being asked again.
+            missing = policy.expected_stay - self._stays[SMALL]
+            self._stays[SMALL] += _FORGIVING_RATE * missing
         return False
 
     def change(self) -> None:

@@ -264,6 +264,23 @@ def test_what_a_model_saved_is_kept(clock: Clock) -> None:
     assert merits_of(fresh) == merits_of(combined)
 
 
+def test_a_try_of_a_model_counts_against_it(clock: Clock) -> None:
+    """From a purse of four plain steps: 30 ms of reading and 2 of drafting for nothing."""
+    combined = CombinedDrafter([Table("first", clock), Model(clock, [0.01], before_ms=30.0)])
+    combined.begin([1])
+    rounds(combined, 3, stakes_of())
+    assert merits_of(combined) == pytest.approx([3, 3 * PLAIN_MS, -32.0])
+
+
+def test_a_step_that_was_not_measured_says_nothing_of_a_model(clock: Clock) -> None:
+    curve = CostCurve([INF, PLAIN_MS, INF, PLAIN_MS])
+    model = Model(clock, [0.7])
+    combined = CombinedDrafter([Table("first", clock), model])
+    kept = Proposal([1], [-1], [0.5], kept=1)
+    combined.propose(Stakes(2, 0.01, curve, depth=0), kept)
+    assert (model.asked, merits_of(combined)) == (0, [0, 0, 0])
+
+
 def merits_of(combined: CombinedDrafter) -> list[float]:
     kept = combined.state()["model"]
     return [kept[name] for name in ("rounds", "usual_ms", "saved_ms")]

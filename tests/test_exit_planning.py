@@ -173,6 +173,36 @@ def test_few_rounds_and_old_ones_say_nothing(
     assert "predicted" in choice(plan_of(target))[1]
 
 
+def test_old_experience_does_not_outlive_a_short_run(target: ModelSpec, drafter: Path) -> None:
+    """A month later it is tried anew: rounds of then are not counted again as rounds of now."""
+    options: dict[str, Any] = {"context_size": 256, "threads": 1, "backend": "llamacpp"}
+    options |= {"draft_model": drafter, "drafter": "suffix,model"}
+    key = learned_key(target, plan_of(target, drafter="suffix"), read_model_spec(drafter))
+    measured(target, FLAT)
+    for age_s, rounds in ((40 * 86400, 0.0), (86400, 400.0)):
+        seen = time() - age_s
+        lived(target, drafter, saved_ms=0.0, time=seen)
+        edgespec.load(target.path, **options).close()
+        unused = cache.load("learned", key)
+        assert unused is not None and unused["rounds"] == rounds
+        assert rounds == 0.0 or unused["time"] == seen  # nothing was added
+        lived(target, drafter, saved_ms=0.0, time=seen)
+        with edgespec.load(target.path, **options) as engine:
+            engine.generate([1, 2, 3], max_tokens=20)
+        used = cache.load("learned", key)
+        assert used is not None and rounds < used["rounds"] < rounds + 21
+        assert used["time"] > seen
+
+
+def test_the_models_are_freed_where_a_drafter_file_has_gone(
+    target: ModelSpec, drafter: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"context_size": 256, "threads": 1, "backend": "llamacpp"}
+    engine = edgespec.load(target.path, draft_model=drafter, drafter="suffix,model", **options)
+    drafter.unlink()
+    engine.close()
+
+
 def test_it_is_not_used_where_it_does_not_fit(target: ModelSpec, shipped: Path) -> None:
     """Context is not given up for it."""
     measured(target, FLAT)

@@ -105,7 +105,11 @@ def test_what_was_calibrated_is_kept_for_the_pair(pair: tuple[ModelSpec, ModelSp
     "damage",
     [
         {"turns": [[["other", 1]]]},
-        {"turns": [[["small", -1]]]},
+        {"turns": [[["small", 0]]]},
+        {"turns": [[["small", 2], ["large", 0], ["small", 1]]]},
+        {"turns": [[["small", -1], ["large", 1]]]},
+        {"turns": [[]]},
+        {"policy": {"window": 1.5}},
         {"policy": {"up": 1}},
         {"drafted": 3},
     ],

@@ -196,7 +196,8 @@ def law_of_texts(policy: SwitchPolicy, count: int) -> dict[tuple[int, ...], floa
 def test_spans_cover_all_tokens_and_chunks_say_who_wrote_them() -> None:
     stream = switching(POLICIES[0]).stream(PROMPT, max_tokens=50)
     said = [chunk.model for chunk in stream for _ in chunk.token_ids]
-    spans = stream.result.spans
+    spans, turns = stream.result.spans, stream.result.turns
+    assert sum(tokens for _, tokens in turns) == len(stream.result.token_ids)
     assert [s.start for s in spans[1:]] == [s.end for s in spans[:-1]]
     assert (spans[0].start, spans[-1].end) == (0, 50)
     assert said == [span.model for span in spans for _ in range(span.start, span.end)]
@@ -304,8 +305,10 @@ def test_rows_of_which_nothing_can_be_chosen_have_no_entropy(row: list[float]) -
 
 
 def test_drafts_are_worth_what_their_model_gets_to_write() -> None:
-    switch = Switch(always_switching(up_nats=1.0, down_nats=0.5))
+    switch = Switch(always_switching(up_nats=1.0, down_nats=0.5, min_stay=1))
     assert switch.goes_on == pytest.approx(1 - 1 / 8)
+    # One that may be of no token at all is of n more with a chance of (8 / 9)^n.
+    assert Switch(always_switching()).goes_on == pytest.approx(8 / 9)
     assert Switch(SwitchPolicy.always(SMALL)).goes_on == 1.0
     assert Switch(SwitchPolicy(up_nats=0.0)).goes_on == 1.0
     never_down = Switch(SwitchPolicy(), lambda *_: -1.0)
@@ -349,6 +352,38 @@ def test_a_way_down_that_costs_more_than_it_saves_is_not_made() -> None:
             switch.change()
         switch.sees(0.0)
         assert switch.is_due == pays
+
+
+def test_what_an_average_stay_saves_is_between_whole_ones() -> None:
+    curve = CostCurve([math.inf, *(float(n) for n in range(4, 20))])
+    prices = SwitchPrices(curve, CostCurve([math.inf, *[0.5] * 16]))
+    asked_in_vain = prices.saved_ms(0.0, 1, 0)
+    assert asked_in_vain == pytest.approx(-0.5)  # it read one token
+    one = prices.saved_ms(1.0, 1, 0)
+    assert prices.saved_ms(0.25, 1, 0) == pytest.approx(0.75 * asked_in_vain + 0.25 * one)
+
+
+def test_a_small_model_that_was_asked_in_vain_is_asked_again_later() -> None:
+    """A stay of 3 pays; five refusals later none would, and 26 tokens later the average one."""
+    policy = SwitchPolicy(up_nats=1.0, down_nats=math.inf, expected_stay=3.0)
+    switch = Switch(policy, lambda stay, _missed, _depth: stay - 1.5)
+    assert switch.writer == SMALL
+    refusals = 0
+    while switch.writer == SMALL:
+        assert switch.sees(9.0)
+        switch.change()
+        refusals += 1
+        switch.sees(0.0)
+        if switch.is_due:
+            switch.change()
+    assert refusals == 4  # 3.0, 2.4, 1.92, 1.54, 1.23
+    waited = 1
+    while not switch.is_due:
+        switch.sees(0.0)
+        waited += 1
+    stay = 3.0 * 0.8**4
+    expected = next(n for n in count(1) if 3.0 - (3.0 - stay) * 0.98**n > 1.5)
+    assert waited == expected + 1
 
 
 def test_catching_up_is_priced_as_it_is_done() -> None:
@@ -399,7 +434,15 @@ def test_turns_are_priced_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"window": 0}, {"min_stay": -1}, {"expected_stay": 0.5}, {"up_nats": math.nan}]
+    "values",
+    [
+        {"window": 0},
+        {"min_stay": -1},
+        {"expected_stay": -0.5},
+        {"expected_stay": math.inf},
+        {"window": 1.5},
+        {"up_nats": math.nan},
+    ],
 )
 def test_values_without_a_meaning_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(UnsupportedError):

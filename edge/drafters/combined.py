@@ -24,6 +24,7 @@ from typing import Any
 from edgespec.controller import choose_size
 from edgespec.drafters.base import Drafter, Outcome
 from edgespec.drafters.merging import merge
+from edgespec.drafters.merits import MERITS
 from edgespec.proposal import EMPTY, Proposal, Prospects, Stakes
 
 _ALLOWANCE = 0.004  # of the time of the target's steps
@@ -33,7 +34,6 @@ _TYPICAL = "gain_of_a_text_ms"
 _LONGEST_MS = 1e7
 _TEXT_RATE = 0.2  # of a text in what texts usually gain
 _MOST_STEPS = 50.0  # that a purse holds or owes: old merits and one bad moment fade
-_MERITS = ("rounds", "usual_ms", "saved_ms")
 _MOST_ROUNDS = 5000.0  # that merits are of; older ones fade
 
 
@@ -69,7 +69,7 @@ class _Source:
         self.usual_ms += usual_ms
         self.saved_ms += saved_ms
         if self.rounds > _MOST_ROUNDS:
-            for name in _MERITS:
+            for name in MERITS:
                 setattr(self, name, getattr(self, name) / 2.0)
 
 
@@ -163,7 +163,7 @@ class CombinedDrafter:
         kept = {source.drafter.name: source.drafter.state() for source in self._sources}
         for source in self._sources:
             if source.prospects is not None:
-                merits = {name: getattr(source, name) for name in _MERITS}
+                merits = {name: getattr(source, name) for name in MERITS}
                 merits[_TYPICAL] = source.typical_with_this_text()
                 kept[source.drafter.name] |= merits
         return kept
@@ -178,10 +178,11 @@ class CombinedDrafter:
             typical = kept.get(_TYPICAL)
             if isinstance(typical, float) and 0.0 <= typical < _LONGEST_MS:
                 source.typical_ms, source.texts = typical, round(1.0 / _TEXT_RATE)
-            merits = {name: kept.get(name) for name in _MERITS}
+            merits = {name: kept.get(name) for name in MERITS}
             if all(isinstance(part, float) and isfinite(part) for part in merits.values()):
                 for name, part in merits.items():
                     setattr(source, name, part)
+                source.rounds = min(max(0.0, source.rounds), _MOST_ROUNDS)
 
     def recall(self, texts: Sequence[Sequence[int]]) -> None:
         """Fill the tables from texts of earlier runs."""
@@ -214,11 +215,10 @@ def _is_worth_it(source: _Source, hope: Prospects, merged: Proposal, stakes: Sta
     is bought where texts usually come to its price, and else when what it would have saved so far
     in this one does: that costs at most twice what knowing the future would (the ski-rental rule).
     """
-    if not hope.probabilities:
-        return False
     without, rate = choose_size(merged.probabilities, stakes, kept=merged.kept)
+    if rate <= 0.0:  # a step that was not measured
+        return False
     size, hoped = choose_size(hope.probabilities, stakes, spent_ms=hope.draft_ms)
-    usual_ms, saved_ms, is_asked = stakes.step_ms(without + 1), 0.0, False
     if size > 0 and hoped > rate:
         round_ms = hope.draft_ms + stakes.step_ms(size + 1)
         gain_ms = round_ms * (hoped / rate - 1.0)
@@ -227,15 +227,14 @@ def _is_worth_it(source: _Source, hope: Prospects, merged: Proposal, stakes: Sta
         source.missed_ms += gain_ms
         if max(source.missed_ms, to_come_ms) >= hope.before_ms:
             source.missed_ms = max(0.0, source.missed_ms - hope.before_ms)
-            usual_ms, saved_ms, is_asked = round_ms + gain_ms, gain_ms - hope.before_ms, True
-    source.count(usual_ms, saved_ms)
-    if is_asked:
-        return True
+            source.count(round_ms + gain_ms, gain_ms - hope.before_ms)
+            return True
     price_ms = hope.before_ms + hope.draft_ms
-    if source.purse_ms < price_ms:
-        return False
-    source.purse_ms -= price_ms
-    return True
+    is_tried = len(hope.probabilities) > 0 and source.purse_ms >= price_ms
+    if is_tried:
+        source.purse_ms -= price_ms
+    source.count(stakes.step_ms(without + 1), -price_ms if is_tried else 0.0)
+    return is_tried
 
 
 def _named(drafter: Drafter, stakes: Stakes, base: Proposal) -> Proposal:
