@@ -94,7 +94,13 @@ def _text(measured: dict[str, Any]) -> str:
 
 
 def _nats(threshold: float | None, if_infinite: str = "never") -> str:
-    return if_infinite if threshold is None else f"{threshold:.2f} nats"
+    if threshold is None:
+        return if_infinite
+    return f"{threshold:.2f} nats" if threshold >= 0.0 else "never"
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'s' * (count != 1)}"
 
 
 def _way_down(threshold: float | None) -> str:
@@ -124,7 +130,7 @@ def _switch_text(found: dict[str, Any]) -> str:
     chosen = [
         ("up", f"the large model writes from {policy['up_nats']:.2f} nats on"),
         ("down", _way_down(policy["down_nats"])),
-        ("window", f"{policy['window']} tokens, stays of {policy['min_stay']} and more"),
+        ("window", f"{_tokens(policy['window'])}, stays of {policy['min_stay']} and more"),
         ("large model", f"{expected['large_share']:.0%} of the tokens expected"),
         (
             "quality",

@@ -80,10 +80,13 @@ def test_what_was_calibrated_is_shown() -> None:
 def test_a_small_model_that_is_always_asked() -> None:
     found = document()
     found["policy"]["down_nats"] = None
+    found["policy"]["window"] = 1
     for point in found["points"]:
         point["down_nats"] = None
+    found["points"][-1]["down_nats"] = -1.0
     text = " ".join(_switch_text(found).split())
     assert "the small one is asked after every token" in text and "always" in text
+    assert "1 token, stays" in text and "never" in text and "-1.00" not in text
 
 
 def test_the_page_of_a_pair() -> None:
