@@ -61,9 +61,7 @@ class Setting:
         self.log_probability = 0.0
         self.decoded = 0  # tokens in `decode_s`
         self.decode_s = self.host_s = 0.0
-        self.written: list[
-            tuple[Sequence[Turn], int]
-        ] = []  # of each answer, and its prompt's tokens
+        self.written: list[tuple[Sequence[Turn], int]] = []  # by answer, and its prompt's tokens
         self.drafted_s, self.drafted = 0.0, 0
 
     def add(self, result: edgespec.Result) -> None:

@@ -108,8 +108,10 @@ def _key(spec: ModelSpec, small: ModelSpec) -> str:
 
 def _read(document: dict[str, Any]) -> Calibrated:
     """Raises KeyError, IndexError, TypeError, ValueError or UnsupportedError for a damaged one."""
-    turns = [[(_model(model), int(tokens)) for model, tokens in text] for text in document["turns"]]
+    turns = [[(_model(model), tokens) for model, tokens in text] for text in document["turns"]]
     for text in turns:
+        if not all(isinstance(tokens, int) for _, tokens in text):
+            raise ValueError("a part of a token")
         # Only between others is the small model asked in vain.
         if min(text[0][1], text[-1][1], *(n for model, n in text if model == LARGE)) < 1:
             raise ValueError("a turn without tokens")
