@@ -21,8 +21,8 @@ that llama-cpp-python carries, with its compiler options:
         -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
     cmake --build build --target llama-server
 
-Where the Makefile leaves AMX kernels out (`make -pn | grep NO_AMX`), so does this, with
--DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8.
+Where the Makefile leaves kernels out (`make -pn | grep LEFT_OUT`), so must this build, with the
+same -DCMAKE_C_FLAGS and -DCMAKE_CXX_FLAGS.
 """
 
 from __future__ import annotations

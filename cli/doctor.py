@@ -26,7 +26,9 @@ _GPU_BUILDS = (
     ("nvidia", "/proc/driver/nvidia/version", "-DGGML_CUDA=ON"),
     ("amd", "/dev/kfd", "-DGGML_HIP=ON"),
 )
-_NO_AMX = "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"
+_NO_AMX = " ".join(  # and no AVX512-FP16, which these processors have, too: see the Makefile
+    f"-DCMAKE_{language}_FLAGS='-mno-amx-int8 -U__AVX512FP16__'" for language in ("C", "CXX")
+)
 
 
 def doctor(as_json: options.JsonOption = False) -> None:

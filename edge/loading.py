@@ -346,16 +346,17 @@ def _require_memory(plan: Plan) -> None:
 
 
 def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> CostCurve:
-    """The stored curve, or a measurement of at most two seconds.
+    """The stored curve, or a measurement of about two seconds.
 
-    A slow model leaves some sizes unmeasured; each later load goes on with those.
+    A slow model leaves some sizes unmeasured; each later load goes on with those, and with how much
+    longer steps take at depth where that could not be told from noise.
     """
     settings = settings_of(plan)
     stored = stored_curve(spec, settings)
     if stored is not None and measured_while_busy(backend, stored):
         stored = None
     known = None if stored is None else stored.resized(backend.max_nodes)
-    if known is not None and float("inf") not in known.base[1:]:
+    if known is not None and known.knows_depth and float("inf") not in known.base[1:]:
         return known
     report("measuring step times", 0.0)
     curve = measure_curve(
@@ -364,7 +365,7 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
         seconds=_CURVE_SECONDS,
         known=known,
     )
-    if known is None:
+    if not curve.knows_depth:
         measure_depths(backend, curve)
     kept = curve if stored is None else stored.updated(curve)
     cache.store("curves", settings_key(spec, settings), kept.as_json())
@@ -412,13 +413,13 @@ def _remember(
     drafter: CombinedDrafter | None,
     history: RoundHistory,
 ) -> None:
-    """Keep the acceptance counts and how fast steps were; forget a curve that stopped fitting."""
+    """Keep the acceptance counts and what steps took; forget a curve that stopped fitting."""
     settings = settings_of(plan)
     key = settings_key(spec, settings)
     if curve is not None and curve.stopped_fitting:
         cache.remove("curves", key)
     elif curve is not None and (stored := stored_curve(spec, settings)):
-        stored.learn_level(curve.scale)
+        stored.learn(curve)
         cache.store("curves", key, stored.as_json())
     if drafter is not None:
         counts, state = cache.load("calibration", spec.fingerprint) or {}, drafter.state()

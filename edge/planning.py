@@ -373,8 +373,9 @@ def _largest_exact_step(spec: ModelSpec, settings: Settings) -> int | None:
 
 
 def _library(backend: str) -> str:
-    names = _RUNTIMES if backend == ONNX else ("llama-cpp-python",)
-    for name in names:
+    if backend != ONNX:
+        return f"llama-cpp-python {device.llama_build()}"
+    for name in _RUNTIMES:
         with suppress(PackageNotFoundError):
             return f"{name} {version(name)}"
-    return f"{names[0]} missing"
+    return f"{_RUNTIMES[0]} missing"

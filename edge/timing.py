@@ -9,12 +9,12 @@ from edgespec.backends.base import Backend
 from edgespec.memory.curve import CostCurve, measure_depth
 from edgespec.tree import DraftTree
 
-_DEPTH_SECONDS = 0.5
+_DEPTH_SECONDS = 0.6
 _PROBES = 3  # single steps that tell whether a stored curve still holds
 _BUSY = 1.4  # neighbours alone make a machine that much slower
 _READS = (8, 2, 32, 4, 16)  # tokens that a model which takes over has missed
 _READ_SECONDS = 1.0
-_DEPTHS = range(256, 1025, 256)  # attention looks at blocks of 256 cells
+_DEPTHS = (32, 64, 128, 256, 512, 768, 1024)
 
 
 def measured_while_busy(backend: Backend, stored: CostCurve) -> bool:

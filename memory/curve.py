@@ -9,8 +9,9 @@ kept apart:
 `depth` is the number of tokens in the cache, `changed` is 1 when the step before had another n:
 the engine then builds its graph again. Decisions only need the ratios t(n)/t(1). Steps are timed
 anyway while generating: single-token steps tell how fast the machine is at the moment (`scale`:
-heat, a busy neighbour), the others correct their own base[n] against it, within bounds. What was
-learned so is not stored; a curve that stops fitting is measured again.
+heat, a busy neighbour), the others correct their own base[n] against it, within bounds. The next
+load takes over most of a correction, so that a size that once looked too dear is tried again; a
+curve that stops fitting is measured again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _MEASURE_ORDER = (4, 8, 2, 16, 3, 12, 32, 6, 5, 24, 7, 20, 10, 28, 9, 11, 14, 13
 _AGREEMENT = 1.3  # samples further apart than this: the slower one was disturbed
 _SCALE_RATE = 0.05  # of a single-token step
 _BASE_RATE = 0.03  # of any other step
+_FIRST_STEPS = 4.0  # that a measurement counts as beside the first steps of its size
 _MAX_CORRECTION = 1.5  # how far steps may move base[n] from its measurement
+_KEPT = 0.9  # of a correction, by the next load
 _HICCUP = 3.0  # a step this many times slower than predicted tells nothing
 _LEVEL_RATE = 0.5
 _MOST_LEVEL = 1.3
@@ -48,26 +51,37 @@ class CostCurve:
     scale: float = field(default=1.0, init=False)
     misfit: float = field(default=0.0, init=False)
     _measured: list[float] = field(init=False)
+    _seen: list[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._measured = list(self.base)
+        self._seen = [0] * len(self.base)
 
     @property
     def max_nodes(self) -> int:
         """Largest n that was measured."""
         return next(n for n in range(len(self.base) - 1, 0, -1) if self.base[n] != float("inf"))
 
+    @property
+    def knows_depth(self) -> bool:
+        """Whether steps were found to take longer at depth: they do, if it can be measured."""
+        return self.depth_ms + self.depth_node_ms > 0.0
+
     def resized(self, max_nodes: int) -> CostCurve:
         """The same curve for steps of at most `max_nodes`; new sizes are unmeasured."""
-        base = self._measured[: max_nodes + 1]
-        base += [float("inf")] * (max_nodes + 1 - len(base))
-        return CostCurve(base, self.depth_ms, self.depth_node_ms, self.change_ms, self.level)
+        more = [float("inf")] * (max_nodes + 1 - len(self.base))
+        slopes = (self.depth_ms, self.depth_node_ms, self.change_ms)
+        curve = CostCurve(self._measured[: max_nodes + 1] + more, *slopes, self.level)
+        curve.base = self.base[: max_nodes + 1] + more
+        return curve
 
     def scaled(self, factor: float) -> CostCurve:
         """The same curve on a machine that takes so many times as long."""
-        base = [ms * factor for ms in self._measured]
         slopes = (self.depth_ms, self.depth_node_ms, self.change_ms)
-        return CostCurve(base, *(ms * factor for ms in slopes))
+        measured = [ms * factor for ms in self._measured]
+        curve = CostCurve(measured, *(ms * factor for ms in slopes))
+        curve.base = [ms * factor for ms in self.base]
+        return curve
 
     def at_the_level_of(self, other: CostCurve) -> CostCurve:
         """The same curve at the speed at which `other` was measured, by their plain steps."""
@@ -75,8 +89,8 @@ class CostCurve:
 
     def updated(self, newer: CostCurve) -> CostCurve:
         """This curve with the sizes that `newer` measured at the speed of its own moment."""
-        speed = newer._measured[1] / self._measured[1]
-        base = [*newer._measured, *(ms * speed for ms in self._measured[len(newer.base) :])]
+        speed = newer.base[1] / self.base[1]
+        base = [*newer.base, *(ms * speed for ms in self.base[len(newer.base) :])]
         return CostCurve(base, newer.depth_ms, newer.depth_node_ms, newer.change_ms)
 
     def step_ms(self, num_nodes: int, depth: int, previous: int = 0) -> float:
@@ -112,15 +126,25 @@ class CostCurve:
         if num_nodes == 1:
             self.scale += _SCALE_RATE * (ratio - self.scale)
             return
-        measured = self._measured[num_nodes]
-        corrected = self.base[num_nodes] * (1.0 + _BASE_RATE * (ratio / self.scale - 1.0))
-        self.base[num_nodes] = min(
-            max(corrected, measured / _MAX_CORRECTION), measured * _MAX_CORRECTION
-        )
+        self._seen[num_nodes] += 1
+        rate = max(_BASE_RATE, 1.0 / (_FIRST_STEPS + self._seen[num_nodes]))
+        off = min(ratio / self.scale, _MAX_CORRECTION) - 1.0
+        self._correct(num_nodes, self.base[num_nodes] * (1.0 + rate * off))
 
-    def learn_level(self, scale: float) -> None:
-        """Take over half of how much slower or faster an answer's steps were."""
-        self.level += _LEVEL_RATE * (min(max(scale, 1 / _MOST_LEVEL), _MOST_LEVEL) - self.level)
+    def _correct(self, num_nodes: int, ms: float) -> None:
+        measured = self._measured[num_nodes]
+        self.base[num_nodes] = min(max(ms, measured / _MAX_CORRECTION), measured * _MAX_CORRECTION)
+
+    def learn(self, used: CostCurve) -> None:
+        """Take over what answers taught this curve, or a part of it that has the same units.
+
+        That are the corrections, and half of how much slower or faster steps were altogether.
+        """
+        for num_nodes in range(2, min(len(used.base), len(self.base))):
+            if self.base[num_nodes] != float("inf"):
+                self._correct(num_nodes, used.base[num_nodes])
+        scale = min(max(used.scale, 1 / _MOST_LEVEL), _MOST_LEVEL)
+        self.level += _LEVEL_RATE * (scale - self.level)
 
     @property
     def stopped_fitting(self) -> bool:
@@ -130,7 +154,8 @@ class CostCurve:
     def as_json(self) -> dict[str, Any]:
         """A document for the cache; times in ms."""
         return {
-            "base_ms": [None if ms == float("inf") else ms for ms in self._measured],
+            "base_ms": _finite(self._measured),
+            "learned_ms": _finite(self.base),
             "depth_ms": self.depth_ms,
             "depth_node_ms": self.depth_node_ms,
             "change_ms": self.change_ms,
@@ -140,12 +165,9 @@ class CostCurve:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> CostCurve:
         """The curve of `as_json`; raises KeyError, TypeError or ValueError on a damaged one."""
-        try:
-            base = [float("inf") if ms is None else float(ms) for ms in document["base_ms"]]
-        except OverflowError as error:
-            raise ValueError("a step time beyond all bounds") from error
-        if len(base) < 2 or not all(ms > 0 for ms in base[1:]) or base[1] == float("inf"):
-            raise ValueError("no step time for a single token")
+        base, learned = (_times(document[name]) for name in ("base_ms", "learned_ms"))
+        if [ms == float("inf") for ms in learned] != [ms == float("inf") for ms in base]:
+            raise ValueError("corrections of another curve")
         extras = [float(document[name]) for name in ("depth_ms", "depth_node_ms", "change_ms")]
         if not all(0 <= ms < float("inf") for ms in extras):
             raise ValueError("a slope or a change that is no time")
@@ -153,7 +175,26 @@ class CostCurve:
         if not 1 / _MOST_LEVEL <= level <= _MOST_LEVEL:
             raise ValueError("a level beyond what is ever learned")
         depth_ms, depth_node_ms, change_ms = extras
-        return cls(base, depth_ms, depth_node_ms, change_ms, level)
+        curve = cls(base, depth_ms, depth_node_ms, change_ms, level)
+        for num_nodes in range(2, len(base)):
+            if base[num_nodes] != float("inf"):
+                correction = learned[num_nodes] / base[num_nodes]
+                curve._correct(num_nodes, base[num_nodes] * correction**_KEPT)
+        return curve
+
+
+def _finite(times: list[float]) -> list[float | None]:
+    return [None if ms == float("inf") else ms for ms in times]
+
+
+def _times(document: Any) -> list[float]:
+    try:
+        times = [float("inf") if ms is None else float(ms) for ms in document]
+    except OverflowError as error:
+        raise ValueError("a step time beyond all bounds") from error
+    if len(times) < 2 or not all(ms > 0 for ms in times[1:]) or times[1] == float("inf"):
+        raise ValueError("no step time for a single token")
+    return times
 
 
 def measure_curve(
@@ -180,11 +221,11 @@ def measure_curve(
     same = min(timed(1) for _ in range(4))
     if max_nodes == 1:
         return CostCurve([float("inf"), same])
-    changed = float("inf")
+    changed = []
     for _ in range(3):
         run(2)
-        changed = min(changed, timed(1))
-    change_ms = max(0.0, changed - same)
+        changed.append(timed(1))
+    change_ms = max(0.0, min(changed) - same)
     times: dict[int, list[float]] = {1: [same]}
     if known is not None:  # times of another moment: bring them to the speed of this one
         speed = same / known.base[1]
@@ -193,13 +234,16 @@ def measure_curve(
     order = [n for n in _MEASURE_ORDER if n <= max_nodes]
     order += [n for n in range(2, max_nodes + 1) if n not in order]
     order.sort(key=lambda n: n in times)  # stable: those never measured come first
-    run(2)  # so that the first single token below builds a graph, as all others do
+    before = changed[-1]
     for n in (*order, *order):
         if clock() > deadline:
             break
-        # The machine's speed drifts, so each size is compared with a single token beside it.
-        drift = min(max(timed(1) / (same + change_ms), 0.7), 1.5)
-        times.setdefault(n, []).append(max(timed(n) / drift - change_ms, same / 2))
+        ms, after = timed(n), timed(1)
+        # The machine's speed drifts, so each size is compared with the single tokens beside it: the
+        # faster one, because a single token that was disturbed would make a size look cheap.
+        drift = min(max(min(before, after) / (same + change_ms), 0.7), 1.5)
+        times.setdefault(n, []).append(max(ms / drift - change_ms, same / 2))
+        before = after
     base = [float("inf")] * (max_nodes + 1)
     for n, samples in times.items():
         agree = max(samples) <= _AGREEMENT * min(samples)

@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import os
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
@@ -122,12 +123,28 @@ def llama_accelerators() -> tuple[str, ...]:
 
     The package is located, not imported: planning loads no inference library.
     """
+    names = [file.name for file in _ggml_libraries()]
+    return tuple(kind for kind in sorted(_GPU_KINDS) if any(f"ggml-{kind}" in n for n in names))
+
+
+@functools.cache
+def llama_build() -> str:
+    """Version of llama-cpp-python and bytes of its kernels: those differ by compiler flags, too."""
+    try:
+        installed = version("llama-cpp-python")
+    except PackageNotFoundError:
+        installed = "missing"
+    sizes = (file.stat().st_size for file in _ggml_libraries() if file.is_file())
+    return f"{installed} ({sum(sizes)})"
+
+
+def _ggml_libraries() -> list[Path]:
+    """Files with the kernels of the llama.cpp that will be imported."""
+    if override := os.environ.get("LLAMA_CPP_LIB_PATH"):  # llama-cpp-python's own
+        return sorted(Path(override).glob("*ggml-*"))
     found = importlib.util.find_spec("llama_cpp")
-    kinds: set[str] = set()
-    for folder in (found.submodule_search_locations or []) if found else []:
-        for file in Path(folder).glob("lib/*ggml-*"):
-            kinds.update(kind for kind in _GPU_KINDS if f"ggml-{kind}" in file.name)
-    return tuple(sorted(kinds))
+    folders = (found.submodule_search_locations or []) if found else []
+    return sorted(file for folder in folders for file in Path(folder).glob("lib/*ggml-*"))
 
 
 @functools.cache

@@ -324,3 +324,23 @@ def test_the_peak_is_what_was_used_at_most_not_what_is_used_now() -> None:
     after = peak_resident_bytes()
     assert after >= before + (32 << 20)
     assert after <= psutil.virtual_memory().total
+
+
+# ------------------------------------------------------------------------------ llama.cpp
+
+
+def test_another_build_of_the_same_version_is_another_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiler flags change step times and rounding, and the size of the kernels."""
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
+    build, kinds = device.llama_build.__wrapped__, device.llama_accelerators.__wrapped__
+    (tmp_path / "libllama.so").write_bytes(b"x" * 9)
+    (tmp_path / "libggml-cpu.so").write_bytes(b"x" * 10)
+    before = build()
+    assert before.endswith(" (10)")
+    assert kinds() == ()
+    (tmp_path / "libggml-cpu.so").write_bytes(b"x" * 11)
+    (tmp_path / "libggml-cuda.so").write_bytes(b"x" * 100)
+    assert build().endswith(" (111)")
+    assert kinds() == ("cuda",)
