@@ -6,7 +6,9 @@ sixty-four has two.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import importlib.util
 import os
 import platform
@@ -25,6 +27,7 @@ _FEATURE_FLAGS = {
     "dotprod": "asimddp",
     "i8mm": "i8mm",
 }
+_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a library: one for GPUs has hundreds of megabytes
 _CPUS = Path("/sys/devices/system/cpu")
 
 
@@ -129,13 +132,20 @@ def llama_accelerators() -> tuple[str, ...]:
 
 @functools.cache
 def llama_build() -> str:
-    """Version of llama-cpp-python and bytes of its kernels: those differ by compiler flags, too."""
+    """Version of llama-cpp-python, and a sample of its kernels: compiler flags change them, too."""
     try:
         installed = version("llama-cpp-python")
     except PackageNotFoundError:
         installed = "missing"
-    sizes = (file.stat().st_size for file in _ggml_libraries() if file.is_file())
-    return f"{installed} ({sum(sizes)})"
+    digest = hashlib.blake2b(digest_size=4)
+    for library in _ggml_libraries():
+        with contextlib.suppress(OSError), library.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            digest.update(size.to_bytes(8, "little"))
+            for place in range(0, size, max(1, size // _SAMPLES)):
+                file.seek(place)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return f"{installed} {digest.hexdigest()}"
 
 
 def _ggml_libraries() -> list[Path]:
