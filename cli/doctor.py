@@ -26,7 +26,7 @@ _GPU_BUILDS = (
     ("nvidia", "/proc/driver/nvidia/version", "-DGGML_CUDA=ON"),
     ("amd", "/dev/kfd", "-DGGML_HIP=ON"),
 )
-_NO_AMX = " ".join(  # and no AVX512-FP16, which these processors have, too: see the Makefile
+_LEFT_OUT = " ".join(  # these processors have AVX512-FP16, too: see the Makefile
     f"-DCMAKE_{language}_FLAGS='-mno-amx-int8 -U__AVX512FP16__'" for language in ("C", "CXX")
 )
 
@@ -121,7 +121,7 @@ def _unused_amx() -> dict[str, str] | None:
         return None
     from edgespec.backends.llama_library import has_amx_kernels
 
-    return {"install": _build(_NO_AMX)} if has_amx_kernels() else None
+    return {"install": _build(_LEFT_OUT)} if has_amx_kernels() else None
 
 
 def _text(found: dict[str, Any]) -> str:

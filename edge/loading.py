@@ -223,7 +223,9 @@ def _reads(
         found = measure_reads(backend, curve)
         cache.store(READS, settings_key(spec, settings_of(plan)), found.as_json())
         report("measuring step times", 1.0)
-    return found.at_the_level_of(curve)
+    reads = found.at_the_level_of(curve)
+    reads.depth_ms, reads.depth_node_ms = curve.depth_ms, curve.depth_node_ms
+    return reads
 
 
 def _load_one(
@@ -346,17 +348,19 @@ def _require_memory(plan: Plan) -> None:
 
 
 def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> CostCurve:
-    """The stored curve, or a measurement of about two seconds.
+    """The stored curve, or a measurement of two to three seconds.
 
-    A slow model leaves some sizes unmeasured; each later load goes on with those, and with how much
-    longer steps take at depth where that could not be told from noise.
+    A slow model leaves some sizes unmeasured. Each later load goes on with those and, as long as
+    there are some, with how much longer steps take at depth where that was not found.
     """
     settings = settings_of(plan)
     stored = stored_curve(spec, settings)
     if stored is not None and measured_while_busy(backend, stored):
         stored = None
     known = None if stored is None else stored.resized(backend.max_nodes)
-    if known is not None and known.knows_depth and float("inf") not in known.base[1:]:
+    if known is not None:
+        known.scale = known.level
+    if known is not None and float("inf") not in known.base[1:]:
         return known
     report("measuring step times", 0.0)
     curve = measure_curve(

@@ -95,10 +95,10 @@ class SwitchPolicy:
 class SwitchPrices:
     """What ways between the models cost, in ms, from their measured step times.
 
-    The curves are as they were measured: what is learned while generating would make the same
-    prompt give another text. `large_reads` and `small_reads` have the times of reading n tokens for
-    one row of logits, with a single token before; a step has a row for each token, so without them
-    the step times are an upper bound.
+    The curves are of when the models were loaded: what is learned while generating would make the
+    same prompt give another text. `large_reads` and `small_reads` have the times of reading n
+    tokens for one row of logits, with a single token before; a step has a row for each token, so
+    without them the step times are an upper bound.
     """
 
     large: CostCurve

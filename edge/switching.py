@@ -47,7 +47,7 @@ class SwitchingEngine(Engine):
         self.policy = policy
         self.prices: SwitchPrices | None = None
         if self.curve is not None and small.curve is not None:
-            # As they were measured: what is learned while generating would change the text.
+            # Of this moment: what is learned while generating would change the text.
             large_curve = self.curve.resized(self.curve.max_nodes)
             self.prices = SwitchPrices(large_curve, small.curve.resized(small.curve.max_nodes))
 

@@ -14,7 +14,7 @@ _PROBES = 3  # single steps that tell whether a stored curve still holds
 _BUSY = 1.4  # neighbours alone make a machine that much slower
 _READS = (8, 2, 32, 4, 16)  # tokens that a model which takes over has missed
 _READ_SECONDS = 1.0
-_DEPTHS = (32, 64, 128, 256, 512, 768, 1024)
+_DEPTHS = (128, 256, 512, 768, 1024)  # less than that drowns in noise
 
 
 def measured_while_busy(backend: Backend, stored: CostCurve) -> bool:
@@ -111,5 +111,8 @@ def measure_depths(backend: Backend, curve: CostCurve) -> None:
             backend.prefill(tokens[start : start + backend.batch_size])
         return len(tokens)
 
-    measure_depth(curve, lambda nodes: one_step(backend, nodes), fill)
-    backend.truncate(0)
+    def empty() -> None:
+        backend.truncate(0)
+
+    measure_depth(curve, lambda nodes: one_step(backend, nodes), fill, empty)
+    empty()

@@ -64,7 +64,7 @@ class CostCurve:
 
     @property
     def knows_depth(self) -> bool:
-        """Whether steps were found to take longer at depth: they do, if it can be measured."""
+        """Whether steps were found to take longer at depth; no: too shallow a cache, or noise."""
         return self.depth_ms + self.depth_node_ms > 0.0
 
     def resized(self, max_nodes: int) -> CostCurve:
@@ -89,9 +89,12 @@ class CostCurve:
 
     def updated(self, newer: CostCurve) -> CostCurve:
         """This curve with the sizes that `newer` measured at the speed of its own moment."""
-        speed = newer.base[1] / self.base[1]
-        base = [*newer.base, *(ms * speed for ms in self.base[len(newer.base) :])]
-        return CostCurve(base, newer.depth_ms, newer.depth_node_ms, newer.change_ms)
+        older = self.at_the_level_of(newer)
+        larger = slice(len(newer.base), None)
+        slopes = (newer.depth_ms, newer.depth_node_ms, newer.change_ms)
+        curve = CostCurve([*newer._measured, *older._measured[larger]], *slopes)
+        curve.base = [*newer.base, *older.base[larger]]
+        return curve
 
     def step_ms(self, num_nodes: int, depth: int, previous: int = 0) -> float:
         """Predicted milliseconds of a step; `previous` is the step before (0: do not care)."""
@@ -123,26 +126,30 @@ class CostCurve:
         self.misfit += _MISFIT_RATE * (min(1.0, abs(ratio / self.scale - 1.0)) - self.misfit)
         if ratio > _HICCUP * self.scale:
             return
-        if num_nodes == 1:
-            self.scale += _SCALE_RATE * (ratio - self.scale)
-            return
         self._seen[num_nodes] += 1
-        rate = max(_BASE_RATE, 1.0 / (_FIRST_STEPS + self._seen[num_nodes]))
+        first = 1.0 / (_FIRST_STEPS + self._seen[num_nodes])
+        if num_nodes == 1:
+            self.scale += max(_SCALE_RATE, first) * (ratio - self.scale)
+            return
         off = min(ratio / self.scale, _MAX_CORRECTION) - 1.0
-        self._correct(num_nodes, self.base[num_nodes] * (1.0 + rate * off))
+        ms = self.base[num_nodes] * (1.0 + max(_BASE_RATE, first) * off)
+        self._correct(num_nodes, ms)
 
     def _correct(self, num_nodes: int, ms: float) -> None:
         measured = self._measured[num_nodes]
         self.base[num_nodes] = min(max(ms, measured / _MAX_CORRECTION), measured * _MAX_CORRECTION)
 
     def learn(self, used: CostCurve) -> None:
-        """Take over what answers taught this curve, or a part of it that has the same units.
+        """Take over what answers taught this curve, or an earlier or a smaller one of this machine.
 
-        That are the corrections, and half of how much slower or faster steps were altogether.
+        These are the corrections, and half of how much slower or faster steps were altogether.
         """
-        for num_nodes in range(2, min(len(used.base), len(self.base))):
-            if self.base[num_nodes] != float("inf"):
-                self._correct(num_nodes, used.base[num_nodes])
+        sizes = min(len(used.base), len(self.base))
+        for n, ours, measured, learned in zip(
+            range(sizes), self._measured, used._measured, used.base, strict=False
+        ):
+            if n > 1 and float("inf") not in (ours, measured):
+                self._correct(n, ours * learned / measured)
         scale = min(max(used.scale, 1 / _MOST_LEVEL), _MOST_LEVEL)
         self.level += _LEVEL_RATE * (scale - self.level)
 
@@ -217,19 +224,28 @@ def measure_curve(
         run(n)
         return (clock() - start) * 1e3
 
+    def single_after_two() -> float:
+        run(2)
+        return timed(1)
+
+    def samples(most: int, sample: Callable[[], float]) -> list[float]:
+        # Two, of which one may be disturbed; a slow model needs its time for other sizes.
+        enough = clock() + seconds / 8
+        found = [sample(), sample()]
+        while len(found) < most and clock() < enough:
+            found.append(sample())
+        return found
+
     run(1)
-    same = min(timed(1) for _ in range(4))
+    same = min(samples(4, lambda: timed(1)))
     if max_nodes == 1:
         return CostCurve([float("inf"), same])
-    changed = []
-    for _ in range(3):
-        run(2)
-        changed.append(timed(1))
+    changed = samples(3, single_after_two)
     change_ms = max(0.0, min(changed) - same)
-    times: dict[int, list[float]] = {1: [same]}
+    times, speed = {1: [same]}, 1.0
     if known is not None:  # times of another moment: bring them to the speed of this one
         speed = same / known.base[1]
-        pairs = enumerate(known.base[: max_nodes + 1])
+        pairs = enumerate(known._measured[: max_nodes + 1])
         times = {n: [ms * speed] for n, ms in pairs if n > 0 and ms != float("inf")}
     order = [n for n in _MEASURE_ORDER if n <= max_nodes]
     order += [n for n in range(2, max_nodes + 1) if n not in order]
@@ -251,6 +267,9 @@ def measure_curve(
     curve = CostCurve(base, change_ms=change_ms)
     if known is not None:
         curve.depth_ms, curve.depth_node_ms = known.depth_ms, known.depth_node_ms
+        for n, ms in enumerate(known.base[: max_nodes + 1]):
+            if n > 1 and ms != float("inf"):
+                curve._correct(n, ms * speed)
     return curve
 
 
@@ -258,19 +277,23 @@ def measure_depth(
     curve: CostCurve,
     run: Callable[[int], None],
     fill: Callable[[], int],
+    empty: Callable[[], None],
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
     """Set the slopes over depth: each t(n) grows by a part per step and a part per node.
 
-    `fill()` puts tokens into the empty cache and returns how many; `run` as in `measure_curve`.
-    Both ends are timed here, moments apart, because the machine's speed drifts.
+    `fill()` puts tokens into the empty cache and returns how many, `empty()` takes them out again;
+    `run` as in `measure_curve`. The machine's speed drifts, so the slower one of the empty caches
+    before and after counts: what else got slower in between must not look like depth.
     """
     few, many = 1, min(8, curve.max_nodes)
-    shallow = {n: _best_ms(run, n, clock) for n in (few, many)}
+    before = {n: _best_ms(run, n, clock) for n in (few, many)}
     depth = fill()
     deep = {n: _best_ms(run, n, clock) for n in (few, many)}
-    growth = {n: max(0.0, deep[n] - shallow[n]) / depth for n in (few, many)}
+    empty()
+    after = {n: _best_ms(run, n, clock) for n in (few, many)}
+    growth = {n: max(0.0, deep[n] - max(before[n], after[n])) / depth for n in (few, many)}
     if many > few:
         curve.depth_node_ms = max(0.0, (growth[many] - growth[few]) / (many - few))
     curve.depth_ms = max(0.0, growth[few] - few * curve.depth_node_ms)
@@ -279,7 +302,7 @@ def measure_depth(
 def _best_ms(run: Callable[[int], None], n: int, clock: Callable[[], float]) -> float:
     run(n)
     best = float("inf")
-    for _ in range(4):
+    for _ in range(3):
         start = clock()
         run(n)
         best = min(best, (clock() - start) * 1e3)
