@@ -79,7 +79,7 @@ def test_a_machine_that_slows_down_while_measuring_keeps_its_ratios() -> None:
 
 
 def test_a_hiccup_while_measuring_does_not_spoil_a_size() -> None:
-    """One of the steps, of one token or of more, takes half a second more: no size looks dear or cheap."""
+    """One step, of one token or of more, takes half a second more: no size looks dear or cheap."""
     for hiccup, times in itertools.product(range(60), (TIMES, SLOW_TIMES)):
         machine = Machine(times)
         steps = itertools.count()
