@@ -228,7 +228,7 @@ def measure_curve(
         run(2)
         return timed(1)
 
-    def samples(most: int, sample: Callable[[], float]) -> list[float]:
+    def a_few(most: int, sample: Callable[[], float]) -> list[float]:
         # Two, of which one may be disturbed; a slow model needs its time for other sizes.
         enough = clock() + seconds / 8
         found = [sample(), sample()]
@@ -237,10 +237,10 @@ def measure_curve(
         return found
 
     run(1)
-    same = min(samples(4, lambda: timed(1)))
+    same = min(a_few(4, lambda: timed(1)))
     if max_nodes == 1:
         return CostCurve([float("inf"), same])
-    changed = samples(3, single_after_two)
+    changed = a_few(3, single_after_two)
     change_ms = max(0.0, min(changed) - same)
     times, speed = {1: [same]}, 1.0
     if known is not None:  # times of another moment: bring them to the speed of this one
