@@ -201,30 +201,19 @@ def test_depth_is_measured_against_the_same_moment() -> None:
     assert [curve.depth_ms, curve.depth_node_ms] == pytest.approx([0.0, 0.0])
 
 
-def test_a_machine_that_slows_down_meanwhile_is_not_depth() -> None:
+@pytest.mark.parametrize("slow", [1.3, 0.5])
+def test_a_machine_whose_speed_changes_meanwhile_is_not_depth(slow: float) -> None:
+    """While the cache is filled all steps get slower; or faster, and then no slope is negative."""
     machine = Machine()
 
     def fill() -> int:
-        machine.slow = 1.3
+        machine.slow = slow
         return 500
 
     curve = CostCurve([INF, *TIMES])
     measure_depth(curve, machine.run, fill, machine.empty, clock=machine.clock)
     assert [curve.depth_ms, curve.depth_node_ms] == pytest.approx([0.0, 0.0])
-    assert not curve.knows_depth
-
-
-def test_slopes_are_never_negative() -> None:
-    """The machine recovers while the cache is filled, so deeper steps seem to be faster."""
-    machine = Machine()
-
-    def fill() -> int:
-        machine.slow = 0.5
-        return 500
-
-    curve = CostCurve([INF, *TIMES])
-    measure_depth(curve, machine.run, fill, machine.empty, clock=machine.clock)
-    assert (curve.depth_ms, curve.depth_node_ms) == (0.0, 0.0)
+    assert min(curve.depth_ms, curve.depth_node_ms) >= 0.0
 
 
 # ------------------------------------------------------------------------------ reading
