@@ -14,7 +14,7 @@ STAMP := $(VENV)/installed-$(shell { echo $(FILES); cat pyproject.toml; } | cksu
 # - AMX: compilers up to GCC 12 or so leave out half of what they are configured with, and the first
 #   step ends in a segmentation fault (llama.cpp issue 20824).
 # - AVX512-FP16: its loops take 128 values at a time. Attention heads have 64 in many small models,
-#   which are then computed one by one: a step at 800 tokens of context takes twice as long.
+#   which are then computed one by one: a step at 800 tokens of context took 1.6 times as long.
 LEFT_OUT := $(shell echo | $(CXX) -march=native -dM -E - 2>/dev/null | \
 	sed -n 's/.* __AMX_INT8__ .*/-mno-amx-int8/p; s/.* __AVX512FP16__ .*/-U__AVX512FP16__/p' | sort)
 ifneq ($(LEFT_OUT),)

@@ -3,15 +3,16 @@
     python benchmarks/peers.py MODEL --prompts FILE --out answers.jsonl [--server llama-server]
     python benchmarks/peers.py --report answers.jsonl
 
-Every prompt is answered by all contenders in turn (the order rotates), greedily, from the same
+Every prompt is answered by all contenders in turn (the order changes), greedily, from the same
 token ids, with the same number of threads and most new tokens. One line for each prompt is
 appended to --out; the same command goes on where it was stopped, and --minutes ends it in time.
 
 decode: tokens after the first one over the time after it; end to end: all tokens over all time.
 llama-server's decode time is the one it reports itself, so its HTTP does not count there. Idle
 contenders must not compute: what they take from the processor in a second is printed first. An
-answer during which other programs kept the machine busy is given again; a prompt where that did
-not help does not count, and is asked again by the next run.
+answer during which other programs kept the machine busy is given again (edgespec and
+llama-cpp-python then know no text, a server's n-gram tables know the first try); a prompt where
+that did not help does not count, and is asked again by the next run.
 
 Peers that are not installed are left out, with the reason. llama-server is built from the source
 that llama-cpp-python carries, with its compiler options:
@@ -44,7 +45,8 @@ from peers_report import Line, document_of, read_lines, text_of
 from peers_transformers import Transformers
 
 from edgespec.bench.neighbours import BUSY, Neighbours
-from edgespec.bench.turns import Answer, Contender, take_turns
+from edgespec.bench.summary import decoding
+from edgespec.bench.turns import Answer, Contender, order_of
 from edgespec.bench.worker import Worker, WorkerContender
 from edgespec.engine import Prompt
 from edgespec.errors import BackendError, UnsupportedError
@@ -180,7 +182,8 @@ def _server(name: str, arguments: argparse.Namespace, options: Sequence[str]) ->
 class Quiet:
     """A contender that answers again where other programs kept the machine busy meanwhile.
 
-    Texts it has seen stay known from prompt to prompt, but not from one try to the next.
+    Texts it has seen stay known from prompt to prompt; from one try to the next only where the
+    program behind it cannot forget them.
     """
 
     def __init__(self, contender: Contender) -> None:
@@ -188,9 +191,6 @@ class Quiet:
         self.busy = 0.0  # cores that others took during the answer that counts
         self._contender = contender
         self._neighbours = Neighbours()
-
-    def renew(self) -> None:
-        """Nothing: see above."""
 
     def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
         """The answer of the first quiet try, or of the last one."""
@@ -210,17 +210,25 @@ class Quiet:
 def _measure(arguments: argparse.Namespace) -> None:
     deadline = time.monotonic() + 60 * arguments.minutes
     prompts = _in_rounds(read_prompts(arguments.prompts), arguments.per_category)
-    asked = {"model": arguments.model.name, "machine": f"{cpu_name()}, {arguments.threads} threads"}
-    asked["max_tokens"] = arguments.max_tokens
+    asked = {
+        "model": arguments.model.name,
+        "machine": f"{cpu_name()}, {arguments.threads} threads",
+        "prompts": arguments.prompts.name,
+        "max_tokens": arguments.max_tokens,
+    }
     lines = read_lines(arguments.out)
+    other = f"{arguments.out} holds lines of other settings: name another --out"
     if any(line[key] != value for line in lines for key, value in asked.items()):
-        sys.exit(f"{arguments.out} holds lines of other settings: name another --out")
+        sys.exit(other)
     known = {line["prompt"] for line in lines}
     left = [(number, one) for number, one in prompts if number not in known]
     if not left:
         return
     _wait_until_quiet()
     with _contenders(arguments) as (contenders, worker):
+        names = {contender.name for contender in contenders}
+        if any(set(line["answers"]) != names for line in lines):
+            sys.exit(other)
         if None in worker.call("facts")["step_ms"][:4]:
             raise BackendError("steps were timed on a busy machine: run this again")
         _warm_up(contenders, worker, arguments)
@@ -228,7 +236,10 @@ def _measure(arguments: argparse.Namespace) -> None:
             if time.monotonic() > deadline:
                 print(f"out of time: {len(known)} of {len(prompts)} prompts", file=sys.stderr)
                 return
-            line = _one_prompt(contenders, worker, number, prompt, arguments)
+            line = {
+                **asked,
+                **_one_prompt(contenders, worker, number, prompt, arguments.max_tokens),
+            }
             with arguments.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             known |= {number} if line["busy_neighbours"] <= BUSY else set()
@@ -282,30 +293,26 @@ def _one_prompt(
     worker: Worker,
     number: int,
     prompt: TaskPrompt,
-    arguments: argparse.Namespace,
+    max_tokens: int,
 ) -> Line:
     ids: list[int] = worker.call("encode", prompt.text)
-    # The order rotates with the prompt's number, as it would in one go over all prompts.
-    shift = number % len(contenders)
-    order = [*contenders[shift:], *contenders[:shift]]
     answers = {}
-    for _, _, place, answer in take_turns(order, [ids], max_tokens=arguments.max_tokens):
+    for place in order_of(number, len(contenders)):
+        answer = contenders[place].answer(ids, max_tokens)
         counters = answer.counters
-        answers[order[place].name] = {
+        answers[contenders[place].name] = {
             "token_ids": answer.token_ids,
             "generated_tokens": counters.generated_tokens,
+            "decoded_tokens": decoding(counters).tokens,
             "decode_s": counters.decode_s,
             "time_to_first_token_s": counters.time_to_first_token_s,
             "drafted_tokens": counters.drafted_tokens,
             "accepted_tokens": counters.accepted_tokens,
         }
     return {
-        "model": arguments.model.name,
-        "machine": f"{cpu_name()}, {arguments.threads} threads",
         "prompt": number,
         "task": prompt.task,
         "prompt_tokens": len(ids),
-        "max_tokens": arguments.max_tokens,
         "busy_neighbours": max(contender.busy for contender in contenders),
         "answers": {one.name: answers[one.name] for one in contenders},
     }

@@ -9,27 +9,34 @@ from typing import Any
 
 from edgespec.bench.neighbours import BUSY
 from edgespec.bench.ratios import Timed, interval_text, rate, ratio_of
-from edgespec.bench.summary import decoding, end_to_end
-from edgespec.stats import Counters
 
 Line = dict[str, Any]  # one prompt and its answers by all contenders
+Answered = dict[str, Any]  # one answer
 _PLAIN = ("server", "python", "transformers")  # peers, and the names of their plain settings
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Lines of an earlier run; those with a busy neighbour are measured again."""
+    """Lines of an earlier run; those with a busy neighbour are measured again.
+
+    A last line that was cut off while it was written is taken out of the file.
+    """
     if not path.exists():
         return []
-    lines = (json.loads(line) for line in path.read_text().splitlines())
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole)
+    lines = (json.loads(line) for line in whole.splitlines())
     return [line for line in lines if line["busy_neighbours"] <= BUSY]
 
 
 def document_of(lines: Sequence[Line], baseline: str | None) -> dict[str, Any]:
-    """All ratios: over the baseline, and of edgespec over the best setting of each peer.
+    """All ratios: over the baseline, and of edgespec over itself without drafts and over the best
+    setting of each peer.
 
     Which setting is the best is asked in each category anew, which is in the peer's favour.
     """
-    names = [name for name in lines[0]["answers"] if all(name in one["answers"] for one in lines)]
+    names = list(lines[0]["answers"])
     plain = [name for name in _PLAIN if name in names]
     best = baseline or _fastest(lines, plain or names[:1])
     tasks: dict[str, list[Line]] = {}
@@ -42,8 +49,13 @@ def document_of(lines: Sequence[Line], baseline: str | None) -> dict[str, Any]:
         "baseline": best,
         "contenders": [_row(lines, name, best) for name in names],
         "categories": {
-            task: {name: _ratio(some, name, best, decoding) for name in names}
+            task: {name: _ratio(some, name, best, _decoding) for name in names}
             for task, some in tasks.items()
+        },
+        "over_own_plain": {
+            task: _ratio(some, "edgespec", "edgespec plain", _decoding)
+            for task, some in tasks.items()
+            if {"edgespec", "edgespec plain"} <= set(names)
         },
         "best_of_peers": {
             peer: {task: _over_best(some, settings) for task, some in tasks.items()}
@@ -55,12 +67,12 @@ def document_of(lines: Sequence[Line], baseline: str | None) -> dict[str, Any]:
 
 
 def _fastest(lines: Sequence[Line], names: Sequence[str]) -> str:
-    return max(names, key=lambda name: rate(_timed(lines, name, decoding)))
+    return max(names, key=lambda name: rate(_timed(lines, name, _decoding)))
 
 
 def _over_best(lines: Sequence[Line], settings: Sequence[str]) -> dict[str, Any]:
     best = _fastest(lines, settings)
-    return {"name": best, **_ratio(lines, "edgespec", best, decoding)}
+    return {"name": best, **_ratio(lines, "edgespec", best, _decoding)}
 
 
 def _row(lines: Sequence[Line], name: str, best: str) -> dict[str, Any]:
@@ -69,8 +81,8 @@ def _row(lines: Sequence[Line], name: str, best: str) -> dict[str, Any]:
     pairs = zip(theirs, found, strict=True)
     return {
         "name": name,
-        "decode": _ratio(lines, name, best, decoding),
-        "end_to_end": _ratio(lines, name, best, end_to_end),
+        "decode": _ratio(lines, name, best, _decoding),
+        "end_to_end": _ratio(lines, name, best, _end_to_end),
         "drafted_tokens": sum(one["drafted_tokens"] for one in found),
         "accepted_tokens": sum(one["accepted_tokens"] for one in found),
         "identical": sum(ids == one["token_ids"] for ids, one in pairs),
@@ -78,10 +90,10 @@ def _row(lines: Sequence[Line], name: str, best: str) -> dict[str, Any]:
 
 
 def _ratio(
-    lines: Sequence[Line], name: str, best: str, part: Callable[[Counters], Timed]
+    lines: Sequence[Line], name: str, best: str, part: Callable[[Answered], Timed]
 ) -> dict[str, Any]:
     ours = _timed(lines, name, part)
-    ratio = ratio_of(ours, _timed(lines, best, part))
+    ratio = ratio_of(ours, _timed(lines, best, part), [line["task"] for line in lines])
     return {
         "tokens_per_s": rate(ours),
         "ratio": ratio.value,
@@ -113,6 +125,9 @@ def text_of(found: dict[str, Any]) -> str:
     for task, ratios in found["categories"].items():
         parts.append(f"{task} ({next(iter(ratios.values()))['prompts']})")
         parts += [f"  {name:<26} {_shown(one)}" for name, one in ratios.items()]
+    if found["over_own_plain"]:
+        parts += ["", "edgespec over its own plain decoding, by category"]
+        parts += [f"  {task:<18} {_shown(one)}" for task, one in found["over_own_plain"].items()]
     for peer, ratios in found["best_of_peers"].items():
         parts += ["", f"edgespec over the best setting of {peer}, by category"]
         parts += [f"  {task:<18} {_shown(one)} {one['name']}" for task, one in ratios.items()]
@@ -123,17 +138,13 @@ def _shown(one: dict[str, Any]) -> str:
     return f"{one['ratio']:.3f} {interval_text(one['low'], one['high'])}"
 
 
-def _timed(lines: Sequence[Line], name: str, part: Callable[[Counters], Timed]) -> list[Timed]:
-    found = []
-    for line in lines:
-        one = line["answers"][name]
-        first_s, decode_s = one["time_to_first_token_s"], one["decode_s"]
-        generated = one["generated_tokens"]
-        counters = Counters(
-            generated_tokens=generated,
-            rounds=max(0, generated - 1),
-            time_to_first_token_s=first_s,
-            decode_s=decode_s,
-        )
-        found.append(part(counters))
-    return found
+def _timed(lines: Sequence[Line], name: str, part: Callable[[Answered], Timed]) -> list[Timed]:
+    return [part(line["answers"][name]) for line in lines]
+
+
+def _decoding(one: Answered) -> Timed:
+    return Timed(one["decoded_tokens"], one["decode_s"])
+
+
+def _end_to_end(one: Answered) -> Timed:
+    return Timed(one["generated_tokens"], one["time_to_first_token_s"] + one["decode_s"])

@@ -64,12 +64,14 @@ class Transformers:
                 **self._options,
             )
         tokens = tuple(found[0].tolist()[len(ids) :])
-        # The first call has the prompt.
+        # The first call has the prompt. Where drafts were right at once the second one has several
+        # tokens, which took no decoding: only those after them count.
         first, last = times.seen[1], times.seen[-1]
         counters = Counters(
             prompt_tokens=len(ids),
             generated_tokens=len(tokens),
             rounds=len(times.seen) - 2,
+            accepted_tokens=len(tokens) - times.sizes[1] - (len(times.seen) - 2),
             time_to_first_token_s=first - start,
             decode_s=last - first,
         )
@@ -77,14 +79,16 @@ class Transformers:
 
 
 class _Times:
-    """A streamer that only looks at the clock."""
+    """A streamer that only looks at the clock, and counts."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []
+        self.sizes: list[int] = []
 
     def put(self, value: Any) -> None:
         """Called with the prompt, then with the tokens of each step."""
         self.seen.append(time.perf_counter())
+        self.sizes.append(int(value.numel()))
 
     def end(self) -> None:
         """Nothing is left to be printed."""

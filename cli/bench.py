@@ -47,9 +47,9 @@ def bench(
 ) -> None:
     """Measure speed by task. Example: edgespec bench model.gguf --drafter plain --drafter suffix
 
-    Options below may be given several times; all combinations answer the same prompts in turns.
-    The first one is what the others are compared with. Drafters are plain and auto if none is
-    named.
+    Options from --budget on that take a value may be given several times; all combinations answer
+    the same prompts in turns. The first one is what the others are compared with. Drafters are
+    plain and auto if none is named.
     """
     from edgespec.bench.measure import bench as measure
     from edgespec.bench.neighbours import BUSY
@@ -191,6 +191,8 @@ def _cells(cells: tuple[str, ...], is_wide: bool) -> tuple[str, ...]:
 
 def _remarks(variant: dict[str, Any]) -> str:
     """What a table has no room for: where drafts came from, what was spent, what differs."""
+    from edgespec.bench.ratios import ratio_text
+
     overall = variant["overall"]
     if not overall["drafted_tokens"]:
         return ""
@@ -202,7 +204,7 @@ def _remarks(variant: dict[str, Any]) -> str:
         f"{variant['name']}: drafts accepted {', '.join(sources)}; acceptance length "
         f"{overall['acceptance_length']:.2f} (plain is 1.00), {overall['host_share']:.0%} of the "
         f"time outside the models; end to end {overall['end_to_end_tokens_per_s']:.1f} tokens/s, "
-        f"{overall['end_to_end_ratio']:.2f}x"
+        + ratio_text(overall["end_to_end_ratio"])
     )
     if parted := overall["prompts"] - overall["identical"]:
         text += (

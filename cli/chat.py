@@ -21,7 +21,7 @@ def chat(
         str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
     ] = None,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1)] = 1024,
+    max_tokens: options.MaxTokensOption = 1024,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
     load: Annotated[
         Path | None, typer.Option("--load", help="Go on with a conversation that /save wrote.")

@@ -33,6 +33,10 @@ _UNITS = {
 ModelArgument = Annotated[
     str | None, typer.Argument(help="GGUF file, or folder of `models export`. Default: embedded.")
 ]
+MAX_TOKENS = 512
+MaxTokensOption = Annotated[
+    int, typer.Option("--max-tokens", "-n", min=1, help="Most tokens of an answer.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
@@ -64,18 +68,27 @@ class PlanOptions:
     ] = None
     switch: Annotated[
         Path | None,
-        typer.Option("--switch", help="GGUF that writes where it is sure: lossy, faster."),
+        typer.Option("--switch", help="Smaller GGUF that writes where it is sure: lossy, faster."),
     ] = None
     draft_max: Annotated[
         int | None,
-        typer.Option("--draft-max", min=0, max=255, help="Most tokens drafted at once."),
+        typer.Option(
+            "--draft-max", min=0, max=255, help="Most tokens drafted at once. Default: by memory."
+        ),
     ] = None
     kv_type: Annotated[
-        str, typer.Option("--kv-type", help="KV cache type: f16, q8_0, q4_0 or auto (f16).")
+        str,
+        typer.Option(
+            "--kv-type",
+            help="KV cache type: f16, bf16, f32, q8_0, q4_0, or auto (f16 unless --exact, "
+            "--prefer context or ONNX Runtime need another).",
+        ),
     ] = "auto"
     gpu_layers: Annotated[
         str,
-        typer.Option("--gpu-layers", "-ngl", help="Layers on the GPU: a number or auto (all)."),
+        typer.Option(
+            "--gpu-layers", "-ngl", help="Layers on the GPU: a number, or auto (all that fit)."
+        ),
     ] = "auto"
     threads: Annotated[
         int | None,
@@ -125,6 +138,7 @@ class PlanOptions:
 
 DEFAULTS = PlanOptions()
 
+_HELP_IN_LISTS = {"drafter": "auto, plain, or a list of suffix, recycling, model."}
 _NOT_IN_LISTS = ("remember",)  # what was answered before would be drafted again
 
 
@@ -162,6 +176,7 @@ class PlanOptionLists:
             if kind is not bool:
                 shown = copy(option)
                 shown.metavar = f"<{kind.__name__.lower()}>..."
+                shown.help = _HELP_IN_LISTS.get(parameter.name, shown.help)
                 several: Any = Annotated[list[kind] | None, shown]  # type: ignore[valid-type]
                 parameter = parameter.replace(annotation=several, default=None)
             if parameter.name not in _NOT_IN_LISTS:
@@ -181,8 +196,12 @@ class SamplingOptions:
     top_p: Annotated[float, typer.Option("--top-p", help="Keep this probability mass.")] = 1.0
     min_p: Annotated[float, typer.Option("--min-p", help="Drop below this x the best.")] = 0.0
     repeat_penalty: Annotated[float, typer.Option("--repeat-penalty", help="1 is off.")] = 1.0
-    presence_penalty: Annotated[float, typer.Option("--presence-penalty")] = 0.0
-    frequency_penalty: Annotated[float, typer.Option("--frequency-penalty")] = 0.0
+    presence_penalty: Annotated[
+        float, typer.Option("--presence-penalty", help="Off the logits of tokens seen; 0 is off.")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, typer.Option("--frequency-penalty", help="The same, for every time seen; 0 is off.")
+    ] = 0.0
     logit_bias: Annotated[
         list[str] | None, typer.Option("--logit-bias", help="TOKEN=BIAS, e.g. 42=-5.")
     ] = None
@@ -232,6 +251,11 @@ def read_text(path: Path | None) -> str | None:
         raise UnsupportedError(
             f"cannot read {path}: {problem.strerror}", hint="name a text file"
         ) from problem
+
+
+def most_prompt_tokens(text: str) -> int:
+    """A ceiling of what a prompt takes: two bytes a token (usually four), and a chat format."""
+    return len(text.encode()) // 2 + 64
 
 
 def takes_shared_options(command: Callable[..., None]) -> Callable[..., None]:

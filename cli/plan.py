@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,15 +20,25 @@ def plan(
     model: Annotated[
         str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
     ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="The prompt to plan for.")
+    ] = None,
+    max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
     plan_options: options.PlanOptions = options.DEFAULTS,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Show what a run would allocate and choose, without loading weights."""
+    """Show what a run would allocate and choose, without loading weights.
+
+    It leaves room for a short prompt, or that of --file, and the longest answer of --max-tokens.
+    """
     from edgespec.models.onnx_folder import read_model
     from edgespec.planning import make_run_plan
 
     spec = read_model(options.model_path(model))
-    request = plan_options.request()
+    request = plan_options.request(
+        prompt_tokens=options.most_prompt_tokens(options.read_text(file) or ""),
+        max_tokens=max_tokens,
+    )
     made = make_run_plan(spec, request)
     print(json.dumps(_document(spec, made)) if as_json else plan_text(spec, made))
 

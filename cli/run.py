@@ -35,7 +35,7 @@ def run(
     raw: Annotated[
         bool, typer.Option("--raw", help="Send the prompt without chat format.")
     ] = False,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", "-n", min=1)] = 512,
+    max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
     plan_options: options.PlanOptions = options.DEFAULTS,
     sampling_options: options.SamplingOptions = options.GREEDY,
@@ -56,8 +56,7 @@ def run(
     sampling = sampling_options.params()
     texts = format_options.texts()
     request = plan_options.request(
-        prompt_tokens=len(text.encode()) // 2 + 64,  # more than two bytes a token, usually four
-        max_tokens=max_tokens,
+        prompt_tokens=options.most_prompt_tokens(text), max_tokens=max_tokens
     )
     if check and request.draft_model is not None and not sampling.is_greedy:
         raise UnsupportedError(

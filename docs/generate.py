@@ -8,16 +8,20 @@ README.md: the commands and their options, and tables of what `benchmarks/result
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import click
 import typer
 
+import edgespec
 from edgespec.bench.ratios import interval_text
+from edgespec.cli.chat_commands import COMMANDS
 from edgespec.cli.main import app
 
 ROOT = Path(__file__).parent.parent
@@ -91,7 +95,7 @@ def _command_text(name: str, command: Any) -> str:
 
 def _default(parameter: Any) -> str:
     value = parameter.default
-    if value in (None, False, "", ()) or callable(value) or "efault" in (parameter.help or ""):
+    if value is None or value is False or callable(value) or "efault" in (parameter.help or ""):
         return ""
     return f" Default: {value}."
 
@@ -100,25 +104,51 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def _slash_commands(_rest: str) -> str:
+    rows = [f"| `{name}` | {_one_line(text)} |\n" for name, (_, text) in COMMANDS.items()]
+    return "| in a chat | |\n| --- | --- |\n" + "".join(rows)
+
+
+# -- Python --------------------------------------------------------------------------------
+
+
+def _arguments(name: str) -> str:
+    """What a docstring says about the arguments of `edgespec.NAME`, and their defaults."""
+    function = attrgetter(name)(edgespec)
+    defaults = inspect.signature(function).parameters
+    text = inspect.getdoc(function).split("Args:\n")[1].split("\n\n")[0]
+    rows = []
+    for part in re.split(r"\n {4}(?=\w)", "\n" + text)[1:]:
+        argument, _, about = part.partition(": ")
+        default = defaults[argument].default
+        shown = "" if default is inspect.Parameter.empty else f"`{default!r}`"
+        rows.append(f"| `{argument}` | {shown} | {_one_line(about)} |\n")
+    return "| argument | default | |\n| --- | --- | --- |\n" + "".join(rows)
+
+
 # -- results -------------------------------------------------------------------------------
 
 
 def _beside(files: str) -> str:
     """One line for each file: plain against plain, and default against the best settings."""
     rows = [
-        "| same prompts in turns, decode | plain | over the faster plain peer | default | "
-        "over the best measured setting of llama-server | over llama-cpp-python |\n",
-        "| --- | --- | --- | --- | --- | --- |\n",
+        "| decoding, same prompts in turns | plain | default | default over plain [95%] | plain "
+        "over the faster plain peer | default over llama-server's best | over llama-cpp-python's |"
+        "\n| --- | --- | --- | --- | --- | --- | --- |\n",
     ]
     for file in files.split():
         found = json.loads((RESULTS / file).read_text())
         ours = {one["name"]: one["decode"] for one in found["contenders"]}
         plain, default = ours["edgespec plain"], ours["edgespec"]
         best = found["best_of_peers"]
-        others = " | ".join(_ratio(best[peer]["overall"]) for peer in ("server", "python"))
+        ratios = (
+            found["over_own_plain"]["overall"],
+            plain,
+            *(best[peer]["overall"] for peer in ("server", "python")),
+        )
         rows.append(
             f"| {found['model']}, {found['prompts']} prompts | {plain['tokens_per_s']:.0f} tokens/s"
-            f" | {_ratio(plain)} | {default['tokens_per_s']:.0f} tokens/s | {others} |\n"
+            f" | {default['tokens_per_s']:.0f} tokens/s | {' | '.join(map(_ratio, ratios))} |\n"
         )
     return "".join(rows)
 
@@ -160,6 +190,8 @@ def _ratio(one: dict[str, Any]) -> str:
 _KINDS: dict[str, Callable[[str], str]] = {
     "commands": _commands,
     "options": _options,
+    "chat": _slash_commands,
+    "arguments": _arguments,
     "beside": _beside,
     "peers": _peers,
     "categories": _categories,

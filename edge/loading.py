@@ -358,8 +358,6 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     if stored is not None and measured_while_busy(backend, stored):
         stored = None
     known = None if stored is None else stored.resized(backend.max_nodes)
-    if known is not None:
-        known.scale = known.level
     if known is not None and float("inf") not in known.base[1:]:
         return known
     report("measuring step times", 0.0)

@@ -117,7 +117,7 @@ def read_prompts(path: Path) -> list[TaskPrompt]:
     """
     hint = 'each line should be like {"category": "writing", "turns": ["Write a poem."]}'
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # texts may hold other separators
     except (OSError, UnicodeDecodeError) as problem:
         why = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8"
         raise UnsupportedError(f"cannot read {path}: {why}", hint="name a text file") from problem
@@ -128,7 +128,8 @@ def read_prompts(path: Path) -> list[TaskPrompt]:
         try:
             question = json.loads(line)
             task, text = question["category"], question["turns"][0]
-        except (ValueError, LookupError, TypeError, RecursionError) as problem:
+            text.encode()  # half a surrogate pair is no text
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
             raise UnsupportedError(f"line {number} of {path} is no prompt", hint=hint) from problem
         if not (isinstance(task, str) and isinstance(text, str) and text.strip()):
             raise UnsupportedError(f"line {number} of {path} is no prompt", hint=hint)

@@ -48,7 +48,7 @@ class CostCurve:
     depth_node_ms: float = 0.0  # per token of context and node
     change_ms: float = 0.0
     level: float = 1.0  # times of steps in real answers, in units of the measured ones
-    scale: float = field(default=1.0, init=False)
+    scale: float = field(init=False)  # of this process; begins at the level of earlier ones
     misfit: float = field(default=0.0, init=False)
     _measured: list[float] = field(init=False)
     _seen: list[int] = field(init=False, repr=False, compare=False)
@@ -56,6 +56,7 @@ class CostCurve:
     def __post_init__(self) -> None:
         self._measured = list(self.base)
         self._seen = [0] * len(self.base)
+        self.scale = self.level
 
     @property
     def max_nodes(self) -> int:
@@ -92,7 +93,7 @@ class CostCurve:
         older = self.at_the_level_of(newer)
         larger = slice(len(newer.base), None)
         slopes = (newer.depth_ms, newer.depth_node_ms, newer.change_ms)
-        curve = CostCurve([*newer._measured, *older._measured[larger]], *slopes)
+        curve = CostCurve([*newer._measured, *older._measured[larger]], *slopes, newer.level)
         curve.base = [*newer.base, *older.base[larger]]
         return curve
 
@@ -264,7 +265,7 @@ def measure_curve(
     for n, samples in times.items():
         agree = max(samples) <= _AGREEMENT * min(samples)
         base[n] = sum(samples) / len(samples) if agree else min(samples)
-    curve = CostCurve(base, change_ms=change_ms)
+    curve = CostCurve(base, change_ms=change_ms, level=known.level if known else 1.0)
     if known is not None:
         curve.depth_ms, curve.depth_node_ms = known.depth_ms, known.depth_node_ms
         for n, ms in enumerate(known.base[: max_nodes + 1]):

@@ -210,6 +210,17 @@ def test_a_new_text_feeds_only_what_is_new(clock: Clock) -> None:
     assert (draft.fed, draft.length) == (17 + 2 + 1, 8)
 
 
+def test_a_forgotten_text_is_fed_again(clock: Clock) -> None:
+    drafter, draft = drafter_of(counting, clock)
+    drafter.begin([*range(8), 0])
+    drafter.propose(stakes_of(max_nodes=1))
+    drafter.forget()
+    assert (draft.length, drafter._shared) == (0, 0)
+    drafter.begin([*range(8), 0])
+    drafter.propose(stakes_of(max_nodes=1))
+    assert (draft.fed, draft.length) == (9 + 9, 9)
+
+
 def test_a_long_text_is_fed_in_batches(clock: Clock) -> None:
     drafter, draft = drafter_of(counting, clock, max_nodes=4, batch_size=10)
     text = [i * i % V for i in range(57)]

@@ -134,6 +134,17 @@ def test_benchmarks_give_both_models_a_drafter_that_has_seen_nothing() -> None:
     assert None not in used and len(set(map(id, used))) == 3
 
 
+def test_benchmarks_count_for_later_runs_what_the_loaded_drafter_does_alone() -> None:
+    alone = engine(LARGE_TABLE, drafts=True)
+    assert alone.drafter is not None
+    counted = alone.history
+    subject = Subject(alone, None, ["recycling", alone.drafter.name], None)  # type: ignore[arg-type]
+    subject.answer(0, PROMPT, 20)
+    assert len(counted) == 0
+    rounds = subject.answer(1, PROMPT, 20).counters.rounds
+    assert len(counted) == rounds > 0
+
+
 @pytest.mark.parametrize("model", [LARGE, SMALL])
 def test_one_model_alone_writes_what_it_writes_alone(model: str) -> None:
     result = switching(SwitchPolicy.always(model)).generate(PROMPT, max_tokens=60)

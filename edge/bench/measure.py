@@ -165,13 +165,17 @@ def _compare(
     parted = False
     for ours in taken[1:]:
         for prompt, one, other in zip(prompts, ours, taken[0], strict=True):
-            pairs = zip(other.answers, one.answers, strict=True)
-            texts = ((first.token_ids, second.token_ids) for first, second in pairs)
-            if (
-                different := next((pair for pair in texts if pair[0] != pair[1]), None)
-            ) is not None:
-                one.gap, parted = worker.call("gap", prompt.text, *different), True
+            for first, second in _different(one, other):
+                gap = worker.call("gap", prompt.text, second, first)
+                one.gap, parted = max(gap, one.gap or 0.0), True
     return float(worker.call("noise")) if parted else 0.0
+
+
+def _different(one: Prompted, other: Prompted) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Pairs of answers in the same repeat that are not identical."""
+    pairs = zip(one.answers, other.answers, strict=True)
+    texts = ((first.token_ids, second.token_ids) for first, second in pairs)
+    return {pair for pair in texts if pair[0] != pair[1]}
 
 
 def _numbers(
@@ -181,7 +185,7 @@ def _numbers(
     for place, prompt in enumerate(prompts):
         places[prompt.task].append(place)
     return {
-        "overall": summary(ours, baseline, noise),
+        "overall": summary(ours, baseline, noise, [prompt.task for prompt in prompts]),
         "tasks": {
             task: summary([ours[i] for i in chosen], [baseline[i] for i in chosen], noise)
             for task, chosen in places.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgespec.bench.ratios import interval_text
+from edgespec.bench.ratios import interval_text, ratio_text
 from edgespec.bench.summary import BIN_TOKENS, table_rows
 from edgespec.memory.page import (
     BLUE,
@@ -46,7 +46,7 @@ def render_bench_report(document: dict[str, Any]) -> str:
         section_of(
             "Speed by task",
             f"How many times as fast as {baseline}, prompt by prompt in turns; the lines are 95% "
-            "bootstrap intervals over prompts.",
+            "bootstrap intervals over prompts within tasks, where there are five prompts or more.",
             figure_of(_draw_ratios, variants),
             *(_task_table(one, variants[0]) for one in variants[1:] or variants),
         ),
@@ -65,14 +65,14 @@ def render_bench_report(document: dict[str, Any]) -> str:
 
 def _facts(document: dict[str, Any]) -> list[tuple[str, str, str]]:
     variants, ceiling = document["variants"], document["ceiling"]
-    fastest = max(variants, key=lambda one: float(one["overall"]["ratio"]))
+    fastest = max(variants, key=lambda one: one["overall"]["ratio"] or 0.0)
     overall = fastest["overall"]
     low, high = overall["ratio_low"], overall["ratio_high"]
     return [
         ("fastest", f"{overall['tokens_per_s']:.1f} tokens/s", fastest["name"]),
         (
             f"against {variants[0]['name']}",
-            f"{overall['ratio']:.2f}x",
+            ratio_text(overall["ratio"]),
             f"95%: {interval_text(low, high)}",
         ),
         (
@@ -147,9 +147,13 @@ def _draw_ratios(axes: Any, variants: list[dict[str, Any]]) -> None:
     for number, one in enumerate(shown):
         rows = [one["tasks"].get(task, one["overall"]) for task in tasks]
         places = [place + (number - (len(shown) - 1) / 2) * width for place in range(len(tasks))]
-        ratios = [row["ratio"] for row in rows]
-        below = [row["ratio"] - (row["ratio_low"] or row["ratio"]) for row in rows]
-        above = [(row["ratio_high"] or row["ratio"]) - row["ratio"] for row in rows]
+        ratios = [row["ratio"] or 0.0 for row in rows]
+        below = [
+            ratio - (row["ratio_low"] or ratio) for ratio, row in zip(ratios, rows, strict=True)
+        ]
+        above = [
+            (row["ratio_high"] or ratio) - ratio for ratio, row in zip(ratios, rows, strict=True)
+        ]
         color = _COLORS[(number + 1) % len(_COLORS)]
         axes.bar(places, ratios, width, color=color, label=one["name"])
         # Lines are drawn in grey, which shows on bars and on both themes.

@@ -14,10 +14,12 @@ from edgespec.compare import find_divergence
 from edgespec.drafters import MODEL, drafter_names, make_drafter
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.combined import CombinedDrafter
+from edgespec.drafters.model import ModelDrafter
 from edgespec.engine import Engine, Prompt
 from edgespec.loading import load_plan
 from edgespec.memory.plan import Plan
 from edgespec.memory.request import Request
+from edgespec.memory.speed import RoundHistory
 from edgespec.memory.track import MemoryTracker, peak_resident_bytes
 from edgespec.models.spec import ModelSpec
 from edgespec.noise import measure_batch_noise
@@ -47,6 +49,11 @@ class Subject:
         self._state = loaded.state() if loaded is not None else {}
         self._drafters: list[Drafter | None] = [None] * len(drafters)
         self._of_small: list[Drafter | None] = [None] * len(drafters)  # of a pair that takes turns
+        # What is counted for later runs are rounds of the drafter that was loaded alone.
+        self._histories = [
+            engine.history if loaded is not None and name == loaded.name else RoundHistory()
+            for name in drafters
+        ]
         self._noise: float | None = None
         for place in range(len(drafters)):
             self.renew(place)
@@ -68,6 +75,9 @@ class Subject:
     def answer(self, place: int, prompt: Prompt, max_tokens: int) -> Answer:
         """The greedy answer with the drafter at `place`."""
         self._engine.drafter = drafter = self._drafters[place]
+        self._engine.history = self._histories[place]
+        if isinstance(self._model, ModelDrafter):
+            self._model.forget()  # the others' answer to this prompt, or the prompt itself
         if isinstance(self._engine, SwitchingEngine):
             self._engine.small.drafter = self._of_small[place]
         stream = self._engine.stream(prompt, max_tokens=max_tokens, speculate=drafter is not None)
@@ -86,7 +96,12 @@ class Subject:
         return self._engine.encode(prompt)
 
     def gap(self, prompt: Prompt, ids: Sequence[int], others: Sequence[int]) -> float:
-        """How close the two best logits are where two answers to `prompt` part."""
+        """How close the two best logits are where two answers to `prompt` part.
+
+        0.0 where two models write: rounding may as well have moved a hand-over.
+        """
+        if isinstance(self._engine, SwitchingEngine):
+            return 0.0
         divergence = find_divergence(self._engine.backend, self._engine.encode(prompt), ids, others)
         return divergence.gap if divergence else 0.0
 

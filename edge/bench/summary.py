@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,11 @@ from edgespec.bench.ratios import (
     Ratio,
     Timed,
     interval_text,
-    median_repeat,
+    middle_repeats,
     rate,
     ratio_of,
+    ratio_text,
+    together,
 )
 from edgespec.bench.turns import Answer
 from edgespec.stats import Counters, host_share
@@ -43,16 +45,23 @@ def end_to_end(counters: Counters) -> Timed:
     return Timed(counters.generated_tokens, counters.time_to_first_token_s + counters.decode_s)
 
 
-def summary(ours: Sequence[Prompted], baseline: Sequence[Prompted], noise: float) -> dict[str, Any]:
+def summary(
+    ours: Sequence[Prompted],
+    baseline: Sequence[Prompted],
+    noise: float,
+    tasks: Sequence[str] | None = None,
+) -> dict[str, Any]:
     """Numbers of one contender over some prompts; `baseline` answered the same ones.
 
-    Of several repeats of a prompt the one with the median ratio counts. `unexplained` are answers
-    that part where the two best logits are further apart than `noise`.
+    `tasks` are those of the prompts, where they differ. Of several repeats of a prompt the one with
+    the median ratio counts, of an even number the two of them together; what is not a time is that
+    of the first of these. `unexplained` are answers that part where the two best logits are
+    further apart than `noise`.
     """
-    pairs = [_pair(one, other) for one, other in zip(ours, baseline, strict=True)]
-    counters = [one for one, _ in pairs]
-    timed = [(decoding(one), decoding(other)) for one, other in pairs]
-    whole = [(end_to_end(one), end_to_end(other)) for one, other in pairs]
+    pairs = [_middle(one, other) for one, other in zip(ours, baseline, strict=True)]
+    counters = [sides[0][0] for sides in pairs]
+    timed = [_timed(sides, decoding) for sides in pairs]
+    whole = [_timed(sides, end_to_end) for sides in pairs]
     rounds = sum(c.rounds for c in counters)
     accepted = sum(c.accepted_tokens for c in counters)
     gaps = [one.gap for one in ours if one.gap is not None]
@@ -60,9 +69,9 @@ def summary(ours: Sequence[Prompted], baseline: Sequence[Prompted], noise: float
         "prompts": len(pairs),
         "tokens": sum(c.generated_tokens for c in counters),
         "tokens_per_s": rate([one for one, _ in timed]),
-        **_ratio_json("ratio", ratio_of(*_columns(timed))),
+        **_ratio_json("ratio", ratio_of(*_columns(timed), tasks)),
         "end_to_end_tokens_per_s": rate([one for one, _ in whole]),
-        **_ratio_json("end_to_end_ratio", ratio_of(*_columns(whole))),
+        **_ratio_json("end_to_end_ratio", ratio_of(*_columns(whole), tasks)),
         "time_to_first_token_s": statistics.median(c.time_to_first_token_s for c in counters),
         "rounds": rounds,
         "drafted_tokens": sum(c.drafted_tokens for c in counters),
@@ -89,7 +98,7 @@ def table_rows(variant: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[
                 task,
                 f"{other['tokens_per_s']:.1f}",
                 f"{row['tokens_per_s']:.1f}",
-                f"{row['ratio']:.2f}x",
+                ratio_text(row["ratio"]),
                 interval_text(row["ratio_low"], row["ratio_high"]),
                 f"{row['acceptance_length']:.2f}",
                 f"{row['time_to_first_token_s']:.2f} s",
@@ -115,10 +124,19 @@ def speed_by_position(ours: Iterable[Prompted]) -> list[dict[str, float]]:
     ]
 
 
-def _pair(ours: Prompted, baseline: Prompted) -> tuple[Counters, Counters]:
+def _middle(ours: Prompted, baseline: Prompted) -> tuple[list[Counters], list[Counters]]:
+    """The repeats of one prompt that count, of both."""
     sides = [[answer.counters for answer in one.answers] for one in (ours, baseline)]
-    place = median_repeat(*([decoding(counters) for counters in side] for side in sides))
-    return sides[0][place], sides[1][place]
+    places = middle_repeats(*([decoding(counters) for counters in side] for side in sides))
+    first, second = ([side[place] for place in places] for side in sides)
+    return first, second
+
+
+def _timed(
+    sides: tuple[list[Counters], list[Counters]], part: Callable[[Counters], Timed]
+) -> tuple[Timed, Timed]:
+    first, second = (together([part(one) for one in side]) for side in sides)
+    return first, second
 
 
 def _columns(pairs: Sequence[tuple[Timed, Timed]]) -> tuple[list[Timed], list[Timed]]:

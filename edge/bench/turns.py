@@ -6,6 +6,7 @@ cancels between answers that are given one after the other.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -36,21 +37,31 @@ class Contender(Protocol):
         """The greedy answer to `prompt`."""
 
 
+def order_of(prompt: int, contenders: int, repeat: int = 0) -> list[int]:
+    """Who answers a prompt first, second, ...: an order at random, then its reverse (A B, B A).
+
+    Each contender is as often early as late. A fixed order would give the first place to the same
+    contender wherever tasks come round in the same rhythm.
+    """
+    number = prompt + repeat
+    order = random.Random(number // 2).sample(range(contenders), contenders)
+    return order[::-1] if number % 2 else order
+
+
 def take_turns(
     contenders: Sequence[Contender], prompts: Sequence[Prompt], *, max_tokens: int, repeats: int = 1
 ) -> Iterator[tuple[int, int, int, Answer]]:
     """Yield (repeat, prompt, contender, answer), the last three by their places in the arguments.
 
-    A B, B A, A B, ...: each contender is asked first equally often. All prompts come before any
-    comes again, because a drafter would know an answer that was just given. A prompt that cannot
-    be answered ends everything: the error says which one.
+    Contenders are asked in the order of `order_of`. All prompts come before any comes again,
+    because a drafter would know an answer that was just given. A prompt that cannot be answered
+    ends everything: the error says which one.
     """
     for repeat in range(repeats):
         for contender in contenders:
             contender.renew()
         for number, prompt in enumerate(prompts):
-            first = (number + repeat) % len(contenders)
-            for place in (*range(first, len(contenders)), *range(first)):
+            for place in order_of(number, len(contenders), repeat):
                 contender = contenders[place]
                 try:
                     answer = contender.answer(prompt, max_tokens)

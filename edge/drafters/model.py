@@ -94,6 +94,11 @@ class ModelDrafter:
         self._reads = max(tokens, default=0) < self._readable
         self._shared = common_length(self._cached, self._text)
 
+    def forget(self) -> None:
+        """Empty the cache, which knows the last text; what was learned stays."""
+        self._backend.truncate(0)
+        self._cached, self._shared = [], 0
+
     # -- drafting --------------------------------------------------------------------------
 
     def prospects(self, stakes: Stakes) -> Prospects:

@@ -1,0 +1,336 @@
+"""What steps of real answers teach a step-time curve, and what of it other loads take over."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.memory.curve import CostCurve, measure_curve
+
+INF = float("inf")
+
+
+# ------------------------------------------------------------------------------ learning
+
+
+def feed(curve: CostCurve, times: dict[int, float], rounds: int, depth: int = 0) -> None:
+    """Observe steps of all sizes in `times` in turn, without any change between them."""
+    for _ in range(rounds):
+        for n, ms in times.items():
+            curve.observe(n, depth, n, ms)
+
+
+def test_steps_that_fit_change_nothing() -> None:
+    curve = CostCurve([INF, 4.0, 6.0], depth_ms=0.01, depth_node_ms=0.001, change_ms=2.0)
+    for previous in (1, 2):
+        for depth in (0, 300):
+            for n in (1, 2):
+                curve.observe(n, depth, previous, curve.step_ms(n, depth, previous))
+    assert curve.base == pytest.approx([INF, 4.0, 6.0])
+    assert [curve.scale, curve.misfit] == pytest.approx([1.0, 0.0])
+
+
+def test_observing_converges_to_the_new_shape() -> None:
+    """t(2) is a quarter less than measured and t(4) a quarter more; three was never measured."""
+    curve = CostCurve([INF, 10.0, 16.0, INF, 20.0])
+    feed(curve, {1: 10.0, 2: 12.0, 4: 25.0}, rounds=500)
+    assert curve.base == pytest.approx([INF, 10.0, 12.0, INF, 25.0], rel=0.01)
+    assert curve.scale == pytest.approx(1.0, rel=0.01)
+    assert not curve.stopped_fitting
+
+
+def test_a_machine_that_is_slower_now_does_not_make_drafts_dear() -> None:
+    """Everything takes a quarter longer than measured, in the very first steps of a run."""
+    curve = CostCurve([INF, 10.0, 14.0, INF, 20.0])
+    feed(curve, {1: 12.5, 4: 25.0}, rounds=16)
+    assert curve.scale == pytest.approx(1.25, rel=0.07)
+    assert curve.base[4] == pytest.approx(20.0, rel=0.08)
+    curve.scale = 1.25  # as at the next load
+    feed(curve, {4: 25.0}, rounds=50)
+    assert curve.base[4] == pytest.approx(20.0, rel=0.03)
+
+
+def test_the_first_steps_of_a_size_count_for_much() -> None:
+    """Eight steps say more than one measurement; a single one is no reason to give a size up."""
+    curve = CostCurve([INF, 10.0, 16.0])
+    feed(curve, {2: 20.0}, rounds=1)
+    assert 16.0 < curve.base[2] < 17.0
+    feed(curve, {2: 20.0}, rounds=7)
+    assert 18.5 < curve.base[2] < 20.0
+
+
+def test_observing_takes_depth_and_changes_into_account() -> None:
+    """At 1,000 tokens a step of two takes 6 + 14 ms, and 2 more after another size."""
+    curve = CostCurve([INF, 4.0, 6.0], depth_ms=0.01, depth_node_ms=0.002, change_ms=2.0)
+    for _ in range(200):
+        curve.observe(2, 1000, 1, 6.0 + 14.0 + 2.0)
+        curve.observe(1, 1000, 2, 4.0 + 12.0 + 2.0)
+    assert curve.base == pytest.approx([INF, 4.0, 6.0])
+    assert curve.scale == pytest.approx(1.0)
+
+
+def test_learning_has_bounds() -> None:
+    """However long steps of two seem to take, not more than half as much again is believed."""
+    dear, cheap = CostCurve([INF, 10.0, 16.0]), CostCurve([INF, 10.0, 16.0])
+    feed(dear, {1: 10.0, 2: 40.0}, rounds=1000)
+    feed(cheap, {1: 10.0, 2: 1.0}, rounds=1000)
+    assert dear.base[2] == pytest.approx(16.0 * 1.5)
+    assert cheap.base[2] == pytest.approx(16.0 / 1.5)
+
+
+def test_hiccups_do_not_bend_the_curve() -> None:
+    """Every 50th step takes 100 times as long, as when another program wakes up."""
+    curve = CostCurve([INF, 10.0, 15.0])
+    for step in range(2000):
+        n = 1 + step % 2
+        hiccup = 100.0 if step % 50 == 17 else 1.0
+        curve.observe(n, 0, n, hiccup * (5.0 + 5.0 * n))
+    assert curve.base[1] == pytest.approx(10.0, rel=0.1)
+    assert curve.base[2] / curve.base[1] == pytest.approx(1.5, rel=0.05)
+    assert not curve.stopped_fitting
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_hiccup_moves_nothing(n: int) -> None:
+    curve = CostCurve([INF, 10.0, 15.0])
+    curve.observe(n, 0, n, 10_000.0)
+    assert (curve.base, curve.scale) == ([INF, 10.0, 15.0], 1.0)
+
+
+def test_what_slows_all_steps_alike_goes_into_the_scale() -> None:
+    """The machine runs at half speed: the ratios stay, and so does every decision."""
+    curve = CostCurve([INF, 10.0, 15.0, 18.0])
+    feed(curve, {1: 20.0, 2: 30.0, 3: 36.0}, rounds=300)
+    assert curve.base[2] / curve.base[1] == pytest.approx(1.5, rel=0.01)
+    assert curve.base[3] / curve.base[1] == pytest.approx(1.8, rel=0.01)
+    assert curve.scale * curve.base[1] == pytest.approx(20.0, rel=0.01)
+    assert curve.scale > 1.5
+    assert not curve.stopped_fitting
+
+
+def test_a_slow_down_seen_by_one_size_does_not_move_its_ratio_to_the_others() -> None:
+    """Plain decoding while a neighbour is busy must not make drafts look cheap."""
+    curve = CostCurve([INF, 10.0, 15.0])
+    feed(curve, {1: 20.0}, rounds=300)
+    assert curve.base[2] / curve.base[1] == pytest.approx(1.5)
+    assert curve.scale == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_curve_that_fits_no_more_is_found_out() -> None:
+    """Drafts of four take four times as long as measured, and plain steps as long as before."""
+    curve = CostCurve([INF, 10.0, 15.0, INF, 20.0])
+    worst = 0.0
+    for _ in range(100):
+        feed(curve, {1: 10.0, 4: 80.0}, rounds=1)
+        worst = max(worst, curve.misfit)
+        if curve.stopped_fitting:
+            break
+    assert curve.stopped_fitting, f"the misfit never exceeded {worst:.2f}"
+
+
+def test_steps_of_a_size_that_was_not_measured_are_left_out() -> None:
+    curve = CostCurve([INF, 10.0, INF])
+    curve.observe(2, 0, 2, 15.0)
+    assert (curve.base, curve.scale, curve.misfit) == ([INF, 10.0, INF], 1.0, 0.0)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(
+    st.floats(0.0, 40.0),
+    st.lists(
+        st.tuples(
+            st.integers(1, 3), st.integers(0, 4000), st.integers(0, 3), st.floats(0.001, 1e4)
+        ),
+        max_size=20,
+    ),
+)
+def test_step_times_stay_positive(
+    change_ms: float, steps: list[tuple[int, int, int, float]]
+) -> None:
+    """Whatever the clock says, again and again: no step is believed to take no time."""
+    curve = CostCurve([INF, 4.0, 6.0, 7.0], 0.001, 0.0001, change_ms)
+    for step in steps * 20:
+        curve.observe(*step)
+    assert all(0.0 < curve.step_ms(n, depth) < INF for n in (1, 2, 3) for depth in (0, 4000))
+
+
+# ------------------------------------------------------------------------------ other sizes
+
+
+@pytest.mark.parametrize(
+    ("max_nodes", "base"),
+    [
+        (4, [INF, 4.0, 6.0, INF, 7.0]),
+        (2, [INF, 4.0, 6.0]),
+        (6, [INF, 4.0, 6.0, INF, 7.0, INF, INF]),
+    ],
+)
+def test_a_curve_is_cut_or_left_open(max_nodes: int, base: list[float]) -> None:
+    """Cut where steps are smaller, unmeasured where they are larger."""
+    whole = CostCurve([INF, 4.0, 6.0, INF, 7.0], 0.01, 0.002, 0.5)
+    resized = whole.resized(max_nodes)
+    assert resized.base == base
+    assert (resized.depth_ms, resized.depth_node_ms, resized.change_ms) == (0.01, 0.002, 0.5)
+    assert whole.base == [INF, 4.0, 6.0, INF, 7.0]
+
+
+def test_a_resized_curve_keeps_its_corrections_and_their_bounds() -> None:
+    whole = CostCurve([INF, 4.0, 6.0])
+    feed(whole, {1: 4.0, 2: 8.0}, rounds=50)
+    learned = whole.base[2]
+    assert learned > 6.0
+    part = whole.resized(2)
+    assert part.base == [INF, 4.0, learned]
+    feed(part, {1: 4.0, 2: 20.0}, rounds=100)
+    assert part.base[2] == pytest.approx(9.0)
+    assert whole.base[2] == learned, "a copy of its own"
+
+
+def test_a_scaled_curve_keeps_its_corrections() -> None:
+    curve = CostCurve([INF, 4.0, 6.0], 0.01, 0.002, 0.5)
+    feed(curve, {1: 4.0, 2: 8.0}, rounds=50)
+    scaled = curve.scaled(2.0)
+    assert scaled.base == pytest.approx([INF, 8.0, 2.0 * curve.base[2]])
+    assert (scaled.depth_ms, scaled.depth_node_ms, scaled.change_ms) == (0.02, 0.004, 1.0)
+
+
+def test_a_newer_measurement_keeps_the_larger_sizes_of_the_older() -> None:
+    """The machine is half as fast now: what was 10 and 12 ms counts as 20 and 24."""
+    older = CostCurve([INF, 4.0, 6.0, INF, 10.0, 12.0], 0.01, 0.002, 0.5)
+    newer = CostCurve([INF, 8.0, 13.0, 15.0], 0.02, 0.003, 0.6)
+    both = older.updated(newer)
+    assert both.base == [INF, 8.0, 13.0, 15.0, 20.0, 24.0]
+    assert (both.depth_ms, both.depth_node_ms, both.change_ms) == (0.02, 0.003, 0.6)
+
+
+def test_a_newer_measurement_of_all_sizes_replaces_the_older() -> None:
+    newer = CostCurve([INF, 8.0, 13.0, 15.0])
+    assert CostCurve([INF, 4.0, 6.0]).updated(newer) == newer
+
+
+def test_sizes_that_were_never_measured_stay_so() -> None:
+    both = CostCurve([INF, 4.0, 6.0, INF, INF]).updated(CostCurve([INF, 4.0, INF]))
+    assert both.base == [INF, 4.0, INF, INF, INF]
+
+
+# ------------------------------------------------------------------------------ storage
+
+
+def test_a_curve_survives_a_restart() -> None:
+    curve = CostCurve([INF, 4.0, INF, 6.5], 0.01, 0.002, 1.5)
+    document = json.loads(json.dumps(curve.as_json()))
+    assert document["base_ms"] == [None, 4.0, None, 6.5]
+    assert CostCurve.from_json(document) == curve
+
+
+def test_most_of_a_correction_is_there_at_the_next_load() -> None:
+    curve = CostCurve([INF, 4.0, 6.0, INF])
+    feed(curve, {1: 8.0, 2: 15.0}, rounds=50)
+    loaded = CostCurve.from_json(json.loads(json.dumps(curve.as_json())))
+    assert 6.0 < loaded.base[2] < curve.base[2]
+    assert loaded.base[2] / 6.0 == pytest.approx((curve.base[2] / 6.0) ** 0.9)
+    assert loaded.base[3] == INF
+
+
+def test_a_process_begins_at_the_level_of_earlier_ones() -> None:
+    curve = CostCurve([INF, 4.0, 6.0], level=1.2)
+    loaded = CostCurve.from_json(json.loads(json.dumps(curve.as_json())))
+    assert (loaded.scale, loaded.resized(1).scale) == (1.2, 1.2)
+    assert loaded.scaled(2.0).scale == 1.0, "of another machine"
+
+
+def test_a_later_measurement_keeps_the_level() -> None:
+    """A slow model measures missing sizes at many loads."""
+    stored = CostCurve([INF, 4.0, 6.0, INF], level=1.2)
+    newer = measure_curve(
+        lambda n: None, 3, seconds=0.0, known=stored, clock=itertools.count().__next__
+    )
+    assert (newer.level, stored.updated(newer).level) == (1.2, 1.2)
+
+
+def test_a_correction_that_nothing_confirms_fades() -> None:
+    curve = CostCurve([INF, 4.0, 6.0])
+    feed(curve, {1: 4.0, 2: 9.0}, rounds=500)
+    for _ in range(40):
+        curve = CostCurve.from_json(curve.as_json())
+    assert curve.base[2] == pytest.approx(6.0, rel=0.02)
+
+
+def test_a_stored_curve_learns_from_the_part_that_was_used() -> None:
+    """The corrections of its sizes, and half of how much slower steps were."""
+    stored = CostCurve([INF, 4.0, 6.0, 9.0])
+    used = stored.resized(2)
+    feed(used, {1: 4.8, 2: 9.6}, rounds=500)
+    stored.learn(used)
+    assert stored.base == pytest.approx([INF, 4.0, 8.0, 9.0], rel=0.01)
+    assert stored.base == stored.resized(3).base
+    assert stored.level == pytest.approx(1.1, rel=0.01)
+    assert used.level == 1.0
+
+
+def test_a_stored_curve_learns_from_one_of_another_moment() -> None:
+    """Another process measured again meanwhile: more sizes, and at twice the speed."""
+    used = CostCurve([INF, 8.0, 12.0, INF, 16.0])
+    feed(used, {1: 8.0, 2: 15.0, 4: 16.0}, rounds=500)
+    stored = CostCurve([INF, 4.0, 6.0, 9.0, INF])
+    stored.learn(used)
+    assert stored.base == pytest.approx([INF, 4.0, 7.5, 9.0, INF], rel=0.01)
+
+
+GOOD: dict[str, Any] = {
+    "base_ms": [None, 4.0, 6.0],
+    "learned_ms": [None, 4.0, 6.0],
+    "depth_ms": 0.0,
+    "depth_node_ms": 0.0,
+    "change_ms": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"base_ms": []},
+        {"base_ms": [None]},
+        {"base_ms": [None, None]},
+        {"base_ms": [None, None, 4.0]},
+        {"base_ms": [None, 0.0, 4.0]},
+        {"base_ms": [None, 4.0, -1.0]},
+        {"base_ms": [None, 4.0, float("nan")]},
+        {"base_ms": [None, "fast"]},
+        {"base_ms": [None, [4.0]]},
+        {"base_ms": [None, 10**400]},
+        {"base_ms": None},
+        {"base_ms": 4.0},
+        {"base_ms": [None, 4.0, 6.0, 7.0]},
+        {"learned_ms": [None, 4.0]},
+        {"learned_ms": [None, 4.0, None]},
+        {"learned_ms": [None, 4.0, 0.0]},
+        {"learned_ms": [None, 4.0, float("nan")]},
+        {"learned_ms": None},
+        {"depth_ms": None},
+        {"depth_ms": "deep"},
+        {"depth_ms": float("nan")},
+        {"depth_ms": -1.0},
+        {"depth_node_ms": float("nan")},
+        {"depth_node_ms": -1.0},
+        {"change_ms": {}},
+        {"change_ms": float("nan")},
+        {"change_ms": -1.0},
+    ],
+    ids=lambda change: str(change)[:40],
+)
+def test_a_damaged_document_is_refused(change: dict[str, Any]) -> None:
+    assert CostCurve.from_json(GOOD).base == [INF, 4.0, 6.0]
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        CostCurve.from_json({**GOOD, **change})
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_document_without_a_key_is_refused(name: str) -> None:
+    with pytest.raises(KeyError):
+        CostCurve.from_json({key: value for key, value in GOOD.items() if key != name})
