@@ -116,7 +116,7 @@ def _arguments(name: str) -> str:
     """What a docstring says about the arguments of `edgespec.NAME`, and their defaults."""
     function = attrgetter(name)(edgespec)
     defaults = inspect.signature(function).parameters
-    text = inspect.getdoc(function).split("Args:\n")[1].split("\n\n")[0]
+    text = str(inspect.getdoc(function)).split("Args:\n")[1].split("\n\n")[0]
     rows = []
     for part in re.split(r"\n {4}(?=\w)", "\n" + text)[1:]:
         argument, _, about = part.partition(": ")

@@ -135,7 +135,7 @@ def test_an_interval_holds_its_ratio() -> None:
     base = [Timed(100, 1.3), Timed(100, 1.64)] * 2
     ratio = ratio_of([*ours, *ours], [*base, *base], list("aabbccdd"))
     assert ratio.value == pytest.approx(1.41, abs=0.01)
-    assert ratio.low is not None and ratio.high is not None
+    assert ratio.value is not None and ratio.low is not None and ratio.high is not None
     assert ratio.low <= ratio.value <= ratio.high
 
 
@@ -151,7 +151,7 @@ def test_an_interval_narrows_with_more_prompts() -> None:
     few = [Timed(10, 1.0 + 0.1 * (i % 3)) for i in range(9)]
     base = [Timed(10, 2.0)] * 9
     wide, narrow = ratio_of(few, base), ratio_of(few * 9, base * 9)
-    assert narrow.value == pytest.approx(wide.value)
+    assert wide.value is not None and narrow.value == pytest.approx(wide.value)
     widths = [(one.high or 0.0) - (one.low or 0.0) for one in (narrow, wide)]
     assert 0.0 < widths[0] < 0.5 * widths[1]
 
@@ -161,8 +161,9 @@ def test_what_differs_between_tasks_does_not_widen_an_interval() -> None:
     base = [Timed(10, 2.0)] * 6
     apart = ratio_of(ours, base, ["a"] * 3 + ["b"] * 3)
     together = ratio_of(ours, base)
-    assert apart == Ratio(pytest.approx(together.value), *[pytest.approx(together.value)] * 2)
-    assert together.low is not None and together.low < 0.8 * together.value
+    assert together.value is not None and together.low is not None
+    assert (apart.low, apart.high) == pytest.approx((together.value, together.value))
+    assert together.low < 0.8 * together.value
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
@@ -174,7 +175,7 @@ def test_few_prompts_a_task_give_the_interval_of_stratified_sampling(size: int) 
     ratio = ratio_of([Timed(int(n), 1.0) for n in tokens], [Timed(1, 1.0)] * len(tasks), tasks)
     variances = tokens.reshape(-1, size).var(axis=1, ddof=1)
     error = np.sqrt(size * variances.sum()) / len(tasks)
-    assert ratio.low is not None and ratio.high is not None
+    assert ratio.value is not None and ratio.low is not None and ratio.high is not None
     assert ratio.value - ratio.low == pytest.approx(1.96 * error, rel=0.1)
     assert ratio.high - ratio.value == pytest.approx(1.96 * error, rel=0.1)
 
@@ -385,6 +386,20 @@ def test_text_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -
     text = bench_text(document())
     assert [line for line in text.splitlines() if len(line) > columns] == []
     assert "1.80x" in text and "1.40x" in text
+
+
+def test_what_the_answers_do_not_tell_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of one token have no ratio, and few prompts no interval."""
+    monkeypatch.setenv("COLUMNS", "100")
+    unknown = {"ratio": None, "ratio_low": None, "ratio_high": None, "end_to_end_ratio": None}
+    found = document()
+    found["variants"][1]["overall"].update(unknown)
+    found["variants"][1]["tasks"]["code"].update(unknown)
+    found["variants"][1]["tasks"]["summarization"]["ratio_low"] = None
+    text = bench_text(found)
+    assert "code           100.0  110.0  -      -    " in text
+    assert "summarization  100.0  180.0  1.80x  -    " in text
+    assert render_bench_report(found).count("<svg") == 3
 
 
 def test_one_variant_alone_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,12 +233,14 @@ def test_a_budget_that_is_too_small_names_one_that_is_not(command: Command) -> N
     done = command("plan", "--budget", "20MiB")
     assert (done.status, done.out) == (1, "")
     match = re.fullmatch(
-        r"error: needs \d+ MiB for 512 tokens of context \(.+ MiB\); budget: 20 MiB\n\n"
+        r"error: needs \d+ MiB for 768 tokens of context \(.+ MiB\); budget: 20 MiB\n\n"
         r"hint: `(--budget) (\d+MiB)` is enough\n",
         done.err,
     )
     assert match is not None
     assert command("plan", *match.groups()).status == 0
+    answered = command("run", "Say something.", *match.groups(), "--stop", " ")
+    assert answered.status == 0, "and a run with a short prompt does what the plan says"
 
 
 @pytest.mark.model
