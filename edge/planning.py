@@ -264,7 +264,7 @@ def _measured_onnx_plan(spec: ModelSpec, request: Request, machine: Device) -> P
         check_supported(spec)
         plan = _plan_on(spec, replace(request, backend=ONNX), machine)
     except (UnsupportedError, DoesNotFitError) as problem:
-        return str(problem)
+        return f"not on ONNX Runtime: {problem}"
     if stored_curve(spec, settings_of(plan)) is None:
         return "ONNX Runtime was not tried with this file yet (--backend onnx)"
     return plan

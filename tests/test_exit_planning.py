@@ -128,6 +128,18 @@ def test_it_is_not_used_where_steps_are_dear(target: ModelSpec, shipped: Path) -
     assert "draft_weights" not in plan_of(target).component_bytes
 
 
+@pytest.mark.parametrize(("two_ms", "said"), [(1.45, "used"), (1.55, "not used")])
+def test_what_a_file_promises_has_to_be_more_than_it_flatters(
+    target: ModelSpec, drafter: Path, two_ms: float, said: str
+) -> None:
+    """1.8 tokens a round of one draft over 1.55 or 1.65 plain steps: 1.16x and 1.09x."""
+    certain = exit_file(target, drafter, gains=[0.8])
+    measured(target, [1.0, two_ms, *[9.0] * 14])
+    drafts_measured(target, certain, 0.1)
+    value, reason = choice(plan_of(target, draft_model=certain))
+    assert value == said and "1.80 tokens a round" in reason
+
+
 def test_a_curve_of_single_tokens_is_enough_to_say_no(target: ModelSpec, shipped: Path) -> None:
     """What a run with `--draft-max 0` leaves behind."""
     measured(target, FLAT[:1])
@@ -305,7 +317,7 @@ def test_without_room_for_drafts_the_model_is_loaded_without_it(
 def test_a_shipped_one_is_loaded_once_the_target_was_measured(
     target: ModelSpec, shipped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.exit_planning._WORTH_DRAFTING", 0.0)
+    monkeypatch.setattr("edgespec.exit_planning._WORTH_TRYING", 0.0)
     names = []
     for _ in range(2):
         with edgespec.load(target.path, context_size=256, threads=1, backend="llamacpp") as engine:
