@@ -24,7 +24,10 @@ def chat(
     max_tokens: options.MaxTokensOption = 1024,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
     load: Annotated[
-        Path | None, typer.Option("--load", help="Go on with a conversation that /save wrote.")
+        Path | None,
+        typer.Option(
+            "--load", help="Go on with a conversation that /save wrote, and its settings."
+        ),
     ] = None,
     no_shift: Annotated[
         bool, typer.Option("--no-shift", help="Refuse a turn rather than drop the oldest ones.")
@@ -46,7 +49,9 @@ def chat(
     from edgespec.cli.chat_input import interface_bytes, read_messages
     from edgespec.cli.chat_loop import Chat
 
-    request = plan_options.request(max_tokens=max_tokens)
+    request = plan_options.request(
+        prompt_tokens=options.most_prompt_tokens(system or ""), max_tokens=max_tokens
+    )
     request = replace(request, interface_bytes=interface_bytes())
     with Chat(model, request, color=color, answer_format=texts) as talk:
         session = talk.session

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from edgespec.cli.chat_loop import Chat
 from edgespec.cli.render import models_text, note, printable, size_text, table
+from edgespec.common import expanded
 from edgespec.drafters import drafter_names
 from edgespec.errors import UnsupportedError
 
@@ -33,6 +33,7 @@ def _run_command(chat: Chat, line: str) -> None:
     if name not in COMMANDS:
         raise UnsupportedError(f"there is no command {printable(name)[:40]}", hint=_HELP_HINT)
     action, _ = COMMANDS[name]
+    chat.editing = False  # an edit ends with the message or with another command
     action(chat, argument.strip())
 
 
@@ -171,7 +172,7 @@ def _edit(chat: Chat, argument: str) -> None:
 
 
 def _save(chat: Chat, argument: str) -> None:
-    path = Path(argument).expanduser() if argument else chat.file
+    path = expanded(argument) if argument else chat.file
     if path is None:
         raise UnsupportedError("no file is named", hint="/save FILE")
     chat.session.save(path)
@@ -182,7 +183,7 @@ def _save(chat: Chat, argument: str) -> None:
 def _load(chat: Chat, argument: str) -> None:
     if not argument:
         raise UnsupportedError("no file is named", hint="/load FILE")
-    chat.load(Path(argument).expanduser())
+    chat.load(expanded(argument))
 
 
 def _clear(chat: Chat, _argument: str) -> None:

@@ -69,6 +69,8 @@ def _typed(chat: Chat) -> Iterator[str]:
         asked = False
         if text.strip():
             yield text
+        else:
+            chat.editing = False
 
 
 def _prompt_session(chat: Chat) -> Any:

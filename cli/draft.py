@@ -13,6 +13,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.render import Progress, note, printable, size_text, table
+from edgespec.common import expanded
 from edgespec.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def info(
     from edgespec.models.early_exit import read_exit
     from edgespec.models.spec import read_model_spec
 
-    spec = read_model_spec(drafter.expanduser())
+    spec = read_model_spec(expanded(drafter))
     found = read_exit(spec)
     if found is None:
         raise UnsupportedError(

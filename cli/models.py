@@ -12,6 +12,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.render import Progress, note, printable, size_text, table
+from edgespec.common import expanded
 from edgespec.errors import EdgespecError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def show(
 
     spec = read_model(options.model_path(model))
     if pairs is not None:
-        _show_pairs(spec, pairs.expanduser(), as_json)
+        _show_pairs(spec, expanded(pairs), as_json)
         return
     if as_json:
         print(json.dumps(dataclasses.asdict(spec), default=str))
@@ -110,8 +111,8 @@ def export(
 
     if bits not in (None, 4, 8):
         raise typer.BadParameter(f"--bits {bits} is neither 4 nor 8")
-    folder = folder.expanduser()
-    target = output.expanduser() if output else Path(f"{folder.resolve()}-onnx")
+    folder = expanded(folder)
+    target = expanded(output) if output else Path(f"{folder.resolve()}-onnx")
     progress, start = Progress(), perf_counter()
     try:
         export_model(folder, target, bits=bits, progress=progress)

@@ -6,6 +6,7 @@ import functools
 import inspect
 import itertools
 import re
+import string
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from edgespec.common import expanded
 from edgespec.drafters import NAMES
 from edgespec.errors import UnsupportedError
 from edgespec.memory.footprint import KV_TYPE_BYTES
@@ -33,6 +35,7 @@ _UNITS = {
 ModelArgument = Annotated[
     str | None, typer.Argument(help="GGUF file, or folder of `models export`. Default: embedded.")
 ]
+_DENSE = (string.digits + string.punctuation).encode()
 MAX_TOKENS = 512
 MaxTokensOption = Annotated[
     int, typer.Option("--max-tokens", "-n", min=1, help="Most tokens of an answer.")
@@ -123,8 +126,8 @@ class PlanOptions:
             device=self.device,
             context_size=self.ctx,
             drafter=self.drafter,
-            draft_model=self.draft_model and self.draft_model.expanduser(),
-            switch=self.switch and self.switch.expanduser(),
+            draft_model=self.draft_model and expanded(self.draft_model),
+            switch=self.switch and expanded(self.switch),
             draft_max=self.draft_max,
             kv_type=None if self.kv_type == "auto" else self.kv_type,
             gpu_layers=None if layers == "auto" else int(layers),
@@ -254,8 +257,13 @@ def read_text(path: Path | None) -> str | None:
 
 
 def most_prompt_tokens(text: str) -> int:
-    """A ceiling of what a prompt takes: two bytes a token (usually four), and a chat format."""
-    return len(text.encode()) // 2 + 64
+    """A ceiling of what a prompt takes, its chat format included.
+
+    A token has two bytes or more (usually four), but digits and signs may be tokens of their own.
+    """
+    written = text.encode(errors="surrogatepass")  # an argument that is no UTF-8 has surrogates
+    words = written.translate(None, _DENSE)
+    return len(written) - len(words) + len(words) // 2 + 64
 
 
 def takes_shared_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -332,4 +340,4 @@ def model_path(model: str | None) -> Path:
     """The file or folder that was named, or the embedded model."""
     from edgespec.models.embedded import embedded_model
 
-    return embedded_model() if model is None else Path(model).expanduser()
+    return embedded_model() if model is None else expanded(model)

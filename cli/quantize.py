@@ -11,6 +11,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.render import Progress, note, printable, size_text, table
+from edgespec.common import expanded
 
 if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
@@ -38,7 +39,7 @@ class MeasureOptions:
 
     def path(self) -> Path | None:
         """The text file that was named."""
-        return self.data and self.data.expanduser()
+        return self.data and expanded(self.data)
 
 
 MEASURED = MeasureOptions()
@@ -144,7 +145,7 @@ def quantize(
     least, most = (1 if kv else 2, 99) if compare else (1 if tune else 2, 2)
     if not least <= len(files) <= most:
         raise typer.BadParameter("name a source and " + ("other files" if compare else "a target"))
-    spec, *others = (path.expanduser() for path in files)
+    spec, *others = (expanded(path) for path in files)
     source = read_model(spec) if compare else read_model_spec(spec)
     progress = Progress()
     try:
@@ -224,7 +225,7 @@ def _fit(
         spec,
         target,
         options.size_bytes("--fit", size),
-        work=work and work.expanduser(),
+        work=work and expanded(work),
         types=measure.names(),
         data=measure.path(),
         minutes=minutes,

@@ -14,6 +14,7 @@ from edgespec.cli import options
 from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.cli.tint import COLORS, NONE, ColorOption, Tint
+from edgespec.common import expanded
 from edgespec.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def run(
     sampling = sampling_options.params()
     texts = format_options.texts()
     request = plan_options.request(
-        prompt_tokens=options.most_prompt_tokens(text), max_tokens=max_tokens
+        prompt_tokens=options.most_prompt_tokens(text + (system or "")), max_tokens=max_tokens
     )
     if check and request.draft_model is not None and not sampling.is_greedy:
         raise UnsupportedError(
@@ -107,8 +108,8 @@ def _model_and_prompt(model: str | None, prompt: str | None) -> tuple[str | None
 
 def _exists(text: str) -> bool:
     try:
-        return Path(text).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # too long for a name, no such home folder
+        return expanded(text).exists()
+    except (OSError, ValueError):  # too long for a name
         return False
 
 

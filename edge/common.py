@@ -1,8 +1,15 @@
-"""What two sequences have in common."""
+"""Small things that have no better place."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with a leading ~ replaced; as it is where there is no such home folder."""
+    return Path(os.path.expanduser(path))
 
 
 def common_length(a: Sequence[object], b: Sequence[object], start: int = 0) -> int:

@@ -20,9 +20,9 @@ from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
 
-# Predicted gain for which one is loaded unseen. Files tell of text of their own, which flatters: the
-# shipped one says 1.57 tokens a round of one draft, and answers to people's prompts had 1.38 (64
-# tokens long) to 1.48 (192). What is lost on the way has to be gained, and its memory paid for.
+# Predicted gain for which one is loaded unseen. Files tell of text of their own, which flatters:
+# the shipped one says 1.57 tokens a round of one draft, and answers to people's prompts had 1.38
+# (64 tokens long) to 1.48 (192). And its memory has to be worth it.
 _WORTH_TRYING = 1.15
 _WORTH_LOADING = 0.01  # of the time of rounds: what it has to save where that was seen
 _TELLING_ROUNDS = 300

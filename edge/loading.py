@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,11 @@ from edgespec.memory.track import peak_resident_bytes
 from edgespec.models.embedded import embedded_model
 from edgespec.models.onnx_folder import read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
-from edgespec.noise import largest_invariant_step, prefill_is_invariant
+from edgespec.noise import largest_invariant_step, prefill_is_invariant, tested_depth
 from edgespec.planning import (
     LEARNED,
     READS,
+    KnownStep,
     learned_key,
     make_run_plan,
     rounds_key,
@@ -254,7 +255,7 @@ def _load_one(
             # A plan whose steps have no room for drafts loads no draft model.
             names = plan.drafter if model is not None else plan.of_small().drafter
             drafter = make_drafter(names, model)
-            counted = cache.load("rounds", rounds_key(spec, plan.drafter)) or {}
+            counted = cache.load("rounds", rounds_key(spec, names)) or {}
             history = RoundHistory.from_json(counted.get("rounds"))
         if drafter is not None:
             drafter.load_state({**calibration, MODEL: learned})
@@ -376,23 +377,28 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
 
 
 def _largest_exact_step(backend: Backend, key: str, report: Progress) -> int:
-    """Nodes a step may have with `--exact`; measured once for these settings."""
-    document = cache.load("invariance", key)
-    known = document.get("largest_step") if document else None
-    size = known if isinstance(known, int) else 0
-    if size < 1:
+    """Nodes a step may have with `--exact`; measured once for these settings.
+
+    Again where this plan has larger steps than were tried, or a context that goes deeper.
+    """
+    largest, depth = backend.max_nodes, tested_depth(backend)
+    if largest == 1:
+        return 1
+    known = KnownStep.from_json(cache.load("invariance", key))
+    if known is None or known.depth < depth or not (known.is_limit or known.tried >= largest):
         size = largest_invariant_step(
             backend,
             progress=lambda part: report("checking that batches round like single tokens", part),
         )
-        cache.store("invariance", key, {"largest_step": size})
-    if size == 1 < backend.max_nodes:
+        known = KnownStep(size, largest, depth)
+        cache.store("invariance", key, asdict(known))
+    if known.largest_step == 1:
         raise UnsupportedError(
             "--exact is not possible: logits of this file change with the number of tokens in a "
             "step, on this device",
             hint="Q4_0, Q4_1 and Q8_0 files are batch-invariant on CPUs; or leave out --exact",
         )
-    return min(size, backend.max_nodes)  # an earlier plan may have had larger steps
+    return min(known.largest_step, largest)  # an earlier plan may have had larger steps
 
 
 def _prefill_is_exact(backend: Backend, key: str, step: int) -> bool:
@@ -401,10 +407,11 @@ def _prefill_is_exact(backend: Backend, key: str, step: int) -> bool:
     Where it may not, every turn is prefilled again.
     """
     document = cache.load("invariance", key) or {}
-    known = document.get("prefill")
-    if not isinstance(known, bool):
+    known, compared = document.get("prefill"), [backend.batch_size, step, tested_depth(backend)]
+    if not isinstance(known, bool) or document.get("prefill_of") != compared:
         known = prefill_is_invariant(backend, step)
-        cache.store("invariance", key, {**document, "prefill": known})
+        document = {**document, "prefill": known, "prefill_of": compared}
+        cache.store("invariance", key, document)
     return known
 
 
@@ -427,6 +434,7 @@ def _remember(
         counts, state = cache.load("calibration", spec.fingerprint) or {}, drafter.state()
         state.pop(MODEL, None)  # which is kept with its own file
         cache.store("calibration", spec.fingerprint, {**counts, **state})
-        cache.store("rounds", rounds_key(spec, drafter.name), {"rounds": history.rounds()})
+        if plan.draft_max > 0:  # rounds that could not draft say nothing about others
+            cache.store("rounds", rounds_key(spec, drafter.name), {"rounds": history.rounds()})
         if plan.remember:
             add_texts(spec.fingerprint, spec.path.name, drafter.written)

@@ -67,6 +67,11 @@ def measure_batch_noise(
     return noise
 
 
+def tested_depth(backend: Backend) -> int:
+    """Up to how many tokens in the cache steps are compared here: no further than its context."""
+    return min(backend.context_size, _DEPTHS[-1] + _NUM_TOKENS)
+
+
 def largest_invariant_step(
     backend: Backend,
     depths: Sequence[int] = _DEPTHS,

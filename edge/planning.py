@@ -5,10 +5,12 @@ Imports no inference library and no numpy, so that `edgespec plan` answers at on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import Any
 
 from edgespec.drafters import MODEL, drafter_names, tables_bytes
 from edgespec.drafters.merits import recalled
@@ -365,11 +367,33 @@ def stored_kv_losses(spec: ModelSpec) -> dict[str, float]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class KnownStep:
+    """How large steps may be that round alike, of those `tried`, up to `depth` tokens of cache."""
+
+    largest_step: int
+    tried: int
+    depth: int
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether a larger step was seen to round differently."""
+        return self.largest_step < self.tried
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any] | None) -> KnownStep | None:
+        """What an earlier run has stored; None from anything else."""
+        values = [(document or {}).get(field.name) for field in fields(cls)]
+        numbers = [value for value in values if isinstance(value, int) and value > 0]
+        return cls(*numbers) if len(numbers) == len(values) else None
+
+
 def _largest_exact_step(spec: ModelSpec, settings: Settings) -> int | None:
     """Steps that round alike under these settings, if an earlier run has measured it."""
-    document = cache.load("invariance", settings_key(spec, settings))
-    known = document.get("largest_step") if document else None
-    return known if isinstance(known, int) and known > 1 else None
+    known = KnownStep.from_json(cache.load("invariance", settings_key(spec, settings)))
+    if known is None or not known.is_limit or known.largest_step == 1:  # which loading refuses
+        return None
+    return known.largest_step
 
 
 def _library(backend: str) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 
 from edgespec.backends.base import Tokenizer
 from edgespec.backends.llama_tokenizer import open_tokenizer
+from edgespec.common import expanded
 from edgespec.errors import UnsupportedError
 from edgespec.exit_chat import chat_of, read_prompts
 from edgespec.memory import device
@@ -140,7 +141,7 @@ def importance_matrix(
         yield None, ""
         return
     if wanted != "auto":
-        path = Path(wanted).expanduser()
+        path = expanded(wanted)
         read_imatrix(path)  # now, with its own words, rather than in the quantizer
         yield path, ""
         return

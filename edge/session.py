@@ -357,6 +357,8 @@ class Session:
         tokenizer = self.engine.backend.tokenizer
         known = self._known
         known.cut(common_length(known.text, turn.text))
+        while known.ids != list(turn.prompt_ids[: len(known.ids)]):  # this turn was encoded anew
+            known.cut(len(known.text) - 1)
         known.add(turn.text[len(known.text) :], turn.prompt_ids[len(known.ids) :])
         ids = [token for token in result.token_ids if not tokenizer.is_end(token)]
         if b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace") == result.text:

@@ -43,17 +43,16 @@ def load(kind: str, key: str) -> dict[str, Any] | None:
 def store(kind: str, key: str, document: dict[str, Any]) -> None:
     """Keep `document` for the next run, if the directory can be written."""
     path = _path(kind, key)
-    temporary = None
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w") as file:
-            json.dump({**document, "key": key}, file)
-        os.replace(temporary, path)
-        temporary = None
-    if temporary is not None:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump({**document, "key": key}, file)
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(OSError):  # it is there only if something went wrong
+                os.unlink(temporary)
 
 
 def remove(kind: str, key: str) -> None:

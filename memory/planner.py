@@ -277,8 +277,9 @@ class _Planner:
             return
         if self.layout.backend == ONNX:
             return
+        wanted = request.context_size or self._upper_context()
         for kind, times in _SMALLER_KV_TYPES:
-            if self.layout.fits(self._upper_context(), self._smallest_batch(), 0):
+            if self.layout.fits(wanted, self._smallest_batch(), 0):
                 return
             loss = self.kv_losses.get(kind, 0.0 if kind == "q8_0" else math.inf)
             fits = all(kv_type_fits(spec, kind) for spec in self.layout.specs)
@@ -401,8 +402,10 @@ class _Planner:
                 context, max(batch, self.request.draft_max + 1), self.request.draft_max
             ):
                 raise refusal(self.layout, self.request, context, batch)
-            return self.request.draft_max
-        return self._best_draft(lambda draft: self.layout.fits(context, batch, draft))
+            return min(self.request.draft_max, context - 1)  # a step has to fit into the context
+        return self._best_draft(
+            lambda draft: draft < context and self.layout.fits(context, batch, draft)
+        )
 
     def _best_draft(self, fits: Callable[[int], bool]) -> int:
         """Of the drafts that fit the smallest that keeps nearly all speed; 0 if none fits.

@@ -62,7 +62,7 @@ def check(request: Request) -> None:
         ("--budget", request.budget_bytes, 1, 1 << 62),
     ):
         if value is not None and not low <= value <= high:
-            raise UnsupportedError(f"{option} {value} is not possible", hint=f"use {low} or more")
+            raise UnsupportedError(f"{option} {value} is not possible", hint=f"use {low} to {high}")
 
 
 def threads_of(request: Request) -> tuple[int, str]:
@@ -81,7 +81,7 @@ def drafter_of(spec: ModelSpec, request: Request) -> tuple[str, str]:
             )
         return "none", f"{spec.arch} keeps a recurrent state that cannot be rolled back"
     if request.drafter != "auto":
-        return request.drafter, "as asked"
+        return ",".join(name.strip() for name in request.drafter.split(",")), "as asked"
     if request.draft_model is not None:
         return "suffix,model", "the draft model writes where it is worth its time"
     return "suffix", "free: repeats what the text repeats, used only where it pays"

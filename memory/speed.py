@@ -101,8 +101,7 @@ class SpeedModel:
         plain_ms = self.curve.step_ms(1, depth)
         tokens = spent_ms = 0.0
         for nodes in {nodes for nodes, _, _ in self.rounds}:
-            size = self._measured_size(min(nodes, draft_max + 1))
-            step_ms = self.curve.step_ms(size, depth)
+            size, step_ms = self._step(min(nodes, draft_max + 1), depth)
             drafted_ms = undrafted_ms = 0.0
             for _, emitted, times in (r for r in self.rounds if r[0] == nodes):
                 drafted_ms += times * -(-emitted // size) * step_ms
@@ -113,12 +112,20 @@ class SpeedModel:
         rate = tokens / spent_ms if spent_ms else 1.0 / plain_ms
         return 1e3 * rate / self.curve.level
 
-    def _measured_size(self, size: int) -> int:
-        """The largest step that was measured and is not larger."""
-        size = min(size, len(self.curve.base) - 1)
-        while size > 1 and self.curve.base[size] == float("inf"):
+    def _step(self, size: int, depth: int) -> tuple[int, float]:
+        """The largest step that was measured and is not larger, and its time.
+
+        A step beyond all that an earlier plan had room for is taken to go on as the measured ones
+        do: a plan would never have room for it again if it could only be as good as smaller ones.
+        """
+        base, largest = self.curve.base, self.curve.max_nodes
+        if size >= len(base) and largest > 1:
+            node_ms = max(0.0, base[largest] - base[1]) / (largest - 1)
+            return size, self.curve.step_ms(largest, depth) + node_ms * (size - largest)
+        size = min(size, largest)
+        while base[size] == float("inf"):
             size -= 1
-        return size
+        return size, self.curve.step_ms(size, depth)
 
 
 def estimated_curve(weight_bytes: int, bytes_per_s: float, max_nodes: int) -> CostCurve:

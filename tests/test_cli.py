@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from edgespec.cli.main import main
+from edgespec.cli.options import most_prompt_tokens
 from edgespec.memory import device
 from edgespec.models.embedded import embedded_model
 
@@ -721,3 +722,19 @@ def test_a_reader_that_has_gone_ends_the_run_quietly(measured: str) -> None:
     stream_of(process.stdin).close()
     stream_of(process.stderr).close()
     assert "Traceback" not in err and "Exception ignored" not in err and "Error" not in err
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("", 64),
+        ("abcd" * 10, 84),
+        ("12345", 69),
+        ("{[(", 67),
+        ("caf\udce9", 67),
+        ("\u4e00" * 4, 70),
+    ],
+)
+def test_a_ceiling_of_what_a_prompt_takes(text: str, tokens: int) -> None:
+    """Digits and signs are tokens of their own; no argument of a shell is too odd to be counted."""
+    assert most_prompt_tokens(text) == tokens

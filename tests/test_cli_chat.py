@@ -141,6 +141,21 @@ def test_editing_begins_with_the_last_message(person: Person) -> None:
     person.sees("nothing to take back")
 
 
+def test_an_edit_ends_with_an_empty_line_or_another_command(person: Person) -> None:
+    person.sends("Say yes.")
+    for other in ("\x15\r", "\x15/stats\r"):  # the line is erased first
+        person.sends("/edit")
+        person.waits()
+        person.types(other)
+    person.sends("Say no.")
+    person.sends("/undo")
+    person.sees("took back: Say no.")
+    person.sends("/undo")
+    person.sees("took back: Say yes.")
+    person.sends("/save ~nobody-of-that-name/x")
+    person.sees("cannot write")
+
+
 def test_ctrl_c_stops_an_answer_and_twice_leaves(measured: str) -> None:
     person = Person(measured, "-n", "900")
     person.sends(ENDLESS)

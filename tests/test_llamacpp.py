@@ -931,11 +931,18 @@ def test_exact_settings_are_lossless_beyond_512_cells(model: Path, spec: ModelSp
 def test_exact_is_measured_before_it_is_promised(cache_folder: Path) -> None:
     options: dict[str, Any] = {"context_size": 512, "draft_max": 3, "threads": THREADS}
     edgespec.load(**options).close()
-    assert not list(cache_folder.glob("invariance/*.json"))
+    edgespec.load(**{**options, "draft_max": 0}, exact=True).close()
+    assert not list(cache_folder.glob("invariance/*.json")), "single tokens say nothing"
     edgespec.load(**options, exact=True).close()
     (measured,) = cache_folder.glob("invariance/*.json")
     document = json.loads(measured.read_text())
-    assert document["largest_step"] == 4
+    assert (document["largest_step"], document["tried"], document["depth"]) == (4, 4, 512)
+    assert document["prefill_of"][1:] == [4, 512]
+    for change in ({"draft_max": 5}, {"context_size": 1024}):  # larger steps, a deeper cache
+        edgespec.load(**{**options, **change}, exact=True).close()
+        again = json.loads(measured.read_text())
+        assert (again["tried"], again["depth"]) != (document["tried"], document["depth"])
+        document = again
     measured.write_text(json.dumps({**document, "largest_step": 1}))
     with pytest.raises(UnsupportedError, match=r"--exact is not possible") as caught:
         edgespec.load(**options, exact=True)

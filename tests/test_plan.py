@@ -116,6 +116,19 @@ def test_the_context_is_what_is_needed_and_what_was_trained(
     assert plan_of(replace(SPEC, context_length=trained), **request_).context_size == context_size
 
 
+def test_a_context_that_was_asked_for_needs_no_smaller_cache() -> None:
+    whole = plan_of(prefer="context").predicted_peak_bytes
+    asked: dict[str, Any] = {"prefer": "context", "budget_bytes": whole * 4 // 5}
+    assert plan_of(**asked).kv_type_k == "q8_0"
+    assert plan_of(**asked, context_size=1024).kv_type_k == "f16"
+
+
+@pytest.mark.parametrize("wish", [{}, {"draft_max": 200}])
+def test_the_largest_step_fits_into_the_context(wish: dict[str, Any]) -> None:
+    assert plan_of(context_size=16, **wish).draft_max == 15
+    assert plan_of(context_size=1, **wish).draft_max == 0
+
+
 @pytest.mark.parametrize(("width", "batch_size"), [(256, 128), (1024, 64), (4096, 64)])
 def test_a_wide_model_reads_prompts_in_smaller_batches(width: int, batch_size: int) -> None:
     assert plan_of(model(width=width)).batch_size == batch_size

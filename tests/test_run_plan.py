@@ -100,6 +100,24 @@ def test_a_damaged_stored_curve_is_none(base: Any) -> None:
     assert stored_curve(SPEC, SETTINGS) is None
 
 
+@pytest.mark.usefixtures("quiet")
+def test_a_small_budget_does_not_bind_a_later_one() -> None:
+    """What an earlier plan had no room for is tried again where the measured sizes are cheap."""
+    request = Request(threads=2, budget_bytes=2 << 30)
+    times = {"flat": [4.0, 4.2, 4.4, 4.6], "steep": [4.0, 8.0, 12.0, 16.0]}
+    drafts = {}
+    for name, base in times.items():
+        cache.store("curves", settings_key(SPEC, SETTINGS), CostCurve([INF, *base]).as_json())
+        drafts[name] = make_run_plan(SPEC, request, PLENTY).draft_max
+    assert drafts["flat"] > 3 >= drafts["steep"]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_blanks_in_a_list_of_drafters_do_not_count() -> None:
+    plan = make_run_plan(SPEC, Request(drafter=" suffix, recycling"), PLENTY)
+    assert plan.drafter == "suffix,recycling"
+
+
 def test_a_few_rounds_tell_little() -> None:
     """From 500 on those of this file count; before, what is usual."""
     key = rounds_key(SPEC, "suffix")
@@ -132,11 +150,13 @@ def test_an_exact_run_knows_the_largest_step_that_rounds_alike() -> None:
     request = Request(threads=2, exact=True)
     assert make_run_plan(SPEC, request, PLENTY).draft_max == 31
     exact = Settings(2, "bf16", "f16", 0, "suffix")
-    cache.store("invariance", settings_key(SPEC, exact), {"largest_step": 8})
+    known = {"largest_step": 8, "tried": 32, "depth": 704}
+    cache.store("invariance", settings_key(SPEC, exact), known)
     assert make_run_plan(SPEC, request, PLENTY).draft_max == 7
     assert make_run_plan(SPEC, Request(threads=2), PLENTY).draft_max == 31
-    cache.store("invariance", settings_key(SPEC, exact), {"largest_step": "eight"})
-    assert make_run_plan(SPEC, request, PLENTY).draft_max == 31
+    for change in ({"largest_step": "eight"}, {"tried": 8}, {"depth": None}):
+        cache.store("invariance", settings_key(SPEC, exact), {**known, **change})
+        assert make_run_plan(SPEC, request, PLENTY).draft_max == 31, "no limit is known"
 
 
 def test_planning_imports_no_inference_library_and_no_numpy() -> None:

@@ -166,6 +166,27 @@ def test_ids_that_the_model_wrote_are_kept_where_its_text_would_be_cut_otherwise
     assert turn.result.counters.reused_tokens == len("<u>hello all.<a>HELLO ALL")
 
 
+def test_ids_and_text_stay_together_where_a_turn_is_encoded_anew() -> None:
+    """The second answer ends within a token's text, so the third prompt is cut as one text."""
+
+    def spelled(ids: Sequence[int]) -> bytes:
+        return bytes(ids).replace(b"\xc8", b"LL").replace(b"\xc9", b"\n")
+
+    engine = engine_of(lambda context: shouting(tuple(spelled(context))))
+    assert isinstance(engine.backend, Counting)
+    engine.backend.tokenizer = Pairs(VOCAB, END)
+    session = Session(engine)
+    session.send("hello all")  # whose answer has LL as two tokens
+    session.stop = ("OR",)
+    assert session.send("more").text == "M"
+    session.stop = ()
+    assert session.send("again").text == "AGAIN"
+    assert spelled(session._known.ids).decode() == session._known.text
+    turn = session.stream("and on")
+    list(turn)
+    assert spelled(turn.prompt_ids).decode() == turn.text
+
+
 def test_drafts_come_from_earlier_turns() -> None:
     """The drafter's text goes on: nothing is read twice."""
     session = Session(engine_of())

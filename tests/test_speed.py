@@ -135,6 +135,16 @@ def test_sizes_that_were_not_measured_are_not_used() -> None:
     assert only_one.tokens_per_s(3, 0) == pytest.approx(250.0)
 
 
+def test_sizes_no_plan_had_room_for_are_taken_to_go_on_as_the_measured_ones_do() -> None:
+    """t(4) = 1.6 ms, 0.2 a node: eight tokens in a step of eight take 2.4 ms."""
+    curve = CostCurve([INF, 1.0, 1.2, 1.4, 1.6])
+    predicted = SpeedModel(curve, is_measured=True, rounds=((8, 8, 1.0),))
+    assert predicted.tokens_per_s(7, 0) == pytest.approx(8e3 / 2.4)
+    assert predicted.tokens_per_s(3, 0) == pytest.approx(8e3 / 3.2)
+    single = SpeedModel(CostCurve([INF, 1.0]), is_measured=True, rounds=((8, 8, 1.0),))
+    assert single.tokens_per_s(7, 0) == pytest.approx(1e3)
+
+
 def test_drafts_that_do_not_pay_give_exactly_plain_speed() -> None:
     """Two tokens for 9 ms instead of 8: the controller would not draft."""
     curve = CostCurve([INF, 4.0, 9.0])
