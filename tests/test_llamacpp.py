@@ -931,10 +931,11 @@ def test_exact_settings_are_lossless_beyond_512_cells(model: Path, spec: ModelSp
 def test_exact_is_measured_before_it_is_promised(cache_folder: Path) -> None:
     options: dict[str, Any] = {"context_size": 512, "draft_max": 3, "threads": THREADS}
     edgespec.load(**options).close()
+    assert not list(cache_folder.glob("invariance/*.json"))
     edgespec.load(**{**options, "draft_max": 0}, exact=True).close()
-    assert not list(cache_folder.glob("invariance/*.json")), "single tokens say nothing"
-    edgespec.load(**options, exact=True).close()
     (measured,) = cache_folder.glob("invariance/*.json")
+    assert "largest_step" not in measured.read_text(), "single tokens say nothing about others"
+    edgespec.load(**options, exact=True).close()
     document = json.loads(measured.read_text())
     assert (document["largest_step"], document["tried"], document["depth"]) == (4, 4, 512)
     assert document["prefill_of"][1:] == [4, 512]
