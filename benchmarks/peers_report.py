@@ -9,9 +9,10 @@ from typing import Any
 
 from edgespec.bench.neighbours import BUSY
 from edgespec.bench.ratios import Timed, interval_text, rate, ratio_of
+from edgespec.bench.summary import decoding, end_to_end
+from edgespec.stats import Counters
 
 Line = dict[str, Any]  # one prompt and its answers by all contenders
-Answered = dict[str, Any]  # one answer
 _PLAIN = ("server", "python", "transformers")  # peers, and the names of their plain settings
 
 
@@ -49,11 +50,11 @@ def document_of(lines: Sequence[Line], baseline: str | None) -> dict[str, Any]:
         "baseline": best,
         "contenders": [_row(lines, name, best) for name in names],
         "categories": {
-            task: {name: _ratio(some, name, best, _decoding) for name in names}
+            task: {name: _ratio(some, name, best, decoding) for name in names}
             for task, some in tasks.items()
         },
         "over_own_plain": {
-            task: _ratio(some, "edgespec", "edgespec plain", _decoding)
+            task: _ratio(some, "edgespec", "edgespec plain", decoding)
             for task, some in tasks.items()
             if {"edgespec", "edgespec plain"} <= set(names)
         },
@@ -67,12 +68,12 @@ def document_of(lines: Sequence[Line], baseline: str | None) -> dict[str, Any]:
 
 
 def _fastest(lines: Sequence[Line], names: Sequence[str]) -> str:
-    return max(names, key=lambda name: rate(_timed(lines, name, _decoding)))
+    return max(names, key=lambda name: rate(_timed(lines, name, decoding)))
 
 
 def _over_best(lines: Sequence[Line], settings: Sequence[str]) -> dict[str, Any]:
     best = _fastest(lines, settings)
-    return {"name": best, **_ratio(lines, "edgespec", best, _decoding)}
+    return {"name": best, **_ratio(lines, "edgespec", best, decoding)}
 
 
 def _row(lines: Sequence[Line], name: str, best: str) -> dict[str, Any]:
@@ -81,8 +82,8 @@ def _row(lines: Sequence[Line], name: str, best: str) -> dict[str, Any]:
     pairs = zip(theirs, found, strict=True)
     return {
         "name": name,
-        "decode": _ratio(lines, name, best, _decoding),
-        "end_to_end": _ratio(lines, name, best, _end_to_end),
+        "decode": _ratio(lines, name, best, decoding),
+        "end_to_end": _ratio(lines, name, best, end_to_end),
         "drafted_tokens": sum(one["drafted_tokens"] for one in found),
         "accepted_tokens": sum(one["accepted_tokens"] for one in found),
         "identical": sum(ids == one["token_ids"] for ids, one in pairs),
@@ -90,7 +91,7 @@ def _row(lines: Sequence[Line], name: str, best: str) -> dict[str, Any]:
 
 
 def _ratio(
-    lines: Sequence[Line], name: str, best: str, part: Callable[[Answered], Timed]
+    lines: Sequence[Line], name: str, best: str, part: Callable[[Counters], Timed]
 ) -> dict[str, Any]:
     ours = _timed(lines, name, part)
     ratio = ratio_of(ours, _timed(lines, best, part), [line["task"] for line in lines])
@@ -138,13 +139,15 @@ def _shown(one: dict[str, Any]) -> str:
     return f"{one['ratio']:.3f} {interval_text(one['low'], one['high'])}"
 
 
-def _timed(lines: Sequence[Line], name: str, part: Callable[[Answered], Timed]) -> list[Timed]:
-    return [part(line["answers"][name]) for line in lines]
+def _timed(lines: Sequence[Line], name: str, part: Callable[[Counters], Timed]) -> list[Timed]:
+    return [part(_counters(line["answers"][name])) for line in lines]
 
 
-def _decoding(one: Answered) -> Timed:
-    return Timed(one["decoded_tokens"], one["decode_s"])
-
-
-def _end_to_end(one: Answered) -> Timed:
-    return Timed(one["generated_tokens"], one["time_to_first_token_s"] + one["decode_s"])
+def _counters(one: dict[str, Any]) -> Counters:
+    """What is timed of an answer; every decoded token counts as a round."""
+    return Counters(
+        generated_tokens=one["generated_tokens"],
+        rounds=one["decoded_tokens"],
+        time_to_first_token_s=one["time_to_first_token_s"],
+        decode_s=one["decode_s"],
+    )
