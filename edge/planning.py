@@ -51,7 +51,9 @@ READS = "reads"  # what is stored of times to catch up
 LEARNED = "learned"  # what is stored of how draft models did
 _F32, _F64 = 4, 8
 _MAX_NODES = 32  # of a step whose time is estimated
-_WORTH_SWITCHING = 1.03  # predicted speed of the other backend
+# Predicted speed of the other backend: one that has answered here, and one that has only been timed
+# (such predictions were up to 30% too good).
+_WORTH_SWITCHING, _WORTH_TRYING = 1.03, 1.2
 _MANY, _FLAT = 8, 1.3  # nodes of a step, and times a plain step: flatter curves reward branches
 _TELLING_ROUNDS = 500  # fewer say little about what comes next
 
@@ -60,7 +62,7 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Device | None = No
     """The plan of a request on this machine, with everything that was measured earlier.
 
     With `backend="auto"` llama.cpp runs the file unless ONNX Runtime was measured with it, too,
-    and is predicted to be faster.
+    and is predicted to be worth what it takes (`_worth`).
 
     An ONNX model folder runs on ONNX Runtime alone.
 
@@ -78,14 +80,27 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Device | None = No
     plan = _plan_on(spec, replace(request, backend=LLAMACPP), machine)
     if request.backend != "auto":
         return _with_choice(plan, Choice("backend", LLAMACPP, "as asked"))
-    other = _measured_onnx_plan(spec, request, machine)
+    other = _measured_onnx_plan(spec, request, machine, plan.goal.draft_max)
     if isinstance(other, str):
         return _with_choice(plan, Choice("backend", LLAMACPP, other))
-    both = f"{plan.tokens_per_s:.1f} tokens/s predicted with llama.cpp"
+    both = f"{plan.goal.tokens_per_s:.1f} tokens/s predicted with llama.cpp"
     both += f", {other.tokens_per_s:.1f} with ONNX Runtime"
-    if other.tokens_per_s > _WORTH_SWITCHING * plan.tokens_per_s:
+    worth = _worth(other, plan, stored_curve(spec, settings_of(other)))
+    if other.tokens_per_s > worth * plan.goal.tokens_per_s:
         return _with_choice(other, Choice("backend", ONNX, both))
+    both += f", which would have to be {worth:.2f}x as fast to be worth its memory"
     return _with_choice(plan, Choice("backend", LLAMACPP, both))
+
+
+def _worth(other: Plan, plan: Plan, curve: CostCurve | None) -> float:
+    """How many times as fast another backend must be predicted to be.
+
+    A percent for every percent of the memory that it takes more of, and more where its step times
+    were never held against a real answer.
+    """
+    extra = max(0, other.predicted_peak_bytes - plan.predicted_peak_bytes)
+    is_tried = curve is not None and curve.is_tried
+    return (_WORTH_SWITCHING if is_tried else _WORTH_TRYING) + extra / other.limit_bytes
 
 
 def _folder_plan(spec: ModelSpec, request: Request, machine: Device) -> Plan:
@@ -153,7 +168,7 @@ def _plan_on(spec: ModelSpec, request: Request, machine: Device) -> Plan:
         except DoesNotFitError as problem:
             verdict = Verdict(False, str(problem))
         else:
-            if drafting.draft_max and drafting.context_size == plan.context_size:
+            if drafting.draft_max and not drafting.is_limited:
                 choice = Choice("early_exit", "used", verdict.reason)
                 reason = "what the text repeats, and the model's own first words of what follows"
                 return _with_choice(_with_reason(drafting, "drafter", reason), choice)
@@ -252,8 +267,14 @@ def _is_flat(spec: ModelSpec, plan: Plan) -> bool:
     return curve.base[_MANY] <= _FLAT * curve.base[1]
 
 
-def _measured_onnx_plan(spec: ModelSpec, request: Request, machine: Device) -> Plan | str:
-    """The plan on ONNX Runtime where it was measured and fits, or why there is none."""
+def _measured_onnx_plan(
+    spec: ModelSpec, request: Request, machine: Device, least_draft: int
+) -> Plan | str:
+    """The plan on ONNX Runtime where it was measured and fits, or why there is none.
+
+    It fits where nothing is left out for it, be it drafts as large as llama.cpp would have: more
+    memory must not bring a faster backend and less of the rest.
+    """
     if (machine.accelerators and request.device != "cpu") or request.gpu_layers:
         return "runs on the GPU"
     if request.kv_type not in (None, "f32"):
@@ -265,10 +286,15 @@ def _measured_onnx_plan(spec: ModelSpec, request: Request, machine: Device) -> P
             check_supported(read_model_spec(request.switch))
         check_supported(spec)
         plan = _plan_on(spec, replace(request, backend=ONNX), machine)
+        if plan.goal.draft_max < least_draft:
+            larger = replace(request, backend=ONNX, draft_max=least_draft)
+            plan = _with_reason(_plan_on(spec, larger, machine), "draft_max", "as with llama.cpp")
     except (UnsupportedError, DoesNotFitError) as problem:
         return f"not on ONNX Runtime: {problem}"
     if stored_curve(spec, settings_of(plan)) is None:
         return "ONNX Runtime was not tried with this file yet (--backend onnx)"
+    if plan.is_limited:
+        return "ONNX Runtime takes more memory: context or drafts would be left out for it"
     return plan
 
 

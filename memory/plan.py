@@ -65,6 +65,15 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
+class Goal:
+    """What a plan would have if memory were no limit."""
+
+    context_size: int
+    draft_max: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Settings of one run. Sizes are in tokens; speeds are predictions."""
 
@@ -91,6 +100,7 @@ class Plan:
     available_bytes: int
     plain_tokens_per_s: float
     tokens_per_s: float
+    goal: Goal
     speed_source: str
     alternatives: tuple[Alternative, ...] = ()
 
@@ -104,6 +114,12 @@ class Plan:
             drafter=",".join(names) or "suffix",
             mapped=self.switch_mapped,
         )
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether more memory would bring a longer context or a larger draft."""
+        reached = self.context_size, self.draft_max
+        return reached < (self.goal.context_size, self.goal.draft_max)
 
     @property
     def predicted_peak_bytes(self) -> int:

@@ -5,9 +5,14 @@ earlier, so it costs milliseconds and loads nothing. The search is small on purp
 
 1. settings that change what is computed (KV type, drafter) come from the request; a type that
    costs quality is never chosen silently; as many layers as fit go to a GPU
-2. the largest draft: the least memory that keeps 98% of the best predicted tokens/s
-   (arXiv 2506.01986 calls it the lower bound of memory that retains the speed-up)
-3. what is left goes to the context, up to what is wanted, then to the prompt's batch
+2. context and drafts climb one ladder, as far as memory allows: the least context; the smallest
+   draft, and larger ones that take hardly more; the context that is wanted; the other drafts, up to
+   the least that keeps 98% of the best predicted tokens/s (arXiv 2506.01986 calls it the lower
+   bound of memory that retains the speed-up)
+3. what is left goes to the prompt's batch
+
+A ladder and not an optimum for each budget, because more memory must never buy less context, a
+smaller draft or less speed.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from typing import Any
 from edgespec.errors import UnsupportedError
 from edgespec.memory.footprint import kv_type_fits
 from edgespec.memory.layout import BATCH_SIZES, Layout, smallest_batch
-from edgespec.memory.plan import Alternative, Choice, Device, Plan, Settings
+from edgespec.memory.plan import Alternative, Choice, Device, Goal, Plan, Settings
 from edgespec.memory.refusal import refusal
 from edgespec.memory.request import (
     CONTEXT_STEP,
@@ -39,7 +44,7 @@ from edgespec.models.packing import EXACTLY_PACKED
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 _LEAST_CONTEXT = 512  # offered unasked; a question and its answer
-_DRAFT_SIZES = (31, 15, 7, 3)
+_DRAFT_SIZES = (3, 7, 15, 31)
 _GPU_BATCH_SIZE = 512  # a GPU is idle on smaller ones
 # Prompt tokens a second with batches of 64, 128 and 512 on two cores: 0.80, 0.93 and 1 of the best
 # on a model 576 wide, 0.96, 1 and 0.94 on one 1536 wide.
@@ -51,7 +56,7 @@ _SMALLER_KV_TYPES = (("q8_0", "twice"), ("q4_0", "nearly four times"))
 # KL divergence in nats that a cache type may cause where context is preferred: a twentieth of what
 # 4-bit weights cost a small model.
 _MOST_KV_LOSS = 0.01
-_CHEAP = 1.02  # of the bytes with the smallest draft
+_CHEAP = 1.02  # of the bytes with the smallest draft: hardly more
 _LARGEST_STEP = 256
 _MEBIBYTE = 1 << 20
 
@@ -150,6 +155,7 @@ class _Planner:
         )
         self.speed = speed_of(settings)
         self.max_step = max_step_of(settings) or _LARGEST_STEP
+        self.drafts = self._ladder_of_drafts()
 
     # -- the plan --------------------------------------------------------------------------
 
@@ -157,19 +163,10 @@ class _Planner:
         request = self.request
         least = self._least_context()
         batch = self._smallest_batch()
-        if not self.layout.fits(least, batch, 0):
-            raise refusal(self.layout, request, least, batch)
-        context = least
-        if request.prefer == "context":  # context first, drafts from what is left
-            asked = 0 if self.drafter == "none" else request.draft_max or 0
-            context = self._longest_context(max(batch, asked + 1), asked)
-            draft_max = self._draft_max(context, batch)
-        else:
-            draft_max = self._draft_max(least, batch)
-            context = self._longest_context(batch, draft_max)
+        context, draft_max = self._climb(least, batch)
         batch = self._batch_size(context, draft_max)
-        self._choose("context_size", context, self._context_reason(context))
-        self._choose("draft_max", draft_max, self._draft_reason(draft_max, batch, context))
+        self._choose("context_size", context, self._context_reason(context, draft_max))
+        self._choose("draft_max", draft_max, self._draft_reason(draft_max))
         self._choose("batch_size", batch, self._batch_reason(batch))
         self._choose("mapped", int(self.layout.mapped), self._mapped_reason())
         depth, layout = self._depth(), self.layout
@@ -197,6 +194,7 @@ class _Planner:
             available_bytes=self.machine.free_bytes,
             plain_tokens_per_s=self.speed.tokens_per_s(0, depth),
             tokens_per_s=self.speed.tokens_per_s(draft_max, depth),
+            goal=self._goal(),
             speed_source=self.speed.source,
             alternatives=tuple(self._alternatives(context, batch, draft_max)),
         )
@@ -211,8 +209,7 @@ class _Planner:
         if longest > context:
             yield self._alternative("longer context", f"--ctx {longest}", longest, draft_max)
         if self.request.budget_bytes and self.request.draft_max is None:
-            larger = self._best_draft(lambda _draft: True)
-            faster = self._alternative("faster", "", context, larger)
+            faster = self._alternative("faster", "", context, self.drafts[-1])
             gain = faster.tokens_per_s / self.speed.tokens_per_s(draft_max, self._depth())
             if gain > _WORTH_TELLING and faster.peak_bytes <= self.machine.free_bytes:
                 needed = -(-faster.peak_bytes // _MEBIBYTE)
@@ -363,7 +360,7 @@ class _Planner:
         least = self._least_context()
         if self.request.context_size is not None and upper is None:
             return least
-        limit = max(least, self._upper_context() if upper is None else upper)
+        limit = max(least, self._longest_wanted() if upper is None else upper)
         low, high = 0, -(-(limit - least) // CONTEXT_STEP)
         while low < high:
             middle = (low + high + 1) // 2
@@ -373,19 +370,32 @@ class _Planner:
                 high = middle - 1
         return min(limit, least + low * CONTEXT_STEP)
 
+    def _goal(self) -> Goal:
+        context = self._longest_wanted()
+        draft = min(self.drafts[-1], context - 1)
+        return Goal(context, draft, self.speed.tokens_per_s(draft, self._depth()))
+
+    def _longest_wanted(self) -> int:
+        """Tokens of context of a plan that memory does not limit."""
+        asked = self.request.context_size
+        return asked if asked is not None else max(self._least_context(), self._upper_context())
+
     def _upper_context(self) -> int:
         return self._trained() if self.request.prefer == "context" else self.wanted_context
 
     def _trained(self) -> int:
         return self._shorter().context_length or DEFAULT_CONTEXT
 
-    def _context_reason(self, context: int) -> str:
+    def _context_reason(self, context: int, draft_max: int) -> str:
         if self.request.context_size is not None:
             return "as asked"
         if context == self._upper_context():
             if self.request.prefer == "context":
                 return "all the model is made for, and it fits"
             return self.context_reason
+        early = self._early_drafts(self._least_context(), self._smallest_batch())
+        if draft_max < early[-1]:
+            return "what is needed; a draft comes before more, and memory does not reach for it"
         return "the largest that fits"
 
     def _depth(self) -> int:
@@ -393,46 +403,74 @@ class _Planner:
         request = self.request
         return request.prompt_tokens + (request.max_tokens or 256) // 2
 
-    def _draft_max(self, context: int, batch: int) -> int:
-        """The largest draft of the least memory that keeps nearly all of the speed."""
-        if self.drafter == "none":
-            return 0
-        if self.request.draft_max is not None:
-            if not self.layout.fits(
-                context, max(batch, self.request.draft_max + 1), self.request.draft_max
-            ):
-                raise refusal(self.layout, self.request, context, batch)
-            return min(self.request.draft_max, context - 1)  # a step has to fit into the context
-        return self._best_draft(
-            lambda draft: draft < context and self.layout.fits(context, batch, draft)
-        )
+    def _climb(self, least: int, batch: int) -> tuple[int, int]:
+        """Context and draft: as far up the ladder as memory allows.
 
-    def _best_draft(self, fits: Callable[[int], bool]) -> int:
-        """Of the drafts that fit the smallest that keeps nearly all speed; 0 if none fits.
+        Raises DoesNotFitError where the first step does not fit.
+        """
+        first, *early = self._early_drafts(least, batch)
+        if not self.layout.fits(least, max(batch, first + 1), first):
+            raise refusal(self.layout, replace(self.request, draft_max=first), least, batch)
+        draft = self._largest_draft((first, *early), least, batch)
+        if early and draft < early[-1]:
+            return least, draft
+        context = self._longest_context(batch, draft)
+        if context == self._longest_wanted():
+            draft = self._largest_draft(self.drafts, context, batch)
+        return context, min(draft, context - 1)  # a step has to fit into the context
 
-        It is never 0 because drafts seem not to pay: step times measured on a busy machine would
-        then never be corrected, and the controller does not draft where it does not pay.
+    def _largest_draft(self, drafts: Sequence[int], context: int, batch: int) -> int:
+        """The last of ascending drafts that fits; the first one does."""
+        fitting = (draft for draft in drafts if self.layout.fits(context, batch, draft))
+        return max(drafts[0], max(fitting, default=0))
+
+    def _early_drafts(self, least: int, batch: int) -> Sequence[int]:
+        """Those that come before more context: the first, and what takes hardly more than it."""
+        if self.request.prefer == "context":
+            return self.drafts[:1]
+        enough = _CHEAP * self.layout.nbytes(least, batch, self.drafts[:2][-1])
+        return [d for d in self.drafts if self.layout.nbytes(least, batch, d) <= enough]
+
+    def _ladder_of_drafts(self) -> tuple[int, ...]:
+        """The drafts that a plan may have, ascending, each predicted to be faster than the last.
+
+        The first one is what it has in any case: none, or what was asked for. The last one keeps
+        nearly all of the speed. It is never 0 because drafts seem not to pay: step times measured
+        on a busy machine would then never be corrected, and the controller does not draft where it
+        does not pay.
         """
         if self.drafter == "none":
-            return 0
-        drafts = [draft for draft in _DRAFT_SIZES if draft < self.max_step and fits(draft)]
-        if not drafts:
-            return 0
+            return (0,)
+        if self.request.draft_max is not None:
+            return (self.request.draft_max,)
+        most = min(self.max_step, self._least_context())
+        sizes = [draft for draft in _DRAFT_SIZES if draft < most]
+        # A draft model that was named is loaded, or what does not fit is said.
+        least = () if self.layout.draft_spec is not None and sizes else (0,)
+        return (*least, *self._worthwhile(sizes))
+
+    def _worthwhile(self, sizes: Sequence[int]) -> Sequence[int]:
         if not self.speed.is_measured and not self.request.budget_bytes:
-            return drafts[0]  # so that all sizes get measured
+            return sizes  # so that all sizes get measured
         depth = self._depth()
-        speeds = {draft: self.speed.tokens_per_s(draft, depth) for draft in drafts}
-        enough = max(speeds.values()) * self._kept_speed
-        best = min(draft for draft, speed in speeds.items() if speed >= enough)
-        return best if self.request.budget_bytes else max(best, self._cheap_draft(drafts))
+        speeds = {draft: self.speed.tokens_per_s(draft, depth) for draft in sizes}
+        enough = max(speeds.values(), default=0.0) * self._kept_speed
+        kept: list[int] = []
+        for draft, speed in speeds.items():
+            if not kept or speed > speeds[kept[-1]]:
+                kept.append(draft)
+            if speed >= enough:
+                break
+        cheap = 0 if self.request.budget_bytes else self._cheap_draft(sizes)
+        return kept if not kept or cheap <= kept[-1] else [*kept, cheap]
 
-    def _cheap_draft(self, drafts: Sequence[int]) -> int:
+    def _cheap_draft(self, sizes: Sequence[int]) -> int:
         """The largest draft for hardly any memory: some texts use more of it than most do."""
-        sizes = self._least_context(), self._smallest_batch()
-        enough = _CHEAP * self.layout.nbytes(*sizes, drafts[-1])
-        return next(draft for draft in drafts if self.layout.nbytes(*sizes, draft) <= enough)
+        least = self._least_context(), self._smallest_batch()
+        enough = _CHEAP * self.layout.nbytes(*least, min(sizes, default=0))
+        return max((d for d in sizes if self.layout.nbytes(*least, d) <= enough), default=0)
 
-    def _draft_reason(self, draft_max: int, batch: int, context: int) -> str:
+    def _draft_reason(self, draft_max: int) -> str:
         if self.drafter == "none":
             return "no drafter"
         if self.request.draft_max is not None:
@@ -441,6 +479,8 @@ class _Planner:
         gain = self.speed.tokens_per_s(draft_max, depth) / self.speed.tokens_per_s(0, depth)
         if draft_max == 0:
             return "the budget leaves no room for drafts"
+        if draft_max < self.drafts[-1]:
+            return f"the most that fits; {gain:.2f}x of plain predicted"
         if not self.speed.is_measured and not self.request.budget_bytes:
             return "all sizes are measured on first use"
         if not self.request.budget_bytes and draft_max == self._cheap_draft(_DRAFT_SIZES):

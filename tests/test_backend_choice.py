@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planning_cases import thorough
 
 from edgespec import planning
-from edgespec.errors import UnsupportedError
+from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import cache
 from edgespec.memory.accelerators import Accelerator
 from edgespec.memory.curve import CostCurve
@@ -31,15 +35,32 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
     return read_model_spec(embedded_model())
 
 
+@pytest.fixture(scope="module")
+def whole_spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelSpec]:
+    """As `spec`, for all examples of a property."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGESPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(planning, "find_spec", lambda _name: object())
+        yield read_model_spec(embedded_model())
+
+
 def plan(spec: ModelSpec, machine: Device = MACHINE, **request: Any) -> Plan:
     return make_run_plan(spec, Request(**{"threads": 2, **request}), machine)
 
 
-def measured(spec: ModelSpec, backend: str, single_ms: float, padded: bool = False) -> None:
-    """Store a flat curve of steps of up to 32 tokens."""
-    kinds = ("f32", "f32") if backend == ONNX else ("f16", "f16")
-    settings = Settings(2, *kinds, 0, "suffix", backend, padded)
-    curve = CostCurve([INF, *[single_ms] * 32])
+def measured(
+    spec: ModelSpec,
+    backend: str,
+    single_ms: float,
+    *more_ms: float,
+    tried: bool = True,
+    kind: str = "f16",
+) -> None:
+    """Store step times: of one token and more, or of up to 32 that all take as long as one."""
+    kinds = ("f32", "f32") if backend == ONNX else (kind, kind)
+    settings = Settings(2, *kinds, 0, "suffix", backend)
+    curve = CostCurve([INF, single_ms, *(more_ms or [single_ms] * 31)])
+    curve.answered_ms = 1e5 * tried
     cache.store("curves", settings_key(spec, settings), curve.as_json())
 
 
@@ -157,3 +178,67 @@ def test_weights_that_change_their_type_are_named(spec: ModelSpec) -> None:
     """The embedded file is Q4_1 with a Q6_K or Q8_0 table; only Q4_0 and Q8_0 are taken over."""
     (mapped,) = (one for one in plan(spec, backend=ONNX).choices if one.name == "mapped")
     assert "Q4_1" in mapped.reason and "8 bits" in mapped.reason
+
+
+@thorough
+@given(
+    st.lists(st.floats(3.0, 60.0), min_size=1, max_size=31),
+    st.lists(st.floats(3.0, 60.0), min_size=1, max_size=31),
+    st.booleans(),
+    st.sampled_from(({}, {"prefer": "context"}, {"max_tokens": 2000, "prompt_tokens": 600})),
+)
+def test_more_budget_never_buys_less(
+    whole_spec: ModelSpec,
+    llama: list[float],
+    onnx: list[float],
+    is_tried: bool,
+    request_of: dict[str, Any],
+) -> None:
+    """Context, drafts and predicted speed over 40 budgets, with both backends measured."""
+    spec = whole_spec
+    for kind in ("f16", "q8_0"):
+        measured(spec, LLAMACPP, min(llama), *llama, kind=kind)
+    measured(spec, ONNX, min(onnx), *onnx, tried=is_tried)
+    ample = plan(spec, backend=ONNX, **request_of).predicted_peak_bytes
+    reached = (0, 0, 0.0)
+    for step in range(1, 41):
+        try:
+            made = plan(spec, budget_bytes=int(ample * (0.3 + step / 40)), **request_of)
+        except DoesNotFitError:
+            assert reached == (0, 0, 0.0), "less was enough"
+            continue
+        now = made.context_size, made.draft_max, made.tokens_per_s * (1 + 1e-9)
+        assert all(new >= old for new, old in zip(now, reached, strict=True)), (now, reached)
+        reached = made.context_size, made.draft_max, made.tokens_per_s
+    assert reached[0] > 0
+
+
+def test_a_backend_that_takes_more_memory_must_be_worth_it(spec: ModelSpec) -> None:
+    """1.3x as fast for 160 MiB more: much of a small budget, nothing of a large machine."""
+    measured(spec, LLAMACPP, 5.2)
+    measured(spec, ONNX, 4.0)
+    needed = plan(spec, backend=ONNX).predicted_peak_bytes
+    assert plan(spec).backend == ONNX
+    tight = plan(spec, budget_bytes=needed)
+    backend, reason = choice(tight)
+    assert backend == LLAMACPP and "to be worth its memory" in reason
+    assert plan(spec, budget_bytes=2 * needed).backend == ONNX
+
+
+def test_a_backend_that_was_only_timed_must_promise_more(spec: ModelSpec) -> None:
+    """Its prediction was never held against an answer."""
+    measured(spec, LLAMACPP, 5.0)
+    measured(spec, ONNX, 4.4, tried=False)
+    assert plan(spec).backend == LLAMACPP
+    measured(spec, ONNX, 4.4)
+    assert plan(spec).backend == ONNX
+
+
+def test_nothing_is_left_out_for_the_faster_backend(spec: ModelSpec) -> None:
+    measured(spec, LLAMACPP, 5.0)
+    measured(spec, ONNX, 2.0)
+    whole = plan(spec, backend=ONNX)
+    budget = plan(spec, backend=ONNX, context_size=whole.context_size - 256).predicted_peak_bytes
+    made = plan(spec, budget_bytes=budget)
+    assert choice(made)[0] == LLAMACPP and "left out for it" in choice(made)[1]
+    assert made.context_size == whole.context_size
