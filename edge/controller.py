@@ -25,8 +25,12 @@ def choose_size(
     kept: int = 0,
     spent_ms: float = 0.0,
     node_ms: float = 0.0,
+    drafted: int = 0,
 ) -> tuple[int, float]:
     """How many of the proposed nodes to verify, possibly none, and the tokens/ms to expect.
+
+    The step that has to be made in any case, over the root and the kept nodes, is estimated where
+    its size was not measured; no other such size is chosen.
 
     Args:
         probabilities: path probabilities, non-increasing behind the kept ones.
@@ -34,17 +38,19 @@ def choose_size(
         kept: the first nodes, which cannot be left out.
         spent_ms: time this round has taken already.
         node_ms: time it takes to draft one more node.
+        drafted: nodes that are drafted already; those behind them take `node_ms` each.
     """
-    last = min(len(probabilities), stakes.max_nodes, len(stakes.curve.base) - 2 - stakes.extra)
     expected = 1.0 + sum(probabilities[:kept])
-    rate = expected / (spent_ms + kept * node_ms + stakes.step_ms(1 + kept))
+    spent_ms += max(0, kept - drafted) * node_ms
+    rate = expected / (spent_ms + stakes.estimated_ms(1 + kept))
     best, best_rate, least = kept, rate, rate * (1.0 if kept else _MARGIN)
-    for num_drafted in range(kept + 1, last + 1):
-        expected += probabilities[num_drafted - 1]
-        ms = spent_ms + num_drafted * node_ms + stakes.step_ms(num_drafted + 1)
-        rate = expected / ms
+    for size in range(kept + 1, min(len(probabilities), stakes.max_nodes) + 1):
+        expected += probabilities[size - 1]
+        if size > drafted:
+            spent_ms += node_ms
+        rate = expected / (spent_ms + stakes.step_ms(size + 1))
         if rate > least:
-            best, best_rate, least = num_drafted, rate, rate
+            best, best_rate, least = size, rate, rate
     return best, best_rate
 
 

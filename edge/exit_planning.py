@@ -116,7 +116,7 @@ def judge(
     if draft_curve is not None:
         draft_ms = draft_curve.base[1]
     speed, length = predicted_speedup(gains, curve.base, draft_ms)
-    two_ms = curve.base[2] if len(curve.base) > 2 else inf
+    two_ms = curve.step_ms(2, 0)
     reason = (
         f"{speed:.2f}x of plain decoding predicted: {length:.2f} tokens a round, "
         f"{draft_ms / plain_ms:.2f} plain steps a draft, "

@@ -262,9 +262,7 @@ def _switch_spec(spec: ModelSpec, request: Request) -> ModelSpec | None:
 def _is_flat(spec: ModelSpec, plan: Plan) -> bool:
     """Whether verifying many tokens was measured to cost hardly more than one."""
     curve = stored_curve(spec, settings_of(plan))
-    if curve is None or len(curve.base) <= _MANY:
-        return False
-    return curve.base[_MANY] <= _FLAT * curve.base[1]
+    return curve is not None and curve.step_ms(_MANY, 0) <= _FLAT * curve.base[1]
 
 
 def _measured_onnx_plan(

@@ -83,8 +83,15 @@ class Stakes:
     sampler: Sampler | None = None
 
     def step_ms(self, num_nodes: int) -> float:
-        """Predicted time of a target step over `num_nodes`, the root included."""
+        """Predicted time of a target step over `num_nodes`, the root included.
+
+        Infinite where that size was not measured.
+        """
         return self.curve.step_ms(num_nodes + self.extra, self.depth, self.previous)
+
+    def estimated_ms(self, num_nodes: int) -> float:
+        """As `step_ms`, of a step that is no choice: estimated where it was not measured."""
+        return self.curve.estimated_ms(num_nodes + self.extra, self.depth, self.previous)
 
 
 @dataclass(frozen=True, slots=True)

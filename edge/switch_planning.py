@@ -14,7 +14,7 @@ from edgespec.memory import cache
 from edgespec.models.early_exit import read_exit
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec
-from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices, Turn, step_ms
+from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices, Turn
 
 _KIND = "switching"
 
@@ -49,8 +49,8 @@ class Calibrated:
         small_ms = prices.small.step_ms(1, depth)
         rates = [1.0 / prices.large.step_ms(1, depth)]
         for drafted, accepted in enumerate(self.drafted, 1):
-            if drafted + 1 < len(prices.large.base):
-                verified_ms = step_ms(prices.large, drafted + 1, depth)
+            if drafted + 1 <= prices.large.max_nodes:
+                verified_ms = prices.large.estimated_ms(drafted + 1, depth)
                 rates.append((1.0 + accepted) / (drafted * small_ms + verified_ms))
         return 1e3 * max(rates)
 

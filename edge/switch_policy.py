@@ -116,7 +116,7 @@ class SwitchPrices:
         curve, reads = (
             (self.large, self.large_reads) if is_large else (self.small, self.small_reads)
         )
-        return read_ms(reads or curve, tokens, depth) + (curve.change_ms if tokens > 1 else 0.0)
+        return (reads or curve).read_ms(tokens, depth) + (curve.change_ms if tokens > 1 else 0.0)
 
     def turns_ms(self, turns: Sequence[Turn], prompt_tokens: int, reused_tokens: int = 0) -> float:
         """Time of decoding without drafts, after the first token, in these turns.
@@ -156,23 +156,6 @@ class SwitchPrices:
         small = self.catch_up_ms(SMALL, missed, depth) + tokens * self.small.step_ms(1, depth)
         back = self.catch_up_ms(LARGE, tokens + 1, depth) - self.large.step_ms(1, depth)
         return tokens * self.large.step_ms(1, depth) - small - back
-
-
-def read_ms(curve: CostCurve, tokens: int, depth: int) -> float:
-    """Time to read tokens in pieces as large as were measured, all of one size but the last."""
-    size = min(max(1, tokens), curve.max_nodes)
-    full, rest = divmod(tokens, size)
-    return full * step_ms(curve, size, depth) + (step_ms(curve, rest, depth) if rest else 0.0)
-
-
-def step_ms(curve: CostCurve, tokens: int, depth: int) -> float:
-    """A step of this size, on the line between its measured neighbours if it was not measured."""
-    above = next(n for n in range(tokens, len(curve.base)) if curve.base[n] != math.inf)
-    if above == tokens:
-        return curve.step_ms(tokens, depth)
-    below = next(n for n in range(tokens, 0, -1) if curve.base[n] != math.inf)
-    part = (tokens - below) / (above - below)
-    return (1.0 - part) * curve.step_ms(below, depth) + part * curve.step_ms(above, depth)
 
 
 class Switch:

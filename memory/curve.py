@@ -1,8 +1,9 @@
 """The measured step-time curve t(n): what one target step over n tokens costs on this device.
 
 t(n) is neither flat nor monotone (a batch of three can cost more than one of four), so it is read
-at every n and never interpolated: an n that was not measured cannot be chosen. Three effects are
-kept apart:
+at every n: an n that was not measured takes for ever and cannot be chosen. Only a step that is not
+chosen, because it has to be made in any case or is far from being made, is estimated from its
+neighbours. Three effects are kept apart:
 
     t(n, depth, changed) = base[n] + (depth_ms + depth_node_ms * n) * depth + change_ms * changed
 
@@ -98,10 +99,46 @@ class CostCurve:
         return curve
 
     def step_ms(self, num_nodes: int, depth: int, previous: int = 0) -> float:
-        """Predicted milliseconds of a step; `previous` is the step before (0: do not care)."""
+        """Predicted milliseconds of a step, infinite for a size that was not measured.
+
+        `previous` is the size of the step before (0: do not care).
+        """
+        if num_nodes >= len(self.base):
+            return float("inf")
+        return self.base[num_nodes] + self._beside_ms(num_nodes, depth, previous)
+
+    def _beside_ms(self, num_nodes: int, depth: int, previous: int) -> float:
+        """What depth, and a new graph, add to a step."""
         changed = self.change_ms if previous not in (0, num_nodes) else 0.0
-        slope = self.depth_ms + self.depth_node_ms * num_nodes
-        return self.base[num_nodes] + slope * depth + changed
+        return (self.depth_ms + self.depth_node_ms * num_nodes) * depth + changed
+
+    def estimated_ms(self, num_nodes: int, depth: int, previous: int = 0) -> float:
+        """As `step_ms`, and a guess where the size was not measured.
+
+        That is on the line between its measured neighbours. Beyond the largest one steps go on as
+        they grew up to there; where only single tokens were measured, each takes as long as one.
+        """
+        largest = self.max_nodes
+        below = next(n for n in range(min(num_nodes, largest), 0, -1) if self._knows(n))
+        above = next((n for n in range(num_nodes, largest + 1) if self._knows(n)), below)
+        if above > below:
+            node_ms = (self.base[above] - self.base[below]) / (above - below)
+        elif below > 1:
+            node_ms = max(0.0, self.base[below] - self.base[1]) / (below - 1)
+        else:
+            node_ms = self.base[1]
+        base_ms = self.base[below] + node_ms * (num_nodes - below)
+        return base_ms + self._beside_ms(num_nodes, depth, previous)
+
+    def read_ms(self, num_tokens: int, depth: int) -> float:
+        """To read tokens in pieces as large as were measured, all of one size but the last."""
+        size = min(max(1, num_tokens), self.max_nodes)
+        full, rest = divmod(num_tokens, size)
+        rest_ms = self.estimated_ms(rest, depth) if rest else 0.0
+        return full * self.estimated_ms(size, depth) + rest_ms
+
+    def _knows(self, num_nodes: int) -> bool:
+        return self.base[num_nodes] != float("inf")
 
     def least_useful_probability(self, depth: int) -> float:
         """A node less likely than this cannot pay for itself.

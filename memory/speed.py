@@ -120,8 +120,7 @@ class SpeedModel:
         """
         base, largest = self.curve.base, self.curve.max_nodes
         if size >= len(base) and largest > 1:
-            node_ms = max(0.0, base[largest] - base[1]) / (largest - 1)
-            return size, self.curve.step_ms(largest, depth) + node_ms * (size - largest)
+            return size, self.curve.estimated_ms(size, depth)
         size = min(size, largest)
         while base[size] == float("inf"):
             size -= 1
@@ -141,12 +140,12 @@ def predicted_speedup(
     """Speed over plain decoding and tokens per round, at the best fixed draft length.
 
     E(n) = 1 + the sum of `gains`[:n] tokens come from n drafted ones; a round takes
-    `target_ms`[n + 1] + n x `draft_ms` (arXiv 2211.17192, section 3.3, with measured times).
+    `target_ms`[n + 1] + n x `draft_ms` (arXiv 2211.17192, section 3.3, with measured times). That
+    of plain decoding where no step of a draft was measured.
     """
-    plain, best = target_ms[1], (1.0, 1.0)
+    plain, found = target_ms[1], []
     for count in range(1, min(len(gains), len(target_ms) - 2) + 1):
         length = 1.0 + sum(gains[:count])
-        speed = length * plain / (target_ms[count + 1] + count * draft_ms)
-        if count == 1 or speed > best[0]:
-            best = speed, length
-    return best
+        if target_ms[count + 1] != float("inf"):
+            found.append((length * plain / (target_ms[count + 1] + count * draft_ms), length))
+    return max(found, default=(1.0, 1.0), key=lambda pair: pair[0])

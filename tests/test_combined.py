@@ -272,13 +272,13 @@ def test_a_try_of_a_model_counts_against_it(clock: Clock) -> None:
     assert merits_of(combined) == pytest.approx([3, 3 * PLAIN_MS, -32.0])
 
 
-def test_a_step_that_was_not_measured_says_nothing_of_a_model(clock: Clock) -> None:
-    curve = CostCurve([INF, PLAIN_MS, INF, PLAIN_MS])
-    model = Model(clock, [0.7])
-    combined = CombinedDrafter([Table("first", clock), model])
-    kept = Proposal([1], [-1], [0.5], kept=1)
+def test_a_step_that_was_not_measured_spoils_no_merits(clock: Clock) -> None:
+    """A drawn node is kept: its step of two, between 10 and 14 ms, is what a round takes."""
+    curve = CostCurve([INF, PLAIN_MS, INF, 14.0])
+    combined = CombinedDrafter([Table("first", clock), Model(clock, [0.01])])
+    kept = Proposal([1], [-1], [0.5], ["other"], kept=1)
     combined.propose(Stakes(2, 0.01, curve, depth=0), kept)
-    assert (model.asked, merits_of(combined)) == (0, [0, 0, 0])
+    assert merits_of(combined) == [1, 12.0, -2.0]
 
 
 def merits_of(combined: CombinedDrafter) -> list[float]:

@@ -46,8 +46,13 @@ def rate(
     extra: int,
     num_drafted: int,
 ) -> float:
-    """E(n) / t(n) of the docstring, and t(n, depth, changed) of the curve's."""
+    """E(n) / t(n) of the docstring, and t(n, depth, changed) of the curve's.
+
+    Plain decoding is always possible: its step is estimated where it was not measured.
+    """
     nodes = num_drafted + 1 + extra
+    if num_drafted == 0:
+        return 1.0 / curve.estimated_ms(nodes, depth, previous)
     ms = curve.base[nodes] + (curve.depth_ms + curve.depth_node_ms * nodes) * depth
     ms += curve.change_ms if previous not in (0, nodes) else 0.0
     return (1.0 + math.fsum(probabilities[:num_drafted])) / ms
@@ -160,6 +165,7 @@ def test_kept_nodes_stay_and_time_spent_counts(
     stakes = Stakes(31, 0.0, CostCurve([INF, *ms]), depth=0)
     costs = {"kept": kept, "spent_ms": spent_ms, "node_ms": node_ms}
     size, best_rate = choose_size(probabilities, stakes, **costs)  # type: ignore[arg-type]
+    ms[kept] = stakes.estimated_ms(1 + kept)  # this step is made in any case
     rates = {
         n: (1.0 + math.fsum(probabilities[:n])) / (spent_ms + n * node_ms + ms[n])
         for n in range(kept, min(len(probabilities), len(ms) - 1) + 1)

@@ -330,11 +330,11 @@ def test_a_round_that_stands_still_is_soon_forgotten(clock: Clock) -> None:
 
 
 def test_what_it_would_take_to_catch_up(clock: Clock) -> None:
-    """Step times 1, 2, 4 and 8 ms: three missing tokens are 3 ms more than one, and 40 a prefill
-    at 2 ms a token."""
+    """Step times 1, 2, 4 and 8 ms: three missing tokens are 3 ms more than one, and 40 take ten
+    steps of four."""
     draft = Draft(counting, clock, 1.0)
     drafter = ModelDrafter(draft, curve_of(1.0, 2.0, 4.0, 8.0), V)
-    for missing, before_ms in ((1, 0.0), (2, 1.0), (3, 3.0), (4, 7.0), (40, 80.0)):
+    for missing, before_ms in ((1, 0.0), (2, 1.0), (3, 3.0), (4, 7.0), (40, 79.0)):
         drafter.begin([0] * missing)
         hope = drafter.prospects(stakes_of(max_nodes=3))
         assert hope.before_ms == pytest.approx(before_ms)
@@ -342,10 +342,21 @@ def test_what_it_would_take_to_catch_up(clock: Clock) -> None:
         assert list(hope.probabilities) == pytest.approx([0.7, 0.49, 0.343])
 
 
-def test_sizes_that_were_not_measured_cost_what_the_next_one_does(clock: Clock) -> None:
-    drafter = ModelDrafter(Draft(counting, clock, 1.0), curve_of(1.0, INF, INF, 3.0), V)
+def test_reading_is_priced_between_the_sizes_that_were_measured(clock: Clock) -> None:
+    """1 ms for one and 4 ms for four: 2 ms for two."""
+    drafter = ModelDrafter(Draft(counting, clock, 1.0), curve_of(1.0, INF, INF, 4.0, INF), V)
     drafter.begin([0, 1])
-    assert drafter.prospects(stakes_of()).before_ms == pytest.approx(2.0)
+    assert drafter.prospects(stakes_of()).before_ms == pytest.approx(1.0)
+
+
+def test_a_draft_grows_over_sizes_of_the_target_that_were_not_measured(clock: Clock) -> None:
+    """Of the target 1 and 5 nodes were measured: one drafted token can only be left out, four pay.
+
+    1 / 10, and (1 + 0.7 + 0.49 + 0.343 + 0.24) / 14.4. Five of six nodes were not measured either.
+    """
+    drafter, _ = drafter_of(counting, clock, 0.1)
+    drafter.begin([1, 2])
+    assert len(drafter.propose(stakes_of(10.0, INF, INF, INF, 14.0, INF))) == 4
 
 
 # ------------------------------------------------------------------------------ vocabularies

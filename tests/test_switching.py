@@ -20,7 +20,7 @@ from edgespec.memory.curve import CostCurve
 from edgespec.proposal import Proposal
 from edgespec.sampling import SamplingParams
 from edgespec.switch_forecast import Trace, choose, forecast, writers
-from edgespec.switch_policy import LARGE, SMALL, Switch, SwitchPolicy, SwitchPrices, read_ms
+from edgespec.switch_policy import LARGE, SMALL, Switch, SwitchPolicy, SwitchPrices
 from edgespec.switching import SwitchingEngine, entropy_nats
 from edgespec.timing import measure_reads
 
@@ -420,13 +420,6 @@ def test_reads_are_measured_for_a_second_the_most_useful_first(
     measured = {size: ms for size, ms in enumerate(reads.base) if ms != math.inf}
     assert measured == pytest.approx(dict.fromkeys(sizes, 1e3 * tick_s))
     assert reads.depth_ms == 0.25 and reads.scaled(2.0).base[8] == pytest.approx(2e3 * tick_s)
-
-
-def test_reading_is_priced_between_the_steps_that_were_measured() -> None:
-    curve = CostCurve([math.inf, 1.0, math.inf, 2.0, 3.0])
-    assert read_ms(curve, 0, 0) == 0.0
-    assert read_ms(curve, 2, 0) == 1.5
-    assert read_ms(curve, 9, 0) == 3.0 + 3.0 + 1.0
 
 
 def test_turns_are_priced_by_hand() -> None:

@@ -216,8 +216,6 @@ def _is_worth_it(source: _Source, hope: Prospects, merged: Proposal, stakes: Sta
     in this one does: that costs at most twice what knowing the future would (the ski-rental rule).
     """
     without, rate = choose_size(merged.probabilities, stakes, kept=merged.kept)
-    if rate <= 0.0:  # a step that was not measured
-        return False
     size, hoped = choose_size(hope.probabilities, stakes, spent_ms=hope.draft_ms)
     if size > 0 and hoped > rate:
         round_ms = hope.draft_ms + stakes.step_ms(size + 1)
@@ -233,7 +231,7 @@ def _is_worth_it(source: _Source, hope: Prospects, merged: Proposal, stakes: Sta
     is_tried = len(hope.probabilities) > 0 and source.purse_ms >= price_ms
     if is_tried:
         source.purse_ms -= price_ms
-    source.count(stakes.step_ms(without + 1), -price_ms if is_tried else 0.0)
+    source.count(stakes.estimated_ms(without + 1), -price_ms if is_tried else 0.0)
     return is_tried
 
 

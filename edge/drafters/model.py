@@ -9,7 +9,6 @@ not expected to raise the tokens/ms of the round: a rule by value, not a fixed l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 from time import perf_counter
 from typing import Any, TypeGuard
 
@@ -106,7 +105,7 @@ class ModelDrafter:
         if not self._can_read():
             return Prospects((), 0.0, 0.0)
         before_ms = self._catch_up_ms(self._missing())
-        draft_ms = self._usual_steps * self._step_ms(1)
+        draft_ms = self._usual_steps * self._step_ms()
         return Prospects(self._usual[: stakes.max_nodes], before_ms, draft_ms)
 
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
@@ -119,7 +118,7 @@ class ModelDrafter:
         logits = self._catch_up()
         # What was read serves many rounds. This one pays for the step behind its first token, or it
         # would seem so dear already that any number of further drafts were cheap.
-        start = perf_counter() - self._step_ms(1) / 1e3
+        start = perf_counter() - self._step_ms() / 1e3
         while self._extend(growth, logits, stakes):
             if not self._goes_on(growth, stakes, (perf_counter() - start) * 1e3):
                 break
@@ -136,19 +135,17 @@ class ModelDrafter:
         """Whether one more token of the spine is expected to raise the round's tokens/ms."""
         if growth.is_full or growth.depth >= _LONGEST:
             return False
-        spine, node_ms = growth.spine_probabilities(), self._step_ms(1)
-        depth = len(spine)
-        kept = depth if stakes.sampler else 0
-        _, rate = choose_size(spine, stakes, spent_ms=spent_ms, kept=kept)
+        spine, depth = growth.spine_probabilities(), growth.depth
         ahead = [growth.chance * self._hope ** (i + 1) for i in range(_LONGEST - depth)]
-        size, hoped = choose_size(
+        size, _ = choose_size(
             [*spine, *ahead],
             stakes,
-            kept=depth,
-            spent_ms=spent_ms - depth * node_ms,
-            node_ms=node_ms,
+            kept=depth if stakes.sampler else 0,
+            spent_ms=spent_ms,
+            node_ms=self._step_ms(),
+            drafted=depth,
         )
-        return size > depth and hoped > rate
+        return size > depth
 
     def _can_read(self) -> bool:
         return self._reads and len(self._text) + _LONGEST <= self._backend.context_size
@@ -163,28 +160,24 @@ class ModelDrafter:
             self._shared = 0
 
     def _catch_up_ms(self, missing: int) -> float:
-        """What it takes to feed so many tokens, beyond the step that drafts the first one.
-
-        A size that was not measured takes what the next one does.
-        """
-        largest = self._curve.max_nodes
-        if missing > largest:
-            return self._step_ms(largest) * missing / largest
-        steps = (self._step_ms(size) for size in range(missing, largest + 1))
-        return next(ms for ms in steps if ms < inf) - self._step_ms(1)
+        """What it takes to feed so many tokens, beyond the step that drafts the first one."""
+        return self._pace * self._curve.read_ms(missing, len(self._text)) - self._step_ms()
 
     def _missing(self) -> int:
         """Tokens to be fed before anything can be drafted; the last one is fed in any case."""
         return max(1, len(self._text) - self._shared)
 
-    def _step_ms(self, num_nodes: int) -> float:
-        pace = self._taken_ms / self._curve_ms
-        return pace * self._curve.step_ms(num_nodes, len(self._text))
+    @property
+    def _pace(self) -> float:
+        """How long steps take lately, in units of what the curve says."""
+        return self._taken_ms / self._curve_ms
+
+    def _step_ms(self) -> float:
+        return self._pace * self._curve.step_ms(1, len(self._text))
 
     def _keep_pace(self, ms: float, missing: int, num_drafted: int) -> None:
         """Learn how long rounds take: this one read and drafted so many tokens in `ms`."""
-        pace = self._taken_ms / self._curve_ms
-        curve_ms = (self._catch_up_ms(missing) + num_drafted * self._step_ms(1)) / pace
+        curve_ms = (self._catch_up_ms(missing) + num_drafted * self._step_ms()) / self._pace
         # A round that stood still must not keep others from being asked for, and so from showing.
         self._taken_ms = _PACE_MEMORY * self._taken_ms + min(ms, _SLOWEST * curve_ms)
         self._curve_ms = _PACE_MEMORY * self._curve_ms + curve_ms

@@ -1,0 +1,192 @@
+"""Curves of which only some sizes were measured, as on slow devices: what decides from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.controller import choose_size
+from edgespec.memory.curve import CostCurve
+from edgespec.memory.speed import SpeedModel, predicted_speedup
+from edgespec.proposal import Stakes
+from edgespec.switch_forecast import Trace, choose, forecast
+from edgespec.switch_planning import Calibrated, reason
+from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
+
+INF = math.inf
+quick = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+
+
+@st.composite
+def curves(draw: st.DrawFn, most: int = 32) -> CostCurve:
+    """Any sizes up to `most` are measured, besides single tokens; times may fall with the size."""
+    size = draw(st.integers(1, most))
+    measured = draw(st.sets(st.integers(2, size), max_size=4)) if size > 1 else set()
+    times = [INF] * (size + 1)
+    for n in {1, *measured}:
+        times[n] = draw(st.floats(0.5, 100.0)) * (1 + n / 8)
+    return CostCurve(times, *(draw(st.floats(0.0, top)) for top in (0.01, 0.001, 5.0)))
+
+
+def test_a_size_that_was_not_measured_takes_for_ever() -> None:
+    """Between measured ones, behind the largest of them, and behind all that was ever asked for."""
+    curve = CostCurve([INF, 1.0, INF, 2.0, INF], depth_ms=0.5)
+    assert [curve.step_ms(n, 2) for n in range(1, 9)] == [2.0, INF, 3.0, *[INF] * 5]
+    curve.observe(7, 0, 0, 3.0)
+    assert curve.step_ms(7, 0) == INF, "nor is it learned from"
+
+
+def test_a_step_that_is_made_anyway_is_estimated() -> None:
+    curve = CostCurve([INF, 1.0, INF, 4.0, INF, INF], change_ms=0.25)
+    assert [curve.estimated_ms(n, 0) for n in range(1, 8)] == [1.0, 2.5, 4.0, 5.5, 7.0, 8.5, 10.0]
+    assert curve.estimated_ms(2, 0, previous=1) == 2.75
+    assert curve.estimated_ms(2, 0, previous=2) == 2.5
+    falling = CostCurve([INF, 4.0, INF, 3.0])
+    assert [falling.estimated_ms(n, 0) for n in (2, 3, 4, 9)] == [3.5, 3.0, 3.0, 3.0]
+    single = CostCurve([INF, 4.0, INF])
+    assert [single.estimated_ms(n, 0) for n in (1, 2, 5)] == [4.0, 8.0, 20.0]
+    deep = CostCurve([INF, 1.0, INF, 4.0], depth_ms=0.1, depth_node_ms=0.01)
+    assert deep.estimated_ms(2, 100) == pytest.approx(2.5 + 10.0 + 2.0)
+    assert deep.estimated_ms(5, 100) == pytest.approx(7.0 + 10.0 + 5.0)
+
+
+def test_reading_is_priced_between_the_steps_that_were_measured() -> None:
+    curve = CostCurve([INF, 1.0, INF, 2.0, 3.0, INF])
+    assert [curve.read_ms(n, 0) for n in (0, 2, 4, 9)] == [0.0, 1.5, 3.0, 3.0 + 3.0 + 1.0]
+    assert CostCurve([INF, 2.0, INF]).read_ms(5, 0) == 10.0
+
+
+@quick
+@given(curve=curves(), nodes=st.integers(1, 40), depth=st.integers(0, 4000))
+def test_an_estimate_is_the_measurement_where_there_is_one(
+    curve: CostCurve, nodes: int, depth: int
+) -> None:
+    """Elsewhere it is finite, and between those of its measured neighbours if it has two."""
+    known, guess = curve.step_ms(nodes, depth), curve.estimated_ms(nodes, depth)
+    assert math.isfinite(guess) and guess > 0.0
+    assert guess == known or known == INF
+    if nodes < curve.max_nodes:
+        sides = [
+            next(curve.step_ms(n, depth) for n in way if curve.step_ms(n, depth) != INF)
+            for way in (range(nodes, 0, -1), range(nodes, curve.max_nodes + 1))
+        ]
+        assert min(sides) * (1 - 1e-9) <= guess <= max(sides) * (1 + 1e-9)
+    assert curve.read_ms(nodes, depth) > 0.0
+
+
+# ------------------------------------------------------------------------------ drafts
+
+
+def test_the_root_is_priced_with_the_tokens_that_are_fed_again() -> None:
+    """With one of them plain decoding is a step of two, which was not measured: about 12 ms.
+
+    1 / 12 against 1.1 / 20. If it took for ever, the least likely draft would pay.
+    """
+    curve = CostCurve([INF, 10.0, INF, INF, 16.0, 20.0])
+    stakes = Stakes(31, 0.0, curve, depth=0, extra=1)
+    size, rate = choose_size([0.04, 0.03, 0.03], stakes)
+    assert (size, rate) == (0, 1 / 12)
+    assert choose_size([0.9, 0.9, 0.9], stakes)[0] == 3
+    assert choose_size([0.9, 0.03, 0.03], stakes)[0] == 2
+
+
+def test_nodes_that_stay_are_no_reason_for_more() -> None:
+    """Two drawn nodes are a step of three: 14 ms by their neighbours, and 16 ms with a third."""
+    stakes = Stakes(31, 0.0, CostCurve([INF, 10.0, INF, INF, 16.0]), depth=0)
+    assert choose_size([0.5, 0.4, 0.01], stakes, kept=2) == (2, 1.9 / 14)
+    assert choose_size([0.5, 0.4, 0.4], stakes, kept=2) == (3, 2.3 / 16)
+
+
+@quick
+@given(
+    curve=curves(),
+    probabilities=st.lists(st.floats(0.0, 1.0), max_size=34),
+    kept=st.integers(0, 8),
+    extra=st.integers(0, 34),
+)
+def test_only_what_was_measured_is_chosen(
+    curve: CostCurve, probabilities: list[float], kept: int, extra: int
+) -> None:
+    kept = min(kept, len(probabilities))
+    size, rate = choose_size(
+        sorted(probabilities, reverse=True),
+        Stakes(32, 0.0, curve, depth=7, extra=extra),
+        kept=kept,
+    )
+    assert math.isfinite(rate) and rate > 0.0
+    assert size == kept or curve.step_ms(1 + size + extra, 7) != INF
+
+
+@quick
+@given(curve=curves(), draft_max=st.integers(0, 40), depth=st.integers(0, 4000))
+def test_speed_is_predicted_from_any_curve(curve: CostCurve, draft_max: int, depth: int) -> None:
+    plain = 1e3 / curve.step_ms(1, depth)
+    predicted = SpeedModel(curve, is_measured=True).tokens_per_s(draft_max, depth)
+    assert plain * (1 - 1e-9) <= predicted < INF
+
+
+def test_an_exit_is_worth_what_measured_steps_make_of_it() -> None:
+    """Two tokens were not measured, and at first nothing but one was."""
+    gains = [0.5, 0.25, 0.25]
+    assert predicted_speedup(gains, [INF, 10.0, INF, INF, 16.0], 1.0) == (20.0 / 19.0, 2.0)
+    assert predicted_speedup(gains, [INF, 10.0, INF, INF, INF], 1.0) == (1.0, 1.0)
+
+
+# ------------------------------------------------------------------------------ switching
+
+
+def prices_of(large: CostCurve, small: CostCurve, reads: CostCurve | None = None) -> SwitchPrices:
+    return SwitchPrices(large, small, reads, reads, prompt_ms=0.5)
+
+
+def test_a_draft_larger_than_any_step_is_no_use_of_a_pair() -> None:
+    """Of 32 nodes 1, 4 and 8 were measured, as on a device with 10 tokens/s."""
+    large = CostCurve([INF, 100.0, INF, INF, 160.0, INF, INF, INF, 240.0, *[INF] * 24])
+    turns = [[(SMALL, 30), (LARGE, 4), (SMALL, 30)]]
+    found = Calibrated(SwitchPolicy(), 0.1, 0.5, turns, [0.9] * 7 + [20.0] * 8)
+    prices = prices_of(large, CostCurve([INF, 10.0, *[INF] * 31]))
+    assert found.drafting_tokens_per_s(prices, 0) == pytest.approx(1.9e3 / 130.0)
+    why, speed = reason(found, prices, 0, alone=10.0)
+    assert speed > 0.0 and "tokens/s predicted" in why
+
+
+@quick
+@given(
+    pair=st.tuples(curves(), curves()),
+    reads=st.none() | curves(),
+    stays=st.lists(st.integers(1, 50), min_size=1, max_size=6),
+    depth=st.integers(0, 3000),
+)
+def test_turns_have_a_price_whatever_was_measured(
+    pair: tuple[CostCurve, CostCurve],
+    reads: CostCurve | None,
+    stays: list[int],
+    depth: int,
+) -> None:
+    prices = prices_of(*pair, reads)
+    turns = [((LARGE, SMALL)[i % 2], tokens) for i, tokens in enumerate(stays)]
+    found = Calibrated(SwitchPolicy(), 0.5, 0.5, [turns], [0.5] * 40)
+    plain = 1e3 / prices.large.step_ms(1, depth)
+    assert plain * (1 - 1e-9) <= found.drafting_tokens_per_s(prices, depth) < INF
+    assert 0.0 <= found.switching_tokens_per_s(prices, depth) < INF
+    for stay in (0.0, 2.5, float(stays[0])):
+        assert math.isfinite(prices.saved_ms(stay, stays[-1], depth))
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@given(pair=st.tuples(curves(), curves()), data=st.data())
+def test_a_policy_is_found_whatever_was_measured(
+    pair: tuple[CostCurve, CostCurve], data: st.DataObject
+) -> None:
+    nats = st.lists(st.floats(0.0, 5.0), min_size=12, max_size=12)
+    agrees = st.lists(st.booleans(), min_size=12, max_size=12)
+    traces = [Trace(data.draw(nats), data.draw(nats), data.draw(agrees), 40) for _ in range(2)]
+    prices = prices_of(*pair)
+    found, _ = choose(traces, prices)
+    again = forecast(replace(found.policy, only_where_it_pays=True), traces, prices)
+    assert 0.0 <= again.large_share <= 1.0
+    assert 0.0 < again.ms_per_token < INF
