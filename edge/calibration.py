@@ -64,16 +64,20 @@ class Calibration:
 
     def count(self, cell: int, hit: bool) -> None:
         """Record that a node of this cell, whose parent was right, was right or wrong."""
-        group, recent = self._groups[cell], self._recents[cell]
+        recent = self._recents[cell]
         self._recent_hits[recent] = _RECENT_DECAY * self._recent_hits[recent] + hit
         self._recent_tries[recent] = _RECENT_DECAY * self._recent_tries[recent] + 1.0
-        self._hits[cell] += hit
-        self._tries[cell] += 1.0
-        self._group_hits[group] += hit
-        self._group_tries[group] += 1.0
+        self._add(cell, hit, 1.0)
         if self._tries[cell] > _MAX_TRIES:
-            self._hits[cell] *= 0.5
-            self._tries[cell] *= 0.5
+            self._add(cell, -0.5 * self._hits[cell], -0.5 * self._tries[cell])
+
+    def _add(self, cell: int, hits: float, tries: float) -> None:
+        """Add to a cell and so to its group: a group holds what its cells do, and its prior."""
+        group = self._groups[cell]
+        self._hits[cell] += hits
+        self._tries[cell] += tries
+        self._group_hits[group] += hits
+        self._group_tries[group] += tries
 
     def forget_recent(self) -> None:
         """Start a new text."""
@@ -99,9 +103,6 @@ class Calibration:
                 cell, hits, tries = int(name), float(counts[0]), float(counts[1])
                 if not (0 <= hits <= tries <= 2 * _MAX_TRIES and cell >= 0):
                     continue
-                self._hits[cell] += hits
-                self._tries[cell] += tries
-                self._group_hits[self._groups[cell]] += hits
-                self._group_tries[self._groups[cell]] += tries
+                self._add(cell, hits, tries)
             except (ValueError, TypeError, LookupError, OverflowError):
                 continue

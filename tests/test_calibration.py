@@ -107,6 +107,35 @@ def test_a_full_table_still_learns() -> None:
     assert calibration.as_json()["cells"]["0"][1] <= 4000
 
 
+def test_a_group_forgets_what_its_cells_forget() -> None:
+    """20,000 hits of cell 0, then 10,000 misses: cell 1, never tried, follows the faded counts.
+
+    Each 2,000 trials halve what was there before, so after five such the hits are 1 in 16 or less.
+    """
+    calibration = small()
+    for _ in range(20_000):
+        calibration.count(0, True)
+    for _ in range(10_000):
+        calibration.count(0, False)
+    assert calibration.group_probability(0) < 0.1
+    assert calibration.probability(1) < 0.1
+    assert calibration.group_probability(1) == 0.2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_are_the_same_after_a_restart(seed: int) -> None:
+    """However often cells have faded; a document rounds counts to a thousandth."""
+    rng = random.Random(seed)
+    first, second = small(), small()
+    for _ in range(15_000):
+        cell = rng.choice((0, 0, 0, 1, 2))
+        first.count(cell, rng.random() < 0.3 + 0.2 * cell)
+    second.load_json(json.loads(json.dumps(first.as_json())))
+    for group in (0, 1):
+        expected = pytest.approx(first.group_probability(group), rel=1e-5)
+        assert second.group_probability(group) == expected
+
+
 def test_counts_survive_a_restart() -> None:
     """What a new process reads gives the same probabilities as the start of a new text."""
     rng = random.Random(2)
