@@ -306,7 +306,8 @@ class Engine:
                 run.drafter.observe(Outcome(tree, path, emitted, _successors(logits)))
                 self.history.observe(len(tree), len(emitted))
                 previous, last = len(tree) + extra, previous
-                self.curve.observe(previous, depth, last, (verified - drafted) * 1e3)
+                step_ms, round_ms = (verified - drafted) * 1e3, (perf_counter() - start) * 1e3
+                self.curve.observe(previous, depth, last, step_ms, round_ms - draft_ms)
             spent_s = perf_counter() - start
             run.counters.add_round(tree, path, verified - drafted, draft_ms / 1e3, spent_s)
             if not emitted:

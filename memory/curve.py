@@ -30,8 +30,9 @@ _FIRST_STEPS = 4.0  # that a measurement counts as beside the first steps of its
 _MAX_CORRECTION = 1.5  # how far steps may move base[n] from its measurement
 _KEPT = 0.9  # of a correction, by the next load
 _HICCUP = 3.0  # a step this many times slower than predicted tells nothing
-_LEVEL_RATE = 0.5
 _MOST_LEVEL = 1.3
+_LEVEL_MEMORY_MS = 20_000.0  # of answers that a level is of; older ones fade
+_TRIED_MS = 1000.0  # of answers after which predictions rest on them
 _MISFIT_RATE = 0.02
 _MISFIT_LIMIT = 0.35
 
@@ -48,11 +49,16 @@ class CostCurve:
     depth_ms: float = 0.0  # per token of context
     depth_node_ms: float = 0.0  # per token of context and node
     change_ms: float = 0.0
-    level: float = 1.0  # times of steps in real answers, in units of the measured ones
+    # What rounds of real answers took, the work beside their steps included, in units of what was
+    # predicted for their steps; and how many ms of answers that is of.
+    level: float = 1.0
+    answered_ms: float = 0.0
     scale: float = field(init=False)  # of this process; begins at the level of earlier ones
     misfit: float = field(default=0.0, init=False)
     _measured: list[float] = field(init=False)
     _seen: list[int] = field(init=False, repr=False, compare=False)
+    _spent_ms: float = field(default=0.0, init=False, compare=False)  # by rounds since it was made
+    _expected_ms: float = field(default=0.0, init=False, compare=False)
 
     def __post_init__(self) -> None:
         self._measured = list(self.base)
@@ -73,7 +79,8 @@ class CostCurve:
         """The same curve for steps of at most `max_nodes`; new sizes are unmeasured."""
         more = [float("inf")] * (max_nodes + 1 - len(self.base))
         slopes = (self.depth_ms, self.depth_node_ms, self.change_ms)
-        curve = CostCurve(self._measured[: max_nodes + 1] + more, *slopes, self.level)
+        sizes = self._measured[: max_nodes + 1] + more
+        curve = CostCurve(sizes, *slopes, self.level, self.answered_ms)
         curve.base = self.base[: max_nodes + 1] + more
         return curve
 
@@ -94,7 +101,8 @@ class CostCurve:
         older = self.at_the_level_of(newer)
         larger = slice(len(newer.base), None)
         slopes = (newer.depth_ms, newer.depth_node_ms, newer.change_ms)
-        curve = CostCurve([*newer._measured, *older._measured[larger]], *slopes, newer.level)
+        sizes = [*newer._measured, *older._measured[larger]]
+        curve = CostCurve(sizes, *slopes, newer.level, newer.answered_ms)
         curve.base = [*newer.base, *older.base[larger]]
         return curve
 
@@ -155,8 +163,13 @@ class CostCurve:
         ]
         return min(0.5, max(0.01, 0.5 * min(added, default=plain) / plain))
 
-    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
-        """Correct the curve with a step that was timed while generating."""
+    def observe(
+        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
+    ) -> None:
+        """Correct the curve with a step that was timed while generating.
+
+        `round_ms` is what the whole round took, the work beside the step included.
+        """
         predicted = self.step_ms(num_nodes, depth, previous)
         if predicted == float("inf"):
             return
@@ -164,6 +177,8 @@ class CostCurve:
         self.misfit += _MISFIT_RATE * (min(1.0, abs(ratio / self.scale - 1.0)) - self.misfit)
         if ratio > _HICCUP * self.scale:
             return
+        self._spent_ms += ms if round_ms is None else round_ms
+        self._expected_ms += predicted
         self._seen[num_nodes] += 1
         first = 1.0 / (_FIRST_STEPS + self._seen[num_nodes])
         if num_nodes == 1:
@@ -180,7 +195,7 @@ class CostCurve:
     def learn(self, used: CostCurve) -> None:
         """Take over what answers taught this curve, or an earlier or a smaller one of this machine.
 
-        These are the corrections, and half of how much slower or faster steps were altogether.
+        These are the corrections, and how much slower or faster rounds were altogether.
         """
         sizes = min(len(used.base), len(self.base))
         for n, ours, measured, learned in zip(
@@ -188,8 +203,17 @@ class CostCurve:
         ):
             if n > 1 and float("inf") not in (ours, measured):
                 self._correct(n, ours * learned / measured)
-        scale = min(max(used.scale, 1 / _MOST_LEVEL), _MOST_LEVEL)
-        self.level += _LEVEL_RATE * (scale - self.level)
+        if used._expected_ms == 0.0:
+            return
+        spent_ms = used._spent_ms
+        level = min(max(spent_ms / used._expected_ms, 1 / _MOST_LEVEL), _MOST_LEVEL)
+        self.answered_ms = min(self.answered_ms, _LEVEL_MEMORY_MS) + spent_ms
+        self.level += spent_ms / self.answered_ms * (level - self.level)
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether answers have shown how far predictions are off."""
+        return self.answered_ms >= _TRIED_MS
 
     @property
     def stopped_fitting(self) -> bool:
@@ -205,6 +229,7 @@ class CostCurve:
             "depth_node_ms": self.depth_node_ms,
             "change_ms": self.change_ms,
             "level": self.level,
+            "answered_ms": self.answered_ms,
         }
 
     @classmethod
@@ -219,8 +244,11 @@ class CostCurve:
         level = float(document.get("level", 1.0))
         if not 1 / _MOST_LEVEL <= level <= _MOST_LEVEL:
             raise ValueError("a level beyond what is ever learned")
+        answered_ms = float(document.get("answered_ms", 0.0))
+        if not 0 <= answered_ms < float("inf"):
+            raise ValueError("answers that took no time")
         depth_ms, depth_node_ms, change_ms = extras
-        curve = cls(base, depth_ms, depth_node_ms, change_ms, level)
+        curve = cls(base, depth_ms, depth_node_ms, change_ms, level, answered_ms)
         for num_nodes in range(2, len(base)):
             if base[num_nodes] != float("inf"):
                 correction = learned[num_nodes] / base[num_nodes]
@@ -302,8 +330,10 @@ def measure_curve(
     for n, samples in times.items():
         agree = max(samples) <= _AGREEMENT * min(samples)
         base[n] = sum(samples) / len(samples) if agree else min(samples)
-    curve = CostCurve(base, change_ms=change_ms, level=known.level if known else 1.0)
+    curve = CostCurve(base, change_ms=change_ms)
     if known is not None:
+        curve.level, curve.answered_ms = known.level, known.answered_ms
+        curve.scale = curve.level
         curve.depth_ms, curve.depth_node_ms = known.depth_ms, known.depth_node_ms
         for n, ms in enumerate(known.base[: max_nodes + 1]):
             if n > 1 and ms != float("inf"):

@@ -275,8 +275,10 @@ class _Planner:
         if self.layout.backend == ONNX:
             return
         wanted = request.context_size or self._upper_context()
+        # With room for any draft: a larger type must not cost what a smaller one had room for.
+        draft = 0 if self.drafter == "none" else request.draft_max or _DRAFT_SIZES[-1]
         for kind, times in _SMALLER_KV_TYPES:
-            if self.layout.fits(wanted, self._smallest_batch(), 0):
+            if self.layout.fits(wanted, self._smallest_batch(), draft):
                 return
             loss = self.kv_losses.get(kind, 0.0 if kind == "q8_0" else math.inf)
             fits = all(kv_type_fits(spec, kind) for spec in self.layout.specs)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from planning_cases import thorough
+from planning_cases import SPEC, thorough
 
 from edgespec import planning
 from edgespec.errors import DoesNotFitError, UnsupportedError
@@ -36,12 +36,13 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
 
 
 @pytest.fixture(scope="module")
-def whole_spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelSpec]:
-    """As `spec`, for all examples of a property."""
+def small_spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelSpec]:
+    """A small model without an early exit, for all examples of a property."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGESPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(planning, "find_spec", lambda _name: object())
-        yield read_model_spec(embedded_model())
+        patch.setattr(planning, "exit_of", lambda _spec, _request: None)
+        yield SPEC
 
 
 def plan(spec: ModelSpec, machine: Device = MACHINE, **request: Any) -> Plan:
@@ -180,7 +181,7 @@ def test_weights_that_change_their_type_are_named(spec: ModelSpec) -> None:
     assert "Q4_1" in mapped.reason and "8 bits" in mapped.reason
 
 
-@thorough
+@settings(thorough, max_examples=12, phases=(Phase.explicit, Phase.generate))
 @given(
     st.lists(st.floats(3.0, 60.0), min_size=1, max_size=31),
     st.lists(st.floats(3.0, 60.0), min_size=1, max_size=31),
@@ -188,14 +189,14 @@ def test_weights_that_change_their_type_are_named(spec: ModelSpec) -> None:
     st.sampled_from(({}, {"prefer": "context"}, {"max_tokens": 2000, "prompt_tokens": 600})),
 )
 def test_more_budget_never_buys_less(
-    whole_spec: ModelSpec,
+    small_spec: ModelSpec,
     llama: list[float],
     onnx: list[float],
     is_tried: bool,
     request_of: dict[str, Any],
 ) -> None:
     """Context, drafts and predicted speed over 40 budgets, with both backends measured."""
-    spec = whole_spec
+    spec = small_spec
     for kind in ("f16", "q8_0"):
         measured(spec, LLAMACPP, min(llama), *llama, kind=kind)
     measured(spec, ONNX, min(onnx), *onnx, tried=is_tried)

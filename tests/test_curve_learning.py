@@ -262,8 +262,8 @@ def test_a_correction_that_nothing_confirms_fades() -> None:
 
 
 def test_a_stored_curve_learns_from_the_part_that_was_used() -> None:
-    """The corrections of its sizes, and half of how much slower steps were."""
-    stored = CostCurve([INF, 4.0, 6.0, 9.0])
+    """The corrections of its sizes, and how much slower rounds were, as far as they outweigh."""
+    stored = CostCurve([INF, 4.0, 6.0, 9.0], answered_ms=500 * (4.8 + 9.6))
     used = stored.resized(2)
     feed(used, {1: 4.8, 2: 9.6}, rounds=500)
     stored.learn(used)
@@ -271,6 +271,23 @@ def test_a_stored_curve_learns_from_the_part_that_was_used() -> None:
     assert stored.base == stored.resized(3).base
     assert stored.level == pytest.approx(1.1, rel=0.01)
     assert used.level == 1.0
+
+
+def test_a_level_is_of_whole_rounds_and_the_first_answer_sets_it() -> None:
+    """Steps as predicted, and a tenth of their time beside each."""
+    stored = CostCurve([INF, 4.0, 6.0])
+    used = stored.resized(2)
+    assert not stored.is_tried
+    for _ in range(300):
+        used.observe(1, 0, 1, 4.0, 4.4)
+    stored.learn(used)
+    assert stored.level == pytest.approx(1.1) and stored.is_tried
+    assert stored.answered_ms == pytest.approx(300 * 4.4)
+    loaded = CostCurve.from_json(json.loads(json.dumps(stored.as_json())))
+    assert (loaded.level, loaded.answered_ms) == (stored.level, stored.answered_ms)
+    unused = stored.resized(2)
+    stored.learn(unused)
+    assert stored.level == pytest.approx(1.1), "a load without an answer says nothing"
 
 
 def test_a_stored_curve_learns_from_one_of_another_moment() -> None:
