@@ -88,6 +88,13 @@ class Backend(Protocol):
     def batch_size(self) -> int:
         """Largest number of tokens one `prefill` may have."""
 
+    @property
+    def crowding(self) -> float:
+        """How many times more threads the backend was loaded with than the last step had.
+
+        1 unless other processes compute.
+        """
+
     def prefill(self, tokens: Sequence[int]) -> Logits:
         """Append at most `batch_size` tokens and return the logits of the last one, [V].
 

@@ -74,6 +74,7 @@ class FakeBackend:
         self.max_nodes = max_nodes if rollback else 1
         self.batch_size = batch_size
         self.pending = 0
+        self.crowding = 1.0
         self.steps: list[int] = []
         self.closed = False
         self._next_logits = next_logits

@@ -23,6 +23,7 @@ from edgespec.backends.base import Capabilities, Logits, require_room
 from edgespec.backends.huge_pages import HugePages
 from edgespec.backends.llama_library import LOG, interrupts_kept, library, model_params
 from edgespec.backends.llama_tokenizer import LlamaTokenizer
+from edgespec.backends.team import TEAMS
 from edgespec.errors import BackendError, ModelNotFoundError, UnsupportedError
 from edgespec.tree import DraftTree
 
@@ -142,6 +143,7 @@ class LlamaBackend:
         self._get_logits.restype = ctypes.c_void_p
         self._logits_address = 0
         self._logits: Logits = np.empty((0, 0), np.float32)
+        self._threads = settings.threads  # of the last step
         self._most_rows = 1  # of logits so far: llama.cpp's buffer for them grows with demand
 
     # -- loading ---------------------------------------------------------------------------
@@ -248,6 +250,10 @@ class LlamaBackend:
     @property
     def batch_size(self) -> int:
         return self.settings.batch_size
+
+    @property
+    def crowding(self) -> float:
+        return self.settings.threads / self._threads
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
         """Append at most `batch_size` tokens; the logits of the last one, [V]."""
@@ -356,7 +362,14 @@ class LlamaBackend:
 
     def _decode(self, batch: _Batch, count: int) -> None:
         batch.struct.n_tokens = count
-        status = self._lib.llama_decode(self._context, batch.struct)
+        threads = TEAMS.enter(self.settings.threads)
+        try:
+            if threads != self._threads:
+                self._lib.llama_set_n_threads(self._context, threads, threads)
+                self._threads = threads
+            status = self._lib.llama_decode(self._context, batch.struct)
+        finally:
+            TEAMS.leave()
         if status != 0:
             raise BackendError(f"llama_decode failed with {status}: {LOG.problem() or 'no reason'}")
 

@@ -165,6 +165,10 @@ class OrtBackend:
     def batch_size(self) -> int:
         return min(self.settings.batch_size, self._runner.max_step or self.settings.batch_size)
 
+    @property
+    def crowding(self) -> float:
+        return 1.0  # its threads take work from each other, so they wait less for a busy core
+
     def prefill(self, tokens: Sequence[int]) -> Logits:
         """Append at most `batch_size` tokens; the logits of the last one, [V]."""
         require_room(self, len(tokens))

@@ -44,7 +44,7 @@ from peers_llama import CONTEXT, LlamaPython, LlamaServer
 from peers_report import Line, document_of, read_lines, text_of
 from peers_transformers import Transformers
 
-from edgespec.bench.neighbours import BUSY, Neighbours
+from edgespec.memory.neighbours import BUSY, Neighbours
 from edgespec.bench.summary import decoding
 from edgespec.bench.turns import Answer, Contender, order_of
 from edgespec.bench.worker import Worker, WorkerContender

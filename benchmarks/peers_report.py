@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgespec.bench.neighbours import BUSY
+from edgespec.memory.neighbours import BUSY
 from edgespec.bench.ratios import Timed, interval_text, rate, ratio_of
 from edgespec.bench.summary import decoding, end_to_end
 from edgespec.stats import Counters

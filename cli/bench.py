@@ -52,7 +52,7 @@ def bench(
     plain and auto if none is named.
     """
     from edgespec.bench.measure import bench as measure
-    from edgespec.bench.neighbours import BUSY
+    from edgespec.memory.neighbours import BUSY
     from edgespec.models.onnx_folder import read_model
     from edgespec.prompts import PROMPTS, first_of_each_task, read_prompts
 

@@ -43,7 +43,7 @@ def load_draft_model(
     )
     stored = stored_curve(draft_spec, chosen)
     backend, curve = open_measured_draft(draft_spec, spec, settings, report, stored)
-    if curve is not stored:
+    if curve is not stored and backend.crowding == 1.0:
         cache.store("curves", settings_key(draft_spec, chosen), curve.as_json())
     try:
         vocab_size = target.tokenizer.vocab_size

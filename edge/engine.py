@@ -72,6 +72,7 @@ class Engine:
         self.backend = backend
         self.vocab_size = backend.tokenizer.vocab_size  # tokens that may be picked
         self.curve = curve
+        self._crowded: dict[float, CostCurve] = {}  # the curve, by how many times fewer threads
         self.drafter = drafter if backend.capabilities.rollback and curve is not None else None
         self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
         self.history = history if history is not None else RoundHistory()
@@ -302,18 +303,29 @@ class Engine:
             path, emitted = _until_end(*self._accept(tree, logits, run), is_end)
             self.backend.commit(path)
             path = path[: len(emitted)]
-            if run.drafter is not None and self.curve is not None and emitted:
+            run.counters.crowded_rounds += self.backend.crowding > 1.0
+            curve = self._curve_now()
+            if run.drafter is not None and curve is not None and emitted:
                 run.drafter.observe(Outcome(tree, path, emitted, _successors(logits)))
                 self.history.observe(len(tree), len(emitted))
                 previous, last = len(tree) + extra, previous
                 step_ms, round_ms = (verified - drafted) * 1e3, (perf_counter() - start) * 1e3
-                self.curve.observe(previous, depth, last, step_ms, round_ms - draft_ms)
+                curve.observe(previous, depth, last, step_ms, round_ms - draft_ms)
             spent_s = perf_counter() - start
             run.counters.add_round(tree, path, verified - drafted, draft_ms / 1e3, spent_s)
             if not emitted:
                 return
             root = emitted[-1]
             yield emitted
+
+    def _curve_now(self) -> CostCurve | None:
+        """Times of steps with as many threads as the last one had."""
+        times = self.backend.crowding
+        if times == 1.0 or self.curve is None:
+            return self.curve
+        if times not in self._crowded:
+            self._crowded[times] = self.curve.crowded(times)
+        return self._crowded[times]
 
     def _prefill(self, prompt: list[int], run: Run) -> Logits | None:
         """Logits after the prompt, or None when cancelled on the way."""
@@ -333,21 +345,21 @@ class Engine:
 
         That is the root, and drafts where they are worth their time.
         """
-        if run.drafter is None or self.curve is None:
+        backend, curve = self.backend, self._curve_now()
+        if run.drafter is None or curve is None:
             return DraftTree.chain((root,)), 0.0
-        backend = self.backend
         room = min(
             run.limit - run.counters.generated_tokens - 1,
             backend.context_size - backend.length - 1,
             self._max_nodes - 1,
-            self.curve.max_nodes - backend.pending - 1,  # drawn nodes cannot be left out later
+            curve.max_nodes - backend.pending - 1,  # drawn nodes cannot be left out later
         )
         if room < 1:
             return DraftTree.chain((root,)), 0.0
         stakes = Stakes(
             max_nodes=room,
             min_probability=run.min_probability,
-            curve=self.curve,
+            curve=curve,
             depth=backend.length,
             previous=previous,
             extra=backend.pending,

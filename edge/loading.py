@@ -222,7 +222,8 @@ def _reads(
     if found is None:
         report("measuring step times", 0.0)
         found = measure_reads(backend, curve)
-        cache.store(READS, settings_key(spec, settings_of(plan)), found.as_json())
+        if backend.crowding == 1.0:
+            cache.store(READS, settings_key(spec, settings_of(plan)), found.as_json())
         report("measuring step times", 1.0)
     reads = found.at_the_level_of(curve)
     reads.depth_ms, reads.depth_node_ms = curve.depth_ms, curve.depth_node_ms
@@ -370,6 +371,8 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     )
     if not curve.knows_depth:
         measure_depths(backend, curve)
+    if backend.crowding > 1.0:  # of this moment: measured again by the next load
+        return curve.crowded(1.0 / backend.crowding)
     kept = curve if stored is None else stored.updated(curve)
     cache.store("curves", settings_key(spec, settings), kept.as_json())
     report("measuring step times", 1.0)

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from edgespec.bench.neighbours import Neighbours
 from edgespec.bench.ratios import Ratio, Timed, middle_repeats, rate, ratio_of
 from edgespec.bench.report import render_bench_report
 from edgespec.bench.summary import Prompted, speed_by_position, summary
@@ -224,12 +223,6 @@ def test_speed_by_position_counts_tokens_where_they_were_written() -> None:
         {"from_token": 0, "tokens_per_s": 32 / 3.5},
         {"from_token": 32, "tokens_per_s": 16.0},
     ]
-
-
-def test_neighbours_are_what_is_busy_and_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = iter([(10.0, 100.0, 5.0), (12.0, 103.5, 8.0)])
-    monkeypatch.setattr(Neighbours, "_look", staticmethod(lambda: next(looks)))
-    assert Neighbours().share() == pytest.approx(0.25)  # 3.5 s in all, 3 s of them ours, in 2 s
 
 
 # ------------------------------------------------------------------------------------ prompts

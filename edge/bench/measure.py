@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from time import perf_counter
 from typing import Any
 
-from edgespec.bench.neighbours import Neighbours
+from edgespec.memory.neighbours import Neighbours
 from edgespec.bench.summary import Prompted, speed_by_position, summary
 from edgespec.bench.turns import take_turns
 from edgespec.bench.worker import Worker, WorkerContender
