@@ -53,6 +53,8 @@ class FakeBackend:
         vocab_size: V.
         end: id of the end token, or -1.
         tree, rollback: capabilities to pretend.
+        feeds_again: accepted nodes of a branch that is not the first one stay `pending`, as in
+            llama.cpp, whose cache keeps cells in the order in which they were fed.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class FakeBackend:
         end: int = -1,
         tree: bool = True,
         rollback: bool = True,
+        feeds_again: bool = False,
     ) -> None:
         self.tokenizer = ByteTokenizer(vocab_size, end)
         reason = "" if tree and rollback else "pretended for a test"
@@ -78,6 +81,7 @@ class FakeBackend:
         self.steps: list[int] = []
         self.closed = False
         self._next_logits = next_logits
+        self._feeds_again = feeds_again
         self._committed: list[int] = []
         self._tree: DraftTree | None = None
 
@@ -95,6 +99,7 @@ class FakeBackend:
         if len(tokens) > self.batch_size:
             raise UnsupportedError(f"a prefill has room for {self.batch_size} tokens")
         self._committed += tokens
+        self.pending = 0
         return self._row(tuple(self._committed))
 
     def verify(self, tree: DraftTree) -> Logits:
@@ -114,12 +119,16 @@ class FakeBackend:
         """Keep the nodes of `path`."""
         assert self._tree is not None
         self._committed += [self._tree.tokens[node] for node in path]
+        in_order = sum(node == place for place, node in enumerate(path))
+        self.pending = len(path) - in_order if self._feeds_again else 0
         self._tree = None
 
     def truncate(self, length: int) -> int:
         """Keep the first `length` tokens, or none where nothing can be rolled back."""
         if length < len(self._committed):
+            cells = len(self._committed) - self.pending
             del self._committed[length if self.capabilities.truncate else 0 :]
+            self.pending = max(0, len(self._committed) - cells)
         return len(self._committed)
 
     def memory_bytes(self) -> dict[str, int]:

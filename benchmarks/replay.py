@@ -300,7 +300,7 @@ def _replay(
             node = tree.child(node, output[done])
             done += 1
         known = dict(zip(path, rows[start:done], strict=False))  # not of rejected nodes
-        drafter.observe(Outcome(tree, path, output[start:done], known.get))
+        drafter.observe(Outcome(tree, path, output[start:done], stakes, known.get))
     return plain_ms, speculative_ms
 
 

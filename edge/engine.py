@@ -294,23 +294,22 @@ class Engine:
             if run.cancel.is_set():
                 return
             start = perf_counter()
-            tree, draft_ms = self._draft(root, run, previous)
-            extra = self.backend.pending
+            stakes = self._stakes(run, previous)
+            tree, draft_ms = self._draft(root, run, stakes)
             drafted = perf_counter()
-            logits, depth = self.backend.verify(tree), self.backend.length
-            logits = logits[:, : run.vocab_size]
+            logits = self.backend.verify(tree)[:, : run.vocab_size]
             verified = perf_counter()
             path, emitted = _until_end(*self._accept(tree, logits, run), is_end)
             self.backend.commit(path)
             path = path[: len(emitted)]
             run.counters.crowded_rounds += self.backend.crowding > 1.0
-            curve = self._curve_now()
-            if run.drafter is not None and curve is not None and emitted:
-                run.drafter.observe(Outcome(tree, path, emitted, _successors(logits)))
+            if run.drafter is not None and stakes is not None and emitted:
+                run.drafter.observe(Outcome(tree, path, emitted, stakes, _successors(logits)))
                 self.history.observe(len(tree), len(emitted))
-                previous, last = len(tree) + extra, previous
-                step_ms, round_ms = (verified - drafted) * 1e3, (perf_counter() - start) * 1e3
-                curve.observe(previous, depth, last, step_ms, round_ms - draft_ms)
+                previous, last = len(tree) + stakes.extra, previous
+                if stakes.curve is self._curve_now():  # else the team changed for this step
+                    step_ms, round_ms = (verified - drafted) * 1e3, (perf_counter() - start) * 1e3
+                    stakes.curve.observe(previous, stakes.depth, last, step_ms, round_ms - draft_ms)
             spent_s = perf_counter() - start
             run.counters.add_round(tree, path, verified - drafted, draft_ms / 1e3, spent_s)
             if not emitted:
@@ -340,24 +339,19 @@ class Engine:
         run.counters.add_reading(len(prompt) - kept, kept, perf_counter() - began)
         return logits if logits is None else logits[: run.vocab_size]
 
-    def _draft(self, root: int, run: Run, previous: int) -> tuple[DraftTree, float]:
-        """The tree to verify next, and the ms that models took to draft it.
-
-        That is the root, and drafts where they are worth their time.
-        """
+    def _stakes(self, run: Run, previous: int) -> Stakes | None:
+        """What the next round may draft and cost; None where nothing is ever drafted."""
         backend, curve = self.backend, self._curve_now()
         if run.drafter is None or curve is None:
-            return DraftTree.chain((root,)), 0.0
+            return None
         room = min(
             run.limit - run.counters.generated_tokens - 1,
             backend.context_size - backend.length - 1,
             self._max_nodes - 1,
             curve.max_nodes - backend.pending - 1,  # drawn nodes cannot be left out later
         )
-        if room < 1:
-            return DraftTree.chain((root,)), 0.0
-        stakes = Stakes(
-            max_nodes=room,
+        return Stakes(
+            max_nodes=max(0, room),
             min_probability=run.min_probability,
             curve=curve,
             depth=backend.length,
@@ -366,6 +360,15 @@ class Engine:
             branches=backend.capabilities.tree,
             sampler=run.draft_sampler,
         )
+
+    @staticmethod
+    def _draft(root: int, run: Run, stakes: Stakes | None) -> tuple[DraftTree, float]:
+        """The tree to verify next, and the ms that models took to draft it.
+
+        That is the root, and drafts where they are worth their time.
+        """
+        if run.drafter is None or stakes is None or stakes.max_nodes == 0:
+            return DraftTree.chain((root,)), 0.0
         proposal = run.drafter.propose(stakes)
         if run.goes_on < 1.0:
             proposal = proposal.cut_off(run.goes_on)

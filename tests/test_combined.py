@@ -124,7 +124,7 @@ def rounds(
         )
         path = range(size + 1 if accepted else 1)
         emitted = [*(tree.tokens[node] for node in path[1:]), 2]
-        combined.observe(Outcome(tree, path, emitted, lambda _node: ([3], [1.0])))
+        combined.observe(Outcome(tree, path, emitted, stakes, lambda _node: ([3], [1.0])))
     return proposal
 
 
@@ -197,7 +197,7 @@ def test_a_step_whose_size_was_not_measured_spoils_no_purse(clock: Clock) -> Non
         DraftTree((1, 5), (-1, 0), ("", "second")),
     ):
         combined.propose(stakes_of(INF, 12.0))
-        combined.observe(Outcome(tree, [0], [2]))
+        combined.observe(Outcome(tree, [0], [2], stakes_of(INF, 12.0)))
     asked = second.asked
     rounds(combined, 10, stakes_of(), accepted=True)
     assert second.asked == asked + 10
@@ -325,6 +325,38 @@ def test_a_model_is_not_free_where_it_is_first(clock: Clock) -> None:
 
 
 # ------------------------------------------------------------------------------ together
+
+
+def test_rounds_that_none_was_asked_for_reach_all(clock: Clock) -> None:
+    """Before anything was proposed, as where a grammar forces how an answer begins."""
+    first, second = Table("first", clock), Table("second", clock, [5])
+    combined = CombinedDrafter([first, second, Model(clock, [0.5])])
+    combined.begin([1, 2])
+    forced = DraftTree((2, 3, 4), (-1, 0, 1), ("", "grammar", "grammar"))
+    combined.observe(Outcome(forced, [0, 1, 2], [3, 4, 6], stakes_of()))
+    rounds(combined, 1, stakes_of())
+    assert first.text == second.text == [1, 2, 3, 4, 6, 2]
+    assert list(combined.written) == [[2, 3, 4, 6, 2]]
+    assert second.asked == 1
+
+
+def test_a_round_is_settled_at_its_own_stakes(clock: Clock) -> None:
+    """Asked at a step of up to 16 nodes; then a round of four with two tokens that are fed again.
+
+    It is that of six tokens, in 12 ms, and not one of 18 that the curve does not have. A node is
+    wrong: it adds (12 - 10) / 3 ms.
+    """
+    first, second = Table("first", clock), Table("second", clock, [5])
+    combined = CombinedDrafter([first, second])
+    asked = Stakes(16, 0.01, CostCurve([INF, *[PLAIN_MS] * 17]), depth=0, extra=14)
+    combined.propose(asked)
+    own = Stakes(3, 0.01, CostCurve([INF, PLAIN_MS, 10.0, 10.0, 11.0, 11.0, 12.0]), 0, extra=2)
+    tree = DraftTree((1, 7, 8, 5), (-1, 0, 1, 0), ("", "first", "first", "second"))
+    left = [FIRST_STEPS * PLAIN_MS]
+    while combined.propose(own).sources.count("second"):
+        combined.observe(Outcome(tree, [0], [2], own))
+        left.append(left[-1] + ALLOWANCE * 12.0 - 2.0 / 3)
+    assert left[-1] < 0.0 <= left[-2]
 
 
 def test_each_is_told_what_those_before_it_propose(clock: Clock) -> None:

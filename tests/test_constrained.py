@@ -6,6 +6,9 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,9 +102,11 @@ def test_forced_text_is_drafted_and_how_it_is_cut_is_counted() -> None:
     before = drafter.propose(stakes_of(8))
     assert bytes(before.tokens) == b"name"
     assert list(before.probabilities) == sorted(before.probabilities, reverse=True)
+    tree = DraftTree.chain([3, *b"name"])
+    outcome = Outcome(tree, range(5), [*b"name", 7], stakes_of(8))
     for _ in range(30):
         drafter.propose(stakes_of(8))
-        drafter.observe(Outcome(DraftTree.chain([3, *b"name"]), range(5), [*b"name", 7]))
+        drafter.observe(outcome)
     assert drafter.propose(stakes_of(8)).probabilities[-1] > before.probabilities[-1]
     assert len(drafter.propose(stakes_of(2))) == 2
     grammar.forced = b""
@@ -167,6 +172,23 @@ def test_documents_fit_the_schema_and_drafts_change_nothing(
         assert list(found) == ["name", "favourite_colour", "married"]
         assert found["favourite_colour"] in ("red", "green") and len(found["name"]) <= 12
         assert json.dumps(found, ensure_ascii=False) == results[0].text or temperature
+
+
+@pytest.mark.model
+def test_documents_with_several_drafters_and_small_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Branches leave tokens to be fed again, and the next round is forced."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    options: dict[str, Any] = {"json_schema": SCHEMA, "max_tokens": 60}
+    drafters = "suffix,recycling"
+    with edgespec.load(context_size=512, exact=True, drafter=drafters, draft_max=2) as engine:
+        for seed, temperature in product(range(2), (0.0, 1.5)):
+            options["sampling"] = edgespec.SamplingParams(temperature=temperature, seed=seed)
+            prompt = f"Invent person {seed}, as JSON."
+            found = engine.generate(prompt, **options)
+            assert found.token_ids == engine.generate(prompt, speculate=False, **options).token_ids
+            assert found.counters.drafted_tokens > 0
 
 
 @pytest.mark.model

@@ -121,7 +121,7 @@ def paths_of(proposal: Proposal) -> list[tuple[int, ...]]:
 
 
 def observe(drafter: ModelDrafter, emitted: Sequence[int]) -> None:
-    drafter.observe(Outcome(DraftTree.chain((0,)), range(len(emitted)), emitted))
+    drafter.observe(Outcome(DraftTree.chain((0,)), range(len(emitted)), emitted, stakes_of()))
 
 
 # ------------------------------------------------------------------------------ draft = target

@@ -7,6 +7,7 @@ import math
 import random
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ quick = settings(max_examples=60, deadline=None, derandomize=True, database=None
 Path = tuple[int, ...]
 Rows = dict[tuple[int, ...], Successors]  # what the target says after these last tokens
 LEAST = 0.02
+STAKES = Stakes(31, LEAST, CostCurve([float("inf"), 1.0]), depth=0)
 
 
 def paths_of(proposal: Proposal) -> list[Path]:
@@ -36,7 +38,7 @@ def paths_of(proposal: Proposal) -> list[Path]:
 def propose(
     drafter: RecyclingDrafter, base: Proposal = EMPTY, max_nodes: int = 31, least: float = LEAST
 ) -> Proposal:
-    return drafter.propose(Stakes(max_nodes, least, CostCurve([float("inf"), 1.0]), depth=0), base)
+    return drafter.propose(replace(STAKES, max_nodes=max_nodes, min_probability=least), base)
 
 
 def table_of(proposal: Proposal) -> dict[Path, float]:
@@ -52,7 +54,7 @@ def learn(
 ) -> None:
     """A round that verified these tokens, the root first, and saw these rows of them."""
     tree = DraftTree.chain(tokens) if parents is None else DraftTree(tokens, parents)
-    drafter.observe(Outcome(tree, range(len(emitted)), emitted, lambda node: rows[node]))
+    drafter.observe(Outcome(tree, range(len(emitted)), emitted, STAKES, lambda node: rows[node]))
 
 
 def drafter_of(text: Sequence[int], rows: dict[tuple[int, int], Successors]) -> RecyclingDrafter:
@@ -388,7 +390,7 @@ def test_proposals_and_counts_are_those_of_the_slow_drafter(data: st.DataObject)
         rows = [data.draw(st.none() | successors()) for _ in range(len(tree))]
         way = tree.path(rng.randrange(len(tree)))
         emitted = [*(tree.tokens[node] for node in way[1:]), rng.randrange(1, 5)]
-        fast.observe(Outcome(tree, way, emitted, rows.__getitem__))
+        fast.observe(Outcome(tree, way, emitted, STAKES, rows.__getitem__))
         slow.observe(tree, rows, emitted, paths)
         root = emitted[-1]
     assert fast.state() == slow.calibration.as_json()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,7 @@ quick = settings(max_examples=100, deadline=None, derandomize=True, database=Non
 Path = tuple[int, ...]
 Vote = tuple[float, int, int]  # weight, place, match length
 LEAST = 0.02  # probability of a node that is asked for
+STAKES = Stakes(31, LEAST, CostCurve([float("inf"), 1.0]), depth=0)
 
 
 def paths_of(proposal: Proposal) -> list[Path]:
@@ -35,13 +37,13 @@ def paths_of(proposal: Proposal) -> list[Path]:
 
 
 def propose(drafter: SuffixDrafter, max_nodes: int, least: float) -> Proposal:
-    return drafter.propose(Stakes(max_nodes, least, CostCurve([float("inf"), 1.0]), depth=0))
+    return drafter.propose(replace(STAKES, max_nodes=max_nodes, min_probability=least))
 
 
 def observe(drafter: SuffixDrafter, emitted: Sequence[int]) -> None:
     """A round in which all of it was drafted."""
     tree = DraftTree.chain((0, *emitted[:-1]))
-    drafter.observe(Outcome(tree, range(len(emitted)), emitted))
+    drafter.observe(Outcome(tree, range(len(emitted)), emitted, STAKES))
 
 
 def drafter_of(text: Sequence[int], **options: int) -> SuffixDrafter:

@@ -67,5 +67,5 @@ def test_a_recalled_text_is_drafted(names: str) -> None:
     stakes = Stakes(3, 0.001, CostCurve([float("inf"), 1.0, 1.0, 1.0, 1.0]), depth=3)
     proposal = drafter.propose(stakes)
     assert proposal.tokens[0] == 4
-    drafter.observe(Outcome(DraftTree.chain((3,)), (0,), (4,)))
+    drafter.observe(Outcome(DraftTree.chain((3,)), (0,), (4,), stakes))
     assert list(drafter.written) == [[3, 4]]

@@ -16,8 +16,9 @@ Successors = tuple[Sequence[int], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One finished round: what was sent to the target, and what it wrote.
+    """One finished round: what was sent to the target, what it wrote, and at what stakes.
 
+    The stakes are those of this very round, whoever was asked to draft for it, or nobody.
     `successors(node)` gives the target's best tokens after a node, or None where they are not to
     be looked at.
     """
@@ -25,6 +26,7 @@ class Outcome:
     tree: DraftTree
     path: Sequence[int]  # accepted nodes, the root first
     emitted: Sequence[int]  # as many tokens
+    stakes: Stakes
     successors: Callable[[int], Successors | None] = lambda _node: None
 
 
@@ -48,7 +50,10 @@ class Drafter(Protocol):
         """
 
     def observe(self, outcome: Outcome) -> None:
-        """The round after the last `propose` has ended: count, learn, and extend the text."""
+        """A round has ended: count, learn, and extend the text.
+
+        What was proposed counts if it was for this round; a round need not have asked for any.
+        """
 
     def state(self) -> dict[str, Any]:
         """What should survive a restart (calibration), as a JSON document."""

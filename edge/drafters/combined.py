@@ -82,7 +82,7 @@ class CombinedDrafter:
             _Source(drafter, getattr(drafter, "prospects", None), is_free=number == 0)
             for number, drafter in enumerate(drafters)
         ]
-        self._stakes: Stakes | None = None
+        self._was_asked = False
         self.written: deque[list[int]] = deque(maxlen=_MOST_TEXTS)  # lately, in this process
 
     @property
@@ -107,10 +107,10 @@ class CombinedDrafter:
 
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         """One tree of what every drafter that is asked proposes."""
-        if self._stakes is None:
+        if not self._was_asked:
+            self._was_asked = True
             for source in self._sources:
-                source.purse_ms = _FIRST_STEPS * stakes.step_ms(1)
-        self._stakes = stakes
+                source.purse_ms += _FIRST_STEPS * stakes.estimated_ms(1)
         merged = base
         for source in self._sources:
             if source.prospects is not None:
@@ -131,11 +131,8 @@ class CombinedDrafter:
         if len(self._sources) == 1 and self._sources[0].is_free:
             self._sources[0].drafter.observe(outcome)
             return
-        if self._stakes is None:
-            return
-        plain_ms, nodes = self._stakes.step_ms(1), len(outcome.tree)
-        # Drawn nodes are verified even where their number was not measured: then one by one.
-        step_ms = min(self._stakes.step_ms(nodes), nodes * plain_ms)
+        stakes, nodes = outcome.stakes, len(outcome.tree)
+        plain_ms, step_ms = stakes.estimated_ms(1), stakes.estimated_ms(nodes)
         node_ms = (step_ms - plain_ms) / max(1, nodes - 1)
         sources = outcome.tree.sources
         for source in self._sources:

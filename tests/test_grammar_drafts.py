@@ -1,0 +1,259 @@
+"""Answers that keep to a grammar, drafted by several drafters on a backend that feeds tokens again.
+
+The grammar is a template over bytes: text that is forced, then some free letters, and so on. A
+token of two bytes spells forced text too, so drafts of it may be cut wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.backends.base import Logits
+from edgespec.backends.fake import FakeBackend
+from edgespec.drafters.base import Drafter, Outcome
+from edgespec.drafters.combined import CombinedDrafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.recycling import RecyclingDrafter
+from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.engine import Engine
+from edgespec.memory.curve import CostCurve
+from edgespec.proposal import EMPTY, Proposal, Stakes
+from edgespec.sampling import SamplingParams
+from edgespec.tree import DraftTree
+
+INF = float("inf")
+V = 132
+TWO = 128  # a token that stands for the next two bytes of a forced text
+FREE = b"abcd"
+PROMPT = [*b'{"a": "ab", "b": "cd"}']
+_ROWS = np.random.default_rng(5).normal(0.0, 1.5, (V, V)).astype(np.float32)
+Part = bytes | int  # forced text, or a number of free letters
+
+
+def letters(context: tuple[int, ...]) -> Sequence[float]:
+    """Depends on the last two tokens; likes the token of two bytes now and then."""
+    row = _ROWS[context[-1]] + 0.5 * _ROWS[context[-2] if len(context) > 1 else 0][::-1]
+    row[TWO] += 3.0 if context[-1] % 3 == 0 else 0.0
+    found: list[float] = row.tolist()
+    return found
+
+
+def other_letters(context: tuple[int, ...]) -> Sequence[float]:
+    """A draft model that is often right."""
+    found: list[float] = (letters(context) + 0.8 * _ROWS[-1 - context[-1]]).tolist()
+    return found
+
+
+class Template:
+    """A grammar whose text repeats these parts for ever."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = [part for part in parts if part]
+        self._place, self._done = 0, 0
+
+    @property
+    def _part(self) -> Part:
+        return self._parts[self._place % len(self._parts)]
+
+    def _rest(self) -> bytes:
+        return self._part[self._done :] if isinstance(self._part, bytes) else b""
+
+    def allows(self, token: int) -> bool:
+        rest = self._rest()
+        return (token == TWO and len(rest) > 1) or token in (rest[:1] if rest else FREE)
+
+    def best(self, logits_row: Logits) -> int:
+        return int(self.masked(logits_row).argmax())
+
+    def masked(self, logits_row: Logits) -> Logits:
+        allowed = [self.allows(token) for token in range(len(logits_row))]
+        row: Logits = np.where(allowed, logits_row, -INF).astype(np.float32)
+        return row
+
+    def accept(self, token: int) -> None:
+        assert self.allows(token)
+        self._done += 2 if token == TWO else 1
+        if self._done == (len(self._part) if isinstance(self._part, bytes) else self._part):
+            self._place, self._done = self._place + 1, 0
+
+    def forced_bytes(self, most: int) -> bytes:
+        rest, place = self._rest(), self._place
+        while rest and len(rest) < most:
+            place += 1
+            part = self._parts[place % len(self._parts)]
+            if not isinstance(part, bytes):
+                break
+            rest += part
+        return rest[:most]
+
+
+TEMPLATES: dict[str, Sequence[Part]] = {
+    "forced first": [b'{"name": "', 5, b'", "colour": "', 2, b'"}'],
+    "free first": [3, b"aab", 40, b"ba"],
+    "forced only": [b'{"a": 1}'],
+    "letter by letter": [1, b"d", 2, b"cb"],
+}
+
+
+class Frozen(CostCurve):
+    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+        pass
+
+
+def model_drafter() -> ModelDrafter:
+    return ModelDrafter(FakeBackend(other_letters, V), Frozen([INF, *[0.01] * 16]), V)
+
+
+class Diary:
+    """Keeps the text as it hears of it, and proposes nothing."""
+
+    name = "diary"
+    nbytes = 0
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+        self.stakes: list[tuple[int, int]] = []
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self.text = list(tokens)
+
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        return EMPTY
+
+    def observe(self, outcome: Outcome) -> None:
+        self.text += outcome.emitted
+        self.stakes.append((len(outcome.tree), outcome.stakes.extra))
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, document: dict[str, Any] | None) -> None:
+        pass
+
+
+DRAFTERS: dict[str, Callable[[], list[Drafter]]] = {
+    "suffix": lambda: [SuffixDrafter()],
+    "suffix and recycling": lambda: [SuffixDrafter(), RecyclingDrafter()],
+    "branching suffix and recycling": lambda: [SuffixDrafter(max_children=3), RecyclingDrafter()],
+    "suffix and model": lambda: [SuffixDrafter(), model_drafter()],
+    "model and suffix": lambda: [model_drafter(), SuffixDrafter(max_children=2)],
+    "all": lambda: [SuffixDrafter(max_children=2), RecyclingDrafter(), model_drafter()],
+}
+
+CURVES: dict[str, Sequence[float]] = {
+    "flat": [INF, *[1.0] * 32],
+    "three sizes of 32": [INF, 1.0, INF, INF, 1.2, INF, INF, INF, 1.5, *[INF] * 24],
+    "single tokens and eight": [INF, 1.0, *[INF] * 6, 1.4],
+    "as many as the largest step": [INF, 1.0, 1.05, 1.1, 1.15],
+}
+
+
+class Witness(FakeBackend):
+    """Remembers the trees, and how many tokens were fed again with each."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(letters, V, feeds_again=True, **options)
+        self.trees: list[DraftTree] = []
+        self.fed_again: list[int] = []
+
+    def verify(self, tree: DraftTree) -> Logits:
+        self.trees.append(tree)
+        self.fed_again.append(self.pending)
+        return super().verify(tree)
+
+
+@pytest.fixture
+def template(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "edgespec.engine.make_grammar",
+        lambda _backend, name, _schema: name and Template(TEMPLATES[name]),
+    )
+
+
+@pytest.fixture(autouse=True)
+def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("model", "combined"):
+        monkeypatch.setattr(f"edgespec.drafters.{module}.perf_counter", lambda: 0.0)
+
+
+def check(
+    engine: Engine, grammar: str | None, count: int, sampling: SamplingParams | None = None
+) -> list[int]:
+    options: dict[str, Any] = {"max_tokens": count, "sampling": sampling, "grammar": grammar}
+    expected = engine.generate(PROMPT, speculate=False, **options)
+    found = engine.generate(PROMPT, **options)
+    assert found.token_ids == expected.token_ids
+    counters = found.counters
+    assert counters.accepted_tokens + counters.rounds == count - 1
+    assert sum(counters.drafted_by.values()) == counters.drafted_tokens
+    return list(found.token_ids)
+
+
+@pytest.mark.usefixtures("template")
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("max_nodes", [2, 3, 5, 32])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_drafts_change_nothing(drafter: str, max_nodes: int, curve: str) -> None:
+    """Greedy and drawn, with each grammar and none in turn, one engine for all of them."""
+    diary = Diary()
+    backend = Witness(max_nodes=max_nodes)
+    times = Frozen(list(CURVES[curve]))
+    engine = Engine(backend, curve=times, drafter=CombinedDrafter([*DRAFTERS[drafter](), diary]))
+    for grammar in (*TEMPLATES, None, *TEMPLATES):
+        written = check(engine, grammar, 40)
+        assert diary.text == [*PROMPT, *written], "histories have no holes"
+        if grammar is not None:
+            check(engine, grammar, 25, SamplingParams(temperature=1.0, top_k=40, seed=3))
+    if max_nodes == 32 and curve == "flat":
+        names = {name for tree in backend.trees for name in tree.sources}
+        assert names > {"", "grammar"}
+    assert all(nodes + extra <= times.max_nodes for nodes, extra in diary.stakes)
+
+
+@pytest.mark.usefixtures("template")
+@pytest.mark.parametrize("drafter", ["branching suffix and recycling", "model and suffix", "all"])
+def test_forced_rounds_come_with_tokens_that_are_fed_again(drafter: str) -> None:
+    """The case that these tests are for does occur: branches first, then forced text."""
+    backend = Witness(max_nodes=8)
+    curve = Frozen([INF, *[1.0] * 8])
+    engine = Engine(backend, curve=curve, drafter=CombinedDrafter(DRAFTERS[drafter]()))
+    for seed in range(3):
+        check(engine, "letter by letter", 120, SamplingParams(temperature=1.0, seed=seed))
+    pairs = list(zip(backend.trees, backend.fed_again, strict=True))
+    assert any(again and "grammar" in tree.sources for tree, again in pairs)
+
+
+templates = st.lists(
+    st.binary(max_size=6).map(lambda text: bytes(FREE[byte % 4] for byte in text))
+    | st.integers(0, 6),
+    min_size=1,
+    max_size=5,
+).filter(any)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    parts=templates,
+    drafter=st.sampled_from(sorted(DRAFTERS)),
+    measured=st.sets(st.integers(2, 16), max_size=3),
+    max_nodes=st.integers(1, 17),
+    count=st.integers(1, 40),
+    tree=st.booleans(),
+)
+def test_no_template_and_no_curve_changes_an_answer(
+    parts: list[Part], drafter: str, measured: set[int], max_nodes: int, count: int, tree: bool
+) -> None:
+    curve = Frozen([INF, *(1.0 if n == 1 or n in measured else INF for n in range(1, 17))])
+    backend = Witness(max_nodes=max_nodes, tree=tree)
+    combined = CombinedDrafter(DRAFTERS[drafter]())
+    engine = Engine(backend, curve=curve, drafter=combined)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgespec.engine.make_grammar", lambda *_: Template(parts))
+        for _ in range(2):
+            check(engine, "any", count)
