@@ -195,7 +195,9 @@ def test_control_tokens_and_the_most_frequent_are_chosen(target: ModelSpec) -> N
 class Cheap(CostCurve):
     """A step costs the same whatever its size, and no clock corrects that."""
 
-    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+    def observe(
+        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
+    ) -> None:
         pass
 
 

@@ -48,7 +48,9 @@ def writes(text: bytes, prompt_length: int = 1) -> Model:
 class Frozen(CostCurve):
     """Step times that stay as they are, whatever the clock of the test machine says."""
 
-    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+    def observe(
+        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
+    ) -> None:
         pass
 
 
@@ -625,7 +627,9 @@ def test_without_rollback_there_is_no_drafter() -> None:
 class Diary(CostCurve):
     """Keeps the steps it is shown."""
 
-    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+    def observe(
+        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
+    ) -> None:
         diary.append((num_nodes, depth, previous, ms))
 
 

@@ -102,7 +102,9 @@ TEMPLATES: dict[str, Sequence[Part]] = {
 
 
 class Frozen(CostCurve):
-    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+    def observe(
+        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
+    ) -> None:
         pass
 
 

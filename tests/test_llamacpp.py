@@ -812,7 +812,9 @@ PROMPTS = [
 class FlatCurve(CostCurve):
     """Made up: every step costs the same, so that all drafts are sent, whatever they promise."""
 
-    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+    def observe(
+        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
+    ) -> None:
         pass
 
 

@@ -236,7 +236,9 @@ DRAWS = ("model", "garbage model", "all together", "all with a garbage model")
 class Frozen(CostCurve):
     """Step times that stay as they are, whatever the clock of the test machine says."""
 
-    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+    def observe(
+        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
+    ) -> None:
         pass
 
 

@@ -53,7 +53,9 @@ def curve_of(*ms: float) -> CostCurve:
 
 
 class Frozen(CostCurve):
-    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+    def observe(
+        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
+    ) -> None:
         pass
 
 

@@ -57,7 +57,9 @@ class Counting(FakeBackend):
 
 
 class Frozen(CostCurve):
-    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+    def observe(
+        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
+    ) -> None:
         pass
 
 

@@ -1,0 +1,204 @@
+"""Teams of threads beside other processes: fewer threads, the same tokens, nothing learned."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from edgespec.backends import llamacpp
+from edgespec.backends.fake import FakeBackend
+from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.backends.team import Teams
+from edgespec.drafters import make_drafter
+from edgespec.engine import Engine
+from edgespec.memory.curve import CostCurve
+from edgespec.memory.neighbours import Neighbours, alone
+from edgespec.models.embedded import embedded_model
+from edgespec.tree import DraftTree
+
+INF = float("inf")
+
+
+class World:
+    """A clock, and the seconds that others and we have computed so far."""
+
+    def __init__(self, cores: int) -> None:
+        self.now = self.others = self.ours = 0.0
+        self.teams = Teams(cores, lambda: (self.now, self.others + self.ours, self.ours), self.time)
+
+    def time(self) -> float:
+        return self.now
+
+    def work(self, seconds: float, others: float, most: int = 4) -> list[int]:
+        """Steps of 50 ms beside `others` busy cores; the threads of each."""
+        used = []
+        for _ in range(round(seconds / 0.05)):
+            used.append(self.teams.enter(most))
+            self.now += 0.05
+            self.ours += 0.05 * used[-1]
+            self.others += 0.05 * others
+            self.teams.leave()
+        return used
+
+
+def test_neighbours_are_what_is_busy_and_not_ours() -> None:
+    looks = iter([(10.0, 100.0, 5.0), (12.0, 103.5, 8.0)])
+    assert Neighbours(lambda: next(looks)).share() == pytest.approx(0.25)  # 0.5 s of 2 s
+
+
+def test_a_look_at_this_process_grows() -> None:
+    first = alone()
+    sum(i * i for i in range(200_000))
+    assert all(now >= then for now, then in zip(alone(), first, strict=True))
+
+
+def test_a_team_that_is_alone_has_all_of_its_threads() -> None:
+    assert World(4).work(2.0, others=0.0) == [4] * 40
+
+
+@pytest.mark.parametrize(("others", "threads"), [(0.3, 4), (1.0, 3), (2.2, 2), (4.0, 1)])
+def test_a_team_is_as_large_as_there_are_free_cores(others: float, threads: int) -> None:
+    world = World(4)
+    assert world.work(0.25, others)[0] == 4, "nothing was seen yet"
+    assert set(world.work(2.0, others)) == {threads}
+    assert world.work(2.0, 0.0)[-1] == 4, "they come back"
+
+
+def test_threads_beyond_the_team_are_nobodys_loss() -> None:
+    """Two threads on eight cores do not mind that three others are busy."""
+    world = World(8)
+    assert set(world.work(2.0, others=3.0, most=2)) == {2}
+
+
+def test_after_a_pause_a_team_begins_anew() -> None:
+    """Two programs that begin at the same time each find half of the cores, not 7 and 1."""
+    world = World(8)
+    world.work(1.0, others=7.0)
+    world.now += 60.0
+    world.others += 7 * 60.0
+    assert world.work(0.2, others=7.0, most=8) == [8] * 4
+
+
+def test_a_long_step_is_no_pause() -> None:
+    world = World(2)
+    used = []
+    for _ in range(4):
+        used.append(world.teams.enter(2))
+        world.now += 3.0
+        world.ours += 3.0
+        world.others += 3.0
+        world.teams.leave()
+    assert used == [2, 1, 1, 1]
+
+
+def test_two_teams_of_one_process_share_its_cores() -> None:
+    teams = World(4).teams
+    assert teams.enter(4) == 4
+    assert teams.enter(4) == 2
+    teams.leave()
+    assert teams.enter(4) == 2
+    teams.leave()
+    teams.leave()
+    assert teams.enter(4) == 4
+
+
+class Crowded(FakeBackend):
+    """Has half of its threads from its tenth step on."""
+
+    def verify(self, tree: DraftTree) -> np.ndarray:  # type: ignore[type-arg]
+        rows = super().verify(tree)
+        self.crowding = 2.0 if len(self.steps) >= 10 else 1.0
+        return rows
+
+
+def repeating(context: tuple[int, ...]) -> list[float]:
+    """Counts to seven, again and again."""
+    return [float(token == (context[-1] + 1) % 7) for token in range(16)]
+
+
+def test_steps_of_a_smaller_team_are_not_learned_and_change_no_token() -> None:
+    curve = CostCurve([INF, *(5.0 + 0.2 * n for n in range(1, 33))])
+    before = list(curve.base)
+    backend = Crowded(repeating, 16)
+    with Engine(backend, curve=curve, drafter=make_drafter("suffix")) as engine:
+        result = engine.generate([1, 2, 3], max_tokens=400)
+        plain = engine.generate([1, 2, 3], max_tokens=400, speculate=False)
+    assert result.token_ids == plain.token_ids
+    assert result.counters.crowded_rounds == result.counters.rounds - 9
+    assert sum(curve._seen) == 9, "the steps before, and no other"
+    assert before[20:] == curve.base[20:]
+
+
+def test_drafts_cost_more_on_fewer_threads() -> None:
+    """What further tokens add is arithmetic; the first one's time is memory's."""
+    curve = CostCurve([INF, 8.0, 10.0, INF, 14.0], depth_ms=0.01, depth_node_ms=0.001)
+    crowded = curve.crowded(2.0)
+    assert crowded.base == [INF, 8.0, 12.0, INF, 20.0]
+    assert (crowded.depth_ms, crowded.depth_node_ms) == (0.01, 0.002)
+    assert crowded.crowded(0.5) == curve
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Let teams have so many threads."""
+
+    class Fixed:
+        threads = 2
+
+        def enter(self, most: int) -> int:
+            return min(most, self.threads)
+
+        def leave(self) -> None: ...
+
+    fixed = Fixed()
+    monkeypatch.setattr(llamacpp, "TEAMS", fixed)
+    yield lambda threads: setattr(fixed, "threads", threads)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("kind", "depth"), [("f16", 200), ("bf16", 700)])
+def test_rows_do_not_depend_on_the_threads(
+    one_thread: Callable[[int], None], kind: str, depth: int
+) -> None:
+    """f16 while the cache has 256 cells, and the cache of --exact beyond."""
+    settings = LlamaSettings(context_size=1024, threads=2, kv_type_k=kind)
+    tokens = [100 + i * 7 % 5000 for i in range(depth)]
+    rows = {}
+    backend = LlamaBackend(embedded_model(), settings)
+    try:
+        for threads in (2, 1):
+            one_thread(threads)
+            backend.truncate(0)
+            for start in range(0, depth, backend.batch_size):
+                backend.prefill(tokens[start : start + backend.batch_size])
+            assert backend.crowding == 2 / threads
+            for size in (1, 4):
+                tree = DraftTree.chain(tokens[:size])
+                rows[threads, size] = backend.verify(tree).copy()
+                backend.truncate(depth)
+    finally:
+        backend.close()
+    for size in (1, 4):
+        assert np.array_equal(rows[1, size], rows[2, size])
+
+
+@pytest.mark.model
+def test_a_step_that_fails_leaves_its_team(monkeypatch: pytest.MonkeyPatch) -> None:
+    teams = Teams(2, alone)
+    monkeypatch.setattr(llamacpp, "TEAMS", teams)
+    backend = LlamaBackend(embedded_model(), LlamaSettings(context_size=256, threads=2))
+    try:
+        monkeypatch.setattr(
+            backend._lib, "llama_decode", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            backend.prefill([1, 2])
+    finally:
+        monkeypatch.undo()
+        backend.close()
+    done = threading.Event()
+    threading.Thread(target=lambda: (teams.enter(2), done.set())).start()
+    assert done.wait(5) and teams.enter(2) == 1, "one at work"
