@@ -19,11 +19,10 @@ from edgespec.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import cache, device
 from edgespec.memory.curve import CostCurve, measure_curve
-from edgespec.memory.plan import Plan
+from edgespec.memory.plan import Plan, reachable_bytes
 from edgespec.memory.request import LLAMACPP, ONNX, Request
 from edgespec.memory.speed import RoundHistory
 from edgespec.memory.texts import add_texts, load_texts
-from edgespec.memory.track import peak_resident_bytes
 from edgespec.models.embedded import embedded_model
 from edgespec.models.onnx_folder import read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
@@ -340,8 +339,8 @@ _BACKENDS = {LLAMACPP: _load_llamacpp, ONNX: _load_onnx}
 
 def _require_memory(plan: Plan) -> None:
     """Refuse cleanly where another process took the memory since the plan was made."""
-    free = device.available_bytes()
-    if plan.predicted_peak_bytes > free + peak_resident_bytes():
+    free = reachable_bytes()
+    if plan.predicted_peak_bytes > free:
         raise DoesNotFitError(
             f"the plan needs {plan.predicted_peak_bytes >> 20} MiB, but only {free >> 20} MiB are "
             f"free any more",

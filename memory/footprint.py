@@ -41,7 +41,8 @@ _ATTENTION_TILE = 64  # rows of queries and of keys that one thread works on
 # Interpreter, numpy, the command line and llama.cpp's library, on Linux x86-64 with Python 3.11:
 # between 60 and 71 MiB are resident, depending on what the page cache holds of the libraries;
 # then llama.cpp's tables per token: those of a byte-level BPE hold merges too.
-_RUNTIME_BYTES = 73 << 20
+RUNTIME_BYTES = 73 << 20
+LIBRARY_BYTES = 20 << 20  # of that llama.cpp's library at most, which comes with the first load
 _VOCABULARY_ENTRY_BYTES = {"gpt2": 345, "tokenizers": 1000}  # the tokenizers package's own tables
 _OTHER_VOCABULARY_ENTRY_BYTES = 165
 # onnxruntime's library, its arena and the graph: between 34 and 50 MiB are resident, depending on
@@ -187,7 +188,7 @@ def weights_bytes(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
 def runtime_bytes(spec: ModelSpec) -> int:
     """Bytes of the interpreter, the libraries and llama.cpp's vocabulary."""
     entry = _VOCABULARY_ENTRY_BYTES.get(spec.tokenizer_model, _OTHER_VOCABULARY_ENTRY_BYTES)
-    return _RUNTIME_BYTES + entry * spec.vocab_size
+    return RUNTIME_BYTES + entry * spec.vocab_size
 
 
 def footprint(spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0) -> tuple[Component, ...]:
@@ -217,7 +218,7 @@ def draft_model_footprint(spec: ModelSpec, shape: RunShape) -> tuple[Component, 
 
 def beside_another(role: str, spec: ModelSpec, parts: Iterable[Component]) -> tuple[Component, ...]:
     """The components that a model in some `role` adds to a run: there is a runtime already."""
-    vocabulary = Component("vocabulary", runtime_bytes(spec) - _RUNTIME_BYTES, is_ceiling=True)
+    vocabulary = Component("vocabulary", runtime_bytes(spec) - RUNTIME_BYTES, is_ceiling=True)
     added = (*(part for part in parts if part.name != "runtime"), vocabulary)
     return tuple(replace(part, name=f"{role}_{part.name}") for part in added)
 

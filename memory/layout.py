@@ -9,6 +9,7 @@ from functools import cached_property
 from edgespec.memory.footprint import (
     GPU,
     HOST,
+    RUNTIME_BYTES,
     Component,
     RunShape,
     beside_another,
@@ -105,9 +106,18 @@ class Layout:
             parts += draft_model_footprint(self.draft_spec, shape)
         if self.interface_bytes:
             parts += (Component("interface", self.interface_bytes, is_ceiling=True),)
+        if held := self._held_bytes():
+            parts += (Component("process", held),)
         if self.machine.is_one_pool:
             return tuple(replace(part, device=HOST, name=_pooled(part)) for part in parts)
         return parts
+
+    def _held_bytes(self) -> int:
+        """What the process holds beyond the runtime: a program around it, an engine that is open.
+
+        An onnxruntime that is loaded already counts twice on that backend.
+        """
+        return max(0, self.machine.process_bytes - RUNTIME_BYTES - self.interface_bytes)
 
     def nbytes(self, context: int, batch: int, draft_max: int) -> int:
         """Everything a budget covers: the processor's memory and the GPU's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,8 +10,16 @@ from typing import Any
 
 from edgespec.memory import device
 from edgespec.memory.accelerators import Accelerator
-from edgespec.memory.footprint import GPU, HOST, Component, is_block_type, kv_type_fits
+from edgespec.memory.footprint import (
+    GPU,
+    HOST,
+    LIBRARY_BYTES,
+    Component,
+    is_block_type,
+    kv_type_fits,
+)
 from edgespec.memory.request import LLAMACPP
+from edgespec.memory.track import private_bytes, resident_bytes
 from edgespec.models.spec import ModelSpec
 
 # A draft model writes one token a step; a few more catch up with what others drafted.
@@ -29,11 +38,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What may be used: bytes that are free, the GPUs, and the processor's instruction sets."""
+    """What may be used: bytes that are free, the GPUs, and the processor's instruction sets.
+
+    Of the free bytes some are taken already: by this process, which holds `process_bytes` before
+    it loads anything.
+    """
 
     free_bytes: int
     accelerators: tuple[Accelerator, ...] = ()
     features: frozenset[str] = frozenset()
+    process_bytes: int = 0
 
     @property
     def is_one_pool(self) -> bool:
@@ -50,7 +64,14 @@ def this_device() -> Device:
     """The machine this process runs on."""
     from edgespec.memory.accelerators import accelerators
 
-    return Device(device.available_bytes(), accelerators(), device.cpu_features())
+    found = accelerators()
+    held = resident_bytes() + (0 if "llama_cpp" in sys.modules else LIBRARY_BYTES)
+    return Device(reachable_bytes(), found, device.cpu_features(), held)
+
+
+def reachable_bytes() -> int:
+    """Memory that this process may hold altogether: what is free, and what it holds now."""
+    return device.available_bytes() + private_bytes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,16 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+def private_bytes() -> int:
+    """Resident bytes that are this process's alone, and free again when it gives them back."""
+    parts = resident_parts()
+    if "anonymous" in parts:
+        return parts["anonymous"]
+    import psutil
+
+    return int(psutil.Process().memory_full_info().uss)
+
+
 def resident_parts() -> dict[str, int]:
     """Resident bytes by kind, from Linux' smaps_rollup; empty elsewhere.
 
