@@ -163,14 +163,7 @@ def _byte_vocabulary(tokenizer: LlamaTokenizer) -> tuple[list[int], NDArray[np.i
     """The bytes that single tokens stand for, -1 for an end token, and those tokens."""
     known = _BYTE_TOKENS.get(tokenizer)
     if known is None:
-        by_byte: dict[int, int] = {}
-        for token in range(tokenizer.vocab_size):
-            if tokenizer.is_end(token):
-                by_byte.setdefault(-1, token)
-            else:
-                piece = tokenizer.token_bytes(token)
-                if len(piece) == 1:
-                    by_byte.setdefault(piece[0], token)
+        by_byte = tokenizer.one_byte_tokens()
         known = list(by_byte), np.array(list(by_byte.values()), np.int32)
         _BYTE_TOKENS[tokenizer] = known
     return known

@@ -82,8 +82,24 @@ class LlamaTokenizer:
         """Whether the token ends a generation (EOS, end of turn, ...)."""
         end = self._ends.get(token)
         if end is None:
-            end = self._ends[token] = bool(self._lib.llama_vocab_is_eog(self._vocab, token))
+            end = self._ends[token] = self._is_end(token)
         return end
+
+    def _is_end(self, token: int) -> bool:
+        return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
+
+    def one_byte_tokens(self) -> dict[int, int]:
+        """A token for each byte that has one of its own, and one that ends a generation at -1.
+
+        Looks at the whole vocabulary once, and keeps none of it: that would take 150 bytes a token.
+        """
+        found: dict[int, int] = {}
+        for token in range(self.vocab_size):
+            if self._is_end(token):
+                found.setdefault(-1, token)
+            elif len(piece := self._piece(token)) == 1:
+                found.setdefault(piece[0], token)
+        return found
 
     def token_text(self, token: int) -> str:
         """The vocabulary's own name of a token, control tokens included; ``""`` for -1."""

@@ -44,13 +44,13 @@ from peers_llama import CONTEXT, LlamaPython, LlamaServer
 from peers_report import Line, document_of, read_lines, text_of
 from peers_transformers import Transformers
 
-from edgespec.memory.neighbours import BUSY, Neighbours
 from edgespec.bench.summary import decoding
 from edgespec.bench.turns import Answer, Contender, order_of
 from edgespec.bench.worker import Worker, WorkerContender
 from edgespec.engine import Prompt
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.device import cpu_name, usable_cores
+from edgespec.memory.neighbours import BUSY, Neighbours
 from edgespec.memory.request import Request
 from edgespec.prompts import PROMPTS, TaskPrompt, read_prompts
 

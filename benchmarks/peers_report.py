@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgespec.memory.neighbours import BUSY
 from edgespec.bench.ratios import Timed, interval_text, rate, ratio_of
 from edgespec.bench.summary import decoding, end_to_end
+from edgespec.memory.neighbours import BUSY
 from edgespec.stats import Counters
 
 Line = dict[str, Any]  # one prompt and its answers by all contenders

@@ -66,7 +66,12 @@ def bench(
         chosen = first_of_each_task(chosen, per_task)
     longest = max((len(prompt.text.encode()) for prompt in chosen), default=0)
     requests = [
-        (label, one.request(prompt_tokens=longest // 2 + 64, max_tokens=max_tokens))
+        (
+            label,
+            one.request(
+                prompt_tokens=longest // 2 + 64, max_tokens=max_tokens, is_plain_greedy=True
+            ),
+        )
         for label, one in settings.each
     ]
     progress = Progress()

@@ -109,7 +109,9 @@ class PlanOptions:
         bool, typer.Option("--remember", help="Keep what is generated, to draft from it later.")
     ] = False
 
-    def request(self, *, prompt_tokens: int = 0, max_tokens: int = 0) -> Request:
+    def request(
+        self, *, prompt_tokens: int = 0, max_tokens: int = 0, is_plain_greedy: bool = False
+    ) -> Request:
         """A planner's request; a text that is no value of its option is misuse."""
         one_of("--backend", self.backend, ("auto", LLAMACPP, ONNX))
         one_of("--device", self.device, DEVICES)
@@ -136,6 +138,7 @@ class PlanOptions:
             remember=self.remember,
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
+            is_plain_greedy=is_plain_greedy,
         )
 
 

@@ -38,6 +38,7 @@ def plan(
     request = plan_options.request(
         prompt_tokens=options.most_prompt_tokens(options.read_text(file) or ""),
         max_tokens=max_tokens,
+        is_plain_greedy=True,
     )
     made = make_run_plan(spec, request)
     print(json.dumps(_document(spec, made)) if as_json else plan_text(spec, made))

@@ -44,7 +44,7 @@ def profile(
         raise typer.BadParameter("--large-share and --quality belong to --switch")
     write_report = _report_writer(html)
     spec = read_model(options.model_path(model))
-    request = plan_options.request()
+    request = plan_options.request(is_plain_greedy=True)
     progress = Progress()
     measured: dict[str, Any]
     try:

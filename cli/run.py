@@ -57,7 +57,9 @@ def run(
     sampling = sampling_options.params()
     texts = format_options.texts()
     request = plan_options.request(
-        prompt_tokens=options.most_prompt_tokens(text + (system or "")), max_tokens=max_tokens
+        prompt_tokens=options.most_prompt_tokens(text + (system or "")),
+        max_tokens=max_tokens,
+        is_plain_greedy=sampling.is_plain_greedy and not any(texts.values()),
     )
     if check and request.draft_model is not None and not sampling.is_greedy:
         raise UnsupportedError(

@@ -91,7 +91,7 @@ class ConstrainedSampler:
 
     def _choose_allowed(self, logits_row: Logits) -> int:
         params = self._sampler.params
-        if params.is_greedy and not params.changes_logits:
+        if params.is_plain_greedy:
             return self._grammar.best(logits_row)
         return self._sampler.choose(self._grammar.masked(logits_row))
 

@@ -113,14 +113,15 @@ class SamplingParams:
         return self.uses_history or bool(self.logit_bias)
 
     @property
+    def is_plain_greedy(self) -> bool:
+        """True when the best logit is taken as it is, which needs no memory either."""
+        return self.is_greedy and not self.changes_logits
+
+    @property
     def sums_vocabulary(self) -> bool:
         """True when a pick needs the weights of all tokens: top-p without top-k, or no filter."""
         unfiltered = self.top_k == 0 and (self.top_p < 1.0 or self.min_p == 0.0)
         return unfiltered and not self.is_greedy
-
-    def work_bytes(self, vocab_size: int) -> int:
-        """Bytes a `Sampler` will allocate for its work arrays: 0, 4 or 8 a token."""
-        return 4 * vocab_size * (self.changes_logits + self.sums_vocabulary)
 
 
 class Sampler:
@@ -152,7 +153,7 @@ class Sampler:
             self._start_history(list(prompt_ids))
 
         self._changes_logits = params.changes_logits
-        self._takes_argmax = params.is_greedy and not self._changes_logits
+        self._takes_argmax = params.is_plain_greedy
         self._changed = np.empty(vocab_size * params.changes_logits, dtype=np.float32)
         self._weights = np.empty(vocab_size * params.sums_vocabulary, dtype=np.float32)
 
@@ -160,11 +161,6 @@ class Sampler:
         """Another one under the same settings, whose random numbers follow from this one's seed."""
         seed = random.Random(f"independent of {self.seed}").getrandbits(32)
         return Sampler(replace(self.params, seed=seed), self.vocab_size)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the work arrays, as `SamplingParams.work_bytes` said; the history is extra."""
-        return self._changed.nbytes + self._weights.nbytes
 
     def pick(self, logits_row: NDArray[np.float32]) -> int:
         """The next token for logits [V], which is also recorded.

@@ -10,6 +10,7 @@ from edgespec.memory.footprint import (
     GPU,
     HOST,
     RUNTIME_BYTES,
+    SAMPLING_TOKEN_BYTES,
     Component,
     RunShape,
     beside_another,
@@ -49,6 +50,7 @@ class Layout:
     draft_spec: ModelSpec | None = None
     switch_spec: ModelSpec | None = None
     interface_bytes: int = 0
+    is_plain_greedy: bool = False
     budget_bytes: int | None = None
 
     @property
@@ -106,6 +108,9 @@ class Layout:
             parts += draft_model_footprint(self.draft_spec, shape)
         if self.interface_bytes:
             parts += (Component("interface", self.interface_bytes, is_ceiling=True),)
+        if not self.is_plain_greedy:
+            vocabulary = max(spec.vocab_size for spec in self.specs)
+            parts += (Component("sampling", SAMPLING_TOKEN_BYTES * vocabulary, is_ceiling=True),)
         if held := self._held_bytes():
             parts += (Component("process", held),)
         if self.machine.is_one_pool:

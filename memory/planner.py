@@ -137,6 +137,7 @@ class _Planner:
             draft_spec=draft_spec if drafts else None,
             switch_spec=switch_spec,
             interface_bytes=request.interface_bytes,
+            is_plain_greedy=request.is_plain_greedy,
             budget_bytes=request.budget_bytes,
         )
         self.wanted_context, self.context_reason = wanted_context(self._shorter(), request)

@@ -38,6 +38,7 @@ class Request:
     prompt_tokens: int = 0  # a ceiling is enough
     max_tokens: int = 0
     interface_bytes: int = 0  # of what the process holds besides, such as a line editor
+    is_plain_greedy: bool = False  # no answer is sampled, penalised or kept to a grammar
 
 
 def check(request: Request) -> None:

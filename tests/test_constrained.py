@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
@@ -17,11 +18,14 @@ import edgespec
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer
 from edgespec.backends.llama_grammar import LlamaGrammar, json_grammar
+from edgespec.backends.llama_tokenizer import open_tokenizer
 from edgespec.constrained import ConstrainedSampler, GrammarDrafter, new_counts
 from edgespec.drafters.base import Outcome
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
 from edgespec.memory.curve import CostCurve
+from edgespec.memory.footprint import SAMPLING_TOKEN_BYTES
+from edgespec.models.embedded import embedded_model
 from edgespec.proposal import Stakes
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.tree import DraftTree
@@ -240,3 +244,23 @@ def test_unreadable_grammars_are_refused(engine: edgespec.Engine, options: dict[
         engine.generate("x", max_tokens=3, **options)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
     assert engine.generate("x", max_tokens=3).token_ids
+
+
+@pytest.mark.model
+def test_a_plan_has_room_for_what_a_grammar_asks_of_the_vocabulary() -> None:
+    with open_tokenizer(embedded_model()) as tokenizer:
+        size = tokenizer.vocab_size
+        row = np.random.default_rng(1).normal(size=size).astype(np.float32)
+        tracemalloc.start()
+        try:
+            grammar = LlamaGrammar(tokenizer, json_grammar('{"type": "string"}'))
+            params = SamplingParams(temperature=1.0, top_p=0.9, seed=1)
+            sampler = ConstrainedSampler(Sampler(params, size, [1]), grammar)
+            for _ in range(3):
+                grammar.forced_bytes(64)
+                sampler.pick(row)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            grammar.close()
+    assert peak <= SAMPLING_TOKEN_BYTES * size

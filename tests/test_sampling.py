@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import tracemalloc
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgespec.errors import BackendError, UnsupportedError
+from edgespec.memory.footprint import SAMPLING_TOKEN_BYTES
 from edgespec.sampling import Sampler, SamplingParams, top_two_gap
 
 Row = NDArray[np.float32]
@@ -98,7 +100,6 @@ def assert_law(sampler: Sampler, row: Row, expected: Mapping[int, float]) -> Non
 def test_greedy_takes_the_best_token_and_the_first_of_equals() -> None:
     sampler = Sampler(SamplingParams(), 5)
     assert sampler.pick(row_of(1.0, 3.0, -np.inf, 3.0, 2.0)) == 1
-    assert sampler.nbytes == 0
     ids, probabilities = sampler.distribution(row_of(1.0, 3.0, -np.inf, 3.0, 2.0))
     assert (ids.tolist(), probabilities.tolist()) == ([1], [1.0])
 
@@ -410,32 +411,52 @@ def test_vocabulary_of_152k(name: str) -> None:
     expected, _ = slow_law(row, params, range(64))
     assert_law(sampler, row, expected)
     assert sampler.pick(row) in expected
-    assert sampler.nbytes == params.work_bytes(151_936)
-    assert sampler.nbytes == (4 * 151_936 if name in ("top_p", "penalties") else 0)
 
 
 @pytest.mark.parametrize(
-    ("settings_of_case", "bytes_per_token"),
+    "settings_of_case",
     [
-        ({}, 4),
-        ({"top_p": 0.9}, 4),
-        ({"top_p": 0.9, "min_p": 0.1}, 4),
-        ({"top_p": 0.9, "top_k": 40}, 0),
-        ({"min_p": 0.1}, 0),
-        ({"presence_penalty": 1.0}, 8),
-        ({"presence_penalty": 1.0, "penalty_last_n": 0}, 4),
-        ({"logit_bias": {0: 1.0}, "top_k": 1}, 4),
-        ({"temperature": 0.0, "logit_bias": {0: 1.0}}, 4),
-        ({"temperature": 0.0, "top_p": 0.9}, 0),
+        {},
+        {"temperature": 0.01},
+        {"top_p": 0.9},
+        {"top_p": 0.999999, "min_p": 1e-6},
+        {"top_p": 0.9, "top_k": 40},
+        {"top_k": 50_000},
+        {"min_p": 1e-6},
+        {"presence_penalty": 1.0, "logit_bias": {0: 1.0}},
+        {"presence_penalty": 1.0, "top_p": 0.999999},
     ],
     ids=str,
 )
-def test_work_bytes_are_known_before(
-    settings_of_case: dict[str, Any], bytes_per_token: int
+@pytest.mark.parametrize("row_of_case", ["flat", "steep"])
+def test_a_plan_has_room_for_what_picking_allocates(
+    settings_of_case: dict[str, Any], row_of_case: str
 ) -> None:
-    params = SamplingParams(**{"temperature": 1.0, **settings_of_case})
-    assert params.work_bytes(1000) == 1000 * bytes_per_token
-    assert Sampler(params, 1000).nbytes == 1000 * bytes_per_token
+    """Flat rows are the worst ones: filters leave nearly all tokens, which are then sorted."""
+    row = np.zeros(50_000, np.float32)
+    if row_of_case == "steep":
+        row = 3 * random_row(np.random.default_rng(0), 50_000)
+    tracemalloc.start()
+    try:
+        params = SamplingParams(**{"temperature": 1.0, "seed": 1, **settings_of_case})
+        sampler = Sampler(params, 50_000, range(100))
+        for _ in range(3):
+            sampler.pick(row)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= SAMPLING_TOKEN_BYTES * 50_000
+
+
+def test_greedy_picking_allocates_nothing() -> None:
+    row = random_row(np.random.default_rng(0), 50_000)
+    tracemalloc.start()
+    try:
+        Sampler(SamplingParams(), 50_000).pick(row)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 50_000
 
 
 @pytest.mark.parametrize("factor", [1e-6, 1e6])

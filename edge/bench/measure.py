@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from time import perf_counter
 from typing import Any
 
-from edgespec.memory.neighbours import Neighbours
 from edgespec.bench.summary import Prompted, speed_by_position, summary
 from edgespec.bench.turns import take_turns
 from edgespec.bench.worker import Worker, WorkerContender
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bandwidth import memory_bandwidth
+from edgespec.memory.neighbours import Neighbours
 from edgespec.memory.request import Request
 from edgespec.models.spec import ModelSpec
 from edgespec.profiling import machine_facts, model_facts
