@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -244,14 +244,18 @@ class Engine:
             rounds.close()
         self._acquire(threading.Event())
         try:
-            if self._closed:
-                return
-            self._closed = True
-            if self._on_close is not None:
-                self._on_close()
-            self.backend.close()
+            if not self._closed:
+                self._closed = True
+                self._free()
         finally:
             self._release()
+
+    def _free(self) -> None:
+        """Give everything back, whatever fails on the way; what failed is raised at the end."""
+        with ExitStack() as stack:
+            stack.callback(self.backend.close)
+            if self._on_close is not None:
+                stack.callback(self._on_close)
 
     def __enter__(self) -> Engine:
         return self

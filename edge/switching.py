@@ -56,10 +56,11 @@ class SwitchingEngine(Engine):
         small = {f"switch_{name}": size for name, size in self.small.memory_bytes().items()}
         return {**super().memory_bytes(), **small}
 
-    def close(self) -> None:
-        """Free both models; see `Engine.close`."""
-        super().close()
-        self.small.close()
+    def _free(self) -> None:
+        try:
+            super()._free()
+        finally:
+            self.small.close()
 
     def _decode(self, prompt: list[int], run: Run) -> Generator[list[int], None, None]:
         """Yield the tokens of each round of both models."""

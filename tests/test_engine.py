@@ -432,6 +432,20 @@ def test_closing_twice_is_closing_once() -> None:
     assert order == ["on_close", "backend"]
 
 
+@pytest.mark.parametrize("problem", [OSError("disk full"), KeyboardInterrupt()])
+def test_what_fails_while_closing_is_raised_and_the_model_freed(problem: BaseException) -> None:
+    def fail() -> None:
+        raise problem
+
+    backend = FakeBackend(echo_model, VOCAB)
+    engine = Engine(backend, on_close=fail)
+    with pytest.raises(type(problem)) as caught:
+        engine.close()
+    assert caught.value is problem
+    assert backend.closed
+    engine.close()
+
+
 def test_leaving_the_with_block_closes_also_after_an_error() -> None:
     engine = engine_of(echo_model)
     assert isinstance(engine.backend, FakeBackend)

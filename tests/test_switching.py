@@ -254,6 +254,23 @@ def test_closing_it_closes_both_models() -> None:
         assert backend.closed
 
 
+def test_closing_it_closes_both_models_whatever_fails() -> None:
+    def fail() -> None:
+        raise OSError("disk full")
+
+    model = SwitchingEngine(
+        FakeBackend(LARGE_TABLE, VOCAB),
+        small=Engine(FakeBackend(SMALL_TABLE, VOCAB), on_close=fail),
+        policy=POLICIES[0],
+        on_close=fail,
+    )
+    with pytest.raises(OSError, match="disk full"):
+        model.close()
+    for backend in (model.backend, model.small.backend):
+        assert isinstance(backend, FakeBackend)
+        assert backend.closed
+
+
 @pytest.mark.parametrize("padded", [LARGE, SMALL])
 def test_tokens_that_pad_a_vocabulary_are_never_picked(padded: str) -> None:
     """The padding has the best logits here, which no model would do."""
