@@ -137,18 +137,22 @@ def ggml() -> ctypes.CDLL:
 def interrupts_kept() -> Iterator[list[int]]:
     """A Ctrl-C that comes while llama.cpp calls back takes effect at the end.
 
-    Python raises it in the next bytecode that runs, which is one of the callback, maybe before its
-    first statement, and C drops what a callback raises. Other threads are never interrupted.
-    Yields a list that is empty until then.
+    Python acts on it in the next bytecode that runs, which is one of the callback, maybe before its
+    first statement, and C drops what a callback raises. Every call that logs calls back. At the
+    end, also when the body raises, whoever handled signals before is told of each: Python's own
+    handler raises KeyboardInterrupt, a surrounding `interrupts_kept` keeps it on. Other threads are
+    never interrupted, nor is a process in which no handler of Python's would run.
+    Yields a list that is empty until one comes.
     """
     came: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield came
         return
-    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
     try:
         yield came
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
+        for number in came:
+            before(number, None)

@@ -152,19 +152,26 @@ class LlamaBackend:
         params = model_params()
         params.n_gpu_layers = self.settings.gpu_layers
         params.load_mode = _LOAD_MAPPED if self.settings.mapped else _LOAD_COPIED
-        pages = HugePages()
+        pages, problems = HugePages(), list[BaseException]()
 
         def report(fraction: float, _data: Any) -> bool:
-            if fraction == 0.0:  # the weights have their place and are not read yet
-                pages.ask()
-            if progress is not None:
-                progress(fraction)
-            return not interrupted
+            try:
+                if fraction == 0.0:  # the weights have their place and are not read yet
+                    pages.ask()
+                if progress is not None:
+                    progress(fraction)
+            except BaseException as problem:  # C cannot pass it on
+                problems.append(problem)
+            return not (interrupted or problems)
 
         callback = self._lib.llama_progress_callback(report)
         params.progress_callback = callback
         with interrupts_kept() as interrupted:
             self._model = self._lib.llama_model_load_from_file(os.fsencode(path), params)
+        if problems:
+            raise problems[0]
+        if interrupted:  # and whoever was told of it raised nothing
+            raise KeyboardInterrupt
         if not self._model:
             raise BackendError(
                 f"llama.cpp cannot load {os.path.basename(path)}: {LOG.problem() or 'no reason'}",
@@ -203,7 +210,8 @@ class LlamaBackend:
         params.no_perf = True
         self._adjust(params)
         pages = HugePages()
-        self._context = self._lib.llama_init_from_model(self._model, params)
+        with interrupts_kept():
+            self._context = self._lib.llama_init_from_model(self._model, params)
         if not self._context:
             raise BackendError(
                 f"llama.cpp cannot make a context of {settings.context_size} tokens: "

@@ -52,7 +52,7 @@ class SkippingBackend(LlamaBackend):
         params.cb_eval = self._callback
 
     def _decode(self, batch: _Batch, count: int) -> None:
-        self._state = None
+        self._state = self._problem = None
         with interrupts_kept():
             super()._decode(batch, count)
         if self._problem is not None:  # no exception can pass through C

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.llama_library import LOG, library, model_params
+from edgespec.backends.llama_library import LOG, interrupts_kept, library, model_params
 from edgespec.errors import BackendError
 
 Observe = Callable[[int, bool, Any], bool]
@@ -46,6 +46,7 @@ class EvalContext:
         self._model: Any = None
         self._context: Any = None
         self._memory: Any = None
+        self._batch: Any = None
         self._batch_size = batch_size
         LOG.clear()
         params = model_params()
@@ -53,24 +54,26 @@ class EvalContext:
         parts = [path] if isinstance(path, Path) else path
         _allow_open_files(len(parts))
         names = (ctypes.c_char_p * len(parts))(*(os.fsencode(part) for part in parts))
-        self._model = (
-            lib.llama_model_load_from_file(names[0], params)
-            if len(parts) == 1
-            else lib.llama_model_load_from_splits(names, len(parts), params)
-        )
-        if not self._model:
-            raise BackendError(
-                f"llama.cpp cannot load {parts[0].name}: {LOG.problem() or 'no reason'}",
-                hint="the file may be of a newer architecture than llama-cpp-python 0.3.36 knows",
-            )
         try:
+            with interrupts_kept():
+                self._model = (
+                    lib.llama_model_load_from_file(names[0], params)
+                    if len(parts) == 1
+                    else lib.llama_model_load_from_splits(names, len(parts), params)
+                )
+            if not self._model:
+                raise BackendError(
+                    f"llama.cpp cannot load {parts[0].name}: {LOG.problem() or 'no reason'}",
+                    hint="the file may be of a newer architecture than llama-cpp-python 0.3.36 "
+                    "knows",
+                )
             self._make_context(context_size, threads, sequences, kv_type, observe)
+            vocabulary = lib.llama_model_get_vocab(self._model)
+            self.vocab_size = int(lib.llama_vocab_n_tokens(vocabulary))
+            self._batch = lib.llama_batch_init(max(batch_size, sequences), 0, 1)
         except BaseException:
             self.close()
             raise
-        vocabulary = lib.llama_model_get_vocab(self._model)
-        self.vocab_size = int(lib.llama_vocab_n_tokens(vocabulary))
-        self._batch = lib.llama_batch_init(max(batch_size, sequences), 0, 1)
 
     def _make_context(
         self, size: int, threads: int, sequences: int, kv_type: str, observe: Observe | None
@@ -90,7 +93,8 @@ class EvalContext:
             self._observe = type(params.cb_eval)(observe)  # C keeps the pointer
             params.cb_eval = self._observe
             params.op_offload = False
-        self._context = lib.llama_init_from_model(self._model, params)
+        with interrupts_kept():
+            self._context = lib.llama_init_from_model(self._model, params)
         if not self._context:
             raise BackendError(f"llama.cpp cannot make a context: {LOG.problem() or 'no reason'}")
         self._memory = lib.llama_get_memory(self._context)
@@ -110,10 +114,11 @@ class EvalContext:
         """Give everything back."""
         if self._context:
             self._lib.llama_free(self._context)
+        if self._batch is not None:
             self._lib.llama_batch_free(self._batch)
         if self._model:
             self._lib.llama_model_free(self._model)
-        self._context = self._model = None
+        self._context = self._batch = self._model = None
 
     def score(
         self, text: Sequence[int] | NDArray[np.int32]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from edgespec.backends.llama_library import LibraryLog, library
+from edgespec.backends.llama_library import LibraryLog, interrupts_kept, library
 from edgespec.errors import MissingDependencyError
 
 NONE, DEBUG, INFO, WARN, ERROR, CONTINUATION = range(6)  # ggml_log_level
@@ -202,3 +205,95 @@ def test_nothing_is_printed(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# ------------------------------------------------------------------------------- interruptions
+
+
+@pytest.fixture
+def told() -> Iterator[list[int]]:
+    """A handler of signals that raises nothing, as that of `edgespec run`; what it was told."""
+    before, numbers = signal.getsignal(signal.SIGINT), list[int]()
+    signal.signal(signal.SIGINT, lambda number, _frame: numbers.append(number))
+    yield numbers
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_takes_effect_at_the_end() -> None:
+    before, steps = signal.getsignal(signal.SIGINT), list[str]()
+    with pytest.raises(KeyboardInterrupt), interrupts_kept() as came:
+        steps.append(f"{len(came)} came")
+        interrupt()
+        steps.append(f"{len(came)} came")
+    assert steps == ["0 came", "1 came"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_is_not_lost_where_the_call_fails_too() -> None:
+    """As when the callback that it came in makes llama.cpp give up."""
+    with pytest.raises(KeyboardInterrupt) as caught, interrupts_kept():
+        interrupt()
+        raise ZeroDivisionError
+    assert isinstance(caught.value.__context__, ZeroDivisionError)
+
+
+def test_within_another_one_an_interrupt_waits_for_the_outer_end() -> None:
+    steps = []
+    with pytest.raises(KeyboardInterrupt), interrupts_kept() as outer:
+        with interrupts_kept() as inner:
+            interrupt()
+        steps.append((len(outer), len(inner)))
+        with pytest.raises(ZeroDivisionError), interrupts_kept():
+            interrupt()
+            raise ZeroDivisionError
+        steps.append((len(outer), len(inner)))
+    assert steps == [(1, 1), (2, 1)]
+
+
+def test_a_handler_that_raises_nothing_is_told_of_each(told: list[int]) -> None:
+    with interrupts_kept():
+        interrupt()
+        interrupt()
+        assert not told
+    assert told == [signal.SIGINT] * 2
+    with pytest.raises(ZeroDivisionError), interrupts_kept():
+        interrupt()
+        raise ZeroDivisionError
+    assert len(told) == 3
+
+
+def test_interrupts_that_a_process_ignores_stay_ignored() -> None:
+    """A command in the background of a script ignores them."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts_kept() as came:
+            interrupt()
+        assert not came
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_leave_the_handler_alone(told: list[int]) -> None:
+    """Only the main thread may set one, and is alone in being interrupted."""
+    entered, left, problems = threading.Event(), threading.Event(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            with interrupts_kept():
+                entered.set()
+                assert left.wait(30)
+        except BaseException as problem:
+            problems.append(problem)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert entered.wait(30)
+    interrupt()
+    assert told == [signal.SIGINT]
+    left.set()
+    thread.join(30)
+    assert not thread.is_alive() and not problems

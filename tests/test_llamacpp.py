@@ -22,7 +22,7 @@ import pytest
 
 import edgespec
 from edgespec.backends.base import Logits
-from edgespec.backends.llama_library import library
+from edgespec.backends.llama_library import LOG, library
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.compare import find_divergence
 from edgespec.drafters.base import Drafter
@@ -44,6 +44,7 @@ from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.noise import measure_batch_noise
 from edgespec.planning import make_run_plan
+from edgespec.quantize.context import EvalContext
 from edgespec.sampling import SamplingParams
 from edgespec.tree import DraftTree
 
@@ -439,6 +440,63 @@ def test_ctrl_c_ends_loading(model: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         LlamaBackend(str(model), LlamaSettings(context_size=64), progress=report)
     assert heard[-1] < 1.0
+
+
+def open_models(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is open of models and contexts that are made from now on."""
+    lib, opened = library(), list[str]()
+    for made, freed in (
+        ("llama_model_load_from_file", "llama_model_free"),
+        ("llama_init_from_model", "llama_free"),
+    ):
+        make, free = getattr(lib, made), getattr(lib, freed)
+
+        def count(*arguments: Any, made: str = made, make: Any = make) -> Any:
+            pointer = make(*arguments)
+            if pointer:
+                opened.append(made)
+            return pointer
+
+        def forget(pointer: Any, made: str = made, free: Any = free) -> None:
+            opened.remove(made)
+            free(pointer)
+
+        monkeypatch.setattr(lib, made, count)
+        monkeypatch.setattr(lib, freed, forget)
+    return opened
+
+
+def test_what_a_progress_callback_raises_ends_loading(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, heard = open_models(monkeypatch), list[float]()
+
+    def report(fraction: float) -> None:
+        heard.append(fraction)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        LlamaBackend(model, settings(256), progress=report)
+    assert len(heard) == 1 and not opened
+
+
+@pytest.mark.parametrize("line", ["llama_context: constructing", "load_tensors: loading"])
+def test_ctrl_c_while_llama_cpp_logs_is_not_lost(
+    model: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    opened, heard = open_models(monkeypatch), list[int]()
+
+    def write(_level: int, text: bytes | None) -> None:
+        if (text or b"").decode().startswith(line):
+            heard.append(1)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(LOG, "write", write)
+    with pytest.raises(KeyboardInterrupt):
+        LlamaBackend(model, settings(256))
+    with pytest.raises(KeyboardInterrupt):
+        EvalContext(model, context_size=64, batch_size=64, threads=1)
+    assert len(heard) == 2 and not opened
 
 
 def test_a_full_context_is_refused_before_the_step(model: Path, reference: LlamaBackend) -> None:
