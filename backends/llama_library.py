@@ -24,8 +24,11 @@ _BUFFER_LINE = re.compile(r"(\S+) +(model|KV|RS|compute) buffer size = +([\d.]+)
 _COMPONENT = {"model": "weights", "KV": "kv_cache", "RS": "recurrent_state"}
 
 
-class LibraryLog:
-    """What llama.cpp said lately: error text for exceptions, buffer sizes for reports."""
+class LibraryLog(threading.local):
+    """What llama.cpp said lately: error text for exceptions, buffer sizes for reports.
+
+    It says things in the thread that called it, and each thread hears of its own calls alone.
+    """
 
     def __init__(self) -> None:
         self._level = 0
@@ -75,13 +78,21 @@ class LibraryLog:
 LOG = LibraryLog()
 
 
-@functools.cache
+_first_use = threading.Lock()
+
+
 def library() -> ModuleType:
     """The low-level module, initialised once per process.
 
     Raises:
         MissingDependencyError: llama-cpp-python is not installed.
     """
+    with _first_use:  # a second initialisation would take the log from the first one's listener
+        return _initialised()
+
+
+@functools.cache
+def _initialised() -> ModuleType:
     try:
         from llama_cpp import llama_cpp
     except ImportError as error:

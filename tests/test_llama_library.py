@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from edgespec.backends.llama_library import LibraryLog, interrupts_kept, library
+from edgespec.backends import llama_library
+from edgespec.backends.llama_library import LibraryLog, _initialised, interrupts_kept, library
 from edgespec.errors import MissingDependencyError
 
 NONE, DEBUG, INFO, WARN, ERROR, CONTINUATION = range(6)  # ggml_log_level
@@ -98,6 +103,47 @@ def test_a_chatty_library_costs_no_memory() -> None:
     assert len(log._problems) <= 8
 
 
+def test_threads_hear_of_their_own_calls() -> None:
+    """Two models that load at once: neither's error text nor its sizes are the other's."""
+    log = log_of((ERROR, "load: bad"))
+
+    def other() -> tuple[str, dict[str, int]]:
+        log.clear()
+        log.write(INFO, b"x: CPU model buffer size = 1.00 MiB\n")
+        return log.problem(), log.buffer_bytes()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(other).result(30) == ("", {"weights": MEBIBYTE})
+    log.write(CONTINUATION, b" tensor\n")
+    assert (log.problem(), log.buffer_bytes()) == ("bad tensor", {})
+
+
+def test_the_first_use_in_two_threads_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listener that C was given last must be the one that is kept."""
+    listeners, module = list[Any](), ModuleType("llama_cpp.llama_cpp")
+    second = threading.Event()
+
+    def listen(callback: Any, _data: None) -> None:
+        listeners.append(callback)
+        second.wait(0.2)  # a second thread comes in between, where it can
+
+    vars(module).update(
+        llama_log_callback=lambda function: [function],
+        llama_log_set=listen,
+        llama_backend_init=lambda: None,
+    )
+    package = ModuleType("llama_cpp")
+    vars(package).update(llama_cpp=module)
+    monkeypatch.setitem(sys.modules, "llama_cpp", package)
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", module)
+    fresh = functools.cache(_initialised.__wrapped__)
+    monkeypatch.setattr(llama_library, "_initialised", fresh)
+    with ThreadPoolExecutor(2) as pool:
+        found = [one.result(30) for one in [pool.submit(library) for _ in range(2)]]
+    assert found == [module, module]
+    assert listeners == [module.edgespec_log_callback]
+
+
 # ----------------------------------------------------------------------------------- buffers
 
 
@@ -161,7 +207,7 @@ def test_other_lines_are_not_buffers(line: str) -> None:
 def test_a_missing_library_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(MissingDependencyError, match="llama-cpp-python cannot be imported") as info:
-        library.__wrapped__()
+        _initialised.__wrapped__()
     assert "pip install 'llama-cpp-python==" in info.value.hint
 
 
