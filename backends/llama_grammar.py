@@ -51,9 +51,10 @@ class LlamaGrammar:
         self._lib = library()
         self._tokenizer = tokenizer
         LOG.clear()
-        self._state = self._lib.llama_sampler_init_grammar(
-            tokenizer.vocabulary, grammar.encode(), b"root"
-        )
+        with tokenizer.vocabulary() as vocabulary:
+            self._state = self._lib.llama_sampler_init_grammar(
+                vocabulary, grammar.encode(), b"root"
+            )
         if not self._state or not grammar.strip():
             raise UnsupportedError(
                 f"the grammar cannot be read: {LOG.problem() or 'llama.cpp gives no reason'}",

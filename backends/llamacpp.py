@@ -114,14 +114,23 @@ class LlamaBackend:
         self._lib = library()
         self._model: Any = None
         self._context: Any = None
+        self._tokenizer: LlamaTokenizer | None = None
         self.settings = settings
-        LOG.clear()
         try:
-            self._load(os.fspath(path), progress)
-            self._make_context()
+            self._open(os.fspath(path), progress, embed)
         except BaseException:
             self.close()
             raise
+
+    # -- loading ---------------------------------------------------------------------------
+
+    def _open(
+        self, path: str, progress: Callable[[float], None] | None, embed: Embed | None
+    ) -> None:
+        settings = self.settings
+        LOG.clear()
+        self._load(path, progress)
+        self._make_context()
         self._buffer_bytes = LOG.buffer_bytes()
         self._length = 0  # cells in the cache
         self._tokens: list[int] = []  # committed ids, the pending ones included
@@ -145,8 +154,6 @@ class LlamaBackend:
         self._logits: Logits = np.empty((0, 0), np.float32)
         self._threads = settings.threads  # of the last step
         self._most_rows = 1  # of logits so far: llama.cpp's buffer for them grows with demand
-
-    # -- loading ---------------------------------------------------------------------------
 
     def _load(self, path: str, progress: Callable[[float], None] | None) -> None:
         params = model_params()
@@ -177,7 +184,7 @@ class LlamaBackend:
                 f"llama.cpp cannot load {os.path.basename(path)}: {LOG.problem() or 'no reason'}",
                 hint="the file may be of a newer architecture than llama-cpp-python 0.3.36 knows",
             )
-        self.tokenizer = LlamaTokenizer(self._lib, self._model)
+        self.tokenizer = self._tokenizer = LlamaTokenizer(self._lib, self._model)
         self.capabilities = self._find_capabilities()
 
     def _find_capabilities(self) -> Capabilities:
@@ -362,6 +369,8 @@ class LlamaBackend:
     def close(self) -> None:
         if self._context:
             self._lib.llama_free(self._context)
+        if self._tokenizer is not None:
+            self._tokenizer.close()
         if self._model:
             self._lib.llama_model_free(self._model)
         self._context = self._model = None

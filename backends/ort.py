@@ -6,7 +6,6 @@ is seen from a graph's inputs and outputs. Embeddings come from the GGUF itself.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,13 +17,12 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import Capabilities, Logits, Tokenizer, require_room
 from edgespec.backends.folder_tokenizer import FolderTokenizer
-from edgespec.backends.llama_library import LOG, library
-from edgespec.backends.llama_tokenizer import LlamaTokenizer
+from edgespec.backends.llama_tokenizer import VocabularyTokenizer
 from edgespec.backends.ort_gqa import GqaRunner
 from edgespec.backends.ort_inputs import Step, rope_tables
 from edgespec.backends.ort_providers import CPU_DEVICE, OnnxDevice, open_session
 from edgespec.backends.ort_split import CutRunner, SplitRunner, is_split
-from edgespec.errors import BackendError, ModelFileError, UnsupportedError
+from edgespec.errors import ModelFileError, UnsupportedError
 from edgespec.models.onnx_facts import GraphFacts
 from edgespec.models.onnx_folder import FACTS_FILE
 from edgespec.models.onnx_graph import DEEP_FILE, GRAPH_FILE, SHALLOW_FILE
@@ -254,32 +252,11 @@ class _Embeddings:
         return rows[None]
 
 
-class _VocabularyTokenizer(LlamaTokenizer):
-    """A tokenizer that owns the vocabulary it came from."""
-
-    def __init__(self, lib: Any, model: Any) -> None:
-        super().__init__(lib, model)
-        self._model = model
-
-    def close(self) -> None:
-        """Free the vocabulary; safe to call twice."""
-        if self._model:
-            self._lib.llama_model_free(self._model)
-        self._model = None
-
-
 def _tokenizer(spec: ModelSpec) -> _OwnTokenizer:
     """llama.cpp's tokenizer of the GGUF, without its weights; a folder's own."""
     if spec.format == ONNX_FORMAT:
         return FolderTokenizer(spec.path, spec.vocab_size)
-    lib = library()
-    LOG.clear()
-    params = lib.llama_model_default_params()
-    params.vocab_only = True
-    model = lib.llama_model_load_from_file(os.fsencode(spec.path), params)
-    if not model:
-        raise BackendError(f"llama.cpp cannot read the vocabulary: {LOG.problem() or 'no reason'}")
-    return _VocabularyTokenizer(lib, model)
+    return VocabularyTokenizer(spec.path)
 
 
 def _require_contract(session: Any, spec: ModelSpec) -> None:

@@ -1,0 +1,174 @@
+"""The tokenizer's life: no call into a vocabulary that is freed, whatever threads do."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from edgespec.backends import llama_tokenizer
+from edgespec.backends.llama_tokenizer import LlamaTokenizer, VocabularyTokenizer, open_tokenizer
+from edgespec.errors import BackendError, UnsupportedError
+from edgespec.models.embedded import embedded_model
+
+PATIENCE_S = 30.0
+
+
+class Library(ModuleType):
+    """llama.cpp with a vocabulary of bytes, which notices its use after it was freed."""
+
+    llama_token = ctypes.c_int32
+
+    def __init__(self) -> None:
+        super().__init__("library")
+        self.freed = False
+        self.during: Callable[[], object] = int  # what happens while it tokenizes
+
+    def llama_model_get_vocab(self, _model: Any) -> str:
+        return "vocab"
+
+    def llama_vocab_n_tokens(self, _vocab: Any) -> int:
+        return 256
+
+    def llama_vocab_bos(self, _vocab: Any) -> int:
+        assert not self.freed
+        return -1
+
+    def llama_tokenize(self, vocab: Any, data: bytes, count: int, ids: Any, *_: Any) -> int:
+        self.during()
+        assert vocab == "vocab" and not self.freed, "used after it was freed"
+        ids[:count] = list(data)
+        return count
+
+    def llama_token_to_piece(self, _vocab: Any, token: int, buffer: Any, *_: Any) -> int:
+        assert not self.freed, "used after it was freed"
+        buffer.raw = bytes([token]).ljust(64)
+        return 1
+
+    def llama_vocab_is_eog(self, _vocab: Any, token: int) -> bool:
+        assert not self.freed, "used after it was freed"
+        return token == 0
+
+
+def test_closing_waits_for_calls_under_way() -> None:
+    library = Library()
+    tokenizer = LlamaTokenizer(library, "model")
+    entered, go_on, problems = threading.Event(), threading.Event(), list[BaseException]()
+
+    def during() -> None:
+        entered.set()
+        assert go_on.wait(PATIENCE_S)
+
+    def encode() -> None:
+        try:
+            assert tokenizer.encode("abc") == list(b"abc")
+        except BaseException as problem:
+            problems.append(problem)
+
+    def close() -> None:
+        tokenizer.close()
+        library.freed = True
+
+    library.during = during
+    threads = [threading.Thread(target=work, daemon=True) for work in (encode, close)]
+    threads[0].start()
+    assert entered.wait(PATIENCE_S)
+    threads[1].start()
+    threads[1].join(0.05)
+    assert not library.freed
+    go_on.set()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert library.freed and not problems
+
+
+def test_a_closed_tokenizer_says_so_and_remembers_what_it_was_asked() -> None:
+    library = Library()
+    tokenizer = LlamaTokenizer(library, "model")
+    assert (tokenizer.token_bytes(97), tokenizer.is_end(0)) == (b"a", True)
+    tokenizer.close()
+    tokenizer.close()
+    library.freed = True
+    assert (tokenizer.token_bytes(97), tokenizer.is_end(0)) == (b"a", True)
+    for call in (
+        lambda: tokenizer.encode("abc"),
+        lambda: tokenizer.token_bytes(98),
+        lambda: tokenizer.is_end(1),
+        lambda: tokenizer.token_text(1),
+        lambda: tokenizer.bos_text,
+    ):
+        with pytest.raises(UnsupportedError, match="closed"):
+            call()
+
+
+def test_an_error_within_a_call_does_not_keep_it_open() -> None:
+    library = Library()
+    tokenizer = LlamaTokenizer(library, "model")
+    library.during = lambda: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        tokenizer.encode("abc")
+    tokenizer.close()
+
+
+class OneFile(Library):
+    """Loads and frees models, and counts those that are open."""
+
+    def __init__(self, model: str | None) -> None:
+        super().__init__()
+        self._model, self.opened = model, 0
+
+    def llama_model_default_params(self) -> ModuleType:
+        return ModuleType("params")
+
+    def llama_model_load_from_file(self, _path: bytes, params: Any) -> str | None:
+        assert params.vocab_only
+        self.opened += self._model is not None
+        return self._model
+
+    def llama_model_free(self, _model: str) -> None:
+        self.opened -= 1
+
+
+def test_a_vocabulary_is_freed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = OneFile("model")
+    monkeypatch.setattr(llama_tokenizer, "library", lambda: library)
+    tokenizer = VocabularyTokenizer(Path("a.gguf"))
+    assert (tokenizer.encode("a"), library.opened) == ([97], 1)
+    tokenizer.close()
+    tokenizer.close()
+    assert library.opened == 0
+    with open_tokenizer(Path("a.gguf")) as opened:
+        assert library.opened == 1
+    with pytest.raises(UnsupportedError, match="closed"):
+        opened.encode("a")
+    assert library.opened == 0
+
+
+def test_a_vocabulary_is_freed_where_opening_it_fails_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = OneFile("model")
+    monkeypatch.setattr(llama_tokenizer, "library", lambda: library)
+    monkeypatch.setattr(Library, "llama_vocab_n_tokens", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        VocabularyTokenizer(Path("a.gguf"))
+    assert library.opened == 0
+    monkeypatch.setattr(llama_tokenizer, "library", lambda: OneFile(None))
+    with pytest.raises(BackendError, match=r"vocabulary of a\.gguf"):
+        VocabularyTokenizer(Path("a.gguf"))
+
+
+@pytest.mark.model
+def test_real_vocabularies_close() -> None:
+    tokenizer = VocabularyTokenizer(embedded_model())
+    ids = tokenizer.encode("The sky is blue.")
+    assert b"".join(map(tokenizer.token_bytes, ids)) == b"The sky is blue."
+    tokenizer.close()
+    with pytest.raises(UnsupportedError, match="closed"):
+        tokenizer.encode("The sky")
