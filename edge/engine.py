@@ -9,7 +9,6 @@ The engine knows no inference library (the backend does) and no probabilities (t
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from time import perf_counter
@@ -24,7 +23,7 @@ from edgespec.constrained import ConstrainedSampler, GrammarDrafter, make_gramma
 from edgespec.controller import build_tree, choose_size, likeliest_chain
 from edgespec.drafters.base import Drafter, Outcome, Successors
 from edgespec.errors import ContextFullError, UnsupportedError
-from edgespec.generation import Chunk, Result, Rounds, Run, Stream
+from edgespec.generation import Cancel, Chunk, Result, Rounds, Run, Stream
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.speed import RoundHistory
 from edgespec.models.chat import Message, render_chat
@@ -83,9 +82,9 @@ class Engine:
         self._on_close = on_close
         self._lock = threading.Lock()
         self._forced_counts = new_counts()
-        self._owner = 0  # the thread whose generation holds the lock
-        self._rounds: weakref.ref[Rounds] | None = None  # of that generation
-        self._closed = False
+        self._owner = 0  # the thread that took the lock, or ran its generation last
+        self._run: Run | None = None  # that generation
+        self._closed = self._freed = False
 
     # -- public ----------------------------------------------------------------------------
 
@@ -169,7 +168,7 @@ class Engine:
             sampler=sampler,
             draft_sampler=sampler.independent() if params.draws_freely else None,
             limit=min(max_tokens, room),
-            cancel=cancel or threading.Event(),
+            cancel=Cancel(cancel),
             vocab_size=self.vocab_size,
             counters=Counters(prompt_tokens=len(ids)),
             speculates=speculate,
@@ -181,7 +180,6 @@ class Engine:
         self._equip(run, len(ids))
         text = TextStream(self.backend.tokenizer.token_bytes, stop)
         rounds = self._locked(ids, run)
-        run.rounds = weakref.ref(rounds)
         return Stream(rounds, text, self.backend.tokenizer.is_end, run, max_tokens)
 
     def astream(self, prompt: Prompt, **options: Any) -> AsyncGenerator[Chunk, None]:
@@ -201,6 +199,7 @@ class Engine:
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Token ids of a prompt, in the model's chat format unless it is `raw` or ids already."""
+        self._check_open()
         if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
             ids = [item for item in prompt if isinstance(item, int)]
         else:
@@ -235,17 +234,17 @@ class Engine:
         return {**self.backend.memory_bytes(), **of_drafter()}
 
     def close(self) -> None:
-        """Free the model; safe to call twice.
+        """Free the model; safe to call twice, and from any thread.
 
-        An unfinished stream of this thread ends here; one of another thread is waited for.
+        An unfinished stream ends, wherever it is read: after the step under way its reader gets no
+        more chunks, and its result, as far as it goes, says "cancelled". One that still waits for
+        its turn, and every later use, raises UnsupportedError.
         """
-        rounds = self._rounds() if self._rounds is not None else None
-        if rounds is not None and self._owner == threading.get_ident():
-            rounds.close()
-        self._acquire(threading.Event())
+        self._closed = True
+        self._take_over()
         try:
-            if not self._closed:
-                self._closed = True
+            if not self._freed:
+                self._freed = True
                 self._free()
         finally:
             self._release()
@@ -404,7 +403,7 @@ class Engine:
             return
         try:
             self._check_open()
-            self._rounds = run.rounds
+            self._run = run
             rounds, counters = self._decode(prompt, run), run.counters
             start = perf_counter()
             for emitted in rounds:
@@ -414,21 +413,27 @@ class Engine:
                 else:
                     counters.decode_s += seconds
                 yield emitted
+                self._owner = threading.get_ident()
                 start = perf_counter()
         finally:
             self._release()
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Hold the engine as a generation does, to work on its cache. Raises as `stream`."""
-        self._acquire(threading.Event())
+    def exclusive(self, cancel: Cancel | None = None) -> Iterator[bool]:
+        """Hold the engine as a generation does, to work on its cache. Raises as `stream`.
+
+        Yields False, without holding it, where `cancel` was set while it waited.
+        """
+        if not self._acquire(cancel or Cancel()):
+            yield False
+            return
         try:
             self._check_open()
-            yield
+            yield True
         finally:
             self._release()
 
-    def _acquire(self, cancel: threading.Event) -> bool:
+    def _acquire(self, cancel: Cancel) -> bool:
         """Wait for other threads' generations; False when cancelled meanwhile."""
         if self._owner == threading.get_ident():
             raise UnsupportedError(
@@ -438,11 +443,29 @@ class Engine:
         while not self._lock.acquire(timeout=_PATIENCE_S):
             if cancel.is_set():
                 return False
+            self._check_open()
         self._owner = threading.get_ident()
         return True
 
+    def _take_over(self) -> None:
+        """Acquire the engine from whoever has it: an unfinished stream ends.
+
+        One that is not running, whoever reads it, ends here; a running one after its step.
+        """
+        while not self._lock.acquire(blocking=False):
+            run = self._run
+            has_ended = run is not None and run.end()
+            if not has_ended and self._owner == threading.get_ident():
+                raise UnsupportedError(
+                    "the engine cannot be closed by what runs within its own step",
+                    hint="close it in another thread, or when the stream has ended",
+                )
+            if self._lock.acquire(timeout=_PATIENCE_S):
+                break
+        self._owner = threading.get_ident()
+
     def _release(self) -> None:
-        self._owner = 0
+        self._owner, self._run = 0, None
         self._lock.release()
 
 

@@ -17,6 +17,7 @@ from edgespec.stream import TextStream
 from edgespec.switch_policy import SMALL, Switch, Turn
 
 Rounds = Generator[list[int], None, None]
+Chunks = Generator["Chunk", None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,21 @@ class Result:
         return 1.0 - small / len(self.token_ids) if self.token_ids else 1.0
 
 
+class Cancel:
+    """Whether a generation shall stop: it was closed, or its user has set the event given."""
+
+    def __init__(self, event: threading.Event | None = None) -> None:
+        self._event = event or threading.Event()
+        self._was_closed = False
+
+    def set(self) -> None:
+        """Stop this generation alone; the event may be that of others, too."""
+        self._was_closed = True
+
+    def is_set(self) -> bool:
+        return self._was_closed or self._event.is_set()
+
+
 @dataclass(slots=True)
 class Run:
     """State of the generation in progress."""
@@ -70,7 +86,7 @@ class Run:
     sampler: Sampler | ConstrainedSampler
     draft_sampler: Sampler | None  # draws drafts, independently of the sampler
     limit: int  # tokens that may be generated
-    cancel: threading.Event
+    cancel: Cancel
     vocab_size: int  # of a row: what comes behind pads a vocabulary
     counters: Counters = field(default_factory=Counters)
     speculates: bool = True
@@ -82,7 +98,18 @@ class Run:
     model: str = ""  # that is writing, where there are two
     switch: Switch | None = None  # by which it is chosen
     goes_on: float = 1.0  # chance that it also writes the token after the next one
-    rounds: weakref.ref[Rounds] | None = None  # the generator that runs it
+    chunks: weakref.ref[Chunks] | None = None  # the generator that runs it
+
+    def end(self) -> bool:
+        """End it now, or after the step that some thread computes: False then."""
+        chunks = self.chunks() if self.chunks is not None else None
+        try:
+            if chunks is not None:
+                chunks.close()
+        except ValueError:  # it is running
+            self.cancel.set()
+            return False
+        return True
 
 
 class Stream:
@@ -100,13 +127,15 @@ class Stream:
         run: Run,
         max_tokens: int,
     ) -> None:
-        self._rounds = rounds
         self._text = text
         self._is_end = is_end
         self._run = run
         self._max_tokens = max_tokens
         self._ids: list[int] = []
         self._spans: list[Span] = []
+        self._has_ended = False  # by a token that ends a generation
+        self._chunks = self._read(rounds)
+        run.chunks = weakref.ref(self._chunks)
 
     @property
     def seed(self) -> int | None:
@@ -115,25 +144,29 @@ class Stream:
 
     def __iter__(self) -> Iterator[Chunk]:
         try:
-            for emitted in self._rounds:
-                yield self._chunk(emitted)
-                if self._text.stopped:
-                    break
-            rest = self._text.finish()
-            if rest:
-                yield Chunk(rest, ())
+            yield from self._chunks
         finally:
-            self._rounds.close()
+            self._chunks.close()
+        rest = self._text.finish()
+        if rest:
+            yield Chunk(rest, ())
 
     def close(self) -> None:
         """Stop and give the engine back; what was generated stays in `result`.
 
         From another thread than the reading one this cancels: the step under way is finished.
         """
+        self._run.end()
+
+    def _read(self, rounds: Rounds) -> Chunks:
+        """Chunks as they come. All that needs the model runs in here, while it holds the engine."""
         try:
-            self._rounds.close()
-        except ValueError:  # it is running, in the thread that reads it
-            self._run.cancel.set()
+            for emitted in rounds:
+                yield self._chunk(emitted)
+                if self._text.stopped:
+                    break
+        finally:
+            rounds.close()
 
     def __enter__(self) -> Stream:
         return self
@@ -150,6 +183,7 @@ class Stream:
             if self._text.stopped:
                 break
         self._ids += emitted[:used]
+        self._has_ended = self._is_end(emitted[used - 1])
         model = self._run.model
         if model:
             self._add_span(model, used)
@@ -184,7 +218,7 @@ class Stream:
         return (*ended, (model, rest)) if rest > 0 else tuple(ended)
 
     def _finish_reason(self) -> str:
-        if self._text.stopped or (self._ids and self._is_end(self._ids[-1])):
+        if self._text.stopped or self._has_ended:
             return "stop"
         if len(self._ids) >= self._max_tokens:
             return "length"

@@ -9,7 +9,7 @@ with drafts and without the same text is written, but for rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from edgespec.accept import never
 from edgespec.backends.base import Backend, Logits
 from edgespec.engine import Engine
-from edgespec.generation import Run
+from edgespec.generation import Rounds, Run
 from edgespec.switch_policy import LARGE, Switch, SwitchPolicy, SwitchPrices
 
 _NOTHING = -80.0  # of a log-probability: exp of it adds nothing to an entropy
@@ -62,8 +62,13 @@ class SwitchingEngine(Engine):
         finally:
             self.small.close()
 
-    def _decode(self, prompt: list[int], run: Run) -> Generator[list[int], None, None]:
-        """Yield the tokens of each round of both models."""
+    def _decode(self, prompt: list[int], run: Run) -> Rounds:
+        """Yield the tokens of each round of both models, which others cannot use meanwhile."""
+        with self.small.exclusive(run.cancel) as has_both:
+            if has_both:
+                yield from self._take_turns(prompt, run)
+
+    def _take_turns(self, prompt: list[int], run: Run) -> Rounds:
         saved_ms = self.prices.saved_ms if self.prices is not None else None
         run.switch = switch = Switch(self.policy, saved_ms, len(prompt))
         text, writers = list(prompt), set[str]()

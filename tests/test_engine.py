@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend
+from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.drafters.base import Drafter, Outcome
 from edgespec.drafters.combined import CombinedDrafter
 from edgespec.drafters.recycling import RecyclingDrafter
@@ -489,7 +489,7 @@ def test_a_stream_that_begins_after_closing_says_so() -> None:
         list(stream)
 
 
-def test_closing_waits_for_the_generation_in_progress() -> None:
+def test_closing_ends_a_stream_after_the_step_under_way() -> None:
     gate = Gate(echo_model, length=7)
     engine = Engine(Mortal(gate, VOCAB))
     running, results = in_thread(lambda: engine.generate("abcd", max_tokens=9))
@@ -500,9 +500,182 @@ def test_closing_waits_for_the_generation_in_progress() -> None:
     gate.opened.set()
     join(running)
     join(closing)
-    assert results[0].text == "bcdbcdbcd"
+    assert (results[0].text, results[0].finish_reason) == ("bcdb", "cancelled")
     assert isinstance(engine.backend, Mortal)
     assert engine.backend.closed
+
+
+@pytest.mark.parametrize("stop", [(), ("bcdz",)])
+def test_closing_ends_a_stream_that_another_thread_does_not_read_on(stop: Sequence[str]) -> None:
+    """What is held back, because a stop string may have begun, still comes."""
+    engine = Engine(Mortal(echo_model, VOCAB))
+    suspended, read_on = threading.Event(), threading.Event()
+
+    def read() -> tuple[str, str, str]:
+        stream = engine.stream("abcd", max_tokens=9, stop=stop)
+        reading = iter(stream)
+        texts = [next(reading).text, next(reading).text]
+        suspended.set()
+        assert read_on.wait(PATIENCE_S)
+        texts += [chunk.text for chunk in reading]
+        return "".join(texts), stream.result.text, stream.result.finish_reason
+
+    reader, results = in_thread(read)
+    assert suspended.wait(PATIENCE_S)
+    closing, _ = in_thread(engine.close)
+    join(closing)
+    assert isinstance(engine.backend, Mortal) and engine.backend.closed
+    read_on.set()
+    join(reader)
+    assert results == [("bc", "bc", "cancelled")]
+
+
+def test_closing_waits_for_the_text_of_a_chunk() -> None:
+    """Tokens are turned into text by the model's vocabulary, which must be there."""
+    backend = FakeBackend(echo_model, VOCAB)
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Slow(ByteTokenizer):
+        def token_bytes(self, token: int) -> bytes:
+            entered.set()
+            assert go_on.wait(PATIENCE_S)
+            return b"gone" if backend.closed else super().token_bytes(token)
+
+    backend.tokenizer = Slow(VOCAB)
+    engine = Engine(backend)
+    reader, results = in_thread(lambda: engine.generate("abcd", max_tokens=9))
+    assert entered.wait(PATIENCE_S)
+    closing, _ = in_thread(engine.close)
+    closing.join(0.05)
+    assert not backend.closed
+    go_on.set()
+    join(closing)
+    join(reader)
+    assert backend.closed
+    assert (results[0].text, results[0].finish_reason) == ("b", "cancelled")
+
+
+def test_a_stream_that_waits_for_its_turn_hears_that_the_engine_was_closed() -> None:
+    gate = Gate(echo_model, length=7)
+    engine = Engine(Mortal(gate, VOCAB))
+    running, results = in_thread(lambda: engine.generate("abcd", max_tokens=9))
+    assert gate.reached.wait(PATIENCE_S)
+    began = threading.Event()
+
+    def wait() -> str:
+        stream = engine.stream("wxyz", max_tokens=9)
+        began.set()
+        try:
+            return "".join(chunk.text for chunk in stream)
+        except UnsupportedError as problem:
+            return str(problem)
+
+    waiting, answers = in_thread(wait)
+    assert began.wait(PATIENCE_S)
+    closing, _ = in_thread(engine.close)
+    join(waiting)  # and not only when the step under way has ended
+    assert closing.is_alive()
+    gate.opened.set()
+    join(closing)
+    join(running)
+    assert answers == ["the engine is closed"]
+    assert results[0].text == "bcdb"
+
+
+def test_closing_in_two_threads_frees_once() -> None:
+    freed: list[str] = []
+    gate = Gate(echo_model, length=7)
+    engine = Engine(Mortal(gate, VOCAB), on_close=lambda: freed.append("once"))
+    running, _ = in_thread(lambda: engine.generate("abcd", max_tokens=9))
+    assert gate.reached.wait(PATIENCE_S)
+    closing = [in_thread(engine.close)[0] for _ in range(3)]
+    gate.opened.set()
+    for thread in (*closing, running):
+        join(thread)
+    assert freed == ["once"]
+
+
+def test_closing_within_a_step_is_an_error_and_not_a_deadlock() -> None:
+    """As a signal handler does that runs in the middle of one."""
+    problems: list[str] = []
+
+    def model(context: tuple[int, ...]) -> Sequence[float]:
+        if len(context) == 6:
+            try:
+                engine.close()
+            except UnsupportedError as problem:
+                problems.append(str(problem))
+        return echo_model(context)
+
+    engine = Engine(Mortal(model, VOCAB))
+    thread, results = in_thread(lambda: engine.generate("abcd", max_tokens=9))
+    join(thread)
+    assert len(problems) == 1 and "within its own step" in problems[0]
+    assert (results[0].text, results[0].finish_reason) == ("bcd", "cancelled")
+    engine.close()
+    assert isinstance(engine.backend, Mortal) and engine.backend.closed
+
+
+def test_closing_by_whoever_has_the_engine_to_itself_is_an_error_and_not_a_deadlock() -> None:
+    engine = engine_of(echo_model)
+
+    def close() -> str:
+        with engine.exclusive():
+            try:
+                engine.close()
+            except UnsupportedError as problem:
+                return str(problem)
+        return "closed"
+
+    thread, results = in_thread(close)
+    join(thread)
+    assert "cannot be closed" in results[0]
+    engine.close()
+
+
+def test_a_result_can_be_read_when_the_engine_is_closed() -> None:
+    class Strict(ByteTokenizer):
+        def is_end(self, token: int) -> bool:
+            assert not backend.closed
+            return super().is_end(token)
+
+    backend = FakeBackend(writes(b"abc"), VOCAB)
+    backend.tokenizer = Strict(VOCAB, END)
+    engine = Engine(backend)
+    part, whole = engine.stream([0]), engine.stream([0])
+    list(whole)
+    next(iter(part))
+    engine.close()
+    assert (part.result.text, part.result.finish_reason) == ("a", "cancelled")
+    assert (whole.result.text, whole.result.finish_reason) == ("abc", "stop")
+
+
+def test_closing_a_stream_leaves_its_users_event_alone() -> None:
+    """It may be that of other streams, too."""
+    gate, cancel = Gate(echo_model, length=7), threading.Event()
+    engine = engine_of(gate)
+    stream = engine.stream("abcd", max_tokens=9, cancel=cancel)
+    running, _ = in_thread(lambda: list(stream))
+    assert gate.reached.wait(PATIENCE_S)
+    stream.close()
+    gate.opened.set()
+    join(running)
+    assert (stream.result.text, stream.result.finish_reason) == ("bcdb", "cancelled")
+    assert not cancel.is_set()
+    assert engine.generate("abcd", max_tokens=9, cancel=cancel).text == "bcdbcdbcd"
+
+
+def test_a_stream_may_be_read_by_threads_in_turns() -> None:
+    """As a web server's pool does; the engine is that one's who read last."""
+    engine = engine_of(echo_model)
+    reading = iter(engine.stream("abc", max_tokens=9))
+    assert next(reading).text == "a"
+    thread, results = in_thread(lambda: next(reading).text)
+    join(thread)
+    waiting, texts = in_thread(lambda: engine.generate("wxyz", max_tokens=3).text)
+    results += [chunk.text for chunk in reading]
+    join(waiting)
+    assert ("".join(results), texts) == ("bcabcabc", ["xyz"])
 
 
 # ------------------------------------------------------------------------------ errors

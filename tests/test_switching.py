@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from itertools import count, product
@@ -269,6 +270,50 @@ def test_closing_it_closes_both_models_whatever_fails() -> None:
     for backend in (model.backend, model.small.backend):
         assert isinstance(backend, FakeBackend)
         assert backend.closed
+
+
+def test_the_small_model_waits_while_the_pair_writes() -> None:
+    pair = switching(POLICIES[0])
+    stream = iter(pair.stream(PROMPT, max_tokens=60))
+    tokens = [*next(stream).token_ids]
+    found: list[tuple[int, ...]] = []
+
+    def ask_small() -> None:
+        found.append(pair.small.generate(PROMPT, max_tokens=9).token_ids)
+
+    thread = threading.Thread(target=ask_small, daemon=True)
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    for chunk in stream:
+        tokens += chunk.token_ids
+    thread.join(30)
+    assert not thread.is_alive()
+    expected, _ = obvious(POLICIES[0], 60)
+    assert tokens == expected
+    assert found == [engine(SMALL_TABLE, drafts=False).generate(PROMPT, max_tokens=9).token_ids]
+
+
+def test_closing_a_pair_ends_its_stream_and_one_of_the_small_model() -> None:
+    pair = switching(POLICIES[0])
+    of_small = iter(pair.small.stream(PROMPT, max_tokens=9))
+    next(of_small)
+    cancelled: list[str] = []
+
+    def wait_for_small() -> None:
+        cancelled.append(pair.generate(PROMPT, max_tokens=9).finish_reason)
+
+    thread = threading.Thread(target=wait_for_small, daemon=True)
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    closing = threading.Thread(target=pair.close, daemon=True)
+    closing.start()
+    for one in (closing, thread):
+        one.join(30)
+        assert not one.is_alive()
+    assert cancelled == ["cancelled"]
+    assert list(of_small) == []
 
 
 @pytest.mark.parametrize("padded", [LARGE, SMALL])
