@@ -82,7 +82,8 @@ class Engine:
         self._on_close = on_close
         self._lock = threading.Lock()
         self._forced_counts = new_counts()
-        self._owner = 0  # the thread that took the lock, or ran its generation last
+        # The thread that took the lock, or ran its generation last: numbers are given again.
+        self._owner: threading.Thread | None = None
         self._run: Run | None = None  # that generation
         self._closed = self._freed = False
 
@@ -413,7 +414,7 @@ class Engine:
                 else:
                     counters.decode_s += seconds
                 yield emitted
-                self._owner = threading.get_ident()
+                self._owner = threading.current_thread()
                 start = perf_counter()
         finally:
             self._release()
@@ -435,7 +436,7 @@ class Engine:
 
     def _acquire(self, cancel: Cancel) -> bool:
         """Wait for other threads' generations; False when cancelled meanwhile."""
-        if self._owner == threading.get_ident():
+        if self._owner is threading.current_thread():
             raise UnsupportedError(
                 "another stream of this engine is unfinished in this thread",
                 hint="read it to its end or close() it first; one in another thread is waited for",
@@ -444,7 +445,7 @@ class Engine:
             if cancel.is_set():
                 return False
             self._check_open()
-        self._owner = threading.get_ident()
+        self._owner = threading.current_thread()
         return True
 
     def _take_over(self) -> None:
@@ -455,17 +456,17 @@ class Engine:
         while not self._lock.acquire(blocking=False):
             run = self._run
             has_ended = run is not None and run.end()
-            if not has_ended and self._owner == threading.get_ident():
+            if not has_ended and self._owner is threading.current_thread():
                 raise UnsupportedError(
                     "the engine cannot be closed by what runs within its own step",
                     hint="close it in another thread, or when the stream has ended",
                 )
             if self._lock.acquire(timeout=_PATIENCE_S):
                 break
-        self._owner = threading.get_ident()
+        self._owner = threading.current_thread()
 
     def _release(self) -> None:
-        self._owner, self._run = 0, None
+        self._owner = self._run = None
         self._lock.release()
 
 

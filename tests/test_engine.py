@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -362,6 +363,19 @@ def join(thread: threading.Thread) -> None:
     assert not thread.is_alive()
 
 
+def until(is_so: Callable[[], bool]) -> None:
+    for _ in range(int(PATIENCE_S * 1e3)):
+        if is_so():
+            return
+        time.sleep(1e-3)
+    raise AssertionError("it did not come to that")
+
+
+def until_it_shall_stop(engine: Engine) -> None:
+    """The generation in progress was told to stop."""
+    until(lambda: engine._run is not None and engine._run.cancel.is_set())
+
+
 def test_cancelling_from_another_thread_keeps_what_was_generated() -> None:
     """The step under way (the fourth) is finished, and no other one is begun."""
     gate = Gate(writes(b"abcdefgh"), length=5)
@@ -495,7 +509,7 @@ def test_closing_ends_a_stream_after_the_step_under_way() -> None:
     running, results = in_thread(lambda: engine.generate("abcd", max_tokens=9))
     assert gate.reached.wait(PATIENCE_S)
     closing, _ = in_thread(engine.close)
-    closing.join(0.05)
+    until_it_shall_stop(engine)
     assert closing.is_alive()
     gate.opened.set()
     join(running)
@@ -546,7 +560,7 @@ def test_closing_waits_for_the_text_of_a_chunk() -> None:
     reader, results = in_thread(lambda: engine.generate("abcd", max_tokens=9))
     assert entered.wait(PATIENCE_S)
     closing, _ = in_thread(engine.close)
-    closing.join(0.05)
+    until_it_shall_stop(engine)
     assert not backend.closed
     go_on.set()
     join(closing)
@@ -575,6 +589,7 @@ def test_a_stream_that_waits_for_its_turn_hears_that_the_engine_was_closed() -> 
     closing, _ = in_thread(engine.close)
     join(waiting)  # and not only when the step under way has ended
     assert closing.is_alive()
+    until_it_shall_stop(engine)
     gate.opened.set()
     join(closing)
     join(running)
@@ -663,6 +678,45 @@ def test_closing_a_stream_leaves_its_users_event_alone() -> None:
     assert (stream.result.text, stream.result.finish_reason) == ("bcdb", "cancelled")
     assert not cancel.is_set()
     assert engine.generate("abcd", max_tokens=9, cancel=cancel).text == "bcdbcdbcd"
+
+
+class Asked(threading.Event):
+    """Knows that somebody who waits has asked whether it is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_asked = False
+
+    def is_set(self) -> bool:
+        self.was_asked = True
+        return super().is_set()
+
+
+def test_a_thread_with_the_number_of_a_dead_one_waits_for_its_stream() -> None:
+    """Systems give numbers of threads again, at once where they can."""
+    engine = engine_of(echo_model)
+
+    def begin() -> tuple[Iterator[Chunk], int]:
+        reading = iter(engine.stream("abc", max_tokens=9))
+        next(reading)
+        return reading, threading.get_ident()
+
+    for _ in range(20):
+        thread, begun = in_thread(begin)
+        join(thread)
+        reading, number = begun[0]
+        cancel = Asked()
+        generate = partial(engine.generate, "wxyz", max_tokens=3, cancel=cancel)
+        second, found = in_thread(generate)
+        again = second.ident == number
+        while second.is_alive() and not cancel.was_asked:
+            time.sleep(1e-3)
+        assert "".join(chunk.text for chunk in reading) == "bcabcabc"
+        join(second)
+        assert [result.text for result in found] == ["xyz"]
+        if again:
+            return
+    pytest.skip("numbers are not given again here")
 
 
 def test_a_stream_may_be_read_by_threads_in_turns() -> None:
