@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from edgespec.backends.ggml_values import FloatRows
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
-from edgespec.models.gguf import read_gguf_shards
+from edgespec.errors import BackendError, ModelFileError
+from edgespec.models.gguf import read_gguf_shards, read_part
 from edgespec.models.spec import ModelSpec
 
 _TABLE = "token_embd.weight"
@@ -23,7 +24,8 @@ class EmbeddingTable:
 
     Rows are read rather than mapped, so that pages of the table do not add up in memory.
 
-    Raises UnsupportedError for a type of table that llama.cpp cannot convert.
+    Raises UnsupportedError for a type of table that llama.cpp cannot convert, and a call raises
+    BackendError where the file has become shorter since, or the disk fails.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -40,11 +42,11 @@ class EmbeddingTable:
     def __call__(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """[n, width] for n tokens."""
         size = self._to_float.row_bytes
-        rows = np.empty((len(tokens), size), np.uint8)
-        for row, token in zip(rows, tokens, strict=True):
-            self._file.seek(self._offset + token * size)
-            self._file.readinto(row.data)
-        return self._to_float(rows)
+        try:
+            rows = [read_part(self._file, self._offset + token * size, size) for token in tokens]
+        except ModelFileError as problem:
+            raise BackendError(f"an embedding is missing: {problem}", hint=problem.hint) from None
+        return self._to_float(np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size))
 
     def close(self) -> None:
         """Close the file."""

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 from edgespec.errors import ModelFileError, ModelNotFoundError
 from edgespec.models import foreign_files
@@ -199,6 +199,41 @@ def _check_shard_tensors(shards: tuple[Gguf, ...]) -> None:
             f"different tensors in {len(names)}, and {expected} were announced",
             hint="the parts are not of one model; download them again",
         )
+
+
+def read_part(file: IO[bytes], offset: int, size_bytes: int) -> bytes:
+    """Bytes of an open model file whose size was checked when its header was read.
+
+    Raises ModelFileError where the file has become shorter since, or the disk fails.
+    """
+    try:
+        file.seek(offset)
+        found = file.read(size_bytes)
+        while len(found) < size_bytes and (part := file.read(size_bytes - len(found))):
+            found += part
+    except OSError as error:
+        raise ModelFileError(f"{file.name!r} cannot be read: {error.strerror}") from None
+    if len(found) < size_bytes:
+        raise _shrunk(Path(file.name))
+    return found
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[None]:
+    """Let an error of mapping a part of a model file be ours. Raises ModelFileError."""
+    try:
+        yield
+    except ValueError:  # numpy's: the part goes beyond the end
+        raise _shrunk(path) from None
+    except OSError as error:
+        raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def _shrunk(path: Path) -> ModelFileError:
+    return ModelFileError(
+        f"{str(path)!r} has become shorter since it was opened",
+        hint="something writes to it; start again when that has ended",
+    )
 
 
 @contextmanager

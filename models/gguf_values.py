@@ -8,7 +8,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from edgespec.models.gguf import GgufSpan, GgufValue
+from edgespec.models.gguf import GgufSpan, GgufValue, read_part
 
 _LENGTH = struct.Struct("<Q")
 _NUMBERS = {"i32": "i", "u32": "I", "f32": "f"}
@@ -42,5 +42,4 @@ def read_numbers(path: Path, value: GgufValue | None) -> array[Any]:
 
 def _bytes(path: Path, span: GgufSpan) -> bytes:
     with path.open("rb") as file:
-        file.seek(span.offset)
-        return file.read(span.data_bytes)
+        return read_part(file, span.offset, span.data_bytes)

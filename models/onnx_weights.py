@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import MissingDependencyError
-from edgespec.models.gguf import GgufTensor
+from edgespec.models.gguf import GgufTensor, whole
 from edgespec.models.packing import BLOCK
 
 _CHUNK_VALUES = 1 << 24  # converted at once, so that a large head does not need its size in memory
@@ -57,10 +57,15 @@ def _chunks(
 
 
 def raw_rows(path: Path, tensor: GgufTensor) -> NDArray[np.uint8]:
-    """The tensor's bytes by row, [rows, bytes]: mapped, so only what is used is read."""
+    """The tensor's bytes by row, [rows, bytes]: mapped, so only what is used is read.
+
+    Raises ModelFileError where the file has become shorter since its header was read. One that does
+    so while it is mapped ends the process, as it does in llama.cpp.
+    """
     rows = int(np.prod(tensor.dims[1:], dtype=np.int64))
-    whole = np.memmap(path, np.uint8, "r", tensor.offset, (tensor.data_bytes,))
-    return whole.reshape(rows, tensor.data_bytes // rows)
+    with whole(path):
+        data = np.memmap(path, np.uint8, "r", tensor.offset, (tensor.data_bytes,))
+    return data.reshape(rows, tensor.data_bytes // rows)
 
 
 def dequantize(tensor: GgufTensor, rows: NDArray[np.uint8]) -> NDArray[np.float32]:

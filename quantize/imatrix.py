@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.llama_library import interrupts_kept
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
-from edgespec.models.gguf import GgufSpan, read_gguf
+from edgespec.models.gguf import GgufSpan, read_gguf, read_part
 from edgespec.quantize.context import EvalContext
 from edgespec.quantize.gguf_writer import write_gguf
 
@@ -81,8 +81,7 @@ def _read_gguf_matrix(path: Path) -> ImportanceMatrix:
             tensor = tensors[name]
             if tensor.type.name != "F32":
                 raise ValueError(f"{name} is of type {tensor.type.name}")
-            file.seek(tensor.offset)
-            data = file.read(tensor.data_bytes)
+            data = read_part(file, tensor.offset, tensor.data_bytes)
             found: NDArray[np.float32] = np.frombuffer(data, np.float32).copy()
             return found
 
@@ -100,8 +99,7 @@ def _read_gguf_matrix(path: Path) -> ImportanceMatrix:
         dataset = ""
         span = document.metadata.get("imatrix.datasets")
         if isinstance(span, GgufSpan) and span.count:
-            file.seek(span.offset)
-            length = struct.unpack("<Q", file.read(8))[0]
+            (length,) = struct.unpack("<Q", read_part(file, span.offset, 8))
             dataset = file.read(min(length, 4096)).decode("utf-8", errors="replace")
     if not values:
         raise ValueError("it has no sums of squares")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edgespec.errors import UnsupportedError
 from edgespec.models.ggml_types import GGML_TYPES
-from edgespec.models.gguf import Gguf, GgufTensor, read_gguf, read_gguf_shards
+from edgespec.models.gguf import Gguf, GgufTensor, read_gguf, read_gguf_shards, read_part
 from edgespec.quantize.convert import TENSOR_TYPES, Recipe, convert, predict, require_disk
 from edgespec.quantize.gguf_writer import ALIGNMENT, i32, keys_of, u16, write_raw
 
@@ -152,11 +152,10 @@ class Pieces:
         with whole.open("rb") as file:
 
             def data(tensor: GgufTensor) -> bytes:
-                file.seek(tensor.offset)
-                return file.read(tensor.data_bytes)
+                return read_part(file, tensor.offset, tensor.data_bytes)
 
             if not self._first.exists():
-                self._write_first(document, file.read(document.data_offset), data)
+                self._write_first(document, read_part(file, 0, document.data_offset), data)
             for tensor in document.tensors:
                 if tensor.name in names:
                     path = self.path(tensor.name, kind)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.ggml_values import FloatRows
 from edgespec.models.gguf import read_gguf
+from edgespec.models.onnx_weights import raw_rows
 from edgespec.quantize.pieces import Choice, Pieces
 
 _ROWS = 256  # of a tensor that are looked at, evenly spread
@@ -48,5 +49,4 @@ def _rows(path: Path, columns: int, places: NDArray[np.int64]) -> NDArray[np.flo
     """Some rows of the tensor in a piece, [n, columns]."""
     tensor = read_gguf(path).tensors[0]
     convert = FloatRows(tensor.type, columns)
-    shape = tensor.data_bytes // convert.row_bytes, convert.row_bytes
-    return convert(np.memmap(path, np.uint8, "r", tensor.offset, shape)[places])
+    return convert(raw_rows(path, tensor)[places])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from edgespec.drafters.combined import CombinedDrafter
 from edgespec.drafters.merging import merge
 from edgespec.drafters.model import ModelDrafter
 from edgespec.engine import Engine
-from edgespec.errors import EdgespecError, UnsupportedError
+from edgespec.errors import BackendError, EdgespecError, ModelFileError, UnsupportedError
 from edgespec.memory.curve import CostCurve
 from edgespec.models.early_exit import read_exit
 from edgespec.models.embedded import embedded_drafter_path, embedded_model
@@ -169,6 +170,23 @@ def test_embeddings_are_the_rows_of_the_table(target: ModelSpec) -> None:
     expected = floats(target, "token_embd.weight")
     for tokens in ([1, 2, 3], [3, 4, 1], [9, 9, 2], list(range(20)), []):
         assert np.array_equal(table(tokens), expected[tokens])
+    table.close()
+
+
+def test_a_table_that_has_become_shorter_is_an_error(target: ModelSpec, tmp_path: Path) -> None:
+    """And no row is left as the memory was."""
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(target.path.read_bytes())
+    spec = read_model_spec(copy)
+    table, tensor = EmbeddingTable(spec), spec.tensors["token_embd.weight"]
+    row_bytes = tensor.data_bytes // tensor.dims[1]
+    os.truncate(copy, tensor.offset + 5 * row_bytes - 1)
+    assert np.array_equal(table([0, 3]), floats(target, "token_embd.weight")[[0, 3]])
+    for token in (4, 5):
+        with pytest.raises(BackendError, match="has become shorter"):
+            table([0, token])
+    with pytest.raises(ModelFileError, match="has become shorter"):
+        raw_rows(copy, tensor)
     table.close()
 
 
