@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.llama_library import ggml
+from edgespec.backends.llama_library import ggml_function
 from edgespec.errors import UnsupportedError
 from edgespec.models.ggml_types import GGML_TYPES, GgmlType
 
@@ -53,8 +53,7 @@ class FloatRows:
 
 
 def _conversion(kind: GgmlType) -> Callable[[int, int, int], None]:
-    get_traits = ggml().ggml_get_type_traits
-    get_traits.argtypes, get_traits.restype = [ctypes.c_int], ctypes.POINTER(_Traits)
+    get_traits = ggml_function("ggml_get_type_traits", ctypes.POINTER(_Traits), ctypes.c_int)
     traits = get_traits(_NUMBERS[kind.name]).contents
     fits = (traits.blck_size, traits.type_size) == (kind.block_size, kind.block_bytes)
     if not fits or not traits.to_float:

@@ -6,7 +6,6 @@ for the whole context and hides the sequence functions.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import re
 import signal
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from edgespec.errors import MissingDependencyError
+from edgespec.memory import llama_binary
 
 _WARN, _ERROR, _CONTINUATION = 3, 4, 5  # values of ggml_log_level
 _BUFFER_LINE = re.compile(r"(\S+) +(model|KV|RS|compute) buffer size = +([\d.]+) MiB")
@@ -131,17 +131,10 @@ def model_params() -> Any:
     return params
 
 
-@functools.cache
-def ggml() -> ctypes.CDLL:
-    """The functions of ggml, which llama.cpp computes with, and which has a library of its own."""
-    module = library()
-    from llama_cpp._ctypes_extensions import load_shared_library
-
-    try:
-        found: ctypes.CDLL = load_shared_library("ggml-base", module._base_path)
-    except FileNotFoundError:  # built into one library
-        found = module._lib
-    return found
+def ggml_function(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of ggml, which llama.cpp computes with, by its signature. Raises as `library`."""
+    library()
+    return llama_binary.ggml_function(name, result, *arguments)
 
 
 @contextmanager

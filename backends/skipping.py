@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.llama_library import ggml, interrupts_kept
+from edgespec.backends.llama_library import ggml_function, interrupts_kept
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings, _Batch
 
 _RESULT = b"l_out-"  # what llama.cpp calls the result of a block, and its number
@@ -29,14 +29,11 @@ class SkippingBackend(LlamaBackend):
         self._similar: dict[int, list[float]] = {}
         self._state: NDArray[np.float32] | None = None  # what goes into the next block, flat
         self._problem: Exception | None = None
-        library = ggml()
-        self._name_of, self._size_of = library.ggml_get_name, library.ggml_nbytes
-        self._name_of.argtypes, self._name_of.restype = [ctypes.c_void_p], ctypes.c_char_p
-        self._size_of.argtypes, self._size_of.restype = [ctypes.c_void_p], ctypes.c_size_t
-        self._get, self._set = library.ggml_backend_tensor_get, library.ggml_backend_tensor_set
-        for move in (self._get, self._set):
-            move.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
-            move.restype = None
+        move = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+        self._name_of = ggml_function("ggml_get_name", ctypes.c_char_p, ctypes.c_void_p)
+        self._size_of = ggml_function("ggml_nbytes", ctypes.c_size_t, ctypes.c_void_p)
+        self._get = ggml_function("ggml_backend_tensor_get", None, *move)
+        self._set = ggml_function("ggml_backend_tensor_set", None, *move)
         super().__init__(path, settings)
         self._width = int(self._lib.llama_model_n_embd(self._model))
 

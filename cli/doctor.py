@@ -39,7 +39,7 @@ def doctor(as_json: options.JsonOption = False) -> None:
 
 def _document() -> dict[str, Any]:
     from edgespec.memory import cache, device
-    from edgespec.memory.accelerators import accelerators
+    from edgespec.memory.accelerators import accelerators, gpu_kinds
     from edgespec.memory.bandwidth import memory_bandwidth
 
     gpus = accelerators()
@@ -54,7 +54,7 @@ def _document() -> dict[str, Any]:
         "available_bytes": device.available_bytes(),
         "bandwidth_bytes_per_s": memory_bandwidth(),
         "unified_memory": any(gpu.shares_memory for gpu in gpus),
-        "gpu_kinds": list(device.llama_accelerators()),
+        "gpu_kinds": list(gpu_kinds()),
         "gpus": [
             {
                 "name": gpu.name,

@@ -18,6 +18,7 @@ from edgespec.engine import Engine
 from edgespec.errors import DoesNotFitError
 from edgespec.loading import load_plan
 from edgespec.memory import device
+from edgespec.memory.accelerators import gpu_kinds
 from edgespec.memory.bandwidth import memory_bandwidth
 from edgespec.memory.plan import Plan
 from edgespec.memory.request import Request
@@ -106,7 +107,7 @@ def machine_facts() -> dict[str, Any]:
         "features": sorted(device.cpu_features()),
         "memory_bytes": device.total_bytes(),
         "available_bytes": device.available_bytes(),
-        "gpu_kinds": list(device.llama_accelerators()),
+        "gpu_kinds": list(gpu_kinds()),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "edgespec": version("edgespec"),

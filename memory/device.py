@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.util
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -17,8 +16,9 @@ from pathlib import Path
 
 import psutil
 
+from edgespec.memory.llama_binary import kernel_files
+
 _CGROUP = Path("/sys/fs/cgroup")
-_GPU_KINDS = ("cann", "cuda", "hip", "metal", "musa", "opencl", "sycl", "vulkan")
 # Our word for an instruction set -> Linux's.
 _FEATURE_FLAGS = {
     "avx2": "avx2",
@@ -121,16 +121,6 @@ def cpu_name() -> str:
 
 
 @functools.cache
-def llama_accelerators() -> tuple[str, ...]:
-    """Kinds of GPU llama.cpp was built for: "cuda", "metal", ...; told by its library files.
-
-    The package is located, not imported: planning loads no inference library.
-    """
-    names = [file.name for file in _ggml_libraries()]
-    return tuple(kind for kind in sorted(_GPU_KINDS) if any(f"ggml-{kind}" in n for n in names))
-
-
-@functools.cache
 def llama_build() -> str:
     """Version of llama-cpp-python, and a sample of its kernels: compiler flags change them, too."""
     try:
@@ -138,7 +128,7 @@ def llama_build() -> str:
     except PackageNotFoundError:
         installed = "missing"
     digest = hashlib.blake2b(digest_size=4)
-    for library in _ggml_libraries():
+    for library in kernel_files():
         with contextlib.suppress(OSError), library.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             digest.update(size.to_bytes(8, "little"))
@@ -146,15 +136,6 @@ def llama_build() -> str:
                 file.seek(place)
                 digest.update(file.read(_SAMPLE_BYTES))
     return f"{installed} {digest.hexdigest()}"
-
-
-def _ggml_libraries() -> list[Path]:
-    """Files with the kernels of the llama.cpp that will be imported."""
-    if override := os.environ.get("LLAMA_CPP_LIB_PATH"):  # llama-cpp-python's own
-        return sorted(Path(override).glob("*ggml-*"))
-    found = importlib.util.find_spec("llama_cpp")
-    folders = (found.submodule_search_locations or []) if found else []
-    return sorted(file for folder in folders for file in Path(folder).glob("lib/*ggml-*"))
 
 
 @functools.cache

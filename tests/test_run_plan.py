@@ -11,7 +11,7 @@ import pytest
 from planning_cases import CELL, INF, MIB, PLENTY, SPEC, plan_of
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory import cache, device
+from edgespec.memory import accelerators, cache, device
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.footprint import (
     RunShape,
@@ -51,7 +51,7 @@ def test_the_drafters_tables_are_part_of_the_plan() -> None:
 @pytest.mark.usefixtures("quiet")
 def test_free_memory_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "available_bytes", lambda: 20 * MIB)
-    monkeypatch.setattr(device, "llama_accelerators", lambda: ())
+    monkeypatch.setattr(accelerators, "accelerators", lambda: ())
     with pytest.raises(DoesNotFitError, match="free: 20 MiB"):
         make_run_plan(SPEC, Request())
 

@@ -1,0 +1,87 @@
+"""llama.cpp's shared libraries: where they lie, and functions of the ones that are in use.
+
+Planning asks them about GPUs, and imports no inference library for that. They are opened by
+llama-cpp-python's own loader, which it is not needed to import for, so that the process holds each
+of them once: a wheel has copies of a library under several names, and a copy would have a device
+registry of its own, initialise a GPU again, and not know what was registered in the other one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_LOADER = "_ctypes_extensions"  # of llama-cpp-python: how it finds and opens a library
+_PARTS = ("ggml", "ggml-base")  # what libllama is bound to, where functions are found by library
+
+
+def library_folder() -> Path | None:
+    """Where the llama.cpp lies that llama-cpp-python loads; None where there is none."""
+    if (override := os.environ.get("LLAMA_CPP_LIB_PATH")) is not None:  # llama-cpp-python's own
+        return Path(override)
+    package = _package()
+    return package / "lib" if package is not None else None
+
+
+def kernel_files() -> list[Path]:
+    """Files with the kernels of that llama.cpp."""
+    folder = library_folder()
+    return sorted(folder.glob("*ggml-*")) if folder is not None else []
+
+
+def ggml_function(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of ggml, as the library has it that llama.cpp computes with.
+
+    Raises FileNotFoundError, OSError or RuntimeError where there is none that loads, and
+    AttributeError for a function that it does not have.
+    """
+    for library in _libraries():
+        try:
+            function = library[name]  # a handle of our own: signatures belong to handles
+        except AttributeError:
+            continue
+        function.restype, function.argtypes = result, arguments
+        return function
+    raise AttributeError(f"llama.cpp has no function {name}")
+
+
+def _package() -> Path | None:
+    """The folder of llama-cpp-python, which is located and not imported."""
+    found = importlib.util.find_spec("llama_cpp")
+    return Path(found.origin).parent if found is not None and found.origin else None
+
+
+@functools.cache
+def _libraries() -> tuple[ctypes.CDLL, ...]:
+    """Libraries in which ggml's functions are found.
+
+    A symbol is looked for in what a library is bound to as well, so that libllama is enough; not on
+    Windows, where a library of the same name in the same folder is the same one.
+    """
+    imported = sys.modules.get("llama_cpp.llama_cpp")
+    folder = getattr(imported, "_base_path", None) or library_folder()
+    llama = getattr(imported, "_lib", None) or _loader().load_shared_library("llama", folder)
+    if sys.platform != "win32":
+        return (llama,)
+    return (llama, *(_loader().load_shared_library(part, folder) for part in _PARTS))
+
+
+@functools.cache
+def _loader() -> ModuleType:
+    """llama-cpp-python's loader, without the rest of it."""
+    package = _package()
+    spec: ModuleSpec | None = None
+    if package is not None:
+        spec = importlib.util.spec_from_file_location(_LOADER, package / f"{_LOADER}.py")
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError("llama-cpp-python is not installed")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
