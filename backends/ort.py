@@ -7,7 +7,8 @@ is seen from a graph's inputs and outputs. Embeddings come from the GGUF itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -97,14 +98,16 @@ class OrtBackend:
         self.capabilities = Capabilities(True, not settings.pads_single, True, reason)
         self._embed = None if facts is None else _Embeddings(spec, facts)
         self.node_share = 1.0  # of the graph's nodes, the part that `place` runs
-        with ThreadPoolExecutor(1) as beside:  # both leave Python alone while they read
-            vocabulary = beside.submit(_tokenizer, spec)
-            self._runner: Runner = self._open(facts, folder, place)
+        with ExitStack() as opened, ThreadPoolExecutor(1) as beside:
+            vocabulary = beside.submit(_tokenizer, spec)  # both leave Python alone while they read
+            opened.callback(_close, vocabulary)
+            self._runner: Runner = opened.enter_context(closing(self._open(facts, folder, place)))
             self.tokenizer: _OwnTokenizer = vocabulary.result()
-        if place != CPU_DEVICE:
-            where = f"{place.provider} on the {place.kind.upper()}"
-            told = f"{where}, with {self.node_share:.0%} of the graph's nodes"
-            self.capabilities = replace(self.capabilities, place=told)
+            if place != CPU_DEVICE:
+                where = f"{place.provider} on the {place.kind.upper()}"
+                told = f"{where}, with {self.node_share:.0%} of the graph's nodes"
+                self.capabilities = replace(self.capabilities, place=told)
+            self._opened = opened.pop_all()
         self._tokens: list[int] = []
         self._tree: DraftTree | None = None
 
@@ -206,8 +209,7 @@ class OrtBackend:
         return self._runner.memory_bytes()
 
     def close(self) -> None:
-        self._runner.close()
-        self.tokenizer.close()
+        self._opened.close()
 
     # -- one step --------------------------------------------------------------------------
 
@@ -250,6 +252,12 @@ class _Embeddings:
         if self._scale != 1.0:
             rows = rows * self._scale
         return rows[None]
+
+
+def _close(vocabulary: Future[_OwnTokenizer]) -> None:
+    """Close what another thread opens, when it has; what went wrong there is told elsewhere."""
+    if vocabulary.exception() is None:
+        vocabulary.result().close()
 
 
 def _tokenizer(spec: ModelSpec) -> _OwnTokenizer:

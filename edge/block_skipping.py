@@ -180,13 +180,13 @@ class BlockTrial:
             max_leaves=1,
             threads=device.usable_cores(),
         )
-        self._backend = SkippingBackend(spec.path, settings)
         self._ids = ids
         self._target_ms = target_ms
         self._costs = _Costs(spec, len(ids), target_ms[1])
         self._similar: dict[tuple[int, ...], dict[int, float]] = {}
         self._arch = spec.arch
         self.num_blocks = spec.num_layers
+        self._backend = SkippingBackend(spec.path, settings)  # at the end: nothing fails after it
 
     def score(self, texts: Sequence[Text], skipped: Sequence[int]) -> Skipping:
         """What is left without these blocks, on answers of the target."""

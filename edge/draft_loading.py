@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 
 from edgespec.backends.base import Backend
 from edgespec.backends.early_exit import ExitBackend
@@ -42,43 +43,38 @@ def load_draft_model(
         mapped=plan.draft_mapped,
     )
     stored = stored_curve(draft_spec, chosen)
-    backend, curve = open_measured_draft(draft_spec, spec, settings, report, stored)
-    if curve is not stored and backend.crowding == 1.0:
-        cache.store("curves", settings_key(draft_spec, chosen), curve.as_json())
-    try:
+    with ExitStack() as opened:
+        backend = opened.enter_context(closing(_open(draft_spec, spec, settings, report)))
+        curve = _curve(backend, report, stored)
+        if curve is not stored and backend.crowding == 1.0:
+            cache.store("curves", settings_key(draft_spec, chosen), curve.as_json())
         vocab_size = target.tokenizer.vocab_size
         early_exit = read_exit(draft_spec)
         readable = vocab_size if early_exit else backend.tokenizer.vocab_size
-        return ModelDrafter(backend, curve, vocab_size, readable, early_exit)
-    except BaseException:
-        backend.close()
-        raise
+        drafter = ModelDrafter(backend, curve, vocab_size, readable, early_exit)
+        opened.pop_all()
+        return drafter
 
 
-def open_measured_draft(
-    draft_spec: ModelSpec,
-    target: ModelSpec,
-    settings: LlamaSettings,
-    report: Progress,
-    stored: CostCurve | None = None,
-) -> tuple[LlamaBackend, CostCurve]:
-    """A draft model and the times of its steps: what was stored, if it still holds."""
-    backend = open_draft_model(
+def _open(
+    draft_spec: ModelSpec, target: ModelSpec, settings: LlamaSettings, report: Progress
+) -> LlamaBackend:
+    return open_draft_model(
         draft_spec, target, settings, lambda part: report("loading the draft model", part)
     )
-    try:
-        if stored is not None and not measured_while_busy(backend, stored):
-            return backend, stored
-        report("measuring step times", 0.0)
-        curve = measure_curve(
-            lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=_CURVE_SECONDS
-        )
-        measure_depths(backend, curve)
-        report("measuring step times", 1.0)
-        return backend, curve
-    except BaseException:
-        backend.close()
-        raise
+
+
+def _curve(backend: Backend, report: Progress, stored: CostCurve | None = None) -> CostCurve:
+    """The times of a draft model's steps: what was stored, if it still holds."""
+    if stored is not None and not measured_while_busy(backend, stored):
+        return stored
+    report("measuring step times", 0.0)
+    curve = measure_curve(
+        lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=_CURVE_SECONDS
+    )
+    measure_depths(backend, curve)
+    report("measuring step times", 1.0)
+    return curve
 
 
 def draft_step_ms(draft_spec: ModelSpec, target: ModelSpec, report: Progress) -> float:
@@ -90,9 +86,8 @@ def draft_step_ms(draft_spec: ModelSpec, target: ModelSpec, report: Progress) ->
         max_leaves=1,
         threads=device.usable_cores(),
     )
-    backend, curve = open_measured_draft(draft_spec, target, settings, report)
-    backend.close()
-    return curve.base[1]
+    with closing(_open(draft_spec, target, settings, report)) as backend:
+        return _curve(backend, report).base[1]
 
 
 def open_draft_model(

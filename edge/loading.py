@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -188,26 +189,20 @@ def load_plan(
     small_spec = read_model_spec(plan.switch)
     found = stored(spec, small_spec)
     policy = switch_policy or (found.policy if found is not None else SwitchPolicy())
-    small = _load_one(small_spec, plan.of_small(), report)
-    try:
-        engine = _load_one(spec, plan, report, partial(SwitchingEngine, small=small, policy=policy))
-    except BaseException:
-        small.close()
-        raise
-    assert isinstance(engine, SwitchingEngine)
-    if engine.prices is None:
+    with ExitStack() as opened:
+        small = opened.enter_context(closing(_load_one(small_spec, plan.of_small(), report)))
+        make = partial(SwitchingEngine, small=small, policy=policy)
+        engine = opened.enter_context(closing(_load_one(spec, plan, report, make)))
+        assert isinstance(engine, SwitchingEngine)
+        if engine.prices is not None:
+            large, small_curve = engine.prices.large, engine.prices.small
+            engine.prices = replace(
+                engine.prices,
+                large_reads=_reads(engine.backend, large, spec, plan, report),
+                small_reads=_reads(small.backend, small_curve, small_spec, plan.of_small(), report),
+            )
+        opened.pop_all()
         return engine
-    try:
-        large, small_curve = engine.prices.large, engine.prices.small
-        engine.prices = replace(
-            engine.prices,
-            large_reads=_reads(engine.backend, large, spec, plan, report),
-            small_reads=_reads(small.backend, small_curve, small_spec, plan.of_small(), report),
-        )
-    except BaseException:
-        engine.close()
-        raise
-    return engine
 
 
 def _reads(
@@ -233,9 +228,9 @@ def _load_one(
     spec: ModelSpec, plan: Plan, report: Progress, make: Callable[..., Engine] = Engine
 ) -> Engine:
     """One model of a plan."""
-    backend = _BACKENDS[plan.backend](spec, plan, report)
-    drafter: CombinedDrafter | None = None
-    try:
+    with ExitStack() as stack:  # what is open when a later step fails
+        backend = stack.enter_context(closing(_BACKENDS[plan.backend](spec, plan, report)))
+        drafter: CombinedDrafter | None = None
         key = settings_key(spec, settings_of(plan))
         max_nodes, reuses_cache = backend.max_nodes, True
         if plan.exact:
@@ -252,6 +247,8 @@ def _load_one(
         history = RoundHistory()
         if curve is not None:
             model = load_draft_model(backend, spec, plan, report)
+            if model is not None:
+                stack.callback(model.close)
             # A plan whose steps have no room for drafts loads no draft model.
             names = plan.drafter if model is not None else plan.of_small().drafter
             drafter = make_drafter(names, model)
@@ -261,11 +258,7 @@ def _load_one(
             drafter.load_state({**calibration, MODEL: learned})
             if plan.remember:
                 drafter.recall(load_texts(spec.fingerprint))
-    except BaseException:
-        if drafter is not None:
-            drafter.close()
-        backend.close()
-        raise
+        opened = stack.pop_all()
 
     def finish() -> None:
         try:
@@ -276,18 +269,21 @@ def _load_one(
             if drafter is not None:
                 drafter.close()
 
-    return make(
-        backend,
-        curve=curve,
-        drafter=drafter,
-        max_nodes=max_nodes,
-        history=history,
-        chat_template=spec.chat_template,
-        special_tokens=(backend.tokenizer.bos_text, backend.tokenizer.eos_text),
-        reuses_cache=reuses_cache,
-        cache_key=f"{key} | exact" if plan.exact else key,
-        on_close=finish,
-    )
+    with opened:
+        engine = make(
+            backend,
+            curve=curve,
+            drafter=drafter,
+            max_nodes=max_nodes,
+            history=history,
+            chat_template=spec.chat_template,
+            special_tokens=(backend.tokenizer.bos_text, backend.tokenizer.eos_text),
+            reuses_cache=reuses_cache,
+            cache_key=f"{key} | exact" if plan.exact else key,
+            on_close=finish,
+        )
+        opened.pop_all()
+        return engine
 
 
 def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from math import isfinite
@@ -140,8 +141,8 @@ class Subject:
 
     def close(self) -> None:
         """Free the model."""
-        self._tracker.__exit__(None, None, None)
-        self._engine.close()
+        with self._engine:
+            self._tracker.__exit__(None, None, None)
 
 
 def open_subject(
@@ -151,14 +152,16 @@ def open_subject(
     report: Callable[[str, float], None],
 ) -> tuple[Subject, list[str]]:
     """Load `spec` for all of `drafters`; also what each of them came to. Raises as `load`."""
-    tracker = MemoryTracker(_SAMPLE_S)
-    tracker.__enter__()
-    tracker.mark("load")
-    chosen = make_run_plan(spec, replace(request, drafter=AUTO)) if AUTO in drafters else None
-    resolved = [chosen.drafter if chosen and name == AUTO else name for name in drafters]
-    every = ",".join(dict.fromkeys(part for name in resolved for part in drafter_names(name)))
-    plan_for = partial(make_run_plan, spec)
-    plan = chosen if chosen and chosen.drafter == every else None
-    plan = plan or plan_for(replace(request, drafter=every or PLAIN))
-    engine = load_plan(spec, plan, progress=report)
-    return Subject(engine, plan, resolved, tracker), resolved
+    with ExitStack() as opened:
+        tracker = opened.enter_context(MemoryTracker(_SAMPLE_S))
+        tracker.mark("load")
+        chosen = make_run_plan(spec, replace(request, drafter=AUTO)) if AUTO in drafters else None
+        resolved = [chosen.drafter if chosen and name == AUTO else name for name in drafters]
+        every = ",".join(dict.fromkeys(part for name in resolved for part in drafter_names(name)))
+        plan_for = partial(make_run_plan, spec)
+        plan = chosen if chosen and chosen.drafter == every else None
+        plan = plan or plan_for(replace(request, drafter=every or PLAIN))
+        engine = opened.enter_context(load_plan(spec, plan, progress=report))
+        subject = Subject(engine, plan, resolved, tracker)
+        opened.pop_all()
+        return subject, resolved

@@ -1,0 +1,279 @@
+"""Loading that fails at any of its steps leaves nothing open.
+
+A step is a call that the function under test makes. Each is let fail in turn, before it has done
+anything, until there are none left to fail; what is open then is counted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+from planning_cases import PLENTY, model
+from random_gguf import Q4_0, write_model
+
+from edgespec import draft_loading, loading
+from edgespec.backends import ort
+from edgespec.backends.early_exit import ExitBackend
+from edgespec.backends.fake import FakeBackend
+from edgespec.backends.llama_library import library
+from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.backends.ort import OrtBackend, OrtSettings
+from edgespec.bench import subject
+from edgespec.drafters.model import ModelDrafter
+from edgespec.engine import Engine
+from edgespec.memory.curve import CostCurve
+from edgespec.memory.plan import Plan
+from edgespec.memory.request import Request
+from edgespec.memory.track import MemoryTracker
+from edgespec.models.spec import read_model_spec
+from edgespec.planning import make_run_plan
+from edgespec.quantize.context import EvalContext
+
+VOCAB = 258
+SPEC = replace(model(), path=Path("none.gguf"))
+_OWN = ("contextlib", "threading", "concurrent", "importlib")  # machinery, which does not fail
+
+
+class StepError(Exception):
+    """What the n-th step raises."""
+
+
+def failing(number: int, codes: set[CodeType]) -> Callable[[FrameType, str, Any], None]:
+    """A tracer that lets the n-th call made by these functions fail."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, _argument: Any) -> None:
+        nonlocal seen
+        caller = frame.f_back
+        if event != "call" or caller is None or caller.f_code not in codes:
+            return
+        if frame.f_code in codes or str(frame.f_globals["__name__"]).startswith(_OWN):
+            return
+        seen += 1
+        if seen == number:
+            raise StepError
+
+    return trace
+
+
+def assert_nothing_stays_open(
+    load: Callable[[], Any], functions: list[Any], opened: list[Any]
+) -> int:
+    """Let each step of `functions` within `load` fail; how many steps there are."""
+    codes = {function.__code__ for function in functions}
+    number = 0
+    while True:
+        number += 1
+        before = sys.gettrace()
+        sys.settrace(failing(number, codes))
+        try:
+            result = load()
+        except StepError:
+            sys.settrace(before)
+            assert opened == [], f"open after step {number} failed"
+            continue
+        finally:
+            sys.settrace(before)
+        assert opened, "nothing was opened at all"
+        result.close()
+        assert opened == []
+        return number - 1
+
+
+class Opened(FakeBackend):
+    """Is in a list as long as it is open."""
+
+    def __init__(self, opened: list[Any]) -> None:
+        super().__init__(lambda _context: [0.0] * VOCAB, VOCAB)
+        self._opened = opened
+        opened.append(self)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._opened.remove(self)
+        super().close()
+
+
+CURVE = CostCurve([float("inf"), *[1.0] * 16])
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """With a draft model; models are read and step times measured without files and time."""
+    for module in (loading, draft_loading):
+        monkeypatch.setattr(module, "read_model_spec", lambda _path: SPEC)
+    monkeypatch.setattr(loading, "_curve", lambda *_: CURVE)
+    monkeypatch.setattr(loading, "learned_key", lambda *_: "key")
+    made = make_run_plan(SPEC, Request(context_size=256, threads=1), PLENTY)
+    return replace(made, draft_model=Path("draft.gguf"), drafter="suffix,model", draft_max=4)
+
+
+def quiet(_what: str, _part: float) -> None:
+    pass
+
+
+@pytest.mark.parametrize("remember", [False, True])
+def test_a_model_and_its_draft_model(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, remember: bool
+) -> None:
+    opened: list[Any] = []
+
+    def load_draft_model(*_: Any) -> ModelDrafter:
+        return ModelDrafter(Opened(opened), CURVE, VOCAB)
+
+    monkeypatch.setitem(loading._BACKENDS, plan.backend, lambda *_: Opened(opened))
+    monkeypatch.setattr(loading, "load_draft_model", load_draft_model)
+    chosen = replace(plan, remember=remember)
+    load = loading._load_one
+    steps = assert_nothing_stays_open(lambda: load(SPEC, chosen, quiet), [load], opened)
+    assert steps > 15
+
+
+def test_two_models_that_take_turns(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    monkeypatch.setitem(loading._BACKENDS, plan.backend, lambda *_: Opened(opened))
+    monkeypatch.setattr(loading, "_reads", lambda *_: CURVE)
+    monkeypatch.setattr(loading, "_require_memory", lambda _plan: None)
+    pair = replace(plan, draft_model=None, drafter="suffix", switch=Path("small.gguf"))
+    functions = [loading.load_plan, loading._load_one]
+    load = loading.load_plan
+    assert assert_nothing_stays_open(lambda: load(SPEC, pair), functions, opened) > 20
+
+
+def test_a_draft_model(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    monkeypatch.setattr(draft_loading, "open_draft_model", lambda *_, **__: Opened(opened))
+    monkeypatch.setattr(draft_loading, "measure_curve", lambda *_, **__: CURVE)
+    monkeypatch.setattr(draft_loading, "read_exit", lambda _spec: None)
+    target = FakeBackend(lambda _context: [0.0] * VOCAB, VOCAB)
+    load = draft_loading.load_draft_model
+    functions = [value for value in vars(draft_loading).values() if hasattr(value, "__code__")]
+    steps = assert_nothing_stays_open(
+        lambda: load(target, SPEC, plan, quiet), [load, *functions], opened
+    )
+    assert steps > 10
+
+
+def test_a_draft_model_that_is_only_timed(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    monkeypatch.setattr(draft_loading, "open_draft_model", lambda *_, **__: Opened(opened))
+    monkeypatch.setattr(draft_loading, "measure_curve", lambda *_, **__: CURVE)
+    assert draft_loading.draft_step_ms(SPEC, SPEC, quiet) == 1.0
+    assert opened == []
+
+
+class Part:
+    """A runner or a vocabulary."""
+
+    max_step = None
+    vocab_size = VOCAB
+
+    def __init__(self, opened: list[Any]) -> None:
+        self._opened = opened
+        opened.append(self)
+
+    def close(self) -> None:
+        self._opened.remove(self)
+
+
+def test_a_runner_and_its_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    monkeypatch.setattr(ort, "_tokenizer", lambda _spec: Part(opened))
+    monkeypatch.setattr(OrtBackend, "_open", lambda *_: Part(opened))
+
+    def load() -> OrtBackend:
+        return OrtBackend(SPEC, None, Path(), OrtSettings(256))
+
+    assert assert_nothing_stays_open(load, [OrtBackend.__init__], opened) >= 2
+
+
+def test_a_runner_whose_vocabulary_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read in another thread."""
+    opened: list[Any] = []
+
+    def fail(_spec: Any) -> Part:
+        raise StepError
+
+    monkeypatch.setattr(ort, "_tokenizer", fail)
+    monkeypatch.setattr(OrtBackend, "_open", lambda *_: Part(opened))
+    with pytest.raises(StepError):
+        OrtBackend(SPEC, None, Path(), OrtSettings(256))
+    assert opened == []
+
+
+def test_what_is_measured_and_its_tracker(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+
+    class Tracker(MemoryTracker):
+        def __enter__(self) -> MemoryTracker:
+            opened.append(self)
+            return super().__enter__()
+
+        def __exit__(self, *arguments: Any) -> None:
+            super().__exit__(*arguments)
+            opened.remove(self)
+
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+    monkeypatch.setattr(subject, "MemoryTracker", Tracker)
+    monkeypatch.setattr(subject, "make_run_plan", lambda *_: replace(plan, drafter="suffix"))
+    monkeypatch.setattr(subject, "load_plan", lambda *_, **__: Engine(Opened(opened)))
+
+    def load() -> subject.Subject:
+        return subject.open_subject(SPEC, Request(), ["auto", "none"], quiet)[0]
+
+    functions = [subject.open_subject, subject.Subject.__init__, subject.Subject.renew]
+    assert assert_nothing_stays_open(load, functions, opened) > 5
+
+
+@pytest.fixture
+def pointers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Models and contexts of llama.cpp that are open."""
+    lib, opened = library(), list[Any]()
+    for made, freed in (
+        ("llama_model_load_from_file", "llama_model_free"),
+        ("llama_init_from_model", "llama_free"),
+    ):
+        make, free = getattr(lib, made), getattr(lib, freed)
+
+        def count(*arguments: Any, make: Any = make) -> Any:
+            pointer = make(*arguments)
+            opened.append(pointer)
+            return pointer
+
+        def forget(pointer: Any, free: Any = free) -> None:
+            opened.remove(pointer)
+            free(pointer)
+
+        monkeypatch.setattr(lib, made, count)
+        monkeypatch.setattr(lib, freed, forget)
+    return opened
+
+
+@pytest.mark.parametrize("kind", ["model", "exit", "for looking at"])
+def test_llama_cpp_itself(kind: str, tmp_path: Path, pointers: list[Any]) -> None:
+    path = write_model(tmp_path / "model.gguf", "llama", Q4_0)
+    spec = read_model_spec(path)
+    settings = LlamaSettings(context_size=64, batch_size=16, max_nodes=4, max_leaves=1)
+    made = {
+        "model": lambda: LlamaBackend(path, settings),
+        "exit": lambda: ExitBackend(str(path), settings, spec),
+        "for looking at": lambda: EvalContext(path, context_size=64, batch_size=16, threads=1),
+    }
+    functions = [
+        value
+        for kind_of in (LlamaBackend, ExitBackend, EvalContext)
+        for name, value in vars(kind_of).items()
+        if hasattr(value, "__code__") and name != "close"
+    ]
+    assert assert_nothing_stays_open(made[kind], functions, pointers) > 5
+    with closing(made[kind]()):
+        assert len(pointers) == 2
