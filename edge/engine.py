@@ -8,6 +8,7 @@ The engine knows no inference library (the backend does) and no probabilities (t
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -86,6 +87,7 @@ class Engine:
         self._owner: threading.Thread | None = None
         self._run: Run | None = None  # that generation
         self._closed = self._freed = False
+        self._process = os.getpid()
 
     # -- public ----------------------------------------------------------------------------
 
@@ -154,6 +156,7 @@ class Engine:
             UnsupportedError: an argument cannot be honoured.
         """
         self._check_open()
+        self._check_process()
         if max_tokens < 1:
             raise UnsupportedError(f"max_tokens must be at least 1, not {max_tokens}")
         ids = self.encode(prompt, raw=raw)
@@ -239,9 +242,12 @@ class Engine:
 
         An unfinished stream ends, wherever it is read: after the step under way its reader gets no
         more chunks, and its result, as far as it goes, says "cancelled". One that still waits for
-        its turn, and every later use, raises UnsupportedError.
+        its turn, and every later use, raises UnsupportedError. In a fork of the process that loaded
+        it nothing is done: the model is the other one's, and what it learned.
         """
         self._closed = True
+        if self._process != os.getpid():
+            return
         self._take_over()
         try:
             if not self._freed:
@@ -392,6 +398,14 @@ class Engine:
         kept = accept_sampled(tree, tree.laws, lambda node: sampler.law(logits[node]), sampler)
         return cut(*kept, logits, run.hands_over)
 
+    def _check_process(self) -> None:
+        """A forked process has the memory, but none of the threads that wait for each step."""
+        if self._process != os.getpid():
+            raise UnsupportedError(
+                "the engine was loaded by another process, of which this one is a fork",
+                hint="load the model in the process that uses it",
+            )
+
     def _check_open(self) -> None:
         if self._closed:
             raise UnsupportedError("the engine is closed", hint="load the model again")
@@ -425,6 +439,7 @@ class Engine:
 
         Yields False, without holding it, where `cancel` was set while it waited.
         """
+        self._check_process()
         if not self._acquire(cancel or Cancel()):
             yield False
             return

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -646,6 +648,32 @@ def test_closing_by_whoever_has_the_engine_to_itself_is_an_error_and_not_a_deadl
     join(thread)
     assert "cannot be closed" in results[0]
     engine.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_fork_cannot_use_the_engine_and_leaves_it_to_its_owner() -> None:
+    """The library's threads are not in it: a step would wait for them for ever."""
+    kept: list[str] = []
+    engine = Engine(FakeBackend(echo_model, VOCAB), on_close=lambda: kept.append("what it learned"))
+    said, tell = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other tests have left threads
+        child = os.fork()
+    if child == 0:
+        try:
+            engine.generate("abc", max_tokens=3)
+        except UnsupportedError as problem:
+            engine.close()
+            os.write(tell, f"{problem}; {kept}".encode())
+        finally:
+            os._exit(0)
+    os.close(tell)
+    os.waitpid(child, 0)
+    with open(said, "rb") as file:
+        assert file.read().decode().endswith("of which this one is a fork; []")
+    assert engine.generate("abc", max_tokens=3).text == "abc"
+    engine.close()
+    assert kept == ["what it learned"]
 
 
 def test_a_result_can_be_read_when_the_engine_is_closed() -> None:
