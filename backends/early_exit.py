@@ -56,6 +56,8 @@ class EmbeddingTable:
 class ExitBackend(LlamaBackend):
     """The drafter in a file, for `target`; raises as LlamaBackend and EmbeddingTable."""
 
+    _table: EmbeddingTable | None = None
+
     def __init__(
         self,
         path: str,
@@ -68,9 +70,10 @@ class ExitBackend(LlamaBackend):
         try:
             super().__init__(path, settings, progress=progress, embed=self._table)
         except BaseException:
-            self._table.close()
+            self.close()
             raise
 
     def close(self) -> None:
         super().close()
-        self._table.close()
+        if self._table is not None:
+            self._table.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -134,7 +135,12 @@ class LlamaTokenizer:
 
 
 class VocabularyTokenizer(LlamaTokenizer):
-    """The tokenizer in a file, without its weights. Raises BackendError with llama.cpp's words."""
+    """The tokenizer in a file, without its weights. Raises BackendError with llama.cpp's words.
+
+    One that nobody refers to any more is closed, too.
+    """
+
+    _opened: ExitStack | None = None
 
     def __init__(self, path: Path) -> None:
         lib = library()
@@ -154,8 +160,13 @@ class VocabularyTokenizer(LlamaTokenizer):
 
     def close(self) -> None:
         """Free the vocabulary; safe to call twice."""
-        super().close()
-        self._opened.close()
+        if self._opened is not None:
+            super().close()
+            self._opened.close()
+
+    def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not at_exit():  # when modules may be gone, and the system frees everything
+            self.close()
 
 
 def open_tokenizer(path: Path) -> closing[VocabularyTokenizer]:

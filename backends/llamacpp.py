@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -99,7 +100,13 @@ class LlamaBackend:
         ModelNotFoundError: there is no such file.
         BackendError: llama.cpp cannot load it, with llama.cpp's own words.
         UnsupportedError: a setting the library does not know.
+
+    One that nobody refers to any more is closed, too.
     """
+
+    _model: Any = None
+    _context: Any = None
+    _tokenizer: LlamaTokenizer | None = None
 
     def __init__(
         self,
@@ -112,9 +119,6 @@ class LlamaBackend:
         if not os.path.exists(path):
             raise ModelNotFoundError(f"no such file: {os.fspath(path)}")
         self._lib = library()
-        self._model: Any = None
-        self._context: Any = None
-        self._tokenizer: LlamaTokenizer | None = None
         self.settings = settings
         try:
             self._open(os.fspath(path), progress, embed)
@@ -374,6 +378,10 @@ class LlamaBackend:
         if self._model:
             self._lib.llama_model_free(self._model)
         self._context = self._model = None
+
+    def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not at_exit():  # when modules may be gone, and the system frees everything
+            self.close()
 
     # -- one step --------------------------------------------------------------------------
 

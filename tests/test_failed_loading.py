@@ -6,6 +6,7 @@ anything, until there are none left to fail; what is open then is counted.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -23,6 +24,7 @@ from edgespec.backends import ort
 from edgespec.backends.early_exit import ExitBackend
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.llama_library import library
+from edgespec.backends.llama_tokenizer import VocabularyTokenizer
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
 from edgespec.backends.ort import OrtBackend, OrtSettings
 from edgespec.bench import subject
@@ -277,3 +279,23 @@ def test_llama_cpp_itself(kind: str, tmp_path: Path, pointers: list[Any]) -> Non
     assert assert_nothing_stays_open(made[kind], functions, pointers) > 5
     with closing(made[kind]()):
         assert len(pointers) == 2
+
+
+@pytest.mark.parametrize("kind", ["model", "exit"])
+def test_a_model_that_is_dropped_is_freed(kind: str, tmp_path: Path, pointers: list[Any]) -> None:
+    """As an engine is that was never closed."""
+    path = write_model(tmp_path / "model.gguf", "llama", Q4_0)
+    settings = LlamaSettings(context_size=64, batch_size=16, max_nodes=4, max_leaves=1)
+    backend: Any = None
+    if kind == "model":
+        backend = LlamaBackend(path, settings)
+    else:
+        backend = ExitBackend(str(path), settings, read_model_spec(path))
+    engine = Engine(backend)
+    stream = iter(engine.stream([1, 2, 3], max_tokens=9))
+    next(stream)
+    vocabulary = VocabularyTokenizer(path)
+    assert len(pointers) == 3
+    del backend, engine, stream, vocabulary
+    gc.collect()
+    assert pointers == []
