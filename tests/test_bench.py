@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -418,6 +419,31 @@ def test_what_loading_raises_comes_through(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         Worker(tmp_path / "none.gguf", Request(), ["none"])
     assert "none.gguf" in str(caught.value)
+
+
+def test_a_worker_that_says_something_else_is_an_error_and_not_a_deadlock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for the next question, and its parent must not wait for it."""
+    program = "print('welcome', flush=True); import sys; sys.stdin.read(); sys.exit(3)"
+    start, problems = subprocess.Popen, list[str]()
+
+    def other(_command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        return start([sys.executable, "-c", program], **options)
+
+    monkeypatch.setattr("edgespec.bench.worker.subprocess.Popen", other)
+
+    def work() -> None:
+        try:
+            Worker(Path("none.gguf"), Request(), ["none"])
+        except BackendError as problem:
+            problems.append(str(problem))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(15)
+    assert not thread.is_alive()
+    assert problems == ["the process that ran the model ended with status 3"]
 
 
 @pytest.mark.model

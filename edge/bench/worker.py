@@ -61,9 +61,9 @@ class Worker:
                 else:
                     return value
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as problem:
-            status = self._process.wait()
+            self.close()  # which ends one that waits for a question, too
             raise BackendError(
-                f"the process that ran the model ended with status {status}",
+                f"the process that ran the model ended with status {self._process.returncode}",
                 hint="status -9 means that the system took its memory back: try --ctx or --budget",
             ) from problem
 
