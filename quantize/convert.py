@@ -21,7 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import BackendError, DoesNotFitError, UnsupportedError
+from edgespec.errors import (
+    BackendError,
+    DoesNotFitError,
+    ModelNotFoundError,
+    UnsupportedError,
+)
 from edgespec.models.ggml_types import GGML_TYPES, GgmlType
 from edgespec.models.gguf import Gguf, GgufTensor, read_gguf, read_gguf_shards
 
@@ -148,6 +153,8 @@ def convert(
             with partial.open("rb+") as file:
                 os.fsync(file.fileno())
         os.replace(partial, target)
+    except ModelNotFoundError:  # which is an OSError, too: the source has just gone
+        raise
     except OSError as problem:
         raise UnsupportedError(
             f"cannot write {target}: {problem.strerror}", hint="name another target"
@@ -317,9 +324,8 @@ def _run(
     end: dict[str, Any] = {}
     try:
         assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError), process.stdin:
             process.stdin.write(json.dumps(job))
-            process.stdin.close()
         by_name = {kind.name: kind for kind in GGML_TYPES.values()}
         for line in process.stdout:
             said = json.loads(line)

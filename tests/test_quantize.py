@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from edgespec.errors import (
     UnsupportedError,
 )
 from edgespec.models.gguf import read_gguf
+from edgespec.quantize import convert as convert_module
 from edgespec.quantize import imatrix
 from edgespec.quantize.convert import FILE_TYPES, Recipe, convert, file_type_named, predict
 from edgespec.quantize.imatrix import compute_imatrix, read_imatrix
@@ -247,6 +250,45 @@ def test_an_interrupt_within_a_callback_is_not_lost(
         compute_imatrix(source, texts, tmp_path / "matrix.gguf", threads=1, dataset="random")
     assert shown and os.listdir(tmp_path) == []
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_what_others_print_is_no_part_of_what_the_quantizer_says() -> None:
+    """A library writes to the file descriptor, whatever Python's own stdout is."""
+    program = (
+        "import os\n"
+        "from edgespec.quantize import worker\n"
+        "def quantize(job):\n"
+        "    os.write(1, b'welcome\\n')\n"
+        "    return {'status': 0, 'problem': job['name']}\n"
+        "worker._quantize = quantize\n"
+        "worker.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input='{"name": "\\u00fc"}',
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(done.stdout) == {"status": 0, "problem": "\u00fc"}
+    assert done.stderr == "welcome\n"
+
+
+def test_a_source_that_vanishes_is_named(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error is an OSError too, and says nothing of the target."""
+    run = convert_module._run
+
+    def vanish(path: Path, recipe: Any, threads: int, target: Path | None) -> Any:
+        if target is not None:
+            raise ModelNotFoundError(f"there is no file {path}")
+        return run(path, recipe, threads, target)
+
+    monkeypatch.setattr(convert_module, "_run", vanish)
+    with pytest.raises(ModelNotFoundError, match="there is no file"):
+        convert(source, tmp_path / "target.gguf", "Q4_0")
 
 
 def test_a_full_disk_is_told_before(
