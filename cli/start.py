@@ -17,8 +17,13 @@ if TYPE_CHECKING:
 
 
 def cancel_on_interrupt() -> threading.Event:
-    """An event that the first Ctrl-C sets; the second one interrupts at once."""
+    """An event that the first Ctrl-C sets; the second one interrupts at once.
+
+    A process that ignores them, as one in the background of a script does, goes on ignoring them.
+    """
     cancel = threading.Event()
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        return cancel
 
     def handle(_signal: int, _frame: Any) -> None:
         if cancel.is_set():

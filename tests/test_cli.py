@@ -22,6 +22,7 @@ import pytest
 
 from edgespec.cli.main import main
 from edgespec.cli.options import most_prompt_tokens
+from edgespec.cli.start import cancel_on_interrupt
 from edgespec.memory import device
 from edgespec.models.embedded import embedded_model
 
@@ -702,6 +703,17 @@ def test_ctrl_c_keeps_the_document(command: Command, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.model
+def test_ctrl_c_is_ignored_where_it_was_before() -> None:
+    """As in `edgespec run ... &` of a script, whose Ctrl-C is meant for others."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        cancel = cancel_on_interrupt()
+        signal.raise_signal(signal.SIGINT)
+        assert not cancel.is_set()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_ctrl_c_while_the_model_loads(measured: str) -> None:
     process = start(ENDLESS, measured)
     stream_of(process.stderr).readline()

@@ -265,7 +265,7 @@ def test_llama_cpp_itself(kind: str, tmp_path: Path, pointers: list[Any]) -> Non
     path = write_model(tmp_path / "model.gguf", "llama", Q4_0)
     spec = read_model_spec(path)
     settings = LlamaSettings(context_size=64, batch_size=16, max_nodes=4, max_leaves=1)
-    made = {
+    made: dict[str, Callable[[], Any]] = {
         "model": lambda: LlamaBackend(path, settings),
         "exit": lambda: ExitBackend(str(path), settings, spec),
         "for looking at": lambda: EvalContext(path, context_size=64, batch_size=16, threads=1),
