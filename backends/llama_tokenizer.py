@@ -29,7 +29,7 @@ class LlamaTokenizer:
         self._bytes: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
         self._change = threading.Condition()
-        self._calls: set[object] = set()
+        self._calls: dict[object, threading.Thread] = {}
         self.vocab_size = int(library.llama_vocab_n_tokens(self._vocab))
 
     @contextmanager
@@ -41,16 +41,24 @@ class LlamaTokenizer:
                 vocab = self._vocab
                 if vocab is None:
                     raise UnsupportedError("the model is closed", hint="load the model again")
-                self._calls.add(call)
+                self._calls[call] = threading.current_thread()
             yield vocab
         finally:
             with self._change:
-                self._calls.discard(call)
+                self._calls.pop(call, None)
                 self._change.notify_all()
 
     def close(self) -> None:
-        """Let the vocabulary go; safe to call twice."""
+        """Let the vocabulary go; safe to call twice.
+
+        Raises UnsupportedError within a call of this thread, as a signal handler may be.
+        """
         with self._change:
+            if threading.current_thread() in self._calls.values():
+                raise UnsupportedError(
+                    "a model cannot be closed while this thread tokenizes with it",
+                    hint="close it in another thread, or when the call has ended",
+                )
             self._vocab = None
             self._change.wait_for(lambda: not self._calls)
 

@@ -371,10 +371,10 @@ class LlamaBackend:
         return {**self._buffer_bytes, "logits": logits_bytes}
 
     def close(self) -> None:
-        if self._context:
-            self._lib.llama_free(self._context)
         if self._tokenizer is not None:
             self._tokenizer.close()
+        if self._context:
+            self._lib.llama_free(self._context)
         if self._model:
             self._lib.llama_model_free(self._model)
         self._context = self._model = None

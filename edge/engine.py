@@ -251,7 +251,6 @@ class Engine:
         self._take_over()
         try:
             if not self._freed:
-                self._freed = True
                 self._free()
         finally:
             self._release()
@@ -259,9 +258,14 @@ class Engine:
     def _free(self) -> None:
         """Give everything back, whatever fails on the way; what failed is raised at the end."""
         with ExitStack() as stack:
-            stack.callback(self.backend.close)
+            stack.callback(self._free_backend)
             if self._on_close is not None:
                 stack.callback(self._on_close)
+                self._on_close = None
+
+    def _free_backend(self) -> None:
+        self.backend.close()
+        self._freed = True
 
     def __enter__(self) -> Engine:
         return self

@@ -462,6 +462,27 @@ def test_what_fails_while_closing_is_raised_and_the_model_freed(problem: BaseExc
     engine.close()
 
 
+def test_a_model_that_could_not_be_freed_is_freed_by_the_next_close() -> None:
+    """As where a signal handler closes in the middle of a call; what was learned is kept once."""
+    calls: list[str] = []
+
+    class Busy(FakeBackend):
+        def close(self) -> None:
+            calls.append("free")
+            if len(calls) == 2:
+                raise UnsupportedError("busy")
+            super().close()
+
+    backend = Busy(echo_model, VOCAB)
+    engine = Engine(backend, on_close=lambda: calls.append("keep"))
+    with pytest.raises(UnsupportedError, match="busy"):
+        engine.close()
+    engine.close()
+    engine.close()
+    assert backend.closed
+    assert calls == ["keep", "free", "free"]
+
+
 def test_leaving_the_with_block_closes_also_after_an_error() -> None:
     engine = engine_of(echo_model)
     assert isinstance(engine.backend, FakeBackend)

@@ -116,6 +116,24 @@ def test_an_error_within_a_call_does_not_keep_it_open() -> None:
     tokenizer.close()
 
 
+def test_closing_within_a_call_is_an_error_and_not_a_deadlock() -> None:
+    """As a signal handler does that runs in the middle of one."""
+    library = Library()
+    tokenizer = LlamaTokenizer(library, "model")
+    problems: list[str] = []
+
+    def close() -> None:
+        try:
+            tokenizer.close()
+        except UnsupportedError as problem:
+            problems.append(str(problem))
+
+    library.during = close
+    assert tokenizer.encode("abc") == list(b"abc")
+    assert len(problems) == 1 and "while this thread tokenizes" in problems[0]
+    tokenizer.close()
+
+
 class OneFile(Library):
     """Loads and frees models, and counts those that are open."""
 
