@@ -98,6 +98,7 @@ TEMPLATES: dict[str, Sequence[Part]] = {
     "free first": [3, b"aab", 40, b"ba"],
     "forced only": [b'{"a": 1}'],
     "letter by letter": [1, b"d", 2, b"cb"],
+    "free, then long": [9, b'", "colour": "', 7, b'", "name": "'],
 }
 
 
@@ -199,7 +200,7 @@ def check(
 
 @pytest.mark.usefixtures("template")
 @pytest.mark.parametrize("curve", CURVES)
-@pytest.mark.parametrize("max_nodes", [2, 3, 5, 32])
+@pytest.mark.parametrize("max_nodes", [2, 5, 32])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_drafts_change_nothing(drafter: str, max_nodes: int, curve: str) -> None:
     """Greedy and drawn, with each grammar and none in turn, one engine for all of them."""
@@ -221,12 +222,17 @@ def test_drafts_change_nothing(drafter: str, max_nodes: int, curve: str) -> None
 @pytest.mark.usefixtures("template")
 @pytest.mark.parametrize("drafter", ["branching suffix and recycling", "model and suffix", "all"])
 def test_forced_rounds_come_with_tokens_that_are_fed_again(drafter: str) -> None:
-    """The case that these tests are for does occur: branches first, then forced text."""
-    backend = Witness(max_nodes=8)
-    curve = Frozen([INF, *[1.0] * 8])
+    """The cases that these tests are for do occur: branches before forced text, of any length.
+
+    A forced round as large as any may follow one that others were asked for with such tokens.
+    """
+    backend = Witness(max_nodes=5)
+    curve = Frozen([INF, *[1.0] * 5])
     engine = Engine(backend, curve=curve, drafter=CombinedDrafter(DRAFTERS[drafter]()))
-    for seed in range(3):
-        check(engine, "letter by letter", 120, SamplingParams(temperature=1.0, seed=seed))
+    for seed in range(4):
+        sampling = SamplingParams(temperature=0.4, seed=seed)
+        check(engine, "letter by letter", 120, sampling)
+        check(engine, "free, then long", 120, sampling)
     pairs = list(zip(backend.trees, backend.fed_again, strict=True))
     assert any(again and "grammar" in tree.sources for tree, again in pairs)
 
