@@ -21,7 +21,7 @@ from edgespec.cli.plan import plan
 from edgespec.cli.profile import profile
 from edgespec.cli.quantize import quantize
 from edgespec.cli.remembered import remembered
-from edgespec.cli.render import error, note
+from edgespec.cli.render import error, note, show_warnings
 from edgespec.cli.run import run
 from edgespec.errors import EdgespecError
 
@@ -78,6 +78,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # What a terminal cannot show, and input that is not UTF-8.
             stream.reconfigure(errors="replace")
+    show_warnings()
     try:
         app()
     except EdgespecError as problem:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import DraftModelWarning, EdgespecError
 from edgespec.switch_policy import LARGE
 
 if TYPE_CHECKING:
@@ -38,6 +39,21 @@ def printable(text: str) -> str:
 def note(text: str) -> None:
     """One line for the person, on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def show_warnings() -> None:
+    """From now on a warning of ours is one line; where it is made is nobody's concern."""
+    others = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if not issubclass(category, DraftModelWarning):
+            others(message, category, *place, **more)
+            return
+        if sys.stdout.isatty() and sys.stderr.isatty():
+            print(file=sys.stderr)  # the answer stands on this line
+        note(f"warning: {message}")
+
+    warnings.showwarning = show
 
 
 def error(problem: EdgespecError) -> None:

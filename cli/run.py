@@ -208,6 +208,7 @@ def _report(
         "accepted_tokens": counters.accepted_tokens,
         "drafted_by": dict(counters.drafted_by),
         "accepted_by": dict(counters.accepted_by),
+        "draft_failure": engine.draft_failure,
         "acceptance_length": counters.acceptance_length,
         "time_to_first_token_s": counters.time_to_first_token_s,
         "decode_s": counters.decode_s,

@@ -38,6 +38,7 @@ __all__ = [
     "ContextFullError",
     "Counters",
     "DoesNotFitError",
+    "DraftModelWarning",
     "EdgespecError",
     "Engine",
     "MissingDependencyError",

@@ -237,6 +237,12 @@ class Engine:
         of_drafter = getattr(self.drafter, "memory_bytes", dict)
         return {**self.backend.memory_bytes(), **of_drafter()}
 
+    @property
+    def draft_failure(self) -> str | None:
+        """Why a draft model is not asked any more, or None; a DraftModelWarning said so."""
+        failure: str | None = getattr(self.drafter, "failure", None)
+        return failure
+
     def close(self) -> None:
         """Free the model; safe to call twice, and from any thread.
 

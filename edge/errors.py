@@ -10,6 +10,10 @@
     ├── MissingDependencyError (ImportError)  an optional package is not installed
     └── BackendError          (RuntimeError)  the inference library failed
 
+And one warning, where it goes on without:
+
+    DraftModelWarning         (RuntimeWarning)  a draft model failed: it is not asked any more
+
 Each message is one sentence with the values in it; `hint` says what to do next. The command line
 prints both and never a traceback. A class also inherits the builtin a caller would catch.
 """
@@ -55,3 +59,7 @@ class MissingDependencyError(EdgespecError, ImportError):
 
 class BackendError(EdgespecError, RuntimeError):
     """The inference library reported a failure; the message carries its own words."""
+
+
+class DraftModelWarning(RuntimeWarning):
+    """A draft model failed; answers go on without it, as `Engine.draft_failure` says."""

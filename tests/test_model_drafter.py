@@ -22,7 +22,7 @@ from edgespec.engine import Engine
 from edgespec.errors import UnsupportedError
 from edgespec.memory.curve import CostCurve
 from edgespec.models.early_exit import ExitInfo
-from edgespec.proposal import EMPTY, Proposal, Stakes
+from edgespec.proposal import EMPTY, Proposal, Prospects, Stakes
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.tree import DraftTree
 from edgespec.verification import without
@@ -111,6 +111,12 @@ def stakes_of(*ms: float, max_nodes: int = 15, **options: Any) -> Stakes:
     return Stakes(max_nodes, options.pop("min_probability", 0.02), curve, depth=0, **options)
 
 
+def prospects_of(drafter: ModelDrafter, **options: Any) -> Prospects:
+    hope = drafter.prospects(stakes_of(**options))
+    assert hope is not None
+    return hope
+
+
 def sampler_of(seed: int, **params: Any) -> Sampler:
     return Sampler(SamplingParams(temperature=1.0, seed=seed, **params), V)
 
@@ -174,6 +180,7 @@ def test_the_cache_begins_as_the_text_does(data: st.DataObject) -> None:
         for _ in range(data.draw(st.integers(0, 6))):
             stakes = stakes_of(max_nodes=data.draw(st.sampled_from((1, 4, 15))))
             hope = drafter.prospects(stakes)
+            assert hope is not None
             assert 0.0 <= hope.before_ms < INF and 0.0 < hope.draft_ms < INF
             same = _num_common(draft.cached, text)
             assert drafter._shared == same
@@ -237,10 +244,10 @@ def test_nothing_is_drafted_where_the_draft_models_context_ends(clock: Clock) ->
     drafter, draft = drafter_of(counting, clock, context_size=20 + LONGEST)
     drafter.begin([i % V for i in range(20)])
     assert len(drafter.propose(stakes_of(max_nodes=31))) == LONGEST
-    assert len(drafter.prospects(stakes_of()).probabilities) == 15
+    assert len(prospects_of(drafter).probabilities) == 15
     observe(drafter, [4])
     assert len(drafter.propose(stakes_of())) == 0
-    assert drafter.prospects(stakes_of()).probabilities == ()
+    assert prospects_of(drafter).probabilities == ()
     drafter.begin([1, 2])
     assert len(drafter.propose(stakes_of())) > 0
     assert draft.length < 20
@@ -254,7 +261,7 @@ def test_a_window_is_all_that_is_read_of_a_text(
     draft = Draft(counting, clock, 0.01, context_size=10 + LONGEST)
     drafter = ModelDrafter(draft, curve_of(*[0.01] * 16), V, early_exit=EXIT)
     drafter.begin([i % V for i in range(1000)])
-    assert drafter.prospects(stakes_of()).before_ms == pytest.approx(0.0)  # no more than six
+    assert prospects_of(drafter).before_ms == pytest.approx(0.0)  # no more than six
     assert list(drafter.propose(stakes_of(max_nodes=1)).tokens) == [0]
     assert draft.cached == [2, 3, 4, 5, 6, 7]
     observe(drafter, [i % V for i in range(4)])  # ten: fits, and four are less than six
@@ -301,7 +308,7 @@ def test_what_rounds_usually_bring_is_what_is_expected_of_the_next(clock: Clock)
     drafter.begin([0])
     for _ in range(200):
         observe(drafter, [*drafter.propose(stakes_of(max_nodes=3)).tokens, 0])
-    hope = drafter.prospects(stakes_of(max_nodes=3))
+    hope = prospects_of(drafter, max_nodes=3)
     assert min(hope.probabilities) > 0.9
     assert hope.draft_ms == pytest.approx(0.03, rel=0.05)
 
@@ -311,10 +318,10 @@ def test_what_rounds_take_beyond_their_steps_is_learned(clock: Clock) -> None:
     draft = Draft(counting, clock, 3.0)
     drafter = ModelDrafter(draft, curve_of(*[1.0] * 16), V)
     drafter.begin([0])
-    assert drafter.prospects(stakes_of()).draft_ms == 3.0
+    assert prospects_of(drafter).draft_ms == 3.0
     for _ in range(200):
         observe(drafter, [*drafter.propose(stakes_of(max_nodes=2)).tokens, 0])
-    assert drafter.prospects(stakes_of()).draft_ms == pytest.approx(2 * 3.0, rel=0.05)
+    assert prospects_of(drafter).draft_ms == pytest.approx(2 * 3.0, rel=0.05)
 
 
 def test_a_round_that_stands_still_is_soon_forgotten(clock: Clock) -> None:
@@ -324,11 +331,11 @@ def test_a_round_that_stands_still_is_soon_forgotten(clock: Clock) -> None:
     for stall_ms in (0.0, 0.0, 60_000.0):
         draft.node_ms = 1.0 + stall_ms
         observe(drafter, [*drafter.propose(stakes_of(max_nodes=1)).tokens, 0])
-    assert drafter.prospects(stakes_of()).draft_ms < 3.0 * 3.0
+    assert prospects_of(drafter).draft_ms < 3.0 * 3.0
     draft.node_ms = 1.0
     for _ in range(100):
         observe(drafter, [*drafter.propose(stakes_of(max_nodes=1)).tokens, 0])
-    assert drafter.prospects(stakes_of()).draft_ms == pytest.approx(1.0, rel=0.1)
+    assert prospects_of(drafter).draft_ms == pytest.approx(1.0, rel=0.1)
 
 
 def test_what_it_would_take_to_catch_up(clock: Clock) -> None:
@@ -338,7 +345,7 @@ def test_what_it_would_take_to_catch_up(clock: Clock) -> None:
     drafter = ModelDrafter(draft, curve_of(1.0, 2.0, 4.0, 8.0), V)
     for missing, before_ms in ((1, 0.0), (2, 1.0), (3, 3.0), (4, 7.0), (40, 79.0)):
         drafter.begin([0] * missing)
-        hope = drafter.prospects(stakes_of(max_nodes=3))
+        hope = prospects_of(drafter, max_nodes=3)
         assert hope.before_ms == pytest.approx(before_ms)
         assert hope.draft_ms == 3.0  # three steps
         assert list(hope.probabilities) == pytest.approx([0.7, 0.49, 0.343])
@@ -348,7 +355,7 @@ def test_reading_is_priced_between_the_sizes_that_were_measured(clock: Clock) ->
     """1 ms for one and 4 ms for four: 2 ms for two."""
     drafter = ModelDrafter(Draft(counting, clock, 1.0), curve_of(1.0, INF, INF, 4.0, INF), V)
     drafter.begin([0, 1])
-    assert drafter.prospects(stakes_of()).before_ms == pytest.approx(1.0)
+    assert prospects_of(drafter).before_ms == pytest.approx(1.0)
 
 
 def test_a_draft_grows_over_sizes_of_the_target_that_were_not_measured(clock: Clock) -> None:
@@ -400,7 +407,7 @@ def test_a_text_that_the_draft_model_cannot_read_is_not_drafted_for(clock: Clock
     drafter = ModelDrafter(draft, curve_of(*[0.01] * 16), V, 5)
     drafter.begin([1, 5])
     assert drafter.propose(stakes_of()) is EMPTY
-    assert drafter.prospects(stakes_of()).probabilities == ()
+    assert prospects_of(drafter).probabilities == ()
     drafter.begin([1, 2])
     assert drafter.propose(stakes_of()).tokens
     observe(drafter, [3, 6])
@@ -641,7 +648,7 @@ def test_counts_and_hope_survive_a_restart(clock: Clock) -> None:
     assert fresh.state()["hope"] == pytest.approx(1 - 0.3 * 0.95**30)
     fresh.begin([0])
     drafter.begin([0])
-    ours, theirs = (each.prospects(stakes_of()) for each in (fresh, drafter))
+    ours, theirs = (prospects_of(each) for each in (fresh, drafter))
     assert ours.probabilities == theirs.probabilities
     assert ours.draft_ms == pytest.approx(theirs.draft_ms)
     drafter.close()

@@ -40,7 +40,8 @@ _MOST_ROUNDS = 5000.0  # that merits are of; older ones fade
 @dataclass(slots=True)
 class _Source:
     drafter: Drafter
-    prospects: Callable[[Stakes], Prospects] | None  # of one that takes a model's time
+    # Of one that takes a model's time; None once it has failed.
+    prospects: Callable[[Stakes], Prospects | None] | None
     is_free: bool
     purse_ms: float = 0.0
     missed_ms: float = 0.0  # that a model would have saved in this text, had it read all of it
@@ -90,6 +91,12 @@ class CombinedDrafter:
         """Bytes of all tables together."""
         return sum(source.drafter.nbytes for source in self._sources)
 
+    @property
+    def failure(self) -> str | None:
+        """Why one of them is not asked any more, or None."""
+        failures = (getattr(source.drafter, "failure", None) for source in self._sources)
+        return next((failure for failure in failures if failure is not None), None)
+
     def member(self, name: str) -> Drafter | None:
         """The drafter of that name, if it is one of these."""
         drafters = (source.drafter for source in self._sources)
@@ -114,7 +121,8 @@ class CombinedDrafter:
         merged = base
         for source in self._sources:
             if source.prospects is not None:
-                is_asked = _is_worth_it(source, source.prospects(stakes), merged, stakes)
+                hope = source.prospects(stakes)
+                is_asked = hope is not None and _is_worth_it(source, hope, merged, stakes)
             else:
                 is_asked = source.is_free or source.purse_ms >= 0.0
             if is_asked:

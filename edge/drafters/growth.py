@@ -105,8 +105,8 @@ class Growth:
 
     def draw(self, row: Logits, sampler: Sampler) -> None:
         """A token that is drawn from logits [V], and others beside it."""
-        parent, chance = self._descend()
         ids, chances = sampler.law(row[: sampler.vocab_size])  # a pair may share fewer tokens
+        parent, chance = self._descend()
         dense = np.zeros(sampler.vocab_size, np.float32)
         dense[slice(None) if ids is None else ids] = chances
         law: DraftLaw | None = dense

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, TypeGuard
+from warnings import warn
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from edgespec.common import common_length
 from edgespec.controller import choose_size
 from edgespec.drafters.base import Outcome, count_hits
 from edgespec.drafters.growth import Growth, new_calibration
-from edgespec.errors import UnsupportedError
+from edgespec.errors import DraftModelWarning, EdgespecError, UnsupportedError
 from edgespec.memory.curve import CostCurve
 from edgespec.models.early_exit import ExitInfo
 from edgespec.proposal import EMPTY, Proposal, Prospects, Stakes
@@ -34,6 +35,7 @@ _SETTLED = 100  # rounds after which all count alike
 _PACE_MEMORY = 0.95  # of what rounds took, from round to round
 _SLOWEST = 10.0  # times as long as the curve says
 _FIRST_STEPS = 10.0  # that the curve's own times count for
+_FAILURES = (EdgespecError, OSError, MemoryError)  # of a backend; all else is a mistake of ours
 
 
 class ModelDrafter:
@@ -42,6 +44,9 @@ class ModelDrafter:
     A text with a token from `readable` on, which only the target has, is not drafted for. An early
     exit reads no more than its window at once: it begins with the last tokens of a text, and does
     so again where it has missed more of them or where its context is full.
+
+    A backend that fails is said so once, with a DraftModelWarning, and never asked again: what
+    failed would fail in each round, and take its time. Answers go on without.
 
     Raises UnsupportedError for a backend that cannot take back what was only a draft.
     """
@@ -62,6 +67,7 @@ class ModelDrafter:
                 f"this model cannot draft: {backend.capabilities.reason}",
                 hint="use a draft model without sliding windows or recurrent layers",
             )
+        self.failure: str | None = None  # of the backend, in its words
         self._backend = backend
         self._curve = curve
         self._vocab_size = vocab_size
@@ -100,8 +106,10 @@ class ModelDrafter:
 
     # -- drafting --------------------------------------------------------------------------
 
-    def prospects(self, stakes: Stakes) -> Prospects:
-        """What drafting brought lately, and what it would take now."""
+    def prospects(self, stakes: Stakes) -> Prospects | None:
+        """What drafting brought lately, and what it would take now; None once it has failed."""
+        if self.failure is not None:
+            return None
         if not self._can_read():
             return Prospects((), 0.0, 0.0)
         before_ms = self._catch_up_ms(self._missing())
@@ -115,6 +123,23 @@ class ModelDrafter:
             return EMPTY
         began, missing = perf_counter(), self._missing()
         growth = Growth(stakes, self._calibration)
+        try:
+            self._grow(growth, stakes)
+        except _FAILURES as error:
+            self.failure = str(error) or type(error).__name__
+        if self.failure is None:
+            if missing <= self._curve.max_nodes:  # what reading more takes is a guess
+                self._keep_pace((perf_counter() - began) * 1e3, missing, growth.depth)
+            self._keep_usual(growth)
+        # What was drawn before a failure stays: dropping it because its own token could not be fed
+        # would bias the output.
+        self._spine = growth.spine()
+        self._proposal, self._cells = growth.proposal((perf_counter() - began) * 1e3)
+        if self.failure is not None:
+            warn(f"the draft model failed and is left out: {self.failure}", DraftModelWarning, 2)
+        return self._proposal
+
+    def _grow(self, growth: Growth, stakes: Stakes) -> None:
         logits = self._catch_up()
         # What was read serves many rounds. This one pays for the step behind its first token, or it
         # would seem so dear already that any number of further drafts were cheap.
@@ -124,12 +149,6 @@ class ModelDrafter:
                 break
             logits = self._feed([growth.tip])
             self._cached.append(growth.tip)
-        if missing <= self._curve.max_nodes:  # what reading more takes is a guess
-            self._keep_pace((perf_counter() - began) * 1e3, missing, growth.depth)
-        self._spine = growth.spine()
-        self._keep_usual(growth)
-        self._proposal, self._cells = growth.proposal((perf_counter() - began) * 1e3)
-        return self._proposal
 
     def _goes_on(self, growth: Growth, stakes: Stakes, spent_ms: float) -> bool:
         """Whether one more token of the spine is expected to raise the round's tokens/ms."""
@@ -148,7 +167,8 @@ class ModelDrafter:
         return size > depth
 
     def _can_read(self) -> bool:
-        return self._reads and len(self._text) + _LONGEST <= self._backend.context_size
+        fits = len(self._text) + _LONGEST <= self._backend.context_size
+        return self._reads and fits and self.failure is None
 
     def _leave_behind(self) -> None:
         """Begin anew with the last tokens where that is less to read, or all that fits."""
@@ -203,19 +223,20 @@ class ModelDrafter:
 
     def _extend(self, growth: Growth, logits: Logits, stakes: Stakes) -> bool:
         """Let it grow by a row of the draft model; False for a broken one."""
+        logits = logits[: self._vocab_size]  # the rest pads it
         if not np.isfinite(logits.max()):
             return False
         if stakes.sampler is not None:
             growth.draw(self._spread(logits), stakes.sampler)
             return True
-        tokens, shares = successors_of(logits[: self._vocab_size])
+        tokens, shares = successors_of(logits)
         growth.take(tokens if self._ids is None else self._ids[tokens].tolist(), shares)
         return True
 
     def _spread(self, logits: Logits) -> Logits:
-        """The row over the target's tokens [V]: padding is cut off, what it has no row for -inf."""
-        if self._ids is None and len(logits) >= self._vocab_size:
-            return logits[: self._vocab_size]
+        """The row over the target's tokens [V]; those it has no row for get -inf."""
+        if self._ids is None and len(logits) == self._vocab_size:
+            return logits
         row = np.full(self._vocab_size, -np.inf, np.float32)
         row[slice(len(logits)) if self._ids is None else self._ids] = logits
         return row
