@@ -95,7 +95,7 @@ class Calibration:
 
     def load_json(self, document: dict[str, Any] | None) -> None:
         """Take over counts of an earlier run; a document of another layout is ignored."""
-        if not document or document.get("num_cells") != len(self._tries):
+        if not isinstance(document, dict) or document.get("num_cells") != len(self._tries):
             return
         cells = document.get("cells")
         for name, counts in (cells if isinstance(cells, dict) else {}).items():

@@ -14,7 +14,7 @@ from edgespec.memory import cache
 from edgespec.models.early_exit import read_exit
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec
-from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices, Turn
+from edgespec.switch_policy import LARGE, MOST_TOKENS, SMALL, SwitchPolicy, SwitchPrices, Turn
 
 _KIND = "switching"
 
@@ -67,9 +67,13 @@ def check_switch(spec: ModelSpec, small: ModelSpec) -> None:
 
 def stored(spec: ModelSpec, small: ModelSpec) -> Calibrated | None:
     """What was calibrated for a pair, or None."""
-    document = cache.load(_KIND, _key(spec, small))
+    return read_calibrated(cache.load(_KIND, _key(spec, small)))
+
+
+def read_calibrated(document: object) -> Calibrated | None:
+    """What `store` kept; None of anything else."""
     try:
-        return None if document is None else _read(document)
+        return _read(document) if isinstance(document, dict) else None
     except (KeyError, IndexError, TypeError, ValueError, UnsupportedError):
         return None
 
@@ -115,15 +119,21 @@ def _read(document: dict[str, Any]) -> Calibrated:
         # Only between others is the small model asked in vain.
         if min(text[0][1], text[-1][1], *(n for model, n in text if model == LARGE)) < 1:
             raise ValueError("a turn without tokens")
-        if min(tokens for _, tokens in text) < 0:
-            raise ValueError("fewer than no tokens")
+        if not all(0 <= tokens <= MOST_TOKENS for _, tokens in text):
+            raise ValueError("fewer than no tokens, or more than any text has")
     return Calibrated(
         SwitchPolicy.from_json(document["policy"]),
-        float(document["large_share"]),
-        float(document["quality"]),
+        _number(document["large_share"], 1),
+        _number(document["quality"], 1),
         turns,
-        [float(accepted) for accepted in document["drafted"]],
+        [_number(accepted, drafted) for drafted, accepted in enumerate(document["drafted"], 1)],
     )
+
+
+def _number(value: Any, most: int) -> float:
+    if not 0 <= value <= most:
+        raise ValueError(f"{value} is not between 0 and {most}")
+    return float(value)
 
 
 def _model(name: object) -> str:

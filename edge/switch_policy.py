@@ -28,6 +28,7 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.curve import CostCurve
 
 LARGE, SMALL = "large", "small"
+MOST_TOKENS = 1 << 30  # of a text
 _STAY_RATE = 0.2
 _FORGIVING_RATE = 0.02  # by token that the small model would have been asked for, had it paid
 
@@ -64,13 +65,15 @@ class SwitchPolicy:
     only_where_it_pays: bool = True
 
     def __post_init__(self) -> None:
-        if math.isnan(self.up_nats) or math.isnan(self.down_nats):
+        if not (self.up_nats > -math.inf and self.down_nats > -math.inf):
             raise UnsupportedError("an entropy threshold must be a number of nats")
         for name, value, least in (("window", self.window, 1), ("min_stay", self.min_stay, 0)):
             if not isinstance(value, int) or value < least:
                 raise UnsupportedError(f"{name} must be at least {least} tokens, got {value}")
         if not 0.0 <= self.expected_stay < math.inf:
             raise UnsupportedError(f"expected_stay must be a number, got {self.expected_stay}")
+        if max(self.window, self.min_stay, self.expected_stay) > MOST_TOKENS:
+            raise UnsupportedError(f"no text has more than {MOST_TOKENS} tokens")
 
     def as_json(self) -> dict[str, float | None]:
         """The values; a threshold that is infinite is None."""
@@ -79,9 +82,13 @@ class SwitchPolicy:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> SwitchPolicy:
         """The policy of `as_json`. Raises TypeError or UnsupportedError for another document."""
+        if not isinstance(document, Mapping):
+            raise TypeError(f"a policy is not {type(document).__name__}")
         values: dict[str, Any] = {
             name: math.inf if value is None else value for name, value in document.items()
         }
+        if not isinstance(values.get("only_where_it_pays", True), bool):
+            raise TypeError("whether a stay has to pay is yes or no")
         return cls(**values)
 
     @classmethod

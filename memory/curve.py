@@ -35,6 +35,7 @@ _LEVEL_MEMORY_MS = 20_000.0  # of answers that a level is of; older ones fade
 _TRIED_MS = 1000.0  # of answers after which predictions rest on them
 _MISFIT_RATE = 0.02
 _MISFIT_LIMIT = 0.35
+_SHORTEST_MS, _LONGEST_MS = 1e-6, 1e9  # of any step there is
 
 
 @dataclass(slots=True)
@@ -254,16 +255,12 @@ class CostCurve:
         base, learned = (_times(document[name]) for name in ("base_ms", "learned_ms"))
         if [ms == float("inf") for ms in learned] != [ms == float("inf") for ms in base]:
             raise ValueError("corrections of another curve")
-        extras = [float(document[name]) for name in ("depth_ms", "depth_node_ms", "change_ms")]
-        if not all(0 <= ms < float("inf") for ms in extras):
-            raise ValueError("a slope or a change that is no time")
-        level = float(document.get("level", 1.0))
-        if not 1 / _MOST_LEVEL <= level <= _MOST_LEVEL:
-            raise ValueError("a level beyond what is ever learned")
-        answered_ms = float(document.get("answered_ms", 0.0))
-        if not 0 <= answered_ms < float("inf"):
-            raise ValueError("answers that took no time")
-        depth_ms, depth_node_ms, change_ms = extras
+        depth_ms, depth_node_ms, change_ms = (
+            _between(document[name], 0, _LONGEST_MS)
+            for name in ("depth_ms", "depth_node_ms", "change_ms")
+        )
+        level = _between(document.get("level", 1.0), 1 / _MOST_LEVEL, _MOST_LEVEL)
+        answered_ms = _between(document.get("answered_ms", 0.0), 0, _LONGEST_MS)
         curve = cls(base, depth_ms, depth_node_ms, change_ms, level, answered_ms)
         for num_nodes in range(2, len(base)):
             if base[num_nodes] != float("inf"):
@@ -277,13 +274,19 @@ def _finite(times: list[float]) -> list[float | None]:
 
 
 def _times(document: Any) -> list[float]:
-    try:
-        times = [float("inf") if ms is None else float(ms) for ms in document]
-    except OverflowError as error:
-        raise ValueError("a step time beyond all bounds") from error
-    if len(times) < 2 or not all(ms > 0 for ms in times[1:]) or times[1] == float("inf"):
+    """The times [1 + nodes] of a document; the first one stands for nothing."""
+    _, *times = document
+    if not times or times[0] is None:
         raise ValueError("no step time for a single token")
-    return times
+    inf = float("inf")
+    return [inf, *(inf if ms is None else _between(ms, _SHORTEST_MS, _LONGEST_MS) for ms in times)]
+
+
+def _between(value: Any, least: float, most: float) -> float:
+    """A number within bounds; raises TypeError or ValueError for anything else."""
+    if not least <= value <= most:
+        raise ValueError(f"{value} is not between {least} and {most}")
+    return float(value)
 
 
 def measure_curve(

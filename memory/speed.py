@@ -38,6 +38,7 @@ DEFAULT_ROUNDS: tuple[Round, ...] = (
     (32, 32, 8.0),
 )
 _KEPT_ROUNDS = 20_000.0  # older ones fade out beyond
+_MOST_NODES = 1 << 16  # of a round that can have been
 # Bytes moved for one more token of a batch, as a part of those for the first: what a step over
 # several tokens costs beyond reading the weights once, on a device that was not measured.
 _UNMEASURED_SLOPE = 0.35
@@ -76,9 +77,10 @@ class RoundHistory:
             try:
                 nodes, emitted, times = item
                 rounds.append((int(nodes), int(emitted), float(times)))
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 return cls()
-        return cls([r for r in rounds if 1 <= r[1] <= r[0] and 0 < r[2] < float("inf")])
+        most = 2 * _KEPT_ROUNDS
+        return cls([r for r in rounds if 1 <= r[1] <= r[0] <= _MOST_NODES and 0 < r[2] <= most])
 
 
 @dataclass(frozen=True, slots=True)
