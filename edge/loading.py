@@ -257,7 +257,7 @@ def _load_one(
         if drafter is not None:
             drafter.load_state({**calibration, MODEL: learned})
             if plan.remember:
-                drafter.recall(load_texts(spec.fingerprint))
+                drafter.recall(_own_texts(spec, backend.tokenizer.vocab_size))
         opened = stack.pop_all()
 
     def finish() -> None:
@@ -284,6 +284,11 @@ def _load_one(
         )
         opened.pop_all()
         return engine
+
+
+def _own_texts(spec: ModelSpec, vocab_size: int) -> list[list[int]]:
+    """What the model wrote in earlier runs; a damaged text may have tokens that it does not."""
+    return [text for text in load_texts(spec.fingerprint) if max(text, default=0) < vocab_size]
 
 
 def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_gguf import Q8_0, write_model
 
+import edgespec
 from edgespec.drafters import make_drafter
 from edgespec.drafters.base import Outcome
 from edgespec.memory import texts
 from edgespec.memory.curve import CostCurve
+from edgespec.models.spec import read_model_spec
 from edgespec.proposal import Stakes
 from edgespec.tree import DraftTree
 
@@ -69,3 +73,18 @@ def test_a_recalled_text_is_drafted(names: str) -> None:
     assert proposal.tokens[0] == 4
     drafter.observe(Outcome(DraftTree.chain((3,)), (0,), (4,), stakes))
     assert list(drafter.written) == [[3, 4]]
+
+
+@pytest.mark.parametrize("token", [258, 10**12])
+def test_tokens_that_the_model_does_not_have_are_not_drafted(folder: Path, token: int) -> None:
+    """Of a damaged file: the model could not be asked about them, and the tables not hold them."""
+    path = write_model(folder / "model.gguf", "llama", Q8_0)
+    spec = read_model_spec(path)
+    options: dict[str, Any] = {"context_size": 128, "threads": 1, "backend": "llamacpp"}
+    with edgespec.load(path, drafter="none", **options) as engine:
+        assert engine.vocab_size == 258
+        plain = engine.generate([50, 51], max_tokens=20).token_ids
+    texts.add_texts(spec.fingerprint, "model.gguf", [[50, 51, plain[0], token], [*plain, token]])
+    with edgespec.load(path, drafter="suffix,recycling", remember=True, **options) as engine:
+        engine.curve = CostCurve([float("inf"), *[1.0] * 4])
+        assert engine.generate([50, 51], max_tokens=20).token_ids == plain
