@@ -2,9 +2,9 @@
 
 A conversion belongs to a file's content, this version of the graph, ONNX Runtime's version and the
 processor, because it holds the weights as the kernels want them ("prepacked"): they are then mapped
-from disk instead of being packed into private memory at every start. Folders are made beside their
-final place and renamed, so a killed conversion leaves nothing that could be mistaken for a whole
-one, and the least recently used ones go when all together take too much.
+from disk instead of being packed into private memory at every start. Folders appear and go as a
+whole, what killed conversions left is removed by the next one, and the least recently used ones go
+when all together take too much.
 """
 
 from __future__ import annotations
@@ -14,23 +14,32 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from edgespec.backends.ort import OrtBackend, OrtSettings
 from edgespec.backends.ort_providers import CPU_PROVIDER, onnxruntime_module
-from edgespec.errors import BackendError, UnsupportedError
+from edgespec.errors import (
+    BackendError,
+    EdgespecError,
+    MissingDependencyError,
+    ModelFileError,
+    ModelNotFoundError,
+    UnsupportedError,
+)
 from edgespec.models.onnx_facts import GQA, GraphFacts, GraphOptions, read_facts
 from edgespec.models.onnx_graph import GRAPH_FILE, GRAPH_VERSION, write_graphs
 from edgespec.models.onnx_writer import WEIGHTS_FILE
+from edgespec.models.processes import messages_out, start_module
 from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.models.writing import making, put_in_place, reason, remove_dead
 
 _SAMPLE_BYTES = 1 << 14  # of each tensor; two fine-tunes differ everywhere
 _DISK_FACTOR = 3.3  # of the GGUF, while the converted and the packed file both exist
@@ -38,6 +47,12 @@ _KEPT_BYTES = 16 << 30
 _PACKING_SHARE = 0.5  # of the time
 # What ONNX Runtime's CPU kernels run; only these are packed, since packing is theirs.
 _CPU_GRAPHS = {GRAPH_FILE: GraphOptions(GQA)}
+_HINT = "make room, or set EDGESPEC_CACHE to a larger disk"
+_ERRORS = {  # that the other process may name
+    kind.__name__: kind
+    for kind in (UnsupportedError, MissingDependencyError, ModelFileError, ModelNotFoundError)
+}
+_LAST_BYTES = 4096  # of what a conversion that failed has printed
 
 
 def converted(
@@ -60,28 +75,41 @@ def converted(
     """
     graphs = dict(graphs or _CPU_GRAPHS)
     folder = root / _key(spec, device, graphs)
-    if all((folder / name).exists() for name in graphs):
+    if _is_whole(folder, graphs):
         with contextlib.suppress(OSError):
             os.utime(folder)
         return folder
-    root.mkdir(parents=True, exist_ok=True)
-    _require_space(spec, root, graphs)
-    work = Path(tempfile.mkdtemp(prefix="making-", dir=root))
     try:
-        (work / "packed").mkdir()
-        _convert_elsewhere(spec, work, graphs, progress)
-        with contextlib.suppress(OSError):  # somebody else was faster: theirs is as good
-            os.replace(work / "packed", folder)
+        root.mkdir(parents=True, exist_ok=True)
+        remove_dead(root)
+        _require_space(spec, root, graphs)
+        with making(folder) as work:
+            (work / "packed").mkdir(parents=True)
+            _convert_elsewhere(spec, work, graphs, progress)
+            _put_in_place(work / "packed", folder, graphs)
+    except EdgespecError:  # of which some are an OSError, too
+        raise
     except OSError as problem:
         raise UnsupportedError(
-            f"cannot write the converted model: {problem.strerror}",
-            hint="make room, or set EDGESPEC_CACHE to a larger disk",
+            f"cannot write the converted model: {reason(problem)}", hint=_HINT
         ) from problem
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     progress(1.0)
     _evict(root, keep=folder)
     return folder
+
+
+def _is_whole(folder: Path, graphs: Mapping[str, GraphOptions]) -> bool:
+    return all((folder / name).exists() for name in (*graphs, WEIGHTS_FILE))
+
+
+def _put_in_place(made: Path, folder: Path, graphs: Mapping[str, GraphOptions]) -> None:
+    """Make `made` the model's folder, unless another process was faster: its is as good."""
+    try:
+        put_in_place(made, folder)
+    except OSError:
+        if not _is_whole(folder, graphs):
+            _remove(folder)  # somebody took files out of it
+            put_in_place(made, folder)
 
 
 def _convert_elsewhere(
@@ -92,31 +120,65 @@ def _convert_elsewhere(
 ) -> None:
     """Convert in a process of its own, whose memory is gone when the model is loaded here."""
     wanted = json.dumps({name: asdict(options) for name, options in graphs.items()})
-    command = [sys.executable, "-m", __spec__.name, str(spec.path), str(work), wanted]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None and process.stderr is not None
-            for line in process.stdout:
-                progress(float(line))
-            problem = process.stderr.read().strip()
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode != 0:
-        last = problem.splitlines()[-1] if problem else f"status {process.returncode}"
-        raise BackendError(f"the model cannot be converted: {last}")
+    said: dict[str, Any] = {}
+    # What it prints besides is in a file, because a pipe that nobody empties would stop it.
+    with tempfile.TemporaryFile() as printed:
+        with start_module(
+            __spec__.name, str(spec.path), str(work), wanted, stderr=printed
+        ) as process:
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    said = json.loads(line)
+                    if "part" in said:
+                        progress(said["part"])
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode != 0:
+            raise _failure(said, process.returncode, printed)
 
 
-def _convert(path: str, work: str, wanted: str) -> None:
-    """What the other process does: write the graphs, pack them, and print how far it is."""
+def _failure(said: dict[str, Any], status: int, printed: BinaryIO) -> Exception:
+    """Why the process that converts has ended: what it said last, or else printed last."""
+    if "errno" in said:
+        return OSError(said["errno"], said["problem"])
+    if "problem" in said:
+        kind = _ERRORS.get(said["kind"], BackendError)
+        return kind(f"the model cannot be converted: {said['problem']}", hint=said["hint"])
+    printed.seek(max(0, printed.seek(0, os.SEEK_END) - _LAST_BYTES))
+    lines = printed.read().decode("utf-8", errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), f"status {status}")
+    return BackendError(f"the model cannot be converted: {last}")
+
+
+def _main(path: str, work: str, wanted: str) -> int:
+    """What the other process does: convert, say how far it is, and what went wrong."""
+    out = messages_out()
+
+    def say(**said: Any) -> None:
+        out.write(json.dumps(said).encode() + b"\n")
+        out.flush()
+
+    try:
+        _convert(path, work, wanted, lambda part: say(part=part))
+    except EdgespecError as problem:
+        say(problem=str(problem), hint=problem.hint, kind=type(problem).__name__)
+    except OSError as problem:
+        say(problem=reason(problem), errno=problem.errno)
+    else:
+        return 0
+    return 1
+
+
+def _convert(path: str, work: str, wanted: str, progress: Callable[[float], None]) -> None:
+    """Write the graphs and pack them."""
     spec, folder = read_model_spec(path), Path(work)
     graphs = {name: GraphOptions(**options) for name, options in json.loads(wanted).items()}
     is_packed = graphs == _CPU_GRAPHS
 
     def report(part: float) -> None:
-        print(round(part * (1 - _PACKING_SHARE * is_packed), 3), flush=True)
+        progress(round(part * (1 - _PACKING_SHARE * is_packed), 3))
 
     facts = read_facts(spec)
     write_graphs(spec, facts, folder if is_packed else folder / "packed", graphs, report)
@@ -151,7 +213,7 @@ def _require_space(spec: ModelSpec, root: Path, graphs: Mapping[str, GraphOption
         raise UnsupportedError(
             f"converting this model takes {needed >> 20} MiB of disk for a moment, and "
             f"{free >> 20} MiB are free",
-            hint="make room, or set EDGESPEC_CACHE to a larger disk",
+            hint=_HINT,
         )
 
 
@@ -190,16 +252,27 @@ def _check(spec: ModelSpec, facts: GraphFacts, written: Path, packed: Path) -> N
 
 def _evict(root: Path, keep: Path) -> None:
     """Remove the least recently used models while all together are too large."""
-    folders = sorted(
-        (folder for folder in root.iterdir() if folder.is_dir() and folder != keep),
-        key=lambda folder: folder.stat().st_mtime,
-    )
-    total = sum(_folder_bytes(folder) for folder in (*folders, keep))
-    for folder in folders:
+    kept = [folder for folder in root.iterdir() if folder.is_dir() and folder.name[0] != "."]
+    sizes = {folder: _folder_bytes(folder) for folder in sorted(kept, key=_last_used)}
+    total = sum(sizes.values())
+    for folder, size in sizes.items():
         if total <= _KEPT_BYTES:
             return
-        total -= _folder_bytes(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder != keep:
+            total -= size
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a converted model: all of it at once, whenever this process may be killed."""
+    with contextlib.suppress(OSError), making(folder) as going:
+        os.replace(folder, going)
+
+
+def _last_used(folder: Path) -> float:
+    with contextlib.suppress(OSError):  # another process has just removed it
+        return folder.stat().st_mtime
+    return 0.0
 
 
 def _folder_bytes(folder: Path) -> int:
@@ -209,4 +282,4 @@ def _folder_bytes(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    _convert(*sys.argv[1:])
+    sys.exit(_main(*sys.argv[1:]))

@@ -15,7 +15,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from edgespec.errors import (
 )
 from edgespec.models.ggml_types import GGML_TYPES, GgmlType
 from edgespec.models.gguf import Gguf, GgufTensor, read_gguf, read_gguf_shards
+from edgespec.models.processes import start_module
 
 # Values of llama_ftype. The names are those of `llama-quantize`.
 _FILE_TYPES = {
@@ -311,21 +311,17 @@ def _run(
         "num_blocks": 0 if recipe.blocks is None else _num_blocks(source),
         "threads": threads,
     }
-    command = [sys.executable, "-m", "edgespec.quantize.worker"]
-    process = subprocess.Popen(
-        command,
+    process = start_module(
+        "edgespec.quantize.worker",
+        environment={"GGML_NO_BACKTRACE": "1"},
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-        text=True,
-        encoding="utf-8",
     )
     end: dict[str, Any] = {}
     try:
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(json.dumps(job))
+            process.stdin.write(json.dumps(job).encode())
         by_name = {kind.name: kind for kind in GGML_TYPES.values()}
         for line in process.stdout:
             said = json.loads(line)

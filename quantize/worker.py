@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import re
 import signal
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 from edgespec.backends.llama_library import LOG, library
 from edgespec.errors import EdgespecError
+from edgespec.models.processes import messages_out
 from edgespec.quantize.imatrix import ImportanceMatrix, read_imatrix
 
 _LINE = re.compile(r"\[ *(\d+)/ *(\d+)\] (.+?) +- \[[^]]*\], type = *(\w+), (.*)")
@@ -28,25 +28,22 @@ _INTEGER, _STRING = 0, 3  # values of llama_model_kv_override_type
 
 def main() -> None:
     """Do the job on stdin."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    out = messages_out()
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    # What was stdout is for these lines alone: whatever else prints goes where errors go.
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    sys.stdout = replies
+
+    def say(document: dict[str, Any]) -> None:
+        out.write(json.dumps(document).encode() + b"\n")
+        out.flush()
+
     job = json.load(sys.stdin)
     try:
-        _say(_quantize(job))
+        say(_quantize(job, say))
     except EdgespecError as problem:
-        _say({"status": 1, "problem": str(problem)})
+        say({"status": 1, "problem": str(problem)})
 
 
-def _say(document: dict[str, Any]) -> None:
-    print(json.dumps(document), flush=True)
-
-
-def _quantize(job: dict[str, Any]) -> dict[str, Any]:
+def _quantize(job: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     lib = library()
     params = lib.llama_model_quantize_default_params()
     params.ftype = job["ftype"]
@@ -67,7 +64,7 @@ def _quantize(job: dict[str, Any]) -> dict[str, Any]:
         params.imatrix, params.kv_overrides = data, said
         kept += [data, said, matrix]
     problems: list[str] = []
-    callback = lib.llama_log_callback(_listener(problems))
+    callback = lib.llama_log_callback(_listener(problems, say))
     lib.llama_log_set(callback, None)
     LOG.clear()
     status = lib.llama_model_quantize(
@@ -76,7 +73,9 @@ def _quantize(job: dict[str, Any]) -> dict[str, Any]:
     return {"status": int(status), "problem": problems[-1] if problems else ""}
 
 
-def _listener(problems: list[str]) -> Callable[[int, bytes | None, Any], None]:
+def _listener(
+    problems: list[str], say: Callable[[dict[str, Any]], None]
+) -> Callable[[int, bytes | None, Any], None]:
     """Takes the log apart; pieces of a line arrive one by one."""
     line = ""
 
@@ -95,8 +94,8 @@ def _listener(problems: list[str]) -> Callable[[int, bytes | None, Any], None]:
             # An unchanged tensor is told at the end of its line, others before the work begins.
             if new or line.endswith("\n"):
                 kind = (new[1] or new[2]) if new else old
-                _say({"tensor": name, "number": int(number), "total": int(total),
-                      "type": kind.upper()})  # fmt: skip
+                say({"tensor": name, "number": int(number), "total": int(total),
+                     "type": kind.upper()})  # fmt: skip
                 line = "" if line.endswith("\n") else "-"
         elif line.endswith("\n"):
             line = ""

@@ -7,7 +7,6 @@ its parent does.
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from edgespec.bench.turns import Answer
 from edgespec.engine import Prompt
 from edgespec.errors import BackendError, EdgespecError
 from edgespec.memory.request import Request
+from edgespec.models.processes import messages_out, start_module
 
 _PROGRESS, _RESULT, _ERROR = "progress", "result", "error"
 _PATIENCE_S = 20.0
@@ -35,11 +35,7 @@ class Worker:
         report: Callable[[str, float], None] = lambda _what, _fraction: None,
     ) -> None:
         self._report = report
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "edgespec.bench.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        self._process = start_module("edgespec.bench.worker", stdin=subprocess.PIPE)
         try:
             self.drafters: list[str] = self.call("open", model, request, list(drafters))
         except BaseException:
@@ -138,14 +134,8 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
 
 
 def _main() -> None:
-    """Speak over what was stdout; whatever else prints goes to stderr."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted and ends this one
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        _serve(sys.stdin.buffer, replies)
+        _serve(sys.stdin.buffer, messages_out())
     except BrokenPipeError:
         pass
 
