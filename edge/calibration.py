@@ -14,8 +14,10 @@ trials) and are forgotten with each new text: some texts repeat themselves far m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from edgespec.memory.counts import added
 
 _CELL_STRENGTH = 6.0
 _RECENT_STRENGTH = 40.0
@@ -106,3 +108,34 @@ class Calibration:
                 self._add(cell, hits, tries)
             except (ValueError, TypeError, LookupError, OverflowError):
                 continue
+
+
+def merged_counts(now: Any, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The document to store: `now` is stored, and a process went from `before` to `after`.
+
+    Whatever else than counts is in the documents is that of `after`.
+    """
+    if not isinstance(now, dict) or now.get("num_cells") != after.get("num_cells"):
+        now = {}
+    pairs = [_pairs(document.get("cells")) for document in (now, before, after)]
+    cells = {}
+    for name in {name: None for found in pairs for name in found}:
+        hits, tries = added(*(found.get(name, (0.0, 0.0)) for found in pairs))
+        while tries > _MAX_TRIES:
+            hits, tries = 0.5 * hits, 0.5 * tries
+        if tries > 0.0:
+            cells[name] = [round(min(max(0.0, hits), tries), 3), round(tries, 3)]
+    return {**after, "cells": cells}
+
+
+def _pairs(cells: Any) -> dict[str, tuple[float, float]]:
+    """Hits and tries by cell, as far as they are such."""
+    found = {}
+    for name, counts in (cells if isinstance(cells, dict) else {}).items():
+        try:
+            hits, tries = (float(count) for count in counts)
+        except (TypeError, ValueError, OverflowError):
+            continue
+        if 0.0 <= hits <= tries < float("inf"):
+            found[name] = hits, tries
+    return found

@@ -161,7 +161,7 @@ def compare_kv_types(
             row["quality"] = quality_of(reference, scores).as_json()
         rows.append(row)
     losses = {row["kv_type"]: row["quality"]["kl"]["value"] for row in rows if "quality" in row}
-    cache.store("kv_losses", spec.fingerprint, losses)
+    cache.update("kv_losses", spec.fingerprint, lambda now: {**(now or {}), **losses})
     return {"places": len(reference.rest), "step_depth": _KV_DEPTH, "kv_rows": rows}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
@@ -12,17 +12,18 @@ from typing import Any
 
 from edgespec.backends.base import Backend
 from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.calibration import merged_counts
 from edgespec.draft_loading import load_draft_model
 from edgespec.drafters import MODEL, make_drafter
 from edgespec.drafters.combined import CombinedDrafter
-from edgespec.drafters.merits import dated, recalled
+from edgespec.drafters.merits import merged, recalled
 from edgespec.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory import cache, device
 from edgespec.memory.curve import CostCurve, measure_curve
 from edgespec.memory.plan import Plan, reachable_bytes
 from edgespec.memory.request import LLAMACPP, ONNX, Request
-from edgespec.memory.speed import RoundHistory
+from edgespec.memory.speed import Round, RoundHistory, merged_rounds
 from edgespec.memory.texts import add_texts, load_texts
 from edgespec.models.embedded import embedded_model
 from edgespec.models.onnx_folder import read_model
@@ -32,6 +33,7 @@ from edgespec.planning import (
     LEARNED,
     READS,
     KnownStep,
+    curve_of,
     learned_key,
     make_run_plan,
     rounds_key,
@@ -244,7 +246,7 @@ def _load_one(
         if plan.draft_model is not None:
             draft_key = learned_key(spec, plan, read_model_spec(plan.draft_model))
             learned = recalled(cache.load(LEARNED, draft_key))
-        history = RoundHistory()
+        history, loaded = RoundHistory(), dict[str, Any]()
         if curve is not None:
             model = load_draft_model(backend, spec, plan, report)
             if model is not None:
@@ -254,17 +256,20 @@ def _load_one(
             drafter = make_drafter(names, model)
             counted = cache.load("rounds", rounds_key(spec, names)) or {}
             history = RoundHistory.from_json(counted.get("rounds"))
+        rounds = history.rounds()
         if drafter is not None:
             drafter.load_state({**calibration, MODEL: learned})
+            loaded = drafter.state()
             if plan.remember:
                 drafter.recall(_own_texts(spec, backend.tokenizer.vocab_size))
         opened = stack.pop_all()
 
     def finish() -> None:
         try:
-            _remember(spec, plan, curve, drafter, history)
-            if drafter is not None and MODEL in (state := drafter.state()):
-                cache.store(LEARNED, draft_key, dated(state[MODEL], learned))
+            _remember(spec, plan, curve)
+            if drafter is not None:
+                _add(spec, plan, drafter, loaded, draft_key)
+                _add_rounds(spec, plan, drafter, history, rounds)
         finally:
             if drafter is not None:
                 drafter.close()
@@ -373,8 +378,13 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
         measure_depths(backend, curve)
     if backend.crowding > 1.0:  # of this moment: measured again by the next load
         return curve.crowded(1.0 / backend.crowding)
-    kept = curve if stored is None else stored.updated(curve)
-    cache.store("curves", settings_key(spec, settings), kept.as_json())
+    replaced = stored is None  # by a curve of sizes that are all measured now
+
+    def keep(now: dict[str, Any] | None) -> dict[str, Any]:
+        found = None if replaced else curve_of(now)
+        return (curve if found is None else found.updated(curve)).as_json()
+
+    cache.update("curves", settings_key(spec, settings), keep)
     report("measuring step times", 1.0)
     return curve
 
@@ -394,7 +404,8 @@ def _largest_exact_step(backend: Backend, key: str, report: Progress) -> int:
             progress=lambda part: report("checking that batches round like single tokens", part),
         )
         known = KnownStep(size, largest, depth)
-        cache.store("invariance", key, asdict(known))
+        found = asdict(known)
+        cache.update("invariance", key, lambda now: {**(now or {}), **found})
     if known.largest_step == 1:
         raise UnsupportedError(
             "--exact is not possible: logits of this file change with the number of tokens in a "
@@ -413,31 +424,62 @@ def _prefill_is_exact(backend: Backend, key: str, step: int) -> bool:
     known, compared = document.get("prefill"), [backend.batch_size, step, tested_depth(backend)]
     if not isinstance(known, bool) or document.get("prefill_of") != compared:
         known = prefill_is_invariant(backend, step)
-        document = {**document, "prefill": known, "prefill_of": compared}
-        cache.store("invariance", key, document)
+        found = {"prefill": known, "prefill_of": compared}
+        cache.update("invariance", key, lambda now: {**(now or {}), **found})
     return known
 
 
-def _remember(
+def _remember(spec: ModelSpec, plan: Plan, curve: CostCurve | None) -> None:
+    """Keep what steps took; forget a curve that stopped fitting."""
+    key = settings_key(spec, settings_of(plan))
+    if curve is None:
+        return
+    if curve.stopped_fitting:
+        cache.remove("curves", key)
+        return
+
+    def learn(now: dict[str, Any] | None) -> dict[str, Any] | None:
+        stored = curve_of(now)
+        if stored is None:
+            return None
+        stored.learn(curve)
+        return stored.as_json()
+
+    cache.update("curves", key, learn)
+
+
+def _add(
+    spec: ModelSpec, plan: Plan, drafter: CombinedDrafter, loaded: dict[str, Any], draft_key: str
+) -> None:
+    """Add what drafters have counted since they were `loaded` to what is stored now."""
+    state = drafter.state()
+
+    def count(now: dict[str, Any] | None) -> dict[str, Any]:
+        stored = dict(now or {})
+        for name in state.keys() - {MODEL}:  # which is kept with its own file
+            stored[name] = merged_counts(stored.get(name), loaded[name], state[name])
+        return stored
+
+    cache.update("calibration", spec.fingerprint, count)
+    if MODEL in state:
+        cache.update(LEARNED, draft_key, lambda now: merged(now, loaded[MODEL], state[MODEL]))
+    if plan.remember:
+        add_texts(spec.fingerprint, spec.path.name, drafter.written)
+
+
+def _add_rounds(
     spec: ModelSpec,
     plan: Plan,
-    curve: CostCurve | None,
-    drafter: CombinedDrafter | None,
+    drafter: CombinedDrafter,
     history: RoundHistory,
+    loaded: Sequence[Round],
 ) -> None:
-    """Keep the acceptance counts and what steps took; forget a curve that stopped fitting."""
-    settings = settings_of(plan)
-    key = settings_key(spec, settings)
-    if curve is not None and curve.stopped_fitting:
-        cache.remove("curves", key)
-    elif curve is not None and (stored := stored_curve(spec, settings)):
-        stored.learn(curve)
-        cache.store("curves", key, stored.as_json())
-    if drafter is not None:
-        counts, state = cache.load("calibration", spec.fingerprint) or {}, drafter.state()
-        state.pop(MODEL, None)  # which is kept with its own file
-        cache.store("calibration", spec.fingerprint, {**counts, **state})
-        if plan.draft_max > 0:  # rounds that could not draft say nothing about others
-            cache.store("rounds", rounds_key(spec, drafter.name), {"rounds": history.rounds()})
-        if plan.remember:
-            add_texts(spec.fingerprint, spec.path.name, drafter.written)
+    """Add the rounds since those that were `loaded` to the ones that are stored now."""
+    if plan.draft_max == 0:  # rounds that could not draft say nothing about others
+        return
+    rounds = history.rounds()
+    cache.update(
+        "rounds",
+        rounds_key(spec, drafter.name),
+        lambda now: {"rounds": merged_rounds((now or {}).get("rounds"), loaded, rounds)},
+    )

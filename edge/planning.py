@@ -362,7 +362,11 @@ def stored_curve(spec: ModelSpec, settings: Settings) -> CostCurve | None:
 
 
 def _stored(kind: str, spec: ModelSpec, settings: Settings) -> CostCurve | None:
-    document = cache.load(kind, settings_key(spec, settings))
+    return curve_of(cache.load(kind, settings_key(spec, settings)))
+
+
+def curve_of(document: dict[str, Any] | None) -> CostCurve | None:
+    """The curve of a stored document; None from anything else."""
     try:
         return CostCurve.from_json(document) if document else None
     except (KeyError, TypeError, ValueError):

@@ -2,7 +2,7 @@
 
 They live in the user's cache directory (`EDGESPEC_CACHE` overrides it), are written atomically, and
 are never needed: an unreadable or damaged one is measured again, an unwritable directory is
-ignored.
+ignored. Processes that share the directory change what is stored one after the other.
 """
 
 from __future__ import annotations
@@ -11,9 +11,16 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from edgespec.models.writing import remove_dead, whole_file
+
+_LOCK = "lock"  # a file of the directory, which stays
+_PATIENCE_S = 2.0  # a change takes milliseconds
+_POLL_S = 0.01
+_patience_s = _PATIENCE_S  # none for a lock that was waited for in vain, until it can be had again
 
 
 def cache_directory() -> Path:
@@ -41,21 +48,65 @@ def load(kind: str, key: str) -> dict[str, Any] | None:
 
 
 def store(kind: str, key: str, document: dict[str, Any]) -> None:
-    """Keep `document` for the next run, if the directory can be written."""
+    """Keep `document` for the next run, if the directory can be written; see `update`."""
     path = _path(kind, key)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump({**document, "key": key}, file)
-            os.replace(temporary, path)
-        finally:
-            with contextlib.suppress(OSError):  # it is there only if something went wrong
-                os.unlink(temporary)
+        remove_dead(path.parent)
+        with whole_file(path, synced=False, private=True) as partial:
+            partial.write_text(json.dumps({**document, "key": key}))
+
+
+def update(
+    kind: str, key: str, change: Callable[[dict[str, Any] | None], dict[str, Any] | None]
+) -> None:
+    """Store what `change` makes of the document that is stored now; None leaves it as it is.
+
+    No other process changes it meanwhile, so that none loses what another one has stored.
+    """
+    with locked():
+        document = change(load(kind, key))
+        if document is not None:
+            store(kind, key, document)
 
 
 def remove(kind: str, key: str) -> None:
     """Forget a document."""
-    with contextlib.suppress(OSError):
+    with locked(), contextlib.suppress(OSError):
         _path(kind, key).unlink()
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """Keep other processes from changing what is stored.
+
+    Where the lock cannot be had, in a directory without locks or from a process that hangs, it goes
+    on without: then a change of another process may be lost, and waiting or storing nothing would
+    be worse.
+    """
+    lock = _acquired()
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _acquired() -> Any:
+    """The lock, or None after a bounded time."""
+    global _patience_s
+    try:
+        from filelock import FileLock, Timeout
+
+        directory = cache_directory()
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(directory / _LOCK)
+        try:
+            lock.acquire(timeout=_patience_s, poll_interval=_POLL_S)
+        except Timeout:
+            _patience_s = 0.0
+            return None
+        _patience_s = _PATIENCE_S
+        return lock
+    except (OSError, NotImplementedError, RuntimeError, ImportError):
+        return None  # no directory, no locks there, or an interpreter that is shutting down

@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 _MEASURE_ORDER = (4, 8, 2, 16, 3, 12, 32, 6, 5, 24, 7, 20, 10, 28, 9, 11, 14, 13, 15)
@@ -116,11 +117,10 @@ class CostCurve:
     def updated(self, newer: CostCurve) -> CostCurve:
         """This curve with the sizes that `newer` measured at the speed of its own moment."""
         older = self.at_the_level_of(newer)
-        larger = slice(len(newer.base), None)
         slopes = (newer.depth_ms, newer.depth_node_ms, newer.change_ms)
-        sizes = [*newer._measured, *older._measured[larger]]
-        curve = CostCurve(sizes, *slopes, newer.level, newer.answered_ms)
-        curve.base = [*newer.base, *older.base[larger]]
+        measured = _filled(newer._measured, older._measured)
+        curve = CostCurve(measured, *slopes, newer.level, newer.answered_ms)
+        curve.base = _filled(newer.base, older.base)
         return curve
 
     def step_ms(self, num_nodes: int, depth: int, previous: int = 0) -> float:
@@ -267,6 +267,12 @@ class CostCurve:
                 correction = learned[num_nodes] / base[num_nodes]
                 curve._correct(num_nodes, base[num_nodes] * correction**_KEPT)
         return curve
+
+
+def _filled(times: list[float], others: list[float]) -> list[float]:
+    """The times, and where nothing was measured those of `others`."""
+    pairs = zip_longest(times, others, fillvalue=float("inf"))
+    return [other if ms == float("inf") else ms for ms, other in pairs]
 
 
 def _finite(times: list[float]) -> list[float | None]:

@@ -7,10 +7,13 @@ tables: whoever asks for similar things again has them drafted.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from edgespec.errors import UnsupportedError
 from edgespec.memory import cache
+from edgespec.models.writing import reason, remove_dead
 
 _KIND = "texts"
 _MOST_TOKENS = 1 << 15
@@ -28,8 +31,11 @@ class Remembered:
 
 def load_texts(fingerprint: str) -> list[list[int]]:
     """Texts that a model wrote, oldest first, as token ids."""
-    document = cache.load(_KIND, fingerprint) or {}
-    texts = document.get("texts")
+    return _texts_of(cache.load(_KIND, fingerprint))
+
+
+def _texts_of(document: Mapping[str, Any] | None) -> list[list[int]]:
+    texts = (document or {}).get("texts")
     if not isinstance(texts, list):
         return []
     return [text for text in texts if _is_text(text)]
@@ -37,7 +43,14 @@ def load_texts(fingerprint: str) -> list[list[int]]:
 
 def add_texts(fingerprint: str, model: str, texts: Iterable[Sequence[int]]) -> None:
     """Keep more texts of a model; the oldest ones go when there are too many."""
-    everything = [*load_texts(fingerprint), *(list(text) for text in texts if len(text) > 1)]
+    more = [list(text) for text in texts if len(text) > 1]
+    cache.update(
+        _KIND, fingerprint, lambda now: {"model": model, "texts": _newest([*_texts_of(now), *more])}
+    )
+
+
+def _newest(everything: Sequence[list[int]]) -> list[list[int]]:
+    """The last tokens that there is room for, as texts."""
     kept: list[list[int]] = []
     room = _MOST_TOKENS
     for text in reversed(everything):
@@ -45,7 +58,7 @@ def add_texts(fingerprint: str, model: str, texts: Iterable[Sequence[int]]) -> N
             break
         kept.append(text[-room:])
         room -= len(text)
-    cache.store(_KIND, fingerprint, {"model": model, "texts": kept[::-1]})
+    return kept[::-1]
 
 
 def remembered() -> list[Remembered]:
@@ -64,10 +77,21 @@ def remembered() -> list[Remembered]:
 
 
 def forget() -> int:
-    """Delete all of it; how many models' texts there were."""
-    paths = list((cache.cache_directory() / _KIND).glob("*.json"))
-    for path in paths:
-        path.unlink(missing_ok=True)
+    """Delete all of it; how many models' texts there were.
+
+    Raises UnsupportedError where something cannot be deleted.
+    """
+    folder = cache.cache_directory() / _KIND
+    with cache.locked():
+        remove_dead(folder)  # what was being written when its process was killed
+        paths = list(folder.glob("*.json"))
+        try:
+            for path in paths:
+                path.unlink(missing_ok=True)
+        except OSError as problem:
+            raise UnsupportedError(
+                f"cannot delete {problem.filename}: {reason(problem)}", hint="delete it yourself"
+            ) from problem
     return len(paths)
 
 

@@ -215,7 +215,7 @@ def test_a_newer_measurement_of_all_sizes_replaces_the_older() -> None:
 
 def test_sizes_that_were_never_measured_stay_so() -> None:
     both = CostCurve([INF, 4.0, 6.0, INF, INF]).updated(CostCurve([INF, 4.0, INF]))
-    assert both.base == [INF, 4.0, INF, INF, INF]
+    assert both.base == [INF, 4.0, 6.0, INF, INF]
 
 
 # ------------------------------------------------------------------------------ storage

@@ -6,8 +6,12 @@ Imports no numpy, because plans are made from it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from time import time
 from typing import Any
+
+from edgespec.calibration import merged_counts
+from edgespec.memory.counts import added
 
 # Rounds, the ms that they would have taken without the model, and the ms that it saved of these.
 MERITS = ("rounds", "usual_ms", "saved_ms")
@@ -23,6 +27,24 @@ def recalled(document: Mapping[str, Any] | None) -> dict[str, Any]:
         for name in MERITS:
             kept.pop(name, None)
     return kept
+
+
+def merged(
+    now: Mapping[str, Any] | None, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The document to store: `now` is stored, and a process went from `before` to `after`.
+
+    Counts and merits add up; what is a mean over time is that of `after`.
+    """
+    there = recalled(now)
+    weighed = (*MERITS[1:], MERITS[0])  # rounds fade, and everything with them
+    parts = [[_number(part.get(name)) for name in weighed] for part in (there, before, after)]
+    merits = dict(zip(weighed, added(*parts), strict=True))
+    return dated({**merged_counts(there, before, after), **merits}, there)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, float) and isfinite(value) else 0.0
 
 
 def dated(learned: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
