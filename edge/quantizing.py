@@ -25,6 +25,7 @@ from edgespec.errors import UnsupportedError
 from edgespec.exit_chat import chat_of, read_prompts
 from edgespec.memory import device
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
+from edgespec.models.writing import reason, whole_file
 from edgespec.progress import Progress
 from edgespec.quantize.convert import Prediction, Recipe, check_target, convert, predict
 from edgespec.quantize.fit import Fit, fit, require_room
@@ -194,13 +195,12 @@ def fit_file(
         place.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise UnsupportedError(
-            f"cannot make the folder {place}: {problem.strerror}", hint="name another with --work"
+            f"cannot make the folder {place}: {reason(problem)}", hint="name another with --work"
         ) from None
     texts = _kept_texts(place / "texts.npz", spec, data, progress)
     if not matrix.exists():
-        partial = place / "imatrix.partial"
-        _compute(spec, texts, data, partial, progress)
-        partial.replace(matrix)
+        with whole_file(matrix) as partial:
+            _compute(spec, texts, data, partial, progress)
     threads = device.usable_cores()
     pieces.make(threads, progress)
     reference = make_reference(
@@ -244,12 +244,11 @@ def _kept_texts(path: Path, spec: ModelSpec, data: Path | None, progress: Progre
             tokens, counted = (np.split(file[name], ends) for name in ("tokens", "counted"))
             return [Text(*part) for part in zip(tokens, counted, strict=True)]
     texts = texts_for(spec, _SEARCH_TEXTS, progress, data=data)
-    partial = path.with_suffix(".partial.npz")
-    np.savez(
-        partial,
-        lengths=[len(text.tokens) for text in texts],
-        tokens=np.concatenate([text.tokens for text in texts]),
-        counted=np.concatenate([text.counted for text in texts]),
-    )
-    partial.replace(path)
+    with whole_file(path) as partial, partial.open("wb") as file:
+        np.savez(
+            file,
+            lengths=[len(text.tokens) for text in texts],
+            tokens=np.concatenate([text.tokens for text in texts]),
+            counted=np.concatenate([text.counted for text in texts]),
+        )
     return texts

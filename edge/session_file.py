@@ -9,17 +9,16 @@ leaves the old file or the new one. Nothing of a file is used before its checksu
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import struct
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from edgespec.errors import SessionFileError
+from edgespec.models.writing import reason, whole_file
 
 _MAGIC = b"edgespec session\x01"
 _FOOTER = struct.Struct("<17sQQ32s")  # magic, bytes of the cache, bytes of the JSON, digest
@@ -36,24 +35,15 @@ def write_session(
     `write_cache` writes the cache to the path it is given and returns how many bytes it wrote.
     Raises SessionFileError when the file cannot be written.
     """
-    temporary = None
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        cache_bytes = write_cache(temporary) if write_cache is not None else 0
-        with open(temporary, "r+b") as file:
-            _finish(file, cache_bytes, json.dumps(document).encode())
-        os.replace(temporary, path)
-        temporary = None
-        _sync_folder(path.parent)
+        with whole_file(path, private=True) as partial:
+            cache_bytes = write_cache(os.fspath(partial)) if write_cache is not None else 0
+            with partial.open("r+b") as file:
+                _finish(file, cache_bytes, json.dumps(document).encode())
     except OSError as problem:
         raise SessionFileError(
-            f"cannot write {path}: {problem.strerror}", hint="name a file in a folder of yours"
+            f"cannot write {path}: {reason(problem)}", hint="name a file in a folder of yours"
         ) from problem
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
 
 
 def read_session(path: Path) -> tuple[dict[str, Any], int]:
@@ -69,15 +59,13 @@ def read_session(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _finish(file: IO[bytes], cache_bytes: int, document: bytes) -> None:
-    """Append document and footer behind the cache, and bring it all to the disk."""
+    """Append document and footer behind the cache."""
     file.truncate(cache_bytes)
     digest = _digest(file, cache_bytes)
     file.seek(cache_bytes)
     digest.update(document)
     file.write(document)
     file.write(_FOOTER.pack(_MAGIC, cache_bytes, len(document), digest.digest()))
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _read(path: Path, file: IO[bytes]) -> tuple[dict[str, Any], int]:
@@ -112,13 +100,3 @@ def _digest(file: IO[bytes], size: int) -> hashlib._Hash:
         digest.update(block)
         size -= len(block)
     return digest
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring the new name to the disk, where folders can be synced."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -6,9 +6,7 @@ loss matters are written whole: from the fastest down, until one loses no more t
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +20,12 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory import device
 from edgespec.models.ggml_types import GgmlType
 from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.models.writing import making, put_in_place
 from edgespec.progress import Progress
 from edgespec.quantize.convert import (
     Recipe,
     check_target,
     convert,
-    partial_of,
     predict,
     require_disk,
 )
@@ -97,9 +95,7 @@ def tune(
         path = judge.file(chosen["type"])
         _measure_together(spec, rows[0], chosen, path)
         if target is not None:
-            with path.open("rb+") as file:
-                os.fsync(file.fileno())
-            os.replace(path, target)
+            put_in_place(path, target)
     return {"max_kl": max_kl, "type": chosen["type"], "rows": rows, "places": len(reference.rest)}
 
 
@@ -136,12 +132,9 @@ def _folder_for(spec: ModelSpec, target: Path | None) -> Iterator[Path]:
             yield Path(name)
         return
     check_target(target, spec.files)
-    folder = partial_of(target)
-    folder.mkdir(exist_ok=True)
-    try:
+    with making(target) as folder:
+        folder.mkdir()
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _measure_together(

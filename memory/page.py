@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
+from edgespec.models.writing import reason, whole_file
 
 MEBIBYTE = 1 << 20
 BLUE, ORANGE, GREEN, GREY = "#3b82c4", "#e08a2e", "#3fa66b", "#9aa0a6"
@@ -25,11 +26,17 @@ _WIDTH, _HEIGHT = 7.2, 3.3  # inches; the page scales them
 
 def write_page(page: str, path: Path) -> None:
     """Write a page to `path`. Raises UnsupportedError where it cannot be written."""
+    write_text(page, path, "--html")
+
+
+def write_text(text: str, path: Path, option: str) -> None:
+    """Write what an option asked for. Raises UnsupportedError where it cannot be written."""
     try:
-        path.write_text(page, encoding="utf-8")
+        with whole_file(path) as partial:
+            partial.write_text(text, encoding="utf-8", newline="")
     except OSError as problem:
         raise UnsupportedError(
-            f"cannot write {path}: {problem.strerror}", hint="name another file with --html"
+            f"cannot write {path}: {reason(problem)}", hint=f"name another file with {option}"
         ) from problem
 
 

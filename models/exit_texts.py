@@ -31,6 +31,7 @@ from edgespec.models.exit_network import (
     work_s,
 )
 from edgespec.models.spec import ModelSpec
+from edgespec.models.writing import whole_file
 
 LENGTH, LONG_LENGTH = 320, 960  # most tokens of a text, and of one with passages
 LONG_PART = 0.2  # of the conversations have them
@@ -387,17 +388,16 @@ def _attend(q: Tensor, cache: Tensor, mask: Tensor, shape: Shape) -> Tensor:
 
 def save_texts(path: Path, texts: Sequence[Text], seconds: float) -> None:
     """Write texts to one file, which appears only when complete, and how long they took."""
-    partial = path.with_name(f".{path.stem}.partial.npz")
-    np.savez(
-        partial,
-        seconds=seconds,
-        lengths=np.array([len(text.tokens) for text in texts], np.int32),
-        tokens=np.concatenate([text.tokens for text in texts]),
-        kinds=np.concatenate([text.kinds for text in texts]),
-        teacher_ids=np.concatenate([text.teacher_ids for text in texts]),
-        teacher_logits=np.concatenate([text.teacher_logits for text in texts]),
-    )
-    partial.replace(path)
+    with whole_file(path) as partial, partial.open("wb") as file:
+        np.savez(
+            file,
+            seconds=seconds,
+            lengths=np.array([len(text.tokens) for text in texts], np.int32),
+            tokens=np.concatenate([text.tokens for text in texts]),
+            kinds=np.concatenate([text.kinds for text in texts]),
+            teacher_ids=np.concatenate([text.teacher_ids for text in texts]),
+            teacher_logits=np.concatenate([text.teacher_logits for text in texts]),
+        )
 
 
 def load_texts(folder: Path) -> list[Text]:

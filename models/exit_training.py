@@ -33,6 +33,7 @@ from edgespec.models.exit_network import (
 )
 from edgespec.models.exit_texts import ANSWER, FORCED, Text, is_held_out
 from edgespec.models.spec import ModelSpec
+from edgespec.models.writing import whole_file
 
 LONGEST_RUN = 8  # drafted tokens whose chance of being right is counted
 _MOST_CHECKED = 64  # held-out texts, enough to judge by
@@ -375,15 +376,14 @@ class ExitTrainer:
     ) -> None:
         if path is None:
             return
-        partial = path.with_suffix(".partial")
         state = {
             "values": self._values(),
             "best": best,
             "optimizer": optimizer.state_dict(),
             "spent": spent,
         }
-        self._torch.save(state, partial)
-        partial.replace(path)
+        with whole_file(path) as partial:
+            self._torch.save(state, partial)
 
     def _load(self, path: Path | None, optimizer: Any) -> tuple[float, dict[str, Tensor] | None]:
         """Seconds of training that are done already, and the best parameters of them."""

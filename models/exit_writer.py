@@ -17,6 +17,7 @@ from edgespec.models.gguf import Gguf, GgufTensor, read_gguf_shards
 from edgespec.models.gguf_values import read_numbers, read_strings
 from edgespec.models.onnx_weights import raw_rows
 from edgespec.models.spec import ModelSpec
+from edgespec.models.writing import reason, whole_file
 
 _TABLES = ("token_embd.weight", "output.weight")  # a row for each token
 _BLOCK = 32  # values of a Q8_0 or Q5_1 block
@@ -102,33 +103,32 @@ def _write(
 ) -> None:
     """The target's `blocks`, and `own` tensors: a block behind them, norm and head, or none."""
     gguf = import_gguf()
-    partial = Path(f"{os.fspath(path)}.partial")
+    writer = gguf.GGUFWriter(None, target.arch)
+    context = CONTEXT if own else None
+    _add_metadata(gguf, writer, target, num_blocks, token_ids, context)
+    writer.add_uint32(f"{PREFIX}.version", VERSION)
+    writer.add_string(f"{PREFIX}.target", target_hash(target))
+    writer.add_string(f"{PREFIX}.target_name", target.path.name)
+    writer.add_uint32(f"{PREFIX}.exit_layer", len(blocks))
+    if not own:
+        writer.add_array(f"{PREFIX}.blocks", list(blocks))
+    writer.add_array(f"{PREFIX}.token_ids", token_ids.tolist())
+    writer.add_string(f"{PREFIX}.report", json.dumps(dict(report)))
+    _add_copies(gguf, writer, target, blocks, token_ids, whole=not own)
+    for name, values in own.items():
+        _add_trained(gguf, writer, name, values)
     try:
-        writer = gguf.GGUFWriter(partial, target.arch)
-        context = CONTEXT if own else None
-        _add_metadata(gguf, writer, target, num_blocks, token_ids, context)
-        writer.add_uint32(f"{PREFIX}.version", VERSION)
-        writer.add_string(f"{PREFIX}.target", target_hash(target))
-        writer.add_string(f"{PREFIX}.target_name", target.path.name)
-        writer.add_uint32(f"{PREFIX}.exit_layer", len(blocks))
-        if not own:
-            writer.add_array(f"{PREFIX}.blocks", list(blocks))
-        writer.add_array(f"{PREFIX}.token_ids", token_ids.tolist())
-        writer.add_string(f"{PREFIX}.report", json.dumps(dict(report)))
-        _add_copies(gguf, writer, target, blocks, token_ids, whole=not own)
-        for name, values in own.items():
-            _add_trained(gguf, writer, name, values)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        os.replace(partial, path)
+        with whole_file(Path(path)) as partial:
+            try:
+                writer.write_header_to_file(partial)
+                writer.write_kv_data_to_file()
+                writer.write_tensors_to_file()
+            finally:
+                writer.close()
     except OSError as problem:
         raise UnsupportedError(
-            f"cannot write {os.fspath(path)}: {problem.strerror}", hint="name another file"
+            f"cannot write {os.fspath(path)}: {reason(problem)}", hint="name another file"
         ) from problem
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _add_metadata(

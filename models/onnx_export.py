@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import (
+    EdgespecError,
     MissingDependencyError,
     ModelFileError,
     ModelNotFoundError,
@@ -49,6 +49,7 @@ from edgespec.models.onnx_torch import (
     sliding_layers,
     trace_model,
 )
+from edgespec.models.writing import making, put_in_place, reason
 
 _QUANTIZER = "onnxruntime.quantization.matmul_nbits_quantizer"
 Progress = Callable[[str, float], None]
@@ -91,19 +92,21 @@ def export_model(
             f"{target} exists already", hint="name another folder with -o, or remove it"
         )
     parameters = count_parameters(source)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _require_space(parameters, target.parent)
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    bits = bits or (8 if parameters < _SMALL_MODEL else 4)
     try:
-        with _quiet():
-            _Export(source, work, bits or (8 if parameters < _SMALL_MODEL else 4), progress).run()
-        os.replace(work / "done", target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with making(target) as work:
+            _require_space(parameters, target.parent)
+            work.mkdir()
+            with _quiet():
+                _Export(source, work, bits, progress).run()
+            put_in_place(work / "done", target)
+    except EdgespecError:  # of which some are an OSError, too
+        raise
     except OSError as problem:
         raise UnsupportedError(
-            f"cannot write {target}: {problem.strerror or problem}", hint="make room, or use -o"
+            f"cannot write {target}: {reason(problem)}", hint="make room, or use -o"
         ) from problem
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def count_parameters(source: Path) -> int:

@@ -20,15 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import (
-    BackendError,
-    DoesNotFitError,
-    ModelNotFoundError,
-    UnsupportedError,
-)
+from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.models.ggml_types import GGML_TYPES, GgmlType
 from edgespec.models.gguf import Gguf, GgufTensor, read_gguf, read_gguf_shards
 from edgespec.models.processes import start_module
+from edgespec.models.writing import making, put_in_place, reason
 
 # Values of llama_ftype. The names are those of `llama-quantize`.
 _FILE_TYPES = {
@@ -144,23 +140,18 @@ def convert(
     check_target(target, [shard.path for shard in sources])
     predicted = _predict(sources, recipe)
     require_disk(target, predicted.file_bytes)
-    partial = partial_of(target)
     try:
-        for done, total, name, _ in _run(source, recipe, threads, partial):
-            progress(f"quantizing {name}", done / total)
-        _check_written(partial, predicted)
-        if synced:
-            with partial.open("rb+") as file:
-                os.fsync(file.fileno())
-        os.replace(partial, target)
-    except ModelNotFoundError:  # which is an OSError, too: the source has just gone
+        with making(target) as partial:
+            for done, total, name, _ in _run(source, recipe, threads, partial):
+                progress(f"quantizing {name}", done / total)
+            _check_written(partial, predicted)
+            put_in_place(partial, target, synced=synced)
+    except EdgespecError:  # of which some are an OSError, too
         raise
     except OSError as problem:
         raise UnsupportedError(
-            f"cannot write {target}: {problem.strerror}", hint="name another target"
+            f"cannot write {target}: {reason(problem)}", hint="name another target"
         ) from problem
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def predict(source: PathLike, recipe: Recipe) -> Prediction:
@@ -180,50 +171,20 @@ def require_disk(target: Path, size_bytes: int) -> None:
 
 
 def check_target(target: Path, sources: Iterable[Path]) -> None:
-    """Raise UnsupportedError where no file can come to be, or one of `sources` would be lost.
-
-    Removes what killed runs left.
-    """
+    """Raise UnsupportedError where no file can come to be, or one of `sources` would be lost."""
     folder = target.absolute().parent
     if not folder.is_dir():
         raise UnsupportedError(f"cannot write {target}: its folder is not there", hint="make it")
     if target.is_dir():
         raise UnsupportedError(f"cannot write {target}: it is a folder", hint="name a file")
+    if target.exists() and not target.is_file():
+        raise UnsupportedError(f"cannot write {target}: it is no file", hint="name another file")
     if target.exists() and any(target.samefile(source) for source in sources):
         raise UnsupportedError(f"cannot write {target}: it is the source", hint="name another file")
     if not os.access(folder, os.W_OK):
         raise UnsupportedError(
             f"cannot write {target}: its folder may not be written to", hint="name another folder"
         )
-    for partial in folder.glob(f".{_escaped(target.name)}.*.partial"):
-        number = partial.name.split(".")[-2]
-        if number.isdigit() and not _is_running(int(number)):
-            if partial.is_dir():
-                shutil.rmtree(partial, ignore_errors=True)
-                continue
-            with contextlib.suppress(OSError):
-                partial.unlink()
-
-
-def partial_of(target: Path) -> Path:
-    """Where this process puts what is to become `target`; `check_target` removes dead ones."""
-    return target.with_name(f".{target.name}.{os.getpid()}.partial")
-
-
-def _escaped(name: str) -> str:
-    return re.sub(r"([\[\]*?])", r"[\1]", name)
-
-
-def _is_running(process: int) -> bool:
-    if os.name == "nt":  # a file in use cannot be removed there anyway
-        return False
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _predict(sources: Sequence[Gguf], recipe: Recipe) -> Prediction:

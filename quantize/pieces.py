@@ -14,6 +14,7 @@ from pathlib import Path
 from edgespec.errors import UnsupportedError
 from edgespec.models.ggml_types import GGML_TYPES
 from edgespec.models.gguf import Gguf, GgufTensor, read_gguf, read_gguf_shards, read_part
+from edgespec.models.writing import making, whole_file
 from edgespec.quantize.convert import TENSOR_TYPES, Recipe, convert, predict, require_disk
 from edgespec.quantize.gguf_writer import ALIGNMENT, i32, keys_of, u16, write_raw
 
@@ -145,9 +146,12 @@ class Pieces:
         progress: Callable[[str, float], None],
     ) -> None:
         """Quantize some tensors to one type and cut the file into pieces."""
-        whole = self.folder / "whole.gguf"
         recipe = recipe_of({**own, **dict.fromkeys(names, kind)}, self._imatrix, "own")
-        convert(self.source, whole, recipe, threads=threads, synced=False, progress=progress)
+        with making(self.folder / "whole.gguf") as whole:
+            convert(self.source, whole, recipe, threads=threads, synced=False, progress=progress)
+            self._cut(whole, kind, names)
+
+    def _cut(self, whole: Path, kind: str, names: Sequence[str]) -> None:
         document = read_gguf(whole)
         with whole.open("rb") as file:
 
@@ -161,7 +165,6 @@ class Pieces:
                     path = self.path(tensor.name, kind)
                     keys = u16("split.no", self._numbers[tensor.name])
                     _write(path, 1, keys, [_raw(tensor, data)])
-        whole.unlink()
 
     def _write_first(
         self, document: Gguf, start: bytes, data: Callable[[GgufTensor], bytes]
@@ -203,6 +206,5 @@ def _raw(
 def _write(
     path: Path, num_keys: int, keys: bytes, tensors: list[tuple[str, Sequence[int], int, bytes]]
 ) -> None:
-    partial = path.with_suffix(".partial")
-    write_raw(partial, num_keys, keys, tensors)
-    partial.replace(path)
+    with whole_file(path, synced=False) as partial:
+        write_raw(partial, num_keys, keys, tensors)

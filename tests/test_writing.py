@@ -1,0 +1,226 @@
+"""Every file that is written: whoever dies or finds the disk full leaves the old one or the new."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from dying import dies_before_call, dies_in_a_write, on_a_full_disk
+
+from edgespec.memory import cache, texts
+from edgespec.models.writing import making, put_in_place, remove_dead, whole_file
+
+needs_kills = pytest.mark.skipif(os.name == "nt", reason="needs signals and limits of POSIX")
+
+_DOCUMENT = f"{{'a': [{'7' * 9}] * 800}}"
+# What writes, by name: code to be run in `folder`, and the file it writes.
+_WRITERS = {
+    "cache": (
+        f"from edgespec.memory import cache\ncache.store('curves', 'key', {_DOCUMENT})",
+        "cache/curves",
+    ),
+    "counts": (
+        "from edgespec.memory import cache\n"
+        f"cache.update('curves', 'key', lambda now: {_DOCUMENT})",
+        "cache/curves",
+    ),
+    "texts": (
+        "from edgespec.memory import texts\ntexts.add_texts('m', 'm.gguf', [list(range(3000))])",
+        "cache/texts",
+    ),
+    "page": (
+        "from pathlib import Path\nfrom edgespec.memory.page import write_page\n"
+        "write_page('<p>' * 3000, Path('page.html'))",
+        "page.html",
+    ),
+    "session": (
+        "from pathlib import Path\nfrom edgespec.session_file import write_session\n"
+        "def cache(path):\n    return Path(path).write_bytes(b'k' * 9000)\n"
+        "write_session(Path('talk.session'), {'messages': ['hello'] * 99}, cache)",
+        "talk.session",
+    ),
+    "piece": (
+        "from pathlib import Path\nfrom edgespec.quantize.pieces import _write\n"
+        "_write(Path('00001.Q4_0.gguf'), 0, b'', [('t', (4096,), 0, bytes(16384))])",
+        "00001.Q4_0.gguf",
+    ),
+    "training text": (
+        "from pathlib import Path\nimport numpy as np\n"
+        "from edgespec.models.exit_texts import Text, save_texts\n"
+        "text = Text(*[np.arange(3000)] * 4)\n"
+        "save_texts(Path('texts-00000.npz'), [text], 1.0)",
+        "texts-00000.npz",
+    ),
+}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder but the lock."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def partials(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob("*.partial")]
+
+
+@pytest.fixture(params=_WRITERS)
+def writer(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str, Path]:
+    """Code that writes and the file or the folder it writes to."""
+    code, place = _WRITERS[request.param]
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return f"import os\nos.chdir({str(folder)!r})\n{code}", place, folder
+
+
+@needs_kills
+def test_a_process_that_dies_before_any_call_leaves_the_old_file_or_the_new_one(
+    writer: tuple[str, str, Path],
+) -> None:
+    """And what it leaves besides is gone after the next one that writes."""
+    code, _, folder = writer
+    assert not dies_before_call(code, folder, 10**6)
+    new = contents(folder)
+    assert new and partials(folder) == []
+    files = [folder / name for name in new]
+    old = {name: data[: len(data) // 2] + b"old" for name, data in new.items()}
+    deaths = 0
+    for number in range(1, 60):
+        for path in files:
+            path.write_bytes(old[str(path.relative_to(folder))])
+        died = dies_before_call(code, folder, number)
+        found = {name: data for name, data in contents(folder).items() if "partial" not in name}
+        assert found in (old, new), f"half written before call {number}"
+        deaths += died
+        if not died:
+            break
+    assert not died and deaths >= 2 and found == new
+    assert partials(folder) == []
+
+
+@needs_kills
+def test_a_process_that_dies_in_the_middle_of_a_write_leaves_the_old_file(
+    writer: tuple[str, str, Path],
+) -> None:
+    code, _, folder = writer
+    assert not dies_before_call(code, folder, 10**6)
+    new = contents(folder)
+    old = {name: b"old" for name in new}
+    largest = max(len(data) for data in new.values())
+    for size in (0, 1, largest // 2, largest - 1):
+        for name, data in old.items():
+            (folder / name).write_bytes(data)
+        assert dies_in_a_write(code, folder, size)
+        found = {name: data for name, data in contents(folder).items() if "partial" not in name}
+        assert found == old
+    assert not dies_before_call(code, folder, 10**6)
+    assert contents(folder) == new and partials(folder) == []
+
+
+@needs_kills
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(writer: tuple[str, str, Path]) -> None:
+    """Where the file was asked for it is an error; what is only kept for later is left out."""
+    code, place, folder = writer
+    assert not dies_before_call(code, folder, 10**6)
+    old = {name: b"old" for name in contents(folder)}
+    for name, data in old.items():
+        (folder / name).write_bytes(data)
+    done = on_a_full_disk(code, folder, 1500)
+    assert contents(folder) == old
+    if place.startswith("cache"):
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert "File too large" in done.stderr.splitlines()[-1]
+
+
+# -------------------------------------------------------------------------- the mechanism
+
+
+def test_a_block_that_raises_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    target.write_text("old")
+    with pytest.raises(KeyboardInterrupt), whole_file(target) as partial:
+        partial.write_text("half")
+        raise KeyboardInterrupt
+    assert target.read_text() == "old" and os.listdir(tmp_path) == ["file"]
+
+
+def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
+    """Not in one process, where they would have its number in common."""
+    target = tmp_path / "file"
+    with whole_file(target) as first:
+        first.write_text("first")
+        with whole_file(target) as second:
+            second.write_text("second")
+        assert target.read_text() == "second"
+        assert first.read_text() == "first"
+    assert target.read_text() == "first" and os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs links and modes of POSIX")
+def test_a_link_stays_one_and_modes_are_as_asked(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    with whole_file(tmp_path / "link") as partial:
+        partial.write_text("new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
+    with whole_file(tmp_path / "mine", private=True) as partial:
+        partial.write_text("new")
+    assert stat.S_IMODE((tmp_path / "mine").stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs pipes of POSIX")
+def test_what_is_no_ordinary_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with whole_file(pipe) as place:
+        place.write_text("through the pipe")
+    assert os.read(reader, 99) == b"through the pipe"
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and os.listdir(tmp_path) == ["pipe"]
+    with whole_file(Path(os.devnull)) as place:
+        assert place == Path(os.devnull)
+
+
+def test_folders_come_whole(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    with making(target) as work:
+        (work / "done").mkdir(parents=True)
+        (work / "done" / "weights").write_bytes(b"w")
+        put_in_place(work / "done", target)
+    assert os.listdir(tmp_path) == ["model"] and os.listdir(target) == ["weights"]
+
+
+def test_only_what_dead_processes_left_is_removed(tmp_path: Path) -> None:
+    """In a container the dead process often had the number of the one that cleans up."""
+    dead, ours = 2**31 - 2, os.getpid()
+    gone = [f".a.{dead}-0.partial", f".a.{ours}-999999.partial", f".a.{dead}.partial"]
+    kept = [
+        f".b.{dead}-0.partial",
+        f".a.{os.getppid()}-0.partial",
+        ".a.partial",
+        "a",
+        ".a.x.partial",
+    ]
+    for name in (*gone, *kept):
+        (tmp_path / name).write_text("half")
+    with making(tmp_path / "a") as partial:
+        partial.write_text("being written")
+        remove_dead(tmp_path, "a")
+        assert set(os.listdir(tmp_path)) == {*kept, partial.name}
+    remove_dead(tmp_path)
+    assert set(os.listdir(tmp_path)) == set(kept[1:])
+    remove_dead(tmp_path / "no such folder")
+
+
+def test_documents_and_texts_are_readable_for_their_owner_alone(cache_folder: Path) -> None:
+    cache.store("curves", "key", {"a": 1})
+    texts.add_texts("model", "model.gguf", [[1, 2]])
+    for path in cache_folder.rglob("*.json"):
+        assert sys.platform == "win32" or stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert json.loads(path.read_text())
