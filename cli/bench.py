@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shutil
 import textwrap
@@ -14,7 +15,6 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.render import Progress, note, printable, size_text, table
-from edgespec.errors import UnsupportedError
 
 _WIDE = 78  # columns that the whole table takes
 _SHORT = 9  # letters of a name that fits over a column
@@ -92,13 +92,14 @@ def bench(
             f"warning: other programs kept {measured['busy_neighbours']:.1f} cores busy meanwhile; "
             "an idle machine is faster, and ratios differ"
         )
+    # First what took minutes: a file that cannot be written must not cost it.
+    print(json.dumps(measured) if as_json else bench_text(measured), flush=True)
     if html is not None:
         write_page(measured, html)
         note(f"report: {html}")
     if csv_file is not None:
         _write_csv(measured["answers"], csv_file)
         note(f"answers: {csv_file}")
-    print(json.dumps(measured) if as_json else bench_text(measured))
 
 
 def _drafters(given: Sequence[str]) -> list[str]:
@@ -122,15 +123,13 @@ def _page_writer(html: Path | None) -> Any:
 
 
 def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as problem:
-        raise UnsupportedError(
-            f"cannot write {path}: {problem.strerror}", hint="name another file with --csv"
-        ) from problem
+    from edgespec.memory.page import write_text
+
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(lines.getvalue(), path, "--csv")
 
 
 # -- text ----------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from edgespec.cli.remembered import remembered
 from edgespec.cli.render import error, note, show_warnings
 from edgespec.cli.run import run
 from edgespec.errors import EdgespecError
+from edgespec.models.writing import is_full, reason
 
 app = typer.Typer(
     name="edgespec",
@@ -80,7 +81,10 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     show_warnings()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # a full disk is told here, and not by the interpreter at its end
     except EdgespecError as problem:
         error(problem)
         sys.exit(1)
@@ -88,8 +92,24 @@ def main() -> None:
         note("interrupted")
         sys.exit(130)
     except BrokenPipeError:  # the reader has gone, as with `| head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(141)
+    except OSError as problem:  # of what has no better words for it
+        error(_in_a_sentence(problem))
+        _drop_output()
+        sys.exit(1)
+
+
+def _in_a_sentence(problem: OSError) -> EdgespecError:
+    place = "" if problem.filename is None else f" {problem.filename}"
+    if is_full(problem):
+        return EdgespecError(f"cannot write{place}: {reason(problem)}", hint="make room there")
+    return EdgespecError(f"cannot use{place or ' a file'}: {reason(problem)}")
+
+
+def _drop_output() -> None:
+    """What is still to be written would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -60,11 +60,12 @@ def profile(
             )
     finally:
         progress.clear()
+    text = _text if request.switch is None else _switch_text
+    # First what took time: a file that cannot be written must not cost it.
+    print(json.dumps(measured) if as_json else text(measured), flush=True)
     if html is not None:
         write_report(measured, html)
         note(f"report: {html}")
-    text = _text if request.switch is None else _switch_text
-    print(json.dumps(measured) if as_json else text(measured))
 
 
 def _report_writer(html: Path | None) -> Any:

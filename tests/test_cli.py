@@ -750,3 +750,26 @@ def test_a_reader_that_has_gone_ends_the_run_quietly(measured: str) -> None:
 def test_a_ceiling_of_what_a_prompt_takes(text: str, tokens: int) -> None:
     """Digits and signs are tokens of their own; no argument of a shell is too odd to be counted."""
     assert most_prompt_tokens(text) == tokens
+
+
+# ---------------------------------------------------------------------------- a full disk
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [("version",), ("plan", "--json"), ("doctor",)])
+@pytest.mark.model
+def test_an_output_that_is_full_is_a_sentence(arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "edgespec.cli.main", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[-3:] == [
+        "error: cannot write: No space left on device", "", "hint: make room there"
+    ]  # fmt: skip
+    assert "Traceback" not in done.stderr
