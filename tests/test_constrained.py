@@ -35,7 +35,9 @@ V = 8
 class Free(CostCurve):
     """Steps of any size take as long, whatever is timed: all drafts are verified."""
 
-    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+    def observe(
+        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
+    ) -> None:
         pass
 
 

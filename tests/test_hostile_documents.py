@@ -80,7 +80,9 @@ def rows(context: tuple[int, ...]) -> list[float]:
 
 
 class Frozen(CostCurve):
-    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+    def observe(
+        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
+    ) -> None:
         pass
 
 
