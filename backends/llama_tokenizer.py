@@ -84,15 +84,15 @@ class LlamaTokenizer:
         """The bytes of a token; control tokens have none."""
         piece = self._bytes.get(token)
         if piece is None:
-            piece = self._bytes[token] = self._piece(token)
+            with self.vocabulary() as vocab:
+                piece = self._bytes[token] = self._piece(vocab, token)
         return piece
 
-    def _piece(self, token: int) -> bytes:
+    def _piece(self, vocab: Any, token: int) -> bytes:
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
-            with self.vocabulary() as vocab:
-                count = self._lib.llama_token_to_piece(vocab, token, buffer, size, 0, False)
+            count = self._lib.llama_token_to_piece(vocab, token, buffer, size, 0, False)
             if count >= 0:
                 return buffer.raw[:count]
             size = -count
@@ -101,12 +101,9 @@ class LlamaTokenizer:
         """Whether the token ends a generation (EOS, end of turn, ...)."""
         end = self._ends.get(token)
         if end is None:
-            end = self._ends[token] = self._is_end(token)
+            with self.vocabulary() as vocab:
+                end = self._ends[token] = bool(self._lib.llama_vocab_is_eog(vocab, token))
         return end
-
-    def _is_end(self, token: int) -> bool:
-        with self.vocabulary() as vocab:
-            return bool(self._lib.llama_vocab_is_eog(vocab, token))
 
     def one_byte_tokens(self) -> dict[int, int]:
         """A token for each byte that has one of its own, and one that ends a generation at -1.
@@ -114,11 +111,12 @@ class LlamaTokenizer:
         Looks at the whole vocabulary once, and keeps none of it: that would take 150 bytes a token.
         """
         found: dict[int, int] = {}
-        for token in range(self.vocab_size):
-            if self._is_end(token):
-                found.setdefault(-1, token)
-            elif len(piece := self._piece(token)) == 1:
-                found.setdefault(piece[0], token)
+        with self.vocabulary() as vocab:
+            for token in range(self.vocab_size):
+                if self._lib.llama_vocab_is_eog(vocab, token):
+                    found.setdefault(-1, token)
+                elif len(piece := self._piece(vocab, token)) == 1:
+                    found.setdefault(piece[0], token)
         return found
 
     def token_text(self, token: int) -> str:

@@ -16,19 +16,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.base import Capabilities, Logits, Tokenizer, require_room
-from edgespec.backends.folder_tokenizer import FolderTokenizer
-from edgespec.backends.llama_tokenizer import VocabularyTokenizer
+from edgespec.backends.base import Capabilities, Logits, require_room
 from edgespec.backends.ort_gqa import GqaRunner
 from edgespec.backends.ort_inputs import Step, rope_tables
 from edgespec.backends.ort_providers import CPU_DEVICE, OnnxDevice, open_session
 from edgespec.backends.ort_split import CutRunner, SplitRunner, is_split
+from edgespec.backends.vocabulary import OwnTokenizer, open_vocabulary
 from edgespec.errors import ModelFileError, UnsupportedError
 from edgespec.models.onnx_facts import GraphFacts
 from edgespec.models.onnx_folder import FACTS_FILE
 from edgespec.models.onnx_graph import DEEP_FILE, GRAPH_FILE, SHALLOW_FILE
 from edgespec.models.onnx_weights import dequantize, raw_rows
-from edgespec.models.spec import ONNX_FORMAT, ModelSpec
+from edgespec.models.spec import ModelSpec
 from edgespec.tree import DraftTree
 
 
@@ -99,10 +98,12 @@ class OrtBackend:
         self._embed = None if facts is None else _Embeddings(spec, facts)
         self.node_share = 1.0  # of the graph's nodes, the part that `place` runs
         with ExitStack() as opened, ThreadPoolExecutor(1) as beside:
-            vocabulary = beside.submit(_tokenizer, spec)  # both leave Python alone while they read
+            vocabulary = beside.submit(
+                open_vocabulary, spec
+            )  # both leave Python alone while they read
             opened.callback(_close, vocabulary)
             self._runner: Runner = opened.enter_context(closing(self._open(facts, folder, place)))
-            self.tokenizer: _OwnTokenizer = vocabulary.result()
+            self.tokenizer: OwnTokenizer = vocabulary.result()
             if place != CPU_DEVICE:
                 where = f"{place.provider} on the {place.kind.upper()}"
                 told = f"{where}, with {self.node_share:.0%} of the graph's nodes"
@@ -232,12 +233,6 @@ class OrtBackend:
         return self._runner.run(step, values)[:wanted]
 
 
-class _OwnTokenizer(Tokenizer, Protocol):
-    """A tokenizer that belongs to the backend."""
-
-    def close(self) -> None: ...
-
-
 class _Embeddings:
     """Rows of a GGUF's embedding table."""
 
@@ -254,17 +249,10 @@ class _Embeddings:
         return rows[None]
 
 
-def _close(vocabulary: Future[_OwnTokenizer]) -> None:
+def _close(vocabulary: Future[OwnTokenizer]) -> None:
     """Close what another thread opens, when it has; what went wrong there is told elsewhere."""
     if vocabulary.exception() is None:
         vocabulary.result().close()
-
-
-def _tokenizer(spec: ModelSpec) -> _OwnTokenizer:
-    """llama.cpp's tokenizer of the GGUF, without its weights; a folder's own."""
-    if spec.format == ONNX_FORMAT:
-        return FolderTokenizer(spec.path, spec.vocab_size)
-    return VocabularyTokenizer(spec.path)
 
 
 def _require_contract(session: Any, spec: ModelSpec) -> None:

@@ -53,7 +53,9 @@ class Free(CostCurve):
 
     listener: Callable[[float], None] | None = None
 
-    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+    def observe(
+        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
+    ) -> None:
         """Learn nothing; tell who wants to know."""
         if Free.listener is not None:
             Free.listener(ms)

@@ -136,7 +136,9 @@ class PricedCurve(CostCurve):
 
     spent_ms = 0.0
 
-    def observe(self, num_nodes: int, depth: int, previous: int, ms: float) -> None:
+    def observe(
+        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
+    ) -> None:
         """Take the time from the table, whatever the clock of this machine says."""
         PricedCurve.spent_ms += self.step_ms(num_nodes, depth, previous)
 

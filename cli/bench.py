@@ -54,6 +54,7 @@ def bench(
     from edgespec.bench.measure import bench as measure
     from edgespec.memory.neighbours import BUSY
     from edgespec.models.onnx_folder import read_model
+    from edgespec.prompt_size import most_prompt_tokens
     from edgespec.prompts import PROMPTS, first_of_each_task, read_prompts
 
     write_page = _page_writer(html)
@@ -64,20 +65,19 @@ def bench(
     chosen = list(PROMPTS) if prompts is None else read_prompts(prompts)
     if per_task is not None:
         chosen = first_of_each_task(chosen, per_task)
-    longest = max((len(prompt.text.encode()) for prompt in chosen), default=0)
+    spec = read_model(options.model_path(model))
+    longest = most_prompt_tokens(spec, (prompt.text for prompt in chosen))
     requests = [
         (
             label,
-            one.request(
-                prompt_tokens=longest // 2 + 64, max_tokens=max_tokens, is_plain_greedy=True
-            ),
+            one.request(prompt_tokens=longest, max_tokens=max_tokens, is_plain_greedy=True),
         )
         for label, one in settings.each
     ]
     progress = Progress()
     try:
         measured = measure(
-            read_model(options.model_path(model)),
+            spec,
             requests,
             _drafters(settings.drafters),
             chosen,

@@ -48,9 +48,12 @@ def chat(
     from edgespec.cli.chat_commands import handle
     from edgespec.cli.chat_input import interface_bytes, read_messages
     from edgespec.cli.chat_loop import Chat
+    from edgespec.models.onnx_folder import read_model
+    from edgespec.prompt_size import most_prompt_tokens
 
+    spec = read_model(options.model_path(model))
     request = plan_options.request(
-        prompt_tokens=options.most_prompt_tokens(system or ""), max_tokens=max_tokens
+        prompt_tokens=most_prompt_tokens(spec, [system or ""]), max_tokens=max_tokens
     )
     request = replace(request, interface_bytes=interface_bytes())
     with Chat(model, request, color=color, answer_format=texts) as talk:

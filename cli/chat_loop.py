@@ -18,6 +18,7 @@ from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.cli.tint import NONE, Tint
 from edgespec.errors import UnsupportedError
 from edgespec.memory.track import peak_resident_bytes
+from edgespec.models.onnx_folder import read_model
 from edgespec.session import Session, Turn
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class Chat:
 
     def _load(self, model: str | None, request: Request) -> tuple[Plan, Engine]:
         with _stoppable() as cancel:
-            return load_engine(model, request, cancel, quiet=False)
+            return load_engine(read_model(options.model_path(model)), request, cancel, quiet=False)
 
     def load(self, path: Path) -> None:
         """Go on with a saved conversation."""

@@ -6,7 +6,6 @@ import functools
 import inspect
 import itertools
 import re
-import string
 from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -35,7 +34,6 @@ _UNITS = {
 ModelArgument = Annotated[
     str | None, typer.Argument(help="GGUF file, or folder of `models export`. Default: embedded.")
 ]
-_DENSE = (string.digits + string.punctuation).encode()
 MAX_TOKENS = 512
 MaxTokensOption = Annotated[
     int, typer.Option("--max-tokens", "-n", min=1, help="Most tokens of an answer.")
@@ -257,16 +255,6 @@ def read_text(path: Path | None) -> str | None:
         raise UnsupportedError(
             f"cannot read {path}: {problem.strerror}", hint="name a text file"
         ) from problem
-
-
-def most_prompt_tokens(text: str) -> int:
-    """A ceiling of what a prompt takes, its chat format included.
-
-    A token has two bytes or more (usually four), but digits and signs may be tokens of their own.
-    """
-    written = text.encode(errors="surrogatepass")  # an argument that is no UTF-8 has surrogates
-    words = written.translate(None, _DENSE)
-    return len(written) - len(words) + len(words) // 2 + 64
 
 
 def takes_shared_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -33,10 +33,11 @@ def plan(
     """
     from edgespec.models.onnx_folder import read_model
     from edgespec.planning import make_run_plan
+    from edgespec.prompt_size import most_prompt_tokens
 
     spec = read_model(options.model_path(model))
     request = plan_options.request(
-        prompt_tokens=options.most_prompt_tokens(options.read_text(file) or ""),
+        prompt_tokens=most_prompt_tokens(spec, [options.read_text(file) or ""]),
         max_tokens=max_tokens,
         is_plain_greedy=True,
     )

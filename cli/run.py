@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from edgespec.engine import Engine, Prompt
     from edgespec.generation import Result
     from edgespec.memory.plan import Plan
+    from edgespec.models.chat import Message
+    from edgespec.models.spec import ModelSpec
     from edgespec.sampling import SamplingParams
 
 
@@ -51,13 +53,18 @@ def run(
 
     With one argument that is no model, it is the prompt of the embedded model.
     """
+    from edgespec.models.onnx_folder import read_model
+    from edgespec.prompt_size import most_prompt_tokens
+
     options.one_of("--color", color, COLORS)
     model, prompt = _model_and_prompt(model, prompt)
     text = _prompt_text(prompt, file)
     sampling = sampling_options.params()
     texts = format_options.texts()
+    spec = read_model(options.model_path(model))
+    messages = text if raw else _messages(system, text, spec)
     request = plan_options.request(
-        prompt_tokens=options.most_prompt_tokens(text + (system or "")),
+        prompt_tokens=most_prompt_tokens(spec, [messages], raw=raw),
         max_tokens=max_tokens,
         is_plain_greedy=sampling.is_plain_greedy and not any(texts.values()),
     )
@@ -73,9 +80,8 @@ def run(
             hint="leave out one of them",
         )
     cancel = cancel_on_interrupt()
-    plan, engine = load_engine(model, request, cancel, quiet=as_json)
+    plan, engine = load_engine(spec, request, cancel, quiet=as_json)
     with engine:
-        messages: Prompt = text if raw else _messages(system, text, engine)
         arguments: dict[str, Any] = {
             "max_tokens": max_tokens,
             "stop": stop or (),
@@ -134,10 +140,10 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
     return prompt
 
 
-def _messages(system: str | None, text: str, engine: Engine) -> Prompt:
+def _messages(system: str | None, text: str, spec: ModelSpec) -> str | list[Message]:
     if system is None:
         return text
-    if engine.chat_template is None:
+    if spec.chat_template is None:
         raise UnsupportedError("this model has no chat template, so --system has no place")
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 

@@ -6,7 +6,6 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
-from edgespec.cli import options
 from edgespec.cli.render import Progress, note, printable, size_text
 
 if TYPE_CHECKING:
@@ -35,14 +34,12 @@ def cancel_on_interrupt() -> threading.Event:
 
 
 def load_engine(
-    model: str | None, request: Request, cancel: threading.Event, *, quiet: bool
+    spec: ModelSpec, request: Request, cancel: threading.Event, *, quiet: bool
 ) -> tuple[Plan, Engine]:
     """Plan and load a model with a progress line; KeyboardInterrupt when cancelled meanwhile."""
     from edgespec.loading import load_plan
-    from edgespec.models.onnx_folder import read_model
     from edgespec.planning import make_run_plan
 
-    spec = read_model(options.model_path(model))
     plan = make_run_plan(spec, request)
     if not quiet:
         note(headline(spec, plan))

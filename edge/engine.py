@@ -27,7 +27,7 @@ from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.generation import Cancel, Chunk, Result, Rounds, Run, Stream
 from edgespec.memory.curve import CostCurve
 from edgespec.memory.speed import RoundHistory
-from edgespec.models.chat import Message, render_chat
+from edgespec.models.chat import Message, prompt_text
 from edgespec.proposal import Stakes
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.stats import Counters
@@ -217,19 +217,14 @@ class Engine:
 
     def prompt_text(self, prompt: Prompt, *, raw: bool = False) -> str:
         """The text that is sent for a prompt: messages in the model's chat format."""
-        if isinstance(prompt, str) and (raw or self.chat_template is None):
-            return prompt
-        if self.chat_template is None or raw:
-            raise UnsupportedError(
-                "this model has no chat template", hint="pass the prompt as text"
-            )
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         bos_token, eos_token = self._special_tokens
-        return render_chat(
-            self.chat_template,
-            [message for message in messages if not isinstance(message, int)],
-            bos_token=bos_token,
-            eos_token=eos_token,
+        messages = (
+            prompt
+            if isinstance(prompt, str)
+            else [message for message in prompt if not isinstance(message, int)]
+        )
+        return prompt_text(
+            messages, self.chat_template, bos_token=bos_token, eos_token=eos_token, raw=raw
         )
 
     def memory_bytes(self) -> dict[str, int]:

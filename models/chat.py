@@ -20,6 +20,28 @@ _MAX_PROMPT_CHARS = 32_000_000
 _MAX_STEPS = 1_000_000  # turns of loops and calls; a message takes about ten
 
 
+def prompt_text(
+    prompt: str | Sequence[Message],
+    template: str | None,
+    *,
+    bos_token: str = "",
+    eos_token: str = "",
+    raw: bool = False,
+) -> str:
+    """The text that is sent for a prompt: in the chat format of `template` unless it is `raw`.
+
+    Text is one user message; without a template it is sent as it is.
+
+    Raises UnsupportedError for messages where there is no template, and as `render_chat`.
+    """
+    if isinstance(prompt, str) and (raw or template is None):
+        return prompt
+    if template is None or raw:
+        raise UnsupportedError("this model has no chat template", hint="pass the prompt as text")
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return render_chat(template, messages, bos_token=bos_token, eos_token=eos_token)
+
+
 def render_chat(
     template: str,
     messages: Sequence[Message],
