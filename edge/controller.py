@@ -26,11 +26,12 @@ def choose_size(
     spent_ms: float = 0.0,
     node_ms: float = 0.0,
     drafted: int = 0,
+    tries: bool = False,
 ) -> tuple[int, float]:
     """How many of the proposed nodes to verify, possibly none, and the tokens/ms to expect.
 
     The step that has to be made in any case, over the root and the kept nodes, is estimated where
-    its size was not measured; no other such size is chosen.
+    its size was not measured; no other such size is chosen unless it may be tried.
 
     Args:
         probabilities: path probabilities, non-increasing behind the kept ones.
@@ -39,16 +40,19 @@ def choose_size(
         spent_ms: time this round has taken already.
         node_ms: time it takes to draft one more node.
         drafted: nodes that are drafted already; those behind them take `node_ms` each.
+        tries: whether a size that was not measured is taken where its estimate is the best. Two
+            such steps measure it, so that few are lost where the estimate was too good.
     """
     expected = 1.0 + sum(probabilities[:kept])
     spent_ms += max(0, kept - drafted) * node_ms
     rate = expected / (spent_ms + stakes.estimated_ms(1 + kept))
     best, best_rate, least = kept, rate, rate * (1.0 if kept else _MARGIN)
+    step_ms = stakes.estimated_ms if tries else stakes.step_ms
     for size in range(kept + 1, min(len(probabilities), stakes.max_nodes) + 1):
         expected += probabilities[size - 1]
         if size > drafted:
             spent_ms += node_ms
-        rate = expected / (spent_ms + stakes.step_ms(size + 1))
+        rate = expected / (spent_ms + step_ms(size + 1))
         if rate > least:
             best, best_rate, least = size, rate, rate
     return best, best_rate

@@ -363,7 +363,7 @@ class Engine:
             run.limit - run.counters.generated_tokens - 1,
             backend.context_size - backend.length - 1,
             self._max_nodes - 1,
-            curve.max_nodes - backend.pending - 1,  # drawn nodes cannot be left out later
+            len(curve.base) - backend.pending - 2,  # drawn nodes cannot be left out later
         )
         return Stakes(
             max_nodes=max(0, room),
@@ -390,7 +390,11 @@ class Engine:
         if not stakes.branches:
             proposal = likeliest_chain(proposal)
         size, _ = choose_size(
-            proposal.probabilities, stakes, kept=proposal.kept, spent_ms=proposal.draft_ms
+            proposal.probabilities,
+            stakes,
+            kept=proposal.kept,
+            spent_ms=proposal.draft_ms,
+            tries=True,
         )
         return build_tree(root, proposal, size), proposal.draft_ms
 

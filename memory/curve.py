@@ -1,9 +1,10 @@
 """The measured step-time curve t(n): what one target step over n tokens costs on this device.
 
 t(n) is neither flat nor monotone (a batch of three can cost more than one of four), so it is read
-at every n: an n that was not measured takes for ever and cannot be chosen. Only a step that is not
+at every n: an n that was not measured takes for ever and cannot be chosen. A step that is not
 chosen, because it has to be made in any case or is far from being made, is estimated from its
-neighbours. Three effects are kept apart:
+neighbours; so is one that is tried, which two steps of an answer are enough to measure. Three
+effects are kept apart:
 
     t(n, depth, changed) = base[n] + (depth_ms + depth_node_ms * n) * depth + change_ms * changed
 
@@ -59,6 +60,7 @@ class CostCurve:
     misfit: float = field(default=0.0, init=False)
     _measured: list[float] = field(init=False)
     _seen: list[int] = field(init=False, repr=False, compare=False)
+    _tried_ms: dict[int, float] = field(default_factory=dict, init=False, compare=False)
     _spent_ms: float = field(default=0.0, init=False, compare=False)  # by rounds since it was made
     _expected_ms: float = field(default=0.0, init=False, compare=False)
 
@@ -143,6 +145,9 @@ class CostCurve:
         That is on the line between its measured neighbours. Beyond the largest one steps go on as
         they grew up to there; where only single tokens were measured, each takes as long as one.
         """
+        known_ms = self.step_ms(num_nodes, depth, previous)
+        if known_ms != float("inf"):
+            return known_ms
         largest = self.max_nodes
         below = next(n for n in range(min(num_nodes, largest), 0, -1) if self._knows(n))
         above = next((n for n in range(num_nodes, largest + 1) if self._knows(n)), below)
@@ -189,6 +194,9 @@ class CostCurve:
         """
         predicted = self.step_ms(num_nodes, depth, previous)
         if predicted == float("inf"):
+            if num_nodes < len(self.base):
+                beside_ms = self._beside_ms(num_nodes, depth, previous)
+                self._measure(num_nodes, ms / self.scale - beside_ms)
             return
         ratio = ms / predicted
         self.misfit += _MISFIT_RATE * (min(1.0, abs(ratio / self.scale - 1.0)) - self.misfit)
@@ -205,6 +213,16 @@ class CostCurve:
         ms = self.base[num_nodes] * (1.0 + max(_BASE_RATE, first) * off)
         self._correct(num_nodes, ms)
 
+    def _measure(self, num_nodes: int, ms: float) -> None:
+        """Take two steps of an answer for a measurement of their size; one may be disturbed."""
+        ms = max(ms, self.base[1] / 2)
+        if num_nodes not in self._tried_ms:
+            self._tried_ms[num_nodes] = ms
+            return
+        self.base[num_nodes] = self._measured[num_nodes] = _typical(
+            [self._tried_ms.pop(num_nodes), ms]
+        )
+
     def _correct(self, num_nodes: int, ms: float) -> None:
         measured = self._measured[num_nodes]
         self.base[num_nodes] = min(max(ms, measured / _MAX_CORRECTION), measured * _MAX_CORRECTION)
@@ -220,6 +238,9 @@ class CostCurve:
         ):
             if n > 1 and float("inf") not in (ours, measured):
                 self._correct(n, ours * learned / measured)
+            elif measured != float("inf"):  # by answers
+                self._measured[n] = measured * self._measured[1] / used._measured[1]
+                self._correct(n, self._measured[n] * learned / measured)
         if used._expected_ms == 0.0:
             return
         spent_ms = used._spent_ms
@@ -306,7 +327,8 @@ def measure_curve(
     """Measure t(n) in about `seconds`, the most useful n first.
 
     `run(n)` performs one step over n tokens and takes it back. A slow model leaves some n
-    unmeasured; passing the result as `known` on a later occasion goes on with those.
+    unmeasured, but never all of those above 1, or it would never draft; answers try the others, and
+    passing the result as `known` on a later occasion goes on with those.
     """
     deadline = clock() + seconds
 
@@ -343,7 +365,7 @@ def measure_curve(
     order.sort(key=lambda n: n in times)  # stable: those never measured come first
     before = changed[-1]
     for n in (*order, *order):
-        if clock() > deadline:
+        if clock() > deadline and len(times) > 1:
             break
         ms, after = timed(n), timed(1)
         # The machine's speed drifts, so each size is compared with the single tokens beside it: the
@@ -353,8 +375,7 @@ def measure_curve(
         before = after
     base = [float("inf")] * (max_nodes + 1)
     for n, samples in times.items():
-        agree = max(samples) <= _AGREEMENT * min(samples)
-        base[n] = sum(samples) / len(samples) if agree else min(samples)
+        base[n] = _typical(samples)
     curve = CostCurve(base, change_ms=change_ms)
     if known is not None:
         curve.level, curve.answered_ms = known.level, known.answered_ms
@@ -364,6 +385,12 @@ def measure_curve(
             if n > 1 and ms != float("inf"):
                 curve._correct(n, ms * speed)
     return curve
+
+
+def _typical(samples: list[float]) -> float:
+    """Their mean; the fastest, where they are so far apart that others were disturbed."""
+    agree = max(samples) <= _AGREEMENT * min(samples)
+    return sum(samples) / len(samples) if agree else min(samples)
 
 
 def measure_depth(

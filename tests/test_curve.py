@@ -107,7 +107,7 @@ def test_measuring_stops_in_time_and_leaves_the_rest_unmeasured() -> None:
     assert machine.now <= 1.05 + 0.2  # the pair under way is finished
 
 
-def test_a_budget_of_nothing_still_gives_t_1() -> None:
+def test_a_budget_of_nothing_still_gives_two_sizes() -> None:
     curve = Machine(times=(100.0,) * 12).measure(12, seconds=0.0)
     assert curve.base[1] == pytest.approx(100.0)
     assert curve.base[2:] == [INF] * 11

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.backends.fake import FakeBackend
 from edgespec.controller import choose_size
-from edgespec.memory.curve import CostCurve
+from edgespec.drafters import make_drafter
+from edgespec.engine import Engine
+from edgespec.memory.curve import CostCurve, measure_curve
 from edgespec.memory.speed import SpeedModel, predicted_speedup
 from edgespec.proposal import Stakes
 from edgespec.switch_forecast import Trace, choose, forecast
@@ -190,3 +193,55 @@ def test_a_policy_is_found_whatever_was_measured(
     again = forecast(replace(found.policy, only_where_it_pays=True), traces, prices)
     assert 0.0 <= again.large_share <= 1.0
     assert 0.0 < again.ms_per_token < INF
+
+
+# --------------------------------------------------------------------------- sizes tried in answers
+
+
+def test_a_size_is_tried_where_its_estimate_is_the_best_and_asked_for() -> None:
+    """Four tokens of a sure chain: three of them in 12 ms, by the line from 10 to 14."""
+    curve = CostCurve([INF, 10.0, INF, INF, 14.0])
+    stakes = Stakes(max_nodes=2, min_probability=0.01, curve=curve, depth=0)
+    assert choose_size([0.9, 0.9, 0.9], stakes) == (0, 0.1)
+    size, rate = choose_size([0.9, 0.9, 0.9], stakes, tries=True)
+    assert size == 2 and rate == pytest.approx(2.8 / (10 + 8 / 3))
+
+
+def test_two_steps_measure_a_size_and_the_next_load_knows_it() -> None:
+    """A disturbed one of them does not count; times are brought to the speed of the curve."""
+    curve = CostCurve([INF, 10.0, INF, INF, 14.0], depth_node_ms=0.001, level=2.0)
+    curve.observe(3, 1000, 3, 2 * (12.0 + 3.0))
+    assert curve.step_ms(3, 0) == INF
+    curve.observe(3, 1000, 3, 2 * (60.0 + 3.0))
+    assert curve.step_ms(3, 0) == pytest.approx(15.0 - 3.0, abs=3.1)
+    stored = CostCurve([INF, 20.0, INF, INF, 28.0])
+    stored.learn(curve)
+    assert stored.base[3] == pytest.approx(2 * curve.base[3])
+    assert stored.base[2] == INF
+    assert CostCurve.from_json(stored.as_json()).base[3] == pytest.approx(stored.base[3])
+
+
+def test_an_engine_fills_the_sizes_that_a_slow_device_left_out() -> None:
+    """Of 32 sizes 1, 4 and 8 were measured; text that repeats itself would use many."""
+    curve = CostCurve([INF, *[10.0 if n in (1, 4, 8) else INF for n in range(1, 33)]])
+    backend = FakeBackend(
+        lambda context: [float(t == (context[-1] + 1) % 9) for t in range(16)], 16
+    )
+    with Engine(backend, curve=curve, drafter=make_drafter("suffix")) as engine:
+        result = engine.generate([1, 2, 3], max_tokens=600)
+        assert result.token_ids == tuple((4 + i) % 9 for i in range(600))
+    tried = [n for n in range(1, 33) if curve.base[n] != INF and n not in (1, 4, 8)]
+    assert tried, "sizes were filled"
+    assert max(backend.steps) > 8
+
+
+def test_a_device_that_is_very_slow_still_knows_more_than_one_size() -> None:
+    """0.4 s a token: after single tokens the time is over, and without another size no draft."""
+    now = 0.0
+
+    def run(nodes: int) -> None:
+        nonlocal now
+        now += 0.4 + 0.02 * nodes
+
+    curve = measure_curve(run, 16, seconds=1.1, clock=lambda: now)
+    assert [n for n in range(1, 17) if curve.base[n] != INF] == [1, 4]

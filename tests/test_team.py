@@ -108,7 +108,7 @@ def test_two_teams_of_one_process_share_its_cores() -> None:
 class Crowded(FakeBackend):
     """Has half of its threads from its tenth step on."""
 
-    def verify(self, tree: DraftTree) -> np.ndarray:  # type: ignore[type-arg]
+    def verify(self, tree: DraftTree) -> np.ndarray:
         rows = super().verify(tree)
         self.crowding = 2.0 if len(self.steps) >= 10 else 1.0
         return rows
@@ -200,5 +200,10 @@ def test_a_step_that_fails_leaves_its_team(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.undo()
         backend.close()
     done = threading.Event()
-    threading.Thread(target=lambda: (teams.enter(2), done.set())).start()
+
+    def work() -> None:
+        teams.enter(2)
+        done.set()
+
+    threading.Thread(target=work).start()
     assert done.wait(5) and teams.enter(2) == 1, "one at work"
