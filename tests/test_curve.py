@@ -111,7 +111,7 @@ def test_a_budget_of_nothing_still_gives_two_sizes() -> None:
     curve = Machine(times=(100.0,) * 12).measure(12, seconds=0.0)
     assert curve.base[1] == pytest.approx(100.0)
     assert curve.base[2:] == [INF] * 11
-    assert curve.max_nodes == 1
+    assert curve.max_nodes == 4
 
 
 def test_a_later_measurement_goes_on_with_what_is_missing() -> None:
