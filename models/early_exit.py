@@ -26,7 +26,7 @@ from typing import Any
 from edgespec.errors import ModelFileError, UnsupportedError
 from edgespec.models.gguf import Gguf, read_gguf_shards
 from edgespec.models.gguf_values import read_numbers
-from edgespec.models.spec import ModelSpec
+from edgespec.models.spec import ModelSpec, header_hash
 
 PREFIX = "edgespec.early_exit"  # of the keys in a file
 VERSION = 1
@@ -57,8 +57,9 @@ class ExitInfo:
 
 def target_hash(spec: ModelSpec) -> str:
     """Tells files apart by their header, size and the first bytes of each tensor."""
-    digest = blake2b(spec.fingerprint.encode(), digest_size=16)
-    for shard in read_gguf_shards(spec.path):
+    shards = read_gguf_shards(spec.path)
+    digest = blake2b(header_hash(shards).encode(), digest_size=16)
+    for shard in shards:
         with shard.path.open("rb") as file:
             for tensor in shard.tensors:
                 file.seek(tensor.offset)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ModelFileError, UnsupportedError
+from edgespec.models.content import content_hash
 from edgespec.models.layers import MAX_LAYERS
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 
@@ -33,7 +34,6 @@ TEXT_FILES = (
 _EXPORT_AGAIN = "make it again with `edgespec models export`"
 _LARGEST_NUMBER = 1 << 31
 _LARGEST_TEXT = 1 << 24  # bytes of a settings file
-_SAMPLES, _SAMPLE_BYTES = 64, 1 << 10
 
 
 def read_model(path: str | os.PathLike[str]) -> ModelSpec:
@@ -63,7 +63,7 @@ def read_folder_spec(folder: Path) -> ModelSpec:
         files=files,
         file_bytes=sum(sizes),
         weight_bytes=sizes[1] - table,
-        fingerprint=_fingerprint(files, sizes),
+        fingerprint=content_hash(zip(files, sizes, strict=True)),
         arch=facts.text("arch"),
         name=facts.text("name"),
         file_type=kind,
@@ -226,18 +226,6 @@ def _chat_template(folder: Path) -> str | None:
         named = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
         value = named.get("default")
     return value if isinstance(value, str) and value else None
-
-
-def _fingerprint(files: tuple[Path, ...], sizes: list[int]) -> str:
-    """Of the sizes and of samples all over the files: two fine-tunes differ everywhere."""
-    digest = blake2b(digest_size=8)
-    for path, size in zip(files, sizes, strict=True):
-        digest.update(f"{size}\n".encode())
-        with path.open("rb") as file:
-            for sample in range(_SAMPLES):
-                file.seek(size * sample // _SAMPLES)
-                digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
 
 
 def _hash(path: Path) -> str:

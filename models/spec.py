@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import TypeVar
 
 from edgespec.errors import ModelFileError
+from edgespec.models.content import content_hash
 from edgespec.models.gguf import Gguf, GgufSpan, GgufTensor, GgufValue, read_gguf_shards
 from edgespec.models.layers import Keys, Layers
 
@@ -67,9 +68,10 @@ class ModelSpec:
     for layers that reuse another layer's cache and for unused prediction heads. `value_length` is 0
     where values are not cached, because they are computed from the keys (multi-head latent
     attention). `state_values` counts the F32 numbers of recurrent state that one sequence takes.
-    `fingerprint` is the same for copies of a file wherever they lie; two fine-tunes with the same
-    shapes and texts share it, since weights are not read. `add_bos` is None where the file leaves
-    it to llama.cpp. `notes` are sentences about what cannot be planned or done with this model.
+    `fingerprint` is the same for copies of a file wherever they lie; of the weights it holds
+    samples, which tell fine-tunes with the same shapes and texts apart. `add_bos` is None where the
+    file leaves it to llama.cpp. `notes` are sentences about what cannot be planned or done with
+    this model.
     """
 
     path: Path
@@ -158,7 +160,9 @@ def read_model_spec(path: str | os.PathLike[str]) -> ModelSpec:
         files=tuple(shard.path for shard in shards),
         file_bytes=sum(shard.file_bytes for shard in shards),
         weight_bytes=sum(by_type.values()),
-        fingerprint=_fingerprint(shards),
+        fingerprint=content_hash(
+            ((shard.path, shard.file_bytes) for shard in shards), header_hash(shards)
+        ),
         arch=keys.arch,
         name=_label(first.text("general.name")) or first.path.stem,
         file_type=_file_type(first, by_type),
@@ -290,7 +294,8 @@ def _bytes_by(tensors: list[GgufTensor], key: Callable[[GgufTensor], _K]) -> Cou
     return sums
 
 
-def _fingerprint(shards: tuple[Gguf, ...]) -> str:
+def header_hash(shards: Sequence[Gguf]) -> str:
+    """Tells files apart by their headers and sizes alone."""
     digest = blake2b(digest_size=8)
     for shard in shards:
         digest.update(f"{shard.header_hash} {shard.file_bytes}\n".encode())

@@ -81,7 +81,7 @@ def test_a_tree_equals_its_paths_and_the_cache_keeps_the_accepted_one(backend: O
 def test_load_and_generate(folder: Path, speculate: bool) -> None:
     with edgespec.load(folder, context_size=300, draft_max=3) as engine:
         result = engine.generate("abcabcabc", max_tokens=40, raw=True, speculate=speculate)
-    ids = [256, *(int(byte) for byte in engine.encode("abcabcabc", raw=True)[1:])]
+        ids = [256, *(int(byte) for byte in engine.encode("abcabcabc", raw=True)[1:])]
     tiny = TinyModel()
     for token in result.token_ids:
         assert token == int(tiny.logits(ids)[-1].argmax())

@@ -399,6 +399,17 @@ def test_fingerprint_is_of_the_file_and_not_of_its_place(tmp_path: Path) -> None
     assert read(tmp_path, tensors={"x": (1, None)}).fingerprint != first.fingerprint
 
 
+def test_fine_tunes_of_the_same_shapes_have_fingerprints_of_their_own(tmp_path: Path) -> None:
+    """The same header and size, and other weights: no cache of the one is the other's."""
+    first = read(tmp_path)
+    path = tmp_path / "model.gguf"
+    whole = path.read_bytes()
+    weights = sum(tensor.data_bytes for tensor in first.tensors.values())
+    path.write_bytes(whole[:-weights] + bytes(255 - byte for byte in whole[-weights:]))
+    assert read_model_spec(path).fingerprint != first.fingerprint
+    assert read_model_spec(path).tensors == first.tensors
+
+
 def test_texts_are_fit_to_print(tmp_path: Path) -> None:
     spec = read(tmp_path, general__name="a\x1b[2J\nb" + "c" * 5000)
     assert spec.name == "a[2Jb" + "c" * 193
