@@ -93,7 +93,12 @@ class PlanOptions:
     ] = "auto"
     threads: Annotated[
         int | None,
-        typer.Option("--threads", "-t", min=1, help="CPU threads. Default: physical cores."),
+        typer.Option(
+            "--threads",
+            "-t",
+            min=1,
+            help="Most CPU threads, fewer beside busy programs. Default: cores.",
+        ),
     ] = None
     backend: Annotated[str, typer.Option("--backend", help="auto, llamacpp or onnx.")] = "auto"
     device: Annotated[

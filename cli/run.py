@@ -210,6 +210,7 @@ def _report(
         "prompt_tokens": counters.prompt_tokens,
         "generated_tokens": len(result.token_ids),
         "rounds": counters.rounds,
+        "crowded_rounds": counters.crowded_rounds,
         "drafted_tokens": counters.drafted_tokens,
         "accepted_tokens": counters.accepted_tokens,
         "drafted_by": dict(counters.drafted_by),
@@ -254,6 +255,9 @@ def _summary(report: dict[str, Any]) -> str:
     if report["finish_reason"] in ("length", "context_full"):
         limit = "--max-tokens" if report["finish_reason"] == "length" else "--ctx"
         line += f"; cut off by {limit}"
+    if report["crowded_rounds"]:
+        share = report["crowded_rounds"] / max(1, report["rounds"])
+        line += f"\nother programs kept cores busy: fewer threads in {share:.0%} of the steps"
     if "switching" in report:
         line += f"\n{report['switching']['models']}"
     return line + _check_text(report.get("check"))

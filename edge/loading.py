@@ -83,7 +83,8 @@ def load(
         device: "auto", "cpu", "gpu" or "npu"; with llama.cpp a GPU is what `gpu_layers` offloads
             to, an NPU is reached through ONNX Runtime alone.
         context_size: tokens of context; None lets the planner choose.
-        threads: CPU threads; None takes the physical cores this process may use.
+        threads: most CPU threads; None takes the physical cores this process may use. Steps take
+            fewer while other programs compute.
         kv_type: f16, q8_0 or q4_0.
         gpu_layers: layers on the GPU; None takes all of them where llama.cpp has one.
         drafter: "auto", "none" or a list of `edgespec.drafters.NAMES`, such as "suffix,recycling".
