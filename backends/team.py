@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable
 from time import perf_counter
 
-from edgespec.memory.neighbours import Look, Neighbours, alone, our_cpus
+from edgespec.memory.device import granted_cpus
+from edgespec.memory.neighbours import Look, Neighbours, alone
 
 _PERIOD_S = 0.25  # between two looks; processors' times are counted in hundredths of a second
 _STALE_S = 1.0  # without a step, after which what was seen says nothing
@@ -30,7 +31,7 @@ class Teams:
     """
 
     def __init__(
-        self, cores: int, look: Callable[[], Look], clock: Callable[[], float] = perf_counter
+        self, cores: float, look: Callable[[], Look], clock: Callable[[], float] = perf_counter
     ) -> None:
         self._cores, self._look, self._clock = cores, look, clock
         self._lock = threading.Lock()
@@ -64,4 +65,4 @@ class Teams:
         self._next_look_s = now + _PERIOD_S
 
 
-TEAMS = Teams(len(our_cpus()), alone)
+TEAMS = Teams(granted_cpus(), alone)

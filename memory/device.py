@@ -60,6 +60,22 @@ def _cgroup_cpus() -> float:
     return quota_us / period_us if quota_us > 0 else float("inf")
 
 
+def cgroup_busy_s() -> float | None:
+    """Seconds that processors worked for a container whose quota binds; None without one."""
+    if _cgroup_cpus() >= len(allowed_cpus()):
+        return None
+    for line in _read(_CGROUP / "cpu.stat").splitlines():
+        if line.startswith("usage_usec "):
+            return int(line.split()[1]) / 1e6
+    nanoseconds = _read(_CGROUP / "cpuacct" / "cpuacct.usage")
+    return int(nanoseconds) / 1e9 if nanoseconds.isdigit() else None
+
+
+def granted_cpus() -> float:
+    """Logical CPUs that this process may keep busy: affinity and a container's quota."""
+    return min(float(len(allowed_cpus())), _cgroup_cpus())
+
+
 def usable_cores() -> int:
     """Physical cores this process may use: affinity, hyper-threads and quota respected.
 

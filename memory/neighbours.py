@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import psutil
 
-from edgespec.memory.device import allowed_cpus
+from edgespec.memory.device import allowed_cpus, cgroup_busy_s
 
 BUSY = 0.15  # of a core, beyond which speeds are not those of this machine
 
@@ -27,7 +27,9 @@ def our_cpus() -> tuple[int, ...]:
 
 
 def _busy_s() -> float:
-    """Seconds that the processors this process may use were busy so far."""
+    """Seconds that the processors this process may use were busy so far, a container's share."""
+    if (inside := cgroup_busy_s()) is not None:
+        return inside
     found = psutil.cpu_times(percpu=True)
     ours = [found[cpu] for cpu in our_cpus() if cpu < len(found)]
     waiting = ("idle", "iowait", "guest", "guest_nice")  # guests are counted as users, too

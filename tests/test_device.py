@@ -96,6 +96,38 @@ def test_a_containers_quota_counts_as_the_machine(
     assert device.usable_cores() == cores
 
 
+@pytest.mark.parametrize(
+    ("files", "busy"),
+    [
+        ({"cpu.max": "200000 100000", "cpu.stat": "usage_usec 12500000\nuser_usec 1"}, 12.5),
+        ({"cpu.max": "max 100000", "cpu.stat": "usage_usec 12500000"}, None),
+        ({"cpu.max": "1600000 100000", "cpu.stat": "usage_usec 12500000"}, None),
+        ({"cpu.max": "200000 100000"}, None),
+        (
+            {
+                "cpu/cpu.cfs_quota_us": "300000",
+                "cpu/cpu.cfs_period_us": "100000",
+                "cpuacct/cpuacct.usage": "2500000000",
+            },
+            2.5,
+        ),
+    ],
+    ids=str,
+)
+def test_neighbours_in_a_container_are_those_that_share_its_quota(
+    machine: Machine, files: dict[str, str], busy: float | None
+) -> None:
+    machine(files)
+    assert device.cgroup_busy_s() == busy
+
+
+def test_cpus_that_may_be_kept_busy(machine: Machine) -> None:
+    machine(cpus=range(4))
+    assert device.granted_cpus() == 4.0
+    machine({"cpu.max": "150000 100000"}, cpus=range(4))
+    assert device.granted_cpus() == 1.5
+
+
 # ------------------------------------------------------------------------------ memory
 
 
