@@ -110,7 +110,7 @@ def plan_of(
 ) -> Plan:
     return make_plan(
         spec,
-        Request(**{"threads": 2, **request}),
+        Request(**{"threads": 2, "is_plain_greedy": True, **request}),
         machine,
         speed_of or measured(),
         drafter_bytes=TABLES,

@@ -187,7 +187,7 @@ class Part:
 
 def test_a_runner_and_its_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
-    monkeypatch.setattr(ort, "_tokenizer", lambda _spec: Part(opened))
+    monkeypatch.setattr(ort, "open_vocabulary", lambda _spec: Part(opened))
     monkeypatch.setattr(OrtBackend, "_open", lambda *_: Part(opened))
 
     def load() -> OrtBackend:
@@ -203,7 +203,7 @@ def test_a_runner_whose_vocabulary_cannot_be_read(monkeypatch: pytest.MonkeyPatc
     def fail(_spec: Any) -> Part:
         raise StepError
 
-    monkeypatch.setattr(ort, "_tokenizer", fail)
+    monkeypatch.setattr(ort, "open_vocabulary", fail)
     monkeypatch.setattr(OrtBackend, "_open", lambda *_: Part(opened))
     with pytest.raises(StepError):
         OrtBackend(SPEC, None, Path(), OrtSettings(256))

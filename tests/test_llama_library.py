@@ -269,6 +269,14 @@ def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture(autouse=True)
+def usual_interrupts() -> Iterator[None]:
+    """A shell lets what it runs in the background ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_an_interrupt_takes_effect_at_the_end() -> None:
     before, steps = signal.getsignal(signal.SIGINT), list[str]()
     with pytest.raises(KeyboardInterrupt), interrupts_kept() as came:

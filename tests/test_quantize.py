@@ -257,7 +257,7 @@ def test_what_others_print_is_no_part_of_what_the_quantizer_says() -> None:
     program = (
         "import os\n"
         "from edgespec.quantize import worker\n"
-        "def quantize(job):\n"
+        "def quantize(job, say):\n"
         "    os.write(1, b'welcome\\n')\n"
         "    return {'status': 0, 'problem': job['name']}\n"
         "worker._quantize = quantize\n"

@@ -449,7 +449,7 @@ def test_a_plan_has_room_for_what_picking_allocates(
 
 
 def test_greedy_picking_allocates_nothing() -> None:
-    row = random_row(np.random.default_rng(0), 50_000)
+    row = random_row(np.random.default_rng(0), 50_000).copy()  # numpy copies what is read-only
     tracemalloc.start()
     try:
         Sampler(SamplingParams(), 50_000).pick(row)
