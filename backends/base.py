@@ -14,8 +14,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.backends.tree import DraftTree
 from edgespec.errors import ContextFullError
-from edgespec.tree import DraftTree
 
 Logits = NDArray[np.float32]
 

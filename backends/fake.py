@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgespec.backends.base import Capabilities, Logits, require_room
+from edgespec.backends.tree import DraftTree
 from edgespec.errors import UnsupportedError
-from edgespec.tree import DraftTree
 
 NextLogits = Callable[[tuple[int, ...]], Sequence[float]]
 

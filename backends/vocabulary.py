@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from edgespec.backends.base import Tokenizer
-from edgespec.backends.folder_tokenizer import FolderTokenizer
-from edgespec.backends.llama_tokenizer import VocabularyTokenizer
+from edgespec.backends.llama.tokenizer import VocabularyTokenizer
+from edgespec.backends.ort.tokenizer import FolderTokenizer
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 

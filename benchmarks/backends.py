@@ -63,8 +63,8 @@ def _in_own_process(model: Path, backend: str) -> dict[str, Any]:
 
 def _measure(model: Path, name: str) -> dict[str, Any]:
     import edgespec
-    from edgespec.prompts import PROMPTS
-    from edgespec.tree import DraftTree
+    from edgespec.backends.tree import DraftTree
+    from edgespec.measure.prompts import PROMPTS
 
     with edgespec.load(model, backend=name, context_size=2048, draft_max=15) as engine:
         backend = engine.backend

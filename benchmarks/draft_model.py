@@ -25,24 +25,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
-from edgespec.compare import find_divergence
-from edgespec.draft_loading import open_draft_model
-from edgespec.drafters.base import Drafter, Outcome
-from edgespec.drafters.combined import CombinedDrafter
-from edgespec.drafters.model import ModelDrafter
-from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.engine import Engine
-from edgespec.generation import Result
-from edgespec.memory.curve import CostCurve, measure_curve
-from edgespec.memory.device import usable_cores
-from edgespec.models.early_exit import read_exit
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.decode.engine import Engine
+from edgespec.decode.generation import Result
+from edgespec.drafting.drafters.base import Drafter, Outcome
+from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.measure.compare import find_divergence
+from edgespec.measure.noise import measure_batch_noise
+from edgespec.measure.timing import measure_depths, one_step
+from edgespec.memory.device.device import usable_cores
+from edgespec.memory.times.curve import CostCurve, measure_curve
+from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import read_model_spec
-from edgespec.noise import measure_batch_noise
-from edgespec.proposal import EMPTY, Proposal, Stakes
-from edgespec.sampling import SamplingParams
-from edgespec.timing import measure_depths, one_step
+from edgespec.sampling.sampling import SamplingParams
+from edgespec.setup.draft_loading import open_draft_model
 
 _MOST = 4  # forced drafts
 _CLAIM = 0.9

@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 
 import edgespec
-from edgespec.backends.llamacpp import LlamaSettings
-from edgespec.draft_loading import open_draft_model
-from edgespec.memory.device import usable_cores
-from edgespec.models.early_exit import CONTEXT, WINDOW, read_exit
-from edgespec.models.exit_training import agreement_of, gains_of
+from edgespec.backends.llama.backend import LlamaSettings
+from edgespec.bench.switch_calibration import forced_rows
+from edgespec.memory.device.device import usable_cores
+from edgespec.models.exits.early_exit import CONTEXT, WINDOW, read_exit
+from edgespec.models.exits.training import agreement_of, gains_of
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import read_model_spec
-from edgespec.switch_calibration import forced_rows
+from edgespec.setup.draft_loading import open_draft_model
 
 _CONTEXT, _NODES = 4096, 32
 _STRETCH = CONTEXT - WINDOW  # tokens after which an exit begins anew

@@ -83,9 +83,9 @@ def _generation_bytes(allocated: dict[str, int]) -> int:
 
 def _defaults(arguments: argparse.Namespace) -> dict[str, Any]:
     """llama.cpp with its default parameters, a long prompt, and all logits of a draft."""
-    from edgespec.backends.llama_library import LOG, library
-    from edgespec.memory.device import usable_cores
-    from edgespec.memory.track import peak_resident_bytes
+    from edgespec.backends.llama.library import LOG, library
+    from edgespec.memory.device.device import usable_cores
+    from edgespec.memory.device.track import peak_resident_bytes
 
     lib = library()
     model = lib.llama_model_load_from_file(
@@ -116,13 +116,13 @@ def _defaults(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _large(arguments: argparse.Namespace) -> dict[str, Any]:
     """This engine on buffers of llama.cpp's default sizes."""
-    from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
-    from edgespec.drafters.suffix import SuffixDrafter
-    from edgespec.engine import Engine
-    from edgespec.memory.device import usable_cores
-    from edgespec.memory.plan import Settings
+    from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+    from edgespec.decode.engine import Engine
+    from edgespec.drafting.drafters.suffix import SuffixDrafter
+    from edgespec.memory.device.device import usable_cores
+    from edgespec.memory.plan.plan import Settings
     from edgespec.models.spec import read_model_spec
-    from edgespec.planning import speed_model
+    from edgespec.setup.planning import speed_model
 
     spec = read_model_spec(arguments.model)
     kv, threads = arguments.kv_type, usable_cores()
@@ -139,7 +139,7 @@ def _large(arguments: argparse.Namespace) -> dict[str, Any]:
 def _plan(arguments: argparse.Namespace) -> dict[str, Any]:
     """This engine on its own plan."""
     import edgespec
-    from edgespec.memory.track import peak_resident_bytes
+    from edgespec.memory.device.track import peak_resident_bytes
 
     with edgespec.load(
         arguments.model, context_size=arguments.ctx, kv_type=arguments.kv_type
@@ -155,7 +155,7 @@ def _plan(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _speeds(engine: Any) -> dict[str, Any]:
-    from edgespec.prompts import PROMPTS
+    from edgespec.measure.prompts import PROMPTS
 
     engine.generate(PROMPTS[0].text, max_tokens=16)
     plain, speculative = [], []

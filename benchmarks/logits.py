@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import edgespec
-from edgespec.tree import DraftTree
+from edgespec.backends.tree import DraftTree
 
 
 def main() -> None:

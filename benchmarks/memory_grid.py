@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _grid(model: Path, quick: bool) -> list[dict[str, Any]]:
-    from edgespec.memory.footprint import kv_type_fits
+    from edgespec.memory.bytes.footprint import kv_type_fits
     from edgespec.models.spec import read_model_spec
 
     spec = read_model_spec(model)

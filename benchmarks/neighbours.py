@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from edgespec.backends import llamacpp
-from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
-from edgespec.memory.device import cpu_name, usable_cores
+from edgespec.backends.llama import backend as llamacpp
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.tree import DraftTree
+from edgespec.memory.device.device import cpu_name, usable_cores
 from edgespec.models.embedded import embedded_model
-from edgespec.tree import DraftTree
 
 _SOURCE = "#include <map>\n#include <regex>\nint main() { return 0; }\n"
 _PROMPT, _CONTEXT = 32, 768

@@ -19,7 +19,7 @@ from time import perf_counter
 import numpy as np
 
 import edgespec
-from edgespec.backends.llamacpp import LlamaBackend
+from edgespec.backends.llama.backend import LlamaBackend
 
 _PROMPTS = (
     "Write a short story about a lighthouse keeper who finds a message in a bottle.",

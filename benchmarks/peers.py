@@ -47,12 +47,12 @@ from peers_transformers import Transformers
 from edgespec.bench.summary import decoding
 from edgespec.bench.turns import Answer, Contender, order_of
 from edgespec.bench.worker import Worker, WorkerContender
-from edgespec.engine import Prompt
+from edgespec.decode.engine import Prompt
 from edgespec.errors import BackendError, UnsupportedError
-from edgespec.memory.device import cpu_name, usable_cores
-from edgespec.memory.neighbours import BUSY, Neighbours
-from edgespec.memory.request import Request
-from edgespec.prompts import PROMPTS, TaskPrompt, read_prompts
+from edgespec.measure.prompts import PROMPTS, TaskPrompt, read_prompts
+from edgespec.memory.device.device import cpu_name, usable_cores
+from edgespec.memory.device.neighbours import BUSY, Neighbours
+from edgespec.memory.plan.request import Request
 
 _IDLE_S = 1.0
 _TRIES = 3

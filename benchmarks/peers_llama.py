@@ -13,9 +13,9 @@ from contextlib import closing
 from pathlib import Path
 
 from edgespec.bench.turns import Answer
-from edgespec.engine import Prompt
+from edgespec.decode.engine import Prompt
+from edgespec.decode.stats import Counters
 from edgespec.errors import BackendError
-from edgespec.stats import Counters
 
 CONTEXT = 4096
 _START_S = 120.0

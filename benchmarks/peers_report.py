@@ -9,8 +9,8 @@ from typing import Any
 
 from edgespec.bench.ratios import Timed, interval_text, rate, ratio_of
 from edgespec.bench.summary import decoding, end_to_end
-from edgespec.memory.neighbours import BUSY
-from edgespec.stats import Counters
+from edgespec.decode.stats import Counters
+from edgespec.memory.device.neighbours import BUSY
 
 Line = dict[str, Any]  # one prompt and its answers by all contenders
 _PLAIN = ("server", "python", "transformers")  # peers, and the names of their plain settings

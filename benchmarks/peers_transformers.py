@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.bench.turns import Answer
-from edgespec.engine import Prompt
-from edgespec.stats import Counters
+from edgespec.decode.engine import Prompt
+from edgespec.decode.stats import Counters
 
 
 class Transformers:

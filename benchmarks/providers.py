@@ -28,20 +28,21 @@ from typing import Any
 import numpy as np
 from logits import compared, context_for, log_probabilities, reference
 
-from edgespec.backends.ort import OrtBackend, OrtSettings
-from edgespec.backends.ort_cache import converted
-from edgespec.backends.ort_providers import (
+from edgespec.backends.ort.backend import OrtBackend, OrtSettings
+from edgespec.backends.ort.cache import converted
+from edgespec.backends.ort.providers import (
     CPU_PROVIDER,
     STEPS,
     OnnxDevice,
     graphs_for,
     named,
 )
-from edgespec.memory import cache, device
-from edgespec.models.onnx_facts import GQA, SPLIT, GraphOptions, read_facts
-from edgespec.models.onnx_graph import GRAPH_FILE, bucket_graphs
+from edgespec.backends.tree import DraftTree
+from edgespec.memory.device import device
+from edgespec.memory.store import cache
+from edgespec.models.onnx.facts import GQA, SPLIT, GraphOptions, read_facts
+from edgespec.models.onnx.graph import GRAPH_FILE, bucket_graphs
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.tree import DraftTree
 
 _SIZES = (1, 2, 4, 8, 16)
 _PAST = 256

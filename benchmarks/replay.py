@@ -26,24 +26,24 @@ from typing import Any
 
 import edgespec
 from edgespec.backends.base import Backend, Logits
-from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
-from edgespec.controller import build_tree, choose_size
-from edgespec.draft_loading import open_draft_model
-from edgespec.drafters import make_drafter
-from edgespec.drafters import model as model_module
-from edgespec.drafters.base import Drafter, Outcome, Successors
-from edgespec.drafters.model import ModelDrafter
-from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.engine import Engine
-from edgespec.memory.curve import CostCurve, measure_curve
-from edgespec.memory.device import usable_cores
-from edgespec.memory.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, draft_context
-from edgespec.models.early_exit import read_exit
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.tree import DraftTree
+from edgespec.decode.engine import Engine
+from edgespec.drafting.controller import build_tree, choose_size
+from edgespec.drafting.drafters import make_drafter
+from edgespec.drafting.drafters import model as model_module
+from edgespec.drafting.drafters.base import Drafter, Outcome, Successors
+from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.proposal import Stakes
+from edgespec.drafting.successors import successors_of
+from edgespec.measure.timing import one_step
+from edgespec.memory.device.device import usable_cores
+from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, draft_context
+from edgespec.memory.times.curve import CostCurve, measure_curve
+from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.proposal import Stakes
-from edgespec.successors import successors_of
-from edgespec.timing import one_step
-from edgespec.tree import DraftTree
+from edgespec.setup.draft_loading import open_draft_model
 
 _CURVES = Path(__file__).with_name("curves.json")
 _HOST_MS = 0.04  # drafting and accepting, per speculative round

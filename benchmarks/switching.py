@@ -39,12 +39,12 @@ from typing import Any
 import numpy as np
 
 import edgespec
-from edgespec.memory.device import cpu_name, usable_cores
-from edgespec.memory.report import render_switching
-from edgespec.switch_calibration import forced_rows, prices_of, trace_of
-from edgespec.switch_forecast import Forecast, choose, sweep
-from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices, Turn
-from edgespec.switching import SwitchingEngine, entropy_nats
+from edgespec.bench.switch_calibration import forced_rows, prices_of, trace_of
+from edgespec.memory.device.device import cpu_name, usable_cores
+from edgespec.memory.report.report import render_switching
+from edgespec.switching.engine import SwitchingEngine, entropy_nats
+from edgespec.switching.forecast import Forecast, choose, sweep
+from edgespec.switching.policy import LARGE, SMALL, SwitchPolicy, SwitchPrices, Turn
 
 Asked = tuple[Sequence[int], Sequence[int]]  # token ids of a prompt and of an answer
 

@@ -52,14 +52,14 @@ def bench(
     plain and auto if none is named.
     """
     from edgespec.bench.measure import bench as measure
-    from edgespec.memory.neighbours import BUSY
-    from edgespec.models.onnx_folder import read_model
-    from edgespec.prompt_size import most_prompt_tokens
-    from edgespec.prompts import PROMPTS, first_of_each_task, read_prompts
+    from edgespec.measure.prompts import PROMPTS, first_of_each_task, read_prompts
+    from edgespec.memory.device.neighbours import BUSY
+    from edgespec.models.onnx.folder import read_model
+    from edgespec.setup.prompt_size import most_prompt_tokens
 
     write_page = _page_writer(html)
     if csv_file is not None:
-        from edgespec.memory.page import require_place
+        from edgespec.memory.report.page import require_place
 
         require_place(csv_file)
     chosen = list(PROMPTS) if prompts is None else read_prompts(prompts)
@@ -115,7 +115,7 @@ def _page_writer(html: Path | None) -> Any:
     if html is None:
         return None
     from edgespec.bench.report import write_bench_report
-    from edgespec.memory.page import require_place, require_plots
+    from edgespec.memory.report.page import require_place, require_plots
 
     require_plots()
     require_place(html)
@@ -123,7 +123,7 @@ def _page_writer(html: Path | None) -> Any:
 
 
 def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    from edgespec.memory.page import write_text
+    from edgespec.memory.report.page import write_text
 
     lines = io.StringIO()
     writer = csv.DictWriter(lines, list(rows[0]))

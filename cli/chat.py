@@ -48,8 +48,8 @@ def chat(
     from edgespec.cli.chat_commands import handle
     from edgespec.cli.chat_input import interface_bytes, read_messages
     from edgespec.cli.chat_loop import Chat
-    from edgespec.models.onnx_folder import read_model
-    from edgespec.prompt_size import most_prompt_tokens
+    from edgespec.models.onnx.folder import read_model
+    from edgespec.setup.prompt_size import most_prompt_tokens
 
     spec = read_model(options.model_path(model))
     request = plan_options.request(

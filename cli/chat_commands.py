@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.cli.chat_loop import Chat
 from edgespec.cli.render import models_text, note, printable, size_text, table
 from edgespec.common import expanded
-from edgespec.drafters import drafter_names
+from edgespec.drafting.drafters import drafter_names
 from edgespec.errors import UnsupportedError
 
 _WHOLE_NUMBERS = ("top_k", "penalty_last_n", "seed", "max_tokens")
@@ -134,7 +134,7 @@ def _stats(chat: Chat, _argument: str) -> None:
 
 
 def _memory(chat: Chat, _argument: str) -> None:
-    from edgespec.memory.track import peak_resident_bytes, resident_bytes
+    from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 
     plan = chat.plan
     rows = [(name.replace("_", " "), size_text(n)) for name, n in plan.component_bytes.items()]

@@ -13,7 +13,7 @@ from typing import Any
 from edgespec.cli.chat_commands import COMMANDS
 from edgespec.cli.chat_loop import Chat
 from edgespec.cli.render import note
-from edgespec.memory.cache import cache_directory
+from edgespec.memory.store.cache import cache_directory
 
 _PROMPT, _CONTINUATION = "> ", "  "
 _EDITOR_BYTES = 14 << 20  # prompt_toolkit and asyncio; 9 MiB when they are imported

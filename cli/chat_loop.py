@@ -16,16 +16,16 @@ from edgespec.cli import options
 from edgespec.cli.render import note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.cli.tint import NONE, Tint
+from edgespec.decode.session import Session, Turn
 from edgespec.errors import UnsupportedError
-from edgespec.memory.track import peak_resident_bytes
-from edgespec.models.onnx_folder import read_model
-from edgespec.session import Session, Turn
+from edgespec.memory.device.track import peak_resident_bytes
+from edgespec.models.onnx.folder import read_model
 
 if TYPE_CHECKING:
-    from edgespec.engine import Engine
-    from edgespec.generation import Result
-    from edgespec.memory.plan import Plan
-    from edgespec.memory.request import Request
+    from edgespec.decode.engine import Engine
+    from edgespec.decode.generation import Result
+    from edgespec.memory.plan.plan import Plan
+    from edgespec.memory.plan.request import Request
 
 
 @dataclass
@@ -136,7 +136,7 @@ class Chat:
 
     def reload(self, model: str | None, request: Request) -> None:
         """Go on with another model or drafter; the one in use comes back if that fails."""
-        from edgespec.models.onnx_folder import read_model
+        from edgespec.models.onnx.folder import read_model
 
         read_model(options.model_path(model))  # before anything is given up
         old = self.model, self.request

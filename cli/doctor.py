@@ -38,9 +38,10 @@ def doctor(as_json: options.JsonOption = False) -> None:
 
 
 def _document() -> dict[str, Any]:
-    from edgespec.memory import cache, device
-    from edgespec.memory.accelerators import accelerators, gpu_kinds
-    from edgespec.memory.bandwidth import memory_bandwidth
+    from edgespec.memory.device import device
+    from edgespec.memory.device.accelerators import accelerators, gpu_kinds
+    from edgespec.memory.device.bandwidth import memory_bandwidth
+    from edgespec.memory.store import cache
 
     gpus = accelerators()
     return {
@@ -85,7 +86,7 @@ def _onnx_devices() -> list[dict[str, str]]:
     """What ONNX Runtime's installed providers can run on, the first of a type preferred."""
     if not importlib.util.find_spec("onnxruntime"):
         return []
-    from edgespec.backends.ort_providers import devices
+    from edgespec.backends.ort.providers import devices
 
     return [
         {"provider": one.provider, "type": one.kind.upper(), "vendor": one.vendor}
@@ -119,7 +120,7 @@ def _unused_amx() -> dict[str, str] | None:
     """What to do about AMX kernels: they are left alone, and with them all rearranged weights."""
     if importlib.util.find_spec("llama_cpp") is None:
         return None
-    from edgespec.backends.llama_library import has_amx_kernels
+    from edgespec.backends.llama.library import has_amx_kernels
 
     return {"install": _build(_LEFT_OUT)} if has_amx_kernels() else None
 

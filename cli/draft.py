@@ -55,7 +55,7 @@ def train(
     The model writes the text it is trained on. Stopped with Ctrl-C while training, the best so far
     is written; the same command goes on where it was stopped.
     """
-    from edgespec.draft_training import FULL_MINUTES, QUICK_MINUTES, train_draft
+    from edgespec.exits.training import FULL_MINUTES, QUICK_MINUTES, train_draft
     from edgespec.models.spec import read_model_spec
 
     spec = read_model_spec(options.model_path(model))
@@ -96,7 +96,7 @@ def build(
     The drafter is the model without some of its blocks, which are numbered from 0 as in the file.
     Stopped with Ctrl-C while it searches, the best so far is written.
     """
-    from edgespec.block_skipping import MINUTES, build_skipping
+    from edgespec.exits.skipping import MINUTES, build_skipping
     from edgespec.models.spec import read_model_spec
 
     spec = read_model_spec(options.model_path(model))
@@ -152,7 +152,7 @@ def info(
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what a drafter file was made from, and how."""
-    from edgespec.models.early_exit import read_exit
+    from edgespec.models.exits.early_exit import read_exit
     from edgespec.models.spec import read_model_spec
 
     spec = read_model_spec(expanded(drafter))

@@ -34,7 +34,7 @@ def show(
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what a model file says about itself, without reading its weights."""
-    from edgespec.models.onnx_folder import read_model
+    from edgespec.models.onnx.folder import read_model
 
     spec = read_model(options.model_path(model))
     if pairs is not None:
@@ -106,8 +106,8 @@ def export(
 
     Takes any architecture optimum knows, needs the `export` extra, and prints the new folder.
     """
-    from edgespec.models.onnx_export import export_model
-    from edgespec.models.onnx_folder import read_model
+    from edgespec.models.onnx.folder import read_model
+    from edgespec.models.onnx_export.export import export_model
 
     if bits not in (None, 4, 8):
         raise typer.BadParameter(f"--bits {bits} is neither 4 nor 8")

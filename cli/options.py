@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from edgespec.common import expanded
-from edgespec.drafters import NAMES
+from edgespec.drafting.drafters import NAMES
 from edgespec.errors import UnsupportedError
-from edgespec.memory.footprint import KV_TYPE_BYTES
-from edgespec.memory.request import DEVICES, LLAMACPP, ONNX, PREFERENCES, Request
+from edgespec.memory.bytes.footprint import KV_TYPE_BYTES
+from edgespec.memory.plan.request import DEVICES, LLAMACPP, ONNX, PREFERENCES, Request
 
 if TYPE_CHECKING:
-    from edgespec.sampling import SamplingParams
+    from edgespec.sampling.sampling import SamplingParams
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)", re.IGNORECASE)
 _UNITS = {
@@ -217,7 +217,7 @@ class SamplingOptions:
 
     def params(self) -> SamplingParams:
         """Sampling parameters; values no model could honour are misuse."""
-        from edgespec.sampling import SamplingParams
+        from edgespec.sampling.sampling import SamplingParams
 
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["repetition_penalty"] = values.pop("repeat_penalty")

@@ -11,7 +11,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.render import memory_json, printable, size_text, table
-from edgespec.memory.plan import Alternative, Plan
+from edgespec.memory.plan.plan import Alternative, Plan
 from edgespec.models.spec import ModelSpec
 
 
@@ -31,9 +31,9 @@ def plan(
 
     It leaves room for a short prompt, or that of --file, and the longest answer of --max-tokens.
     """
-    from edgespec.models.onnx_folder import read_model
-    from edgespec.planning import make_run_plan
-    from edgespec.prompt_size import most_prompt_tokens
+    from edgespec.models.onnx.folder import read_model
+    from edgespec.setup.planning import make_run_plan
+    from edgespec.setup.prompt_size import most_prompt_tokens
 
     spec = read_model(options.model_path(model))
     request = plan_options.request(

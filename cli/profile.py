@@ -36,7 +36,7 @@ def profile(
     With --switch SMALL: set the thresholds at which two models take turns, for a wanted share of
     tokens by the large one (--large-share, 0.4 unless said) or a wanted quality, and keep them.
     """
-    from edgespec.models.onnx_folder import read_model
+    from edgespec.models.onnx.folder import read_model
 
     if large_share is not None and quality is not None:
         raise typer.BadParameter("give --large-share or --quality, not both")
@@ -49,11 +49,11 @@ def profile(
     measured: dict[str, Any]
     try:
         if request.switch is None:
-            from edgespec.profiling import profile as measure
+            from edgespec.bench.profiling import profile as measure
 
             measured = measure(spec, request, progress=progress)
         else:
-            from edgespec.switch_calibration import calibrate
+            from edgespec.bench.switch_calibration import calibrate
 
             measured = calibrate(
                 spec, request, large_share=large_share, quality=quality, progress=progress
@@ -72,8 +72,8 @@ def _report_writer(html: Path | None) -> Any:
     """What writes the report; a missing library or folder is found before minutes are spent."""
     if html is None:
         return None
-    from edgespec.memory.page import require_place, require_plots
-    from edgespec.memory.report import write_report
+    from edgespec.memory.report.page import require_place, require_plots
+    from edgespec.memory.report.report import write_report
 
     require_plots()
     require_place(html)

@@ -114,7 +114,7 @@ def quantize(
     A run that is stopped leaves no partial target; --fit goes on where it was stopped, and writes
     the best so far when stopped with Ctrl-C while searching.
     """
-    from edgespec.models.onnx_folder import read_model
+    from edgespec.models.onnx.folder import read_model
     from edgespec.models.spec import read_model_spec
 
     modes = {"--type": file_type is not None, "--fit": fit is not None}
@@ -177,7 +177,8 @@ def _change_type(
     threads: int | None,
     progress: Progress,
 ) -> dict[str, Any]:
-    from edgespec.memory import device
+    from edgespec.files.quantizing import importance_matrix, require_matrix, unheeded
+    from edgespec.memory.device import device
     from edgespec.quantize.convert import (
         Recipe,
         check_target,
@@ -185,7 +186,6 @@ def _change_type(
         file_type_named,
         require_disk,
     )
-    from edgespec.quantizing import importance_matrix, require_matrix, unheeded
 
     recipe = Recipe(file_type_named(name), tuple(_override(text) for text in tensor))
     check_target(target, spec.files)
@@ -219,7 +219,7 @@ def _fit(
     work: Path | None,
     progress: Progress,
 ) -> dict[str, Any]:
-    from edgespec.quantizing import fit_file
+    from edgespec.files.quantizing import fit_file
 
     found = fit_file(
         spec,
@@ -260,9 +260,9 @@ def _tune(
     measure: MeasureOptions,
     progress: Progress,
 ) -> dict[str, Any]:
+    from edgespec.files.quantizing import importance_matrix
+    from edgespec.files.tuning import CANDIDATES, tune
     from edgespec.quantize.convert import check_target, file_type_named
-    from edgespec.quantizing import importance_matrix
-    from edgespec.tuning import CANDIDATES, tune
 
     for target in targets:
         check_target(target, spec.files)
@@ -293,9 +293,9 @@ def _compare(
     measure: MeasureOptions,
     progress: Progress,
 ) -> dict[str, Any]:
-    from edgespec.comparing import compare, compare_kv_types
-    from edgespec.memory.page import require_place, require_plots, write_page
-    from edgespec.models.onnx_folder import read_model
+    from edgespec.files.comparing import compare, compare_kv_types
+    from edgespec.memory.report.page import require_place, require_plots, write_page
+    from edgespec.models.onnx.folder import read_model
     from edgespec.quantize.loss_page import render_losses
 
     if html is not None:
@@ -351,7 +351,7 @@ def _text(report: dict[str, Any]) -> str:
 
 
 def _speed_cells(row: dict[str, Any]) -> list[str]:
-    from edgespec.memory.page import ms_of
+    from edgespec.memory.report.page import ms_of
 
     times = map(ms_of, (row["step_ms"].get(str(n)) for n in (1, 4, 8)))
     speeds = (f"{row[f'{key}_tokens_per_s']:.1f}" for key in ("plain", "speculative"))

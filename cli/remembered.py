@@ -17,7 +17,7 @@ def remembered(
     as_json: options.JsonOption = False,
 ) -> None:
     """Show or clear the generated texts that --remember keeps to draft from."""
-    from edgespec.memory import texts
+    from edgespec.memory.store import texts
 
     if clear:
         count = texts.forget()

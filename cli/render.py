@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import DraftModelWarning, EdgespecError
-from edgespec.switch_policy import LARGE
+from edgespec.switching.policy import LARGE
 
 if TYPE_CHECKING:
-    from edgespec.generation import Result
-    from edgespec.memory.plan import Plan
+    from edgespec.decode.generation import Result
+    from edgespec.memory.plan.plan import Plan
 
 _MIBI, _GIBI = 1 << 20, 1 << 30
 

@@ -18,13 +18,13 @@ from edgespec.common import expanded
 from edgespec.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from edgespec.compare import Divergence
-    from edgespec.engine import Engine, Prompt
-    from edgespec.generation import Result
-    from edgespec.memory.plan import Plan
+    from edgespec.decode.engine import Engine, Prompt
+    from edgespec.decode.generation import Result
+    from edgespec.measure.compare import Divergence
+    from edgespec.memory.plan.plan import Plan
     from edgespec.models.chat import Message
     from edgespec.models.spec import ModelSpec
-    from edgespec.sampling import SamplingParams
+    from edgespec.sampling.sampling import SamplingParams
 
 
 @options.takes_shared_options
@@ -53,8 +53,8 @@ def run(
 
     With one argument that is no model, it is the prompt of the embedded model.
     """
-    from edgespec.models.onnx_folder import read_model
-    from edgespec.prompt_size import most_prompt_tokens
+    from edgespec.models.onnx.folder import read_model
+    from edgespec.setup.prompt_size import most_prompt_tokens
 
     options.one_of("--color", color, COLORS)
     model, prompt = _model_and_prompt(model, prompt)
@@ -174,8 +174,8 @@ def _check(
     result: Result,
 ) -> dict[str, Any]:
     """Generate again with plain decoding; where the outputs part, how close the choice was."""
-    from edgespec.compare import find_divergence
-    from edgespec.noise import measure_batch_noise
+    from edgespec.measure.compare import find_divergence
+    from edgespec.measure.noise import measure_batch_noise
 
     again = dataclasses.replace(sampling, seed=seed)
     plain = engine.generate(prompt, sampling=again, speculate=False, **arguments)
@@ -200,7 +200,7 @@ def _check(
 def _report(
     plan: Plan, engine: Engine, result: Result, seed: int | None, checked: dict[str, Any] | None
 ) -> dict[str, Any]:
-    from edgespec.memory.track import peak_resident_bytes
+    from edgespec.memory.device.track import peak_resident_bytes
 
     counters = result.counters
     report: dict[str, Any] = {

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from edgespec.cli.render import Progress, note, printable, size_text
 
 if TYPE_CHECKING:
-    from edgespec.engine import Engine
-    from edgespec.memory.plan import Plan
-    from edgespec.memory.request import Request
+    from edgespec.decode.engine import Engine
+    from edgespec.memory.plan.plan import Plan
+    from edgespec.memory.plan.request import Request
     from edgespec.models.spec import ModelSpec
 
 
@@ -37,8 +37,8 @@ def load_engine(
     spec: ModelSpec, request: Request, cancel: threading.Event, *, quiet: bool
 ) -> tuple[Plan, Engine]:
     """Plan and load a model with a progress line; KeyboardInterrupt when cancelled meanwhile."""
-    from edgespec.loading import load_plan
-    from edgespec.planning import make_run_plan
+    from edgespec.setup.loading import load_plan
+    from edgespec.setup.planning import make_run_plan
 
     plan = make_run_plan(spec, request)
     if not quiet:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.render import printable
-from edgespec.switch_policy import LARGE
+from edgespec.switching.policy import LARGE
 
 if TYPE_CHECKING:
-    from edgespec.generation import Chunk
+    from edgespec.decode.generation import Chunk
 
 NONE, DRAFTED, MODEL = "none", "drafted", "model"
 COLORS = (NONE, DRAFTED, MODEL)

@@ -12,7 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgespec.engine import Engine
+    from edgespec.decode.engine import Engine
+    from edgespec.decode.generation import Chunk, Result, Span, Stream
+    from edgespec.decode.session import Session, Turn
+    from edgespec.decode.stats import Counters
     from edgespec.errors import (
         BackendError,
         ContextFullError,
@@ -24,13 +27,10 @@ if TYPE_CHECKING:
         SessionFileError,
         UnsupportedError,
     )
-    from edgespec.generation import Chunk, Result, Span, Stream
-    from edgespec.loading import load, plan
-    from edgespec.memory.plan import Plan
-    from edgespec.sampling import SamplingParams
-    from edgespec.session import Session, Turn
-    from edgespec.stats import Counters
-    from edgespec.switch_policy import SwitchPolicy
+    from edgespec.memory.plan.plan import Plan
+    from edgespec.sampling.sampling import SamplingParams
+    from edgespec.setup.loading import load, plan
+    from edgespec.switching.policy import SwitchPolicy
 
 __all__ = [
     "BackendError",
@@ -59,19 +59,19 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Chunk": "generation",
-    "Counters": "stats",
-    "Engine": "engine",
-    "Result": "generation",
-    "Stream": "generation",
-    "Plan": "memory.plan",
-    "SamplingParams": "sampling",
-    "Session": "session",
-    "Span": "generation",
-    "SwitchPolicy": "switch_policy",
-    "Turn": "session",
-    "load": "loading",
-    "plan": "loading",
+    "Chunk": "decode.generation",
+    "Counters": "decode.stats",
+    "Engine": "decode.engine",
+    "Result": "decode.generation",
+    "Stream": "decode.generation",
+    "Plan": "memory.plan.plan",
+    "SamplingParams": "sampling.sampling",
+    "Session": "decode.session",
+    "Span": "decode.generation",
+    "SwitchPolicy": "switching.policy",
+    "Turn": "decode.session",
+    "load": "setup.loading",
+    "plan": "setup.loading",
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edgespec.errors import ModelFileError
-from edgespec.models.gguf import Gguf, GgufSpan, GgufValue
+from edgespec.models.gguf.reader import Gguf, GgufSpan, GgufValue
 
 # llama.cpp's LLAMA_MAX_LAYERS.
 MAX_LAYERS = 512

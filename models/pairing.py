@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
 from edgespec.errors import EdgespecError, UnsupportedError
-from edgespec.models.early_exit import check_exit, read_exit
-from edgespec.models.gguf import read_gguf
-from edgespec.models.gguf_values import read_strings
+from edgespec.models.exits.early_exit import check_exit, read_exit
+from edgespec.models.gguf.reader import read_gguf
+from edgespec.models.gguf.values import read_strings
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 _HINT = "draft with a smaller model of the same family"

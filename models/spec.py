@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from edgespec.errors import ModelFileError
 from edgespec.models.content import content_hash
-from edgespec.models.gguf import Gguf, GgufSpan, GgufTensor, GgufValue, read_gguf_shards
+from edgespec.models.gguf.reader import Gguf, GgufSpan, GgufTensor, GgufValue, read_gguf_shards
 from edgespec.models.layers import Keys, Layers
 
 _K = TypeVar("_K", bound=Hashable)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.llama_library import LOG, interrupts_kept, library, model_params
+from edgespec.backends.llama.library import LOG, interrupts_kept, library, model_params
 from edgespec.errors import BackendError
 
 Observe = Callable[[int, bool, Any], bool]

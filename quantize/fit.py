@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import DoesNotFitError
-from edgespec.models.ggml_types import GGML_TYPES
+from edgespec.models.gguf.ggml_types import GGML_TYPES
 from edgespec.quantize.convert import TENSOR_TYPES
 from edgespec.quantize.pieces import Pieces
 from edgespec.quantize.quality import Reference, score

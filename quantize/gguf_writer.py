@@ -10,8 +10,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.ggml_types import GGML_TYPES
-from edgespec.models.gguf import Gguf
+from edgespec.models.gguf.ggml_types import GGML_TYPES
+from edgespec.models.gguf.reader import Gguf
 
 ALIGNMENT = 32
 _U16, _U32, _I32, _STRING, _ARRAY = 2, 4, 5, 8, 9

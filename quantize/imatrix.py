@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.llama_library import interrupts_kept
+from edgespec.backends.llama.library import interrupts_kept
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
-from edgespec.models.gguf import GgufSpan, read_gguf, read_part
+from edgespec.models.gguf.reader import GgufSpan, read_gguf, read_part
 from edgespec.quantize.context import EvalContext
 from edgespec.quantize.gguf_writer import write_gguf
 

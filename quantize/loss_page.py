@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgespec.memory.page import (
+from edgespec.memory.report.page import (
     BLUE,
     MEBIBYTE,
     ORANGE,

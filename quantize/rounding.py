@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.ggml_values import FloatRows
-from edgespec.models.gguf import read_gguf
-from edgespec.models.onnx_weights import raw_rows
+from edgespec.backends.llama.ggml_values import FloatRows
+from edgespec.models.gguf.reader import read_gguf
+from edgespec.models.onnx.weights import raw_rows
 from edgespec.quantize.pieces import Choice, Pieces
 
 _ROWS = 256  # of a tensor that are looked at, evenly spread

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgespec.backends.llama_library import LOG, library
+from edgespec.backends.llama.library import LOG, library
 from edgespec.errors import EdgespecError
 from edgespec.models.processes import messages_out
 from edgespec.quantize.imatrix import ImportanceMatrix, read_imatrix

@@ -31,5 +31,5 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fresh_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are those of a process that holds nothing else, not those of a test runner."""
     if request.node.get_closest_marker("own_memory") is None:
-        monkeypatch.setattr("edgespec.memory.plan.resident_bytes", lambda: 0)
-        monkeypatch.setattr("edgespec.memory.plan.private_bytes", lambda: 0)
+        monkeypatch.setattr("edgespec.memory.plan.plan.resident_bytes", lambda: 0)
+        monkeypatch.setattr("edgespec.memory.plan.plan.private_bytes", lambda: 0)

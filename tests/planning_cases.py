@@ -12,14 +12,14 @@ import pytest
 from hypothesis import settings
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.accelerators import Accelerator
-from edgespec.memory.curve import CostCurve
-from edgespec.memory.plan import Device, Plan, Settings
-from edgespec.memory.planner import make_plan
-from edgespec.memory.request import Request
-from edgespec.memory.speed import SpeedModel
-from edgespec.models.ggml_types import GGML_TYPES
-from edgespec.models.gguf import GgufTensor
+from edgespec.memory.device.accelerators import Accelerator
+from edgespec.memory.plan.plan import Device, Plan, Settings
+from edgespec.memory.plan.planner import make_plan
+from edgespec.memory.plan.request import Request
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.speed import SpeedModel
+from edgespec.models.gguf.ggml_types import GGML_TYPES
+from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.spec import ModelSpec
 
 MIB = 1 << 20

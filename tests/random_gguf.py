@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.exit_writer import write_exit
-from edgespec.models.onnx_weights import float_rows
+from edgespec.models.exits.writer import write_exit
+from edgespec.models.onnx.weights import float_rows
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 WIDTH, HIDDEN, VOCABULARY, LAYERS = 64, 128, 258, 4

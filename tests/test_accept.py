@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.accept import accept
 from edgespec.backends.base import Logits
-from edgespec.tree import DraftTree
+from edgespec.backends.tree import DraftTree
+from edgespec.decode.accept import accept
 
 # 10 -> {11 -> {13 -> 15, 14}, 12}
 TREE = DraftTree((10, 11, 12, 13, 14, 15), (-1, 0, 0, 1, 1, 3))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.memory.arena import Graph, Tensor
+from edgespec.memory.bytes.arena import Graph, Tensor
 
 
 def leaf(nbytes: int) -> Tensor:

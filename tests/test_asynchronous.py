@@ -15,10 +15,10 @@ import pytest
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
-from edgespec.engine import Engine
+from edgespec.backends.tree import DraftTree
+from edgespec.decode.engine import Engine
+from edgespec.decode.generation import Chunk
 from edgespec.errors import UnsupportedError
-from edgespec.generation import Chunk
-from edgespec.tree import DraftTree
 
 VOCAB = 257
 PATIENCE_S = 30.0  # what takes longer hangs

@@ -11,16 +11,16 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from planning_cases import SPEC, thorough
 
-from edgespec import planning
 from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.memory import cache
-from edgespec.memory.accelerators import Accelerator
-from edgespec.memory.curve import CostCurve
-from edgespec.memory.plan import Device, Plan, Settings
-from edgespec.memory.request import LLAMACPP, ONNX, Request
+from edgespec.memory.device.accelerators import Accelerator
+from edgespec.memory.plan.plan import Device, Plan, Settings
+from edgespec.memory.plan.request import LLAMACPP, ONNX, Request
+from edgespec.memory.store import cache
+from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.planning import make_run_plan, settings_key, settings_of
+from edgespec.setup import planning
+from edgespec.setup.planning import make_run_plan, settings_key, settings_of
 
 pytestmark = pytest.mark.model
 INF = float("inf")

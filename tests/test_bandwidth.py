@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.memory import bandwidth, cache, device
+from edgespec.memory.device import bandwidth, device
+from edgespec.memory.store import cache
 
 MIB = 1 << 20
 

@@ -25,12 +25,12 @@ from edgespec.bench.worker import Worker
 from edgespec.cli.bench import bench_text
 from edgespec.cli.main import app
 from edgespec.cli.options import DEFAULTS, PlanOptionLists
-from edgespec.engine import Prompt
+from edgespec.decode.engine import Prompt
+from edgespec.decode.stats import Counters
 from edgespec.errors import BackendError, ContextFullError, ModelNotFoundError, UnsupportedError
-from edgespec.memory.request import Request
+from edgespec.measure.prompts import TaskPrompt, first_of_each_task, read_prompts
+from edgespec.memory.plan.request import Request
 from edgespec.models.embedded import embedded_model
-from edgespec.prompts import TaskPrompt, first_of_each_task, read_prompts
-from edgespec.stats import Counters
 
 runner = CliRunner()
 

@@ -14,19 +14,19 @@ from random_gguf import Q4_0, Q8_0, VOCABULARY, write_model
 from typer.testing import CliRunner
 
 import edgespec
-from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
-from edgespec.backends.skipping import SkippingBackend
-from edgespec.block_skipping import BlockTrial, Skipping, Text, build_skipping, search
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.skipping import SkippingBackend
+from edgespec.backends.tree import DraftTree
 from edgespec.cli.draft import _blocks, _listed
 from edgespec.cli.main import app
-from edgespec.draft_loading import open_draft_model
 from edgespec.errors import UnsupportedError
-from edgespec.models.early_exit import read_exit
-from edgespec.models.exit_writer import write_pruned
-from edgespec.models.onnx_weights import raw_rows
+from edgespec.exits.skipping import BlockTrial, Skipping, Text, build_skipping, search
+from edgespec.models.exits.early_exit import read_exit
+from edgespec.models.exits.writer import write_pruned
+from edgespec.models.onnx.weights import raw_rows
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.tree import DraftTree
+from edgespec.setup.draft_loading import open_draft_model
 
 SETTINGS = LlamaSettings(context_size=256, batch_size=16, max_nodes=8, max_leaves=1)
 EVERYTHING = np.arange(VOCABULARY, dtype=np.int32)
@@ -189,7 +189,7 @@ def test_the_command_writes_a_drafter(
             ]
         return made[:2], made[2:], [float("inf"), *[1.0] * 8]
 
-    monkeypatch.setattr("edgespec.block_skipping._texts", texts)
+    monkeypatch.setattr("edgespec.exits.skipping._texts", texts)
     output = tmp_path / "skip.gguf"
     command = ["draft", "build", str(target), "-o", str(output), "--skip", skip, "--json"]
     done = CliRunner().invoke(app, command)
@@ -211,7 +211,7 @@ def test_nothing_found_in_time_is_said(
 ) -> None:
     text = Text([3, 7], [4, 5])
     curve = [float("inf"), *[1.0] * 8]
-    monkeypatch.setattr("edgespec.block_skipping._texts", lambda *_: ([text], [text], curve))
+    monkeypatch.setattr("edgespec.exits.skipping._texts", lambda *_: ([text], [text], curve))
     with pytest.raises(UnsupportedError, match="no block could be left out"):
         build_skipping(target, tmp_path / "skip.gguf", minutes=1e-9)
     assert not (tmp_path / "skip.gguf").exists()
@@ -221,7 +221,7 @@ def test_a_model_that_hides_its_blocks_is_refused(
     target: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left out without effect would look like the best of drafters."""
-    monkeypatch.setattr("edgespec.backends.skipping._RESULT", b"unheard of")
+    monkeypatch.setattr("edgespec.backends.llama.skipping._RESULT", b"unheard of")
     trial = BlockTrial(target, EVERYTHING, [float("inf"), *[1.0] * 8])
     with pytest.raises(UnsupportedError, match="models cannot be left out"):
         trial.score([Text([3, 7], [4, 5])], (1,))

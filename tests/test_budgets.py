@@ -9,12 +9,12 @@ import pytest
 from planning_cases import MIB, SPEC, TABLES, model, outcome, plan_of, reason, refusal
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.footprint import (
+from edgespec.memory.bytes.footprint import (
     RunShape,
     footprint,
     runtime_bytes,
 )
-from edgespec.memory.plan import Device
+from edgespec.memory.plan.plan import Device
 
 
 def peak(**request: Any) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import platformdirs
 import pytest
 
-from edgespec.memory import cache
+from edgespec.memory.store import cache
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from edgespec import calibration as calibration_module
-from edgespec.calibration import Calibration
+from edgespec.drafting import calibration as calibration_module
+from edgespec.drafting.calibration import Calibration
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import pytest
 
 from edgespec.cli.main import main
 from edgespec.cli.start import cancel_on_interrupt
-from edgespec.memory import device
+from edgespec.memory.device import device
 from edgespec.models.embedded import embedded_model
 
 ESCAPE = "\x1b"
@@ -304,7 +304,7 @@ SPEED = re.compile(r"predicted  [\d.]+ tokens/s, plain [\d.]+ \([a-z ,]+\)")
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 GiB are free whenever it is asked, and nobody measures bandwidth: 20 GB/s."""
     monkeypatch.setattr(device, "available_bytes", lambda: 8 << 30)
-    monkeypatch.setattr("edgespec.planning.memory_bandwidth", lambda: 20e9)
+    monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda: 20e9)
 
 
 @pytest.mark.model

@@ -15,15 +15,15 @@ from random_gguf import F32, write_model
 from tiny_folder import TinyModel, write_folder
 from typer.testing import CliRunner, Result
 
-from edgespec import comparing, quantizing, tuning
 from edgespec.cli.main import app
 from edgespec.errors import EdgespecError
-from edgespec.memory import device
-from edgespec.models.ggml_types import GGML_TYPES
+from edgespec.files import comparing, quantizing, tuning
+from edgespec.memory.device import device
+from edgespec.models.gguf.ggml_types import GGML_TYPES
 from edgespec.models.spec import read_model_spec
-from edgespec.planning import stored_kv_losses
 from edgespec.quantize import fit, step_times
 from edgespec.quantize.convert import Prediction, Recipe
+from edgespec.setup.planning import stored_kv_losses
 
 TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
 

@@ -12,11 +12,11 @@ from edgespec.cli.main import app
 from edgespec.cli.profile import _switch_text
 from edgespec.cli.render import models_text
 from edgespec.cli.tint import DRAFTED, MODEL, NONE, Tint
+from edgespec.decode.generation import Chunk, Result, Span
+from edgespec.decode.stats import Counters
 from edgespec.errors import UnsupportedError
-from edgespec.generation import Chunk, Result, Span
-from edgespec.memory.report import render_switching
-from edgespec.stats import Counters
-from edgespec.switch_policy import LARGE, SMALL
+from edgespec.memory.report.report import render_switching
+from edgespec.switching.policy import LARGE, SMALL
 
 CYAN, PLAIN = "\x1b[36m", "\x1b[39m"
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from edgespec.drafters import NAMES, make_drafter
-from edgespec.drafters.base import Drafter, Outcome
-from edgespec.drafters.combined import CombinedDrafter
-from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.backends.tree import DraftTree
+from edgespec.drafting.drafters import NAMES, make_drafter
+from edgespec.drafting.drafters.base import Drafter, Outcome
+from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
 from edgespec.errors import UnsupportedError
-from edgespec.memory.curve import CostCurve
-from edgespec.proposal import EMPTY, Proposal, Prospects, Stakes
-from edgespec.tree import DraftTree
+from edgespec.memory.times.curve import CostCurve
 
 INF = float("inf")
 PLAIN_MS = 10.0
@@ -34,7 +34,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("edgespec.drafters.combined.perf_counter", clock)
+    monkeypatch.setattr("edgespec.drafting.drafters.combined.perf_counter", clock)
     return clock
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
-from edgespec.compare import Divergence, find_divergence
-from edgespec.noise import largest_invariant_step, measure_batch_noise
-from edgespec.tree import DraftTree
+from edgespec.backends.tree import DraftTree
+from edgespec.measure.compare import Divergence, find_divergence
+from edgespec.measure.noise import largest_invariant_step, measure_batch_noise
 
 V = 16
 

@@ -16,18 +16,18 @@ import pytest
 import edgespec
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer
-from edgespec.backends.llama_grammar import LlamaGrammar, json_grammar
-from edgespec.backends.llama_tokenizer import open_tokenizer
-from edgespec.constrained import ConstrainedSampler, GrammarDrafter, new_counts
-from edgespec.drafters.base import Outcome
-from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.backends.llama.grammar import LlamaGrammar, json_grammar
+from edgespec.backends.llama.tokenizer import open_tokenizer
+from edgespec.backends.tree import DraftTree
+from edgespec.drafting.drafters.base import Outcome
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.proposal import Stakes
 from edgespec.errors import UnsupportedError
-from edgespec.memory.curve import CostCurve
-from edgespec.memory.footprint import SAMPLING_TOKEN_BYTES
+from edgespec.memory.bytes.footprint import SAMPLING_TOKEN_BYTES
+from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
-from edgespec.proposal import Stakes
-from edgespec.sampling import Sampler, SamplingParams
-from edgespec.tree import DraftTree
+from edgespec.sampling.constrained import ConstrainedSampler, GrammarDrafter, new_counts
+from edgespec.sampling.sampling import Sampler, SamplingParams
 
 V = 8
 

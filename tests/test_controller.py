@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.controller import build_tree, choose_size
-from edgespec.memory.curve import CostCurve
-from edgespec.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.controller import build_tree, choose_size
+from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.memory.times.curve import CostCurve
 
 INF = float("inf")
 MARGIN = 1.03  # what a draft must promise over plain decoding

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from edgespec.backends.base import Logits
-from edgespec.backends.llama_library import library
-from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.library import library
 from edgespec.errors import EdgespecError, ModelFileError, ModelNotFoundError, UnsupportedError
-from edgespec.loading import load_plan
-from edgespec.memory.request import Request
+from edgespec.memory.plan.request import Request
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.planning import make_run_plan
 from edgespec.quantize.convert import FILE_TYPES, convert
+from edgespec.setup.loading import load_plan
+from edgespec.setup.planning import make_run_plan
 
 pytestmark = pytest.mark.model
 

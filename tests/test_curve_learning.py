@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.memory.curve import CostCurve, measure_curve
+from edgespec.memory.times.curve import CostCurve, measure_curve
 
 INF = float("inf")
 

@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 import pytest
 
-from edgespec.memory import accelerators, device, llama_binary
-from edgespec.memory.track import peak_resident_bytes
+from edgespec.memory.device import accelerators, device, llama_binary
+from edgespec.memory.device.track import peak_resident_bytes
 
 GIB = 1 << 30
 Machine = Callable[..., None]
@@ -328,9 +328,9 @@ def test_gpus_are_those_of_the_registry(monkeypatch: pytest.MonkeyPatch, unified
 
 PROGRAM = """
 import ctypes
-from edgespec.memory.accelerators import accelerators
+from edgespec.memory.device.accelerators import accelerators
 assert accelerators() == ()
-from edgespec.backends.llama_library import ggml_function, library
+from edgespec.backends.llama.library import ggml_function, library
 lib = library()
 
 class Device(ctypes.Structure):

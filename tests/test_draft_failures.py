@@ -19,15 +19,15 @@ from test_lossless import LAW_V, Frozen, chi_square_p, law_of_words, twisted_mod
 from edgespec import DraftModelWarning
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
+from edgespec.backends.tree import DraftTree
 from edgespec.cli.render import show_warnings
-from edgespec.drafters.base import Drafter
-from edgespec.drafters.combined import CombinedDrafter
-from edgespec.drafters.model import ModelDrafter
-from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.engine import Engine
+from edgespec.decode.engine import Engine
+from edgespec.drafting.drafters.base import Drafter
+from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import BackendError, ContextFullError, DoesNotFitError
-from edgespec.sampling import SamplingParams
-from edgespec.tree import DraftTree
+from edgespec.sampling.sampling import SamplingParams
 
 INF = float("inf")
 V = 12
@@ -72,7 +72,7 @@ def model_of(backend: FakeBackend) -> ModelDrafter:
 @pytest.fixture(autouse=True)
 def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("model", "combined"):
-        monkeypatch.setattr(f"edgespec.drafters.{module}.perf_counter", lambda: 0.0)
+        monkeypatch.setattr(f"edgespec.drafting.drafters.{module}.perf_counter", lambda: 0.0)
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -180,8 +180,8 @@ def test_a_warning_is_one_line(
 FAILS = """
 import sys
 from edgespec.cli.main import main
-from edgespec.drafters import combined
-from edgespec.drafters.model import ModelDrafter
+from edgespec.drafting.drafters import combined
+from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.errors import BackendError
 
 def fails(self, tokens):

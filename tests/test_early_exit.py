@@ -15,25 +15,25 @@ import pytest
 from random_gguf import F32, IDS, Q4_0, Q8_0, VOCABULARY, floats, write_model, write_untrained
 
 import edgespec
-from edgespec.backends.early_exit import EmbeddingTable, ExitBackend
-from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
-from edgespec.draft_loading import open_draft_model
-from edgespec.drafters.combined import CombinedDrafter
-from edgespec.drafters.merging import merge
-from edgespec.drafters.model import ModelDrafter
-from edgespec.engine import Engine
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.early_exit import EmbeddingTable, ExitBackend
+from edgespec.backends.tree import DraftTree
+from edgespec.decode.engine import Engine
+from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.merging import merge
+from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.proposal import Proposal, Stakes
 from edgespec.errors import BackendError, EdgespecError, ModelFileError, UnsupportedError
-from edgespec.memory.curve import CostCurve
-from edgespec.models.early_exit import read_exit
+from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_drafter_path, embedded_model
-from edgespec.models.exit_writer import choose_tokens
-from edgespec.models.gguf import read_gguf
-from edgespec.models.onnx_weights import raw_rows
+from edgespec.models.exits.early_exit import read_exit
+from edgespec.models.exits.writer import choose_tokens
+from edgespec.models.gguf.reader import read_gguf
+from edgespec.models.onnx.weights import raw_rows
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.proposal import Proposal, Stakes
-from edgespec.sampling import Sampler, SamplingParams
-from edgespec.tree import DraftTree
+from edgespec.sampling.sampling import Sampler, SamplingParams
+from edgespec.setup.draft_loading import open_draft_model
 
 SETTINGS = LlamaSettings(context_size=256, batch_size=16, max_nodes=8, max_leaves=1)
 TEXT = [3, 200, 7, 101, 55, 8]
@@ -315,8 +315,8 @@ def test_an_exit_after_all_blocks_but_the_last_is_the_target(
 
 
 def test_a_plan_counts_the_drafter(target: ModelSpec, drafter: ModelSpec) -> None:
-    from edgespec.memory.request import Request
-    from edgespec.planning import make_run_plan
+    from edgespec.memory.plan.request import Request
+    from edgespec.setup.planning import make_run_plan
 
     plan = make_run_plan(target, Request(draft_model=drafter.path, backend="llamacpp"))
     names = {part.name for part in plan.components}

@@ -17,18 +17,18 @@ import pytest
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
-from edgespec.drafters.base import Drafter, Outcome
-from edgespec.drafters.combined import CombinedDrafter
-from edgespec.drafters.recycling import RecyclingDrafter
-from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.engine import Engine
+from edgespec.backends.tree import DraftTree
+from edgespec.decode.engine import Engine
+from edgespec.decode.generation import Chunk, Stream
+from edgespec.decode.stats import Counters
+from edgespec.drafting.drafters.base import Drafter, Outcome
+from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.recycling import RecyclingDrafter
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
-from edgespec.generation import Chunk, Stream
-from edgespec.memory.curve import CostCurve
-from edgespec.proposal import EMPTY, Proposal, Stakes
-from edgespec.sampling import SamplingParams
-from edgespec.stats import Counters
-from edgespec.tree import DraftTree
+from edgespec.memory.times.curve import CostCurve
+from edgespec.sampling.sampling import SamplingParams
 
 Model = Callable[[tuple[int, ...]], Sequence[float]]
 INF = float("inf")
@@ -1022,7 +1022,7 @@ def test_a_generation_that_waits_can_be_cancelled() -> None:
 def test_only_the_engine_is_timed_and_not_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
     hours = [0.0]
-    monkeypatch.setattr("edgespec.engine.perf_counter", lambda: next(clock) + hours[0])
+    monkeypatch.setattr("edgespec.decode.engine.perf_counter", lambda: next(clock) + hours[0])
     counters = engine_of(writes(b"abcdef")).generate([0]).counters
     clock = itertools.count()
     stream = engine_of(writes(b"abcdef")).stream([0])

@@ -13,14 +13,14 @@ from random_gguf import Q4_0, VOCABULARY, write_model
 
 import edgespec
 from edgespec.errors import UnsupportedError
-from edgespec.memory import cache
-from edgespec.memory.curve import CostCurve
-from edgespec.memory.plan import Device, Plan
-from edgespec.memory.request import Request
+from edgespec.memory.plan.plan import Device, Plan
+from edgespec.memory.plan.request import Request
+from edgespec.memory.store import cache
+from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_drafter_path
-from edgespec.models.exit_writer import write_pruned
+from edgespec.models.exits.writer import write_pruned
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.planning import (
+from edgespec.setup.planning import (
     draft_settings_of,
     learned_key,
     make_run_plan,
@@ -52,7 +52,7 @@ def drafter(target: ModelSpec, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shipped(drafter: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("edgespec.exit_planning.embedded_drafter_path", lambda: drafter)
+    monkeypatch.setattr("edgespec.setup.exit_planning.embedded_drafter_path", lambda: drafter)
     return drafter
 
 
@@ -83,7 +83,7 @@ def choice(plan: Plan) -> tuple[str, str]:
 def test_nothing_is_said_where_there_is_none(
     target: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.exit_planning.embedded_drafter_path", lambda: None)
+    monkeypatch.setattr("edgespec.setup.exit_planning.embedded_drafter_path", lambda: None)
     assert "early_exit" not in plan_of(target).as_json()
 
 
@@ -295,7 +295,7 @@ def test_the_time_of_a_draft_step_is_measured_once(
 ) -> None:
     options: dict[str, Any] = {"context_size": 256, "threads": 1, "backend": "llamacpp"}
     options |= {"draft_model": drafter, "drafter": "suffix,model"}
-    monkeypatch.setattr("edgespec.draft_loading.measured_while_busy", lambda *_: False)
+    monkeypatch.setattr("edgespec.setup.draft_loading.measured_while_busy", lambda *_: False)
     measurements = []
     steps: list[str] = []
     for _ in range(2):
@@ -317,7 +317,7 @@ def test_without_room_for_drafts_the_model_is_loaded_without_it(
 def test_a_shipped_one_is_loaded_once_the_target_was_measured(
     target: ModelSpec, shipped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.exit_planning._WORTH_TRYING", 0.0)
+    monkeypatch.setattr("edgespec.setup.exit_planning._WORTH_TRYING", 0.0)
     names = []
     for _ in range(2):
         with edgespec.load(target.path, context_size=256, threads=1, backend="llamacpp") as engine:

@@ -12,20 +12,20 @@ import pytest
 from random_gguf import F32, Q4_0, VOCABULARY, write_model, write_untrained
 from typer.testing import CliRunner
 
-from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.tree import DraftTree
 from edgespec.cli.main import app
-from edgespec.draft_training import _batch_size
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
-from edgespec.exit_chat import read_prompts
-from edgespec.memory.speed import predicted_speedup
-from edgespec.models.early_exit import read_exit
-from edgespec.models.exit_network import check_architecture
-from edgespec.models.exit_writer import write_exit
+from edgespec.exits.chat import read_prompts
+from edgespec.exits.training import _batch_size
+from edgespec.memory.times.speed import predicted_speedup
+from edgespec.models.exits.early_exit import read_exit
+from edgespec.models.exits.network import check_architecture
+from edgespec.models.exits.writer import write_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.tree import DraftTree
 
 if TYPE_CHECKING:
-    from edgespec.models.exit_texts import Chat, Text
+    from edgespec.models.exits.texts import Chat, Text
 
 SETTINGS = LlamaSettings(context_size=512, batch_size=64, max_nodes=32, max_leaves=1)
 
@@ -70,7 +70,7 @@ def test_prompts_are_lines_or_json(tmp_path: Path) -> None:
 
 def test_gains_are_those_of_rounds_that_follow_one_another() -> None:
     """Two right, two wrong and one right: rounds begin at places 0, 2, 3, 4 with one draft."""
-    from edgespec.models.exit_training import gains_of
+    from edgespec.models.exits.training import gains_of
 
     hits = [np.array([True, True, False, False, True])]
     lengths = np.cumsum([1.0, *gains_of(hits)])
@@ -79,7 +79,7 @@ def test_gains_are_those_of_rounds_that_follow_one_another() -> None:
 
 
 def test_a_killed_run_leaves_nothing_that_is_read(tmp_path: Path) -> None:
-    from edgespec.models.exit_texts import load_texts, written
+    from edgespec.models.exits.texts import load_texts, written
 
     (tmp_path / ".texts-00000.partial.npz").write_bytes(b"half")
     assert (load_texts(tmp_path), written(tmp_path)) == ([], (0, 0.0))
@@ -90,7 +90,7 @@ def test_a_model_that_does_not_fit_is_a_sentence(
 ) -> None:
     spec = read_model_spec(write_model(tmp_path / "model.gguf", "llama", Q4_0))
     assert _batch_size(spec) == 128
-    monkeypatch.setattr("edgespec.memory.device.available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("edgespec.memory.device.device.available_bytes", lambda: 1 << 20)
     with pytest.raises(DoesNotFitError, match=r"weights in 16 bits, 0 MiB"):
         _batch_size(spec)
 
@@ -107,7 +107,7 @@ def target(tmp_path: Path) -> ModelSpec:
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
 def test_the_torch_network_is_llama_cpps(arch: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="training needs torch")
-    from edgespec.models import exit_network as network
+    from edgespec.models.exits import network
 
     spec = read_model_spec(write_model(tmp_path / "model.gguf", arch, F32))
     tokens = list(range(40, 60))
@@ -125,7 +125,7 @@ def test_the_torch_network_is_llama_cpps(arch: str, tmp_path: Path) -> None:
 
 
 def test_written_text_carries_the_targets_logits(target: ModelSpec) -> None:
-    from edgespec.models.exit_texts import Chat
+    from edgespec.models.exits.texts import Chat
 
     chat = Chat([1, 2], [3, 4], frozenset([VOCABULARY - 1]), [[5], [6, 7]], words=[8])
     check_written(target, chat, 4)
@@ -137,8 +137,8 @@ def test_passages_of_earlier_answers_are_read(
     sizes = {"LENGTH": 40, "LONG_LENGTH": 90, "_USER_LENGTH": 6, "_ANSWER_ROOM": 30}
     parts = {"LONG_PART": 0.4, "_PASSAGE_LENGTH": 10, "_LEAST_DISTINCT": 0.0}
     for name, value in {**sizes, **parts}.items():
-        monkeypatch.setattr(f"edgespec.models.exit_texts.{name}", value)
-    from edgespec.models.exit_texts import Chat
+        monkeypatch.setattr(f"edgespec.models.exits.texts.{name}", value)
+    from edgespec.models.exits.texts import Chat
 
     chat = Chat([1, 2], [3, 4], frozenset(), [], tasks=[([5, 6], [7]), ([8], [])])
     texts = check_written(target, chat, 24)
@@ -153,7 +153,7 @@ def check_written(target: ModelSpec, chat: Chat, count: int) -> list[Text]:
     """Some texts, each of which has the logits that llama.cpp has."""
     import torch
 
-    from edgespec.models.exit_texts import ANSWER, FORCED, USER, TextWriter
+    from edgespec.models.exits.texts import ANSWER, FORCED, USER, TextWriter
 
     writer = TextWriter(target, chat, batch=5, dtype=torch.float32, seed=1)
     writer.answer_first([[9, 9, 9]])
@@ -178,8 +178,8 @@ def check_written(target: ModelSpec, chat: Chat, count: int) -> list[Text]:
 def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path) -> None:
     import torch
 
-    from edgespec.models.exit_texts import Chat, TextWriter, load_texts, save_texts
-    from edgespec.models.exit_training import ExitTrainer, exit_states
+    from edgespec.models.exits.texts import Chat, TextWriter, load_texts, save_texts
+    from edgespec.models.exits.training import ExitTrainer, exit_states
 
     chat = Chat([1, 2], [3, 4], frozenset(range(200, VOCABULARY)), [])
     writer = TextWriter(target, chat, batch=32, dtype=torch.float32, seed=1)
@@ -209,8 +209,8 @@ def test_a_drafter_is_trained_further(target: ModelSpec, tmp_path: Path) -> None
     """What is read back from its file is what was written, but for the rounding of its types."""
     import torch
 
-    from edgespec.models.exit_texts import Chat, TextWriter
-    from edgespec.models.exit_training import ExitTrainer, exit_states
+    from edgespec.models.exits.texts import Chat, TextWriter
+    from edgespec.models.exits.training import ExitTrainer, exit_states
 
     chat = Chat([1, 2], [3, 4], frozenset(range(200, VOCABULARY)), [])
     writer = TextWriter(target, chat, batch=32, dtype=torch.float32, seed=1)
@@ -264,8 +264,8 @@ def test_what_cannot_be_trained_further_is_said(
 def test_the_command_makes_a_drafter(
     target: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.models.exit_texts.LENGTH", 48)
-    monkeypatch.setattr("edgespec.draft_training._BATCH", 32)
+    monkeypatch.setattr("edgespec.models.exits.texts.LENGTH", 48)
+    monkeypatch.setattr("edgespec.exits.training._BATCH", 32)
     drafter = tmp_path / "drafter.gguf"
     arguments = ["draft", "train", str(target.path), "-o", str(drafter), "--minutes", "0.06"]
     result = CliRunner().invoke(app, [*arguments, "--head-size", "128", "--json"])

@@ -19,24 +19,24 @@ import pytest
 from planning_cases import PLENTY, model
 from random_gguf import Q4_0, write_model
 
-from edgespec import draft_loading, loading
-from edgespec.backends import ort
-from edgespec.backends.early_exit import ExitBackend
 from edgespec.backends.fake import FakeBackend
-from edgespec.backends.llama_library import library
-from edgespec.backends.llama_tokenizer import VocabularyTokenizer
-from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
-from edgespec.backends.ort import OrtBackend, OrtSettings
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.early_exit import ExitBackend
+from edgespec.backends.llama.library import library
+from edgespec.backends.llama.tokenizer import VocabularyTokenizer
+from edgespec.backends.ort import backend as ort
+from edgespec.backends.ort.backend import OrtBackend, OrtSettings
 from edgespec.bench import subject
-from edgespec.drafters.model import ModelDrafter
-from edgespec.engine import Engine
-from edgespec.memory.curve import CostCurve
-from edgespec.memory.plan import Plan
-from edgespec.memory.request import Request
-from edgespec.memory.track import MemoryTracker
+from edgespec.decode.engine import Engine
+from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.memory.device.track import MemoryTracker
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Request
+from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import read_model_spec
-from edgespec.planning import make_run_plan
 from edgespec.quantize.context import EvalContext
+from edgespec.setup import draft_loading, loading
+from edgespec.setup.planning import make_run_plan
 
 VOCAB = 258
 SPEC = replace(model(), path=Path("none.gguf"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.memory.footprint import (
+from edgespec.memory.bytes.footprint import (
     GPU,
     HOST,
     RunShape,
@@ -22,8 +22,8 @@ from edgespec.memory.footprint import (
     window_cells,
     work_bytes,
 )
-from edgespec.models.ggml_types import GGML_TYPES, GgmlType
-from edgespec.models.gguf import GgufTensor
+from edgespec.models.gguf.ggml_types import GGML_TYPES, GgmlType
+from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.spec import ModelSpec
 
 TYPES = {kind.name: kind for kind in GGML_TYPES.values()}

@@ -8,9 +8,9 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.backends.ggml_values import FloatRows
+from edgespec.backends.llama.ggml_values import FloatRows
 from edgespec.errors import UnsupportedError
-from edgespec.models.ggml_types import GGML_TYPES, GgmlType
+from edgespec.models.gguf.ggml_types import GGML_TYPES, GgmlType
 from edgespec.quantize.convert import TENSOR_TYPES
 
 TYPES = {kind.name: kind for kind in GGML_TYPES.values()}

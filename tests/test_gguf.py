@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import ModelFileError, ModelNotFoundError
-from edgespec.models.ggml_types import GGML_TYPES
-from edgespec.models.gguf import GgufSpan, read_gguf, read_gguf_shards, read_part
+from edgespec.models.gguf.ggml_types import GGML_TYPES
+from edgespec.models.gguf.reader import GgufSpan, read_gguf, read_gguf_shards, read_part
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 Q8_0 = 8

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
-from edgespec.drafters.base import Drafter, Outcome
-from edgespec.drafters.combined import CombinedDrafter
-from edgespec.drafters.model import ModelDrafter
-from edgespec.drafters.recycling import RecyclingDrafter
-from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.engine import Engine
-from edgespec.memory.curve import CostCurve
-from edgespec.proposal import EMPTY, Proposal, Stakes
-from edgespec.sampling import SamplingParams
-from edgespec.tree import DraftTree
+from edgespec.backends.tree import DraftTree
+from edgespec.decode.engine import Engine
+from edgespec.drafting.drafters.base import Drafter, Outcome
+from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.recycling import RecyclingDrafter
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.memory.times.curve import CostCurve
+from edgespec.sampling.sampling import SamplingParams
 
 INF = float("inf")
 V = 132
@@ -174,7 +174,7 @@ class Witness(FakeBackend):
 @pytest.fixture
 def template(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "edgespec.engine.make_grammar",
+        "edgespec.decode.engine.make_grammar",
         lambda _backend, name, _schema: name and Template(TEMPLATES[name]),
     )
 
@@ -182,7 +182,7 @@ def template(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("model", "combined"):
-        monkeypatch.setattr(f"edgespec.drafters.{module}.perf_counter", lambda: 0.0)
+        monkeypatch.setattr(f"edgespec.drafting.drafters.{module}.perf_counter", lambda: 0.0)
 
 
 def check(
@@ -262,6 +262,6 @@ def test_no_template_and_no_curve_changes_an_answer(
     combined = CombinedDrafter(DRAFTERS[drafter]())
     engine = Engine(backend, curve=curve, drafter=combined)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgespec.engine.make_grammar", lambda *_: Template(parts))
+        patch.setattr("edgespec.decode.engine.make_grammar", lambda *_: Template(parts))
         for _ in range(2):
             check(engine, "any", count)

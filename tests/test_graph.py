@@ -18,9 +18,9 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.backends.llama_library import LOG, library
-from edgespec.memory import device
-from edgespec.memory.footprint import RunShape, compute_bytes, kv_cache_bytes, weights_bytes
+from edgespec.backends.llama.library import LOG, library
+from edgespec.memory.bytes.footprint import RunShape, compute_bytes, kv_cache_bytes, weights_bytes
+from edgespec.memory.device import device
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 pytestmark = pytest.mark.model

@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.backends.fake import FakeBackend
-from edgespec.calibration import Calibration
-from edgespec.drafters.combined import CombinedDrafter
-from edgespec.drafters.model import ModelDrafter
-from edgespec.drafters.recycling import RecyclingDrafter
-from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.engine import Engine
+from edgespec.decode.engine import Engine
+from edgespec.drafting.calibration import Calibration
+from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.recycling import RecyclingDrafter
+from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
-from edgespec.memory.curve import CostCurve
-from edgespec.memory.speed import RoundHistory, SpeedModel
-from edgespec.switch_planning import Calibrated, read_calibrated, reason
-from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.speed import RoundHistory, SpeedModel
+from edgespec.switching.planning import Calibrated, read_calibrated, reason
+from edgespec.switching.policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
 
 INF = math.inf
 V = 8

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.backends import huge_pages
-from edgespec.backends.huge_pages import HugePages, large_regions
+from edgespec.backends.llama import huge_pages
+from edgespec.backends.llama.huge_pages import HugePages, large_regions
 
 MIB = 1 << 20
 

@@ -74,11 +74,11 @@ MODELS = {"edgespec.models"}
 MEMORY = {"edgespec.memory"} | MODELS
 BACKENDS = {"edgespec.backends"} | MEMORY
 QUANTIZE = {"edgespec.quantize"} | MEMORY
-# The one file of edge/ that a backend needs: the tree it verifies.
-TREE = {"edgespec.tree"}
+# The one file of edge/ that a backend needs: the types of what a tree is drawn from.
+TREE = {"edgespec.sampling.laws"}
 # The quantizer and the values of its types are functions of llama.cpp's library, and there is one
 # place that loads it and one that converts.
-LIBRARY = {"edgespec.backends.llama_library", "edgespec.backends.ggml_values"}
+LIBRARY = {"edgespec.backends.llama.library", "edgespec.backends.llama.ggml_values"}
 
 LAYERS: dict[str, tuple[str, set[str]]] = {
     "models": ("edgespec.models", MODELS),
@@ -132,7 +132,7 @@ def allowed(folder: str, name: str, target: str) -> bool:
 def test_every_folder_has_files() -> None:
     folders = {folder for folder, _, _ in package_files()}
     assert folders == set(LAYERS)
-    assert {"edgespec", "edgespec.tree", "edgespec.cli.main", BASE} <= set(MODULES)
+    assert {"edgespec", "edgespec.backends.tree", "edgespec.cli.main", BASE} <= set(MODULES)
 
 
 def test_imports_point_one_way() -> None:
@@ -179,7 +179,7 @@ def test_imports_have_no_cycle() -> None:
 
 
 def test_inference_libraries_are_imported_inside_functions() -> None:
-    """So that `edgespec.backends.llamacpp` can be imported where llama.cpp is missing."""
+    """So that `edgespec.backends.llama.backend` can be imported where llama.cpp is missing."""
     at_top = [
         f"{file.name}:{node.lineno}"
         for _, _, file in package_files()

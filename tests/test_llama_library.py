@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.backends import llama_library
-from edgespec.backends.llama_library import LibraryLog, _initialised, interrupts_kept, library
+from edgespec.backends.llama import library as llama_library
+from edgespec.backends.llama.library import LibraryLog, _initialised, interrupts_kept, library
 from edgespec.errors import MissingDependencyError
 
 NONE, DEBUG, INFO, WARN, ERROR, CONTINUATION = range(6)  # ggml_log_level
@@ -230,7 +230,7 @@ try:
     edgespec.load("{garbage}")
 except edgespec.EdgespecError:
     pass
-from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
 try:
     LlamaBackend("{garbage}", LlamaSettings(64))
 except edgespec.BackendError as error:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.backends import llama_tokenizer
-from edgespec.backends.llama_tokenizer import LlamaTokenizer, VocabularyTokenizer, open_tokenizer
+from edgespec.backends.llama import tokenizer as llama_tokenizer
+from edgespec.backends.llama.tokenizer import LlamaTokenizer, VocabularyTokenizer, open_tokenizer
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.models.embedded import embedded_model
 

@@ -22,31 +22,31 @@ import pytest
 
 import edgespec
 from edgespec.backends.base import Logits
-from edgespec.backends.llama_library import LOG, library
-from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
-from edgespec.compare import find_divergence
-from edgespec.drafters.base import Drafter
-from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.engine import Engine
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.library import LOG, library
+from edgespec.backends.tree import DraftTree
+from edgespec.decode.engine import Engine
+from edgespec.decode.generation import Result
+from edgespec.drafting.drafters.base import Drafter
+from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import (
     BackendError,
     ContextFullError,
     ModelNotFoundError,
     UnsupportedError,
 )
-from edgespec.generation import Result
-from edgespec.loading import load_plan
-from edgespec.memory.curve import CostCurve
-from edgespec.memory.footprint import RunShape, compute_bytes, kv_cache_bytes
-from edgespec.memory.plan import Plan
-from edgespec.memory.request import Request
+from edgespec.measure.compare import find_divergence
+from edgespec.measure.noise import measure_batch_noise
+from edgespec.memory.bytes.footprint import RunShape, compute_bytes, kv_cache_bytes
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Request
+from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.noise import measure_batch_noise
-from edgespec.planning import make_run_plan
 from edgespec.quantize.context import EvalContext
-from edgespec.sampling import SamplingParams
-from edgespec.tree import DraftTree
+from edgespec.sampling.sampling import SamplingParams
+from edgespec.setup.loading import load_plan
+from edgespec.setup.planning import make_run_plan
 
 pytestmark = pytest.mark.model
 
@@ -626,7 +626,7 @@ def test_copied_weights_compute_what_mapped_ones_do(model: Path, spec: ModelSpec
 
 COPIES = """
 import sys, psutil
-from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
 mapped = sys.argv[2] == "mapped"
 backend = LlamaBackend(sys.argv[1], LlamaSettings(256, 32, 1, 1, mapped=mapped))
 backend.prefill(range(100, 120))
@@ -786,7 +786,7 @@ def test_text_that_is_no_unicode_is_encoded(backend: RecordingBackend) -> None:
 OPEN_ALL = """
 import json, sys
 import edgespec
-from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
 def outcome(open_file):
     try:
         open_file().close()

@@ -23,19 +23,19 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
-from edgespec.drafters import make_drafter
-from edgespec.drafters.base import Drafter, Outcome
-from edgespec.drafters.combined import CombinedDrafter
-from edgespec.drafters.model import ModelDrafter
-from edgespec.drafters.recycling import RecyclingDrafter
-from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.engine import Engine
-from edgespec.laws import DraftLaw, TargetLaw
-from edgespec.memory.curve import CostCurve
-from edgespec.proposal import EMPTY, Proposal, Stakes
-from edgespec.sampling import Sampler, SamplingParams
-from edgespec.tree import DraftTree
-from edgespec.verification import accept_sampled, without
+from edgespec.backends.tree import DraftTree
+from edgespec.decode.engine import Engine
+from edgespec.decode.verification import accept_sampled, without
+from edgespec.drafting.drafters import make_drafter
+from edgespec.drafting.drafters.base import Drafter, Outcome
+from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.recycling import RecyclingDrafter
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.memory.times.curve import CostCurve
+from edgespec.sampling.laws import DraftLaw, TargetLaw
+from edgespec.sampling.sampling import Sampler, SamplingParams
 
 Model = Callable[[tuple[int, ...]], Sequence[float]]
 INF = float("inf")
@@ -201,7 +201,7 @@ def all_together(draft: Model) -> Drafter:
 def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafting takes no time: which drafters are asked, and for how much, is always the same."""
     for module in ("model", "combined"):
-        monkeypatch.setattr(f"edgespec.drafters.{module}.perf_counter", lambda: 0.0)
+        monkeypatch.setattr(f"edgespec.drafting.drafters.{module}.perf_counter", lambda: 0.0)
 
 
 DRAFTERS: dict[str, Callable[[Model], Drafter]] = {

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.controller import likeliest_chain
-from edgespec.drafters.merging import merge
-from edgespec.laws import DraftLaw
-from edgespec.proposal import EMPTY, Proposal
+from edgespec.drafting.controller import likeliest_chain
+from edgespec.drafting.drafters.merging import merge
+from edgespec.drafting.proposal import EMPTY, Proposal
+from edgespec.sampling.laws import DraftLaw
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 Path = tuple[int, ...]

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
-from edgespec.drafters.base import Outcome
-from edgespec.drafters.model import ModelDrafter
-from edgespec.engine import Engine
+from edgespec.backends.tree import DraftTree
+from edgespec.decode.engine import Engine
+from edgespec.decode.verification import without
+from edgespec.drafting.drafters.base import Outcome
+from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
 from edgespec.errors import UnsupportedError
-from edgespec.memory.curve import CostCurve
-from edgespec.models.early_exit import ExitInfo
-from edgespec.proposal import EMPTY, Proposal, Prospects, Stakes
-from edgespec.sampling import Sampler, SamplingParams
-from edgespec.tree import DraftTree
-from edgespec.verification import without
+from edgespec.memory.times.curve import CostCurve
+from edgespec.models.exits.early_exit import ExitInfo
+from edgespec.sampling.sampling import Sampler, SamplingParams
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 Model = Callable[[tuple[int, ...]], Sequence[float]]
@@ -94,7 +94,7 @@ class Draft(FakeBackend):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("edgespec.drafters.model.perf_counter", clock)
+    monkeypatch.setattr("edgespec.drafting.drafters.model.perf_counter", clock)
     return clock
 
 
@@ -257,7 +257,7 @@ def test_a_window_is_all_that_is_read_of_a_text(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Begins with the last tokens; again after more of them that others drafted, or when full."""
-    monkeypatch.setattr("edgespec.models.early_exit.WINDOW", 6)
+    monkeypatch.setattr("edgespec.models.exits.early_exit.WINDOW", 6)
     draft = Draft(counting, clock, 0.01, context_size=10 + LONGEST)
     drafter = ModelDrafter(draft, curve_of(*[0.01] * 16), V, early_exit=EXIT)
     drafter.begin([i % V for i in range(1000)])
@@ -285,7 +285,7 @@ def test_a_window_never_changes_what_follows_from_the_last_tokens(data: st.DataO
     clock = Clock()
     draft = Draft(rough, clock, 0.01, context_size=12 + LONGEST)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgespec.models.early_exit.WINDOW", 4)
+        patch.setattr("edgespec.models.exits.early_exit.WINDOW", 4)
         seeing = ModelDrafter(draft, curve_of(*[0.01] * 16), V, early_exit=EXIT)
     whole, _ = drafter_of(rough, clock)
     tokens = st.lists(st.integers(0, V - 1), min_size=1, max_size=9)

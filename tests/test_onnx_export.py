@@ -17,11 +17,16 @@ from tiny_folder import HEADS, LENGTHS, TinyModel, write_tokenizer
 
 from edgespec.cli.main import main
 from edgespec.errors import EdgespecError, MissingDependencyError, ModelFileError, UnsupportedError
-from edgespec.models import onnx_export
-from edgespec.models.onnx_contract import cache_shapes, halve_tables, split_linear, to_contract
-from edgespec.models.onnx_export import count_parameters, export_model
-from edgespec.models.onnx_folder import read_model
-from edgespec.models.onnx_shapes import freeze_shapes
+from edgespec.models.onnx.folder import read_model
+from edgespec.models.onnx_export import export as onnx_export
+from edgespec.models.onnx_export.contract import (
+    cache_shapes,
+    halve_tables,
+    split_linear,
+    to_contract,
+)
+from edgespec.models.onnx_export.export import count_parameters, export_model
+from edgespec.models.onnx_export.shapes import freeze_shapes
 
 pytest.importorskip("onnx", reason="the onnx extra is not installed")
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
@@ -259,7 +264,7 @@ def test_an_export_that_ends_early_leaves_nothing(
         (export.work / "exact").mkdir()
         raise problem
 
-    monkeypatch.setattr("edgespec.models.onnx_export._Export.run", stop)
+    monkeypatch.setattr("edgespec.models.onnx_export.export._Export.run", stop)
     target = source.parent / "new" / "out"
     with pytest.raises((KeyboardInterrupt, UnsupportedError)):
         export_model(source, target)

@@ -14,15 +14,15 @@ import pytest
 from tiny_folder import END, HEADS, LENGTHS, POSITIONS, WINDOW, TinyModel, write_folder
 
 import edgespec
-from edgespec.backends.folder_tokenizer import FolderTokenizer
+from edgespec.backends.ort.tokenizer import FolderTokenizer
+from edgespec.backends.tree import DraftTree
 from edgespec.errors import EdgespecError, ModelFileError, UnsupportedError
-from edgespec.memory.footprint import RunShape, footprint, onnx_footprint
-from edgespec.memory.plan import Device
-from edgespec.memory.request import Request
-from edgespec.models.onnx_folder import end_ids, read_folder_spec, read_model
+from edgespec.memory.bytes.footprint import RunShape, footprint, onnx_footprint
+from edgespec.memory.plan.plan import Device
+from edgespec.memory.plan.request import Request
+from edgespec.models.onnx.folder import end_ids, read_folder_spec, read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
-from edgespec.planning import make_run_plan
-from edgespec.tree import DraftTree
+from edgespec.setup.planning import make_run_plan
 
 pytest.importorskip("onnx", reason="the onnx extra is not installed")
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
@@ -30,7 +30,7 @@ pytest.importorskip("tokenizers", reason="the onnx extra is not installed")
 
 import tokenizers
 
-from edgespec.backends.ort import OrtBackend, OrtSettings
+from edgespec.backends.ort.backend import OrtBackend, OrtSettings
 
 # 13 nodes with 3 branchings: at the root, at 1 and at 2.
 TREE = (-1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 7, 8, 10)

@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 from random_gguf import F32, Q4_0, Q8_0, VOCABULARY, write_model
 
 import edgespec
-from edgespec.backends import ort_cache
 from edgespec.backends.base import Backend, Logits
-from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
-from edgespec.backends.ort_cache import converted
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.ort import cache as ort_cache
+from edgespec.backends.ort.cache import converted
+from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
-from edgespec.models.onnx_facts import read_facts
-from edgespec.models.onnx_weights import dequantize, packed_rows, raw_rows
-from edgespec.models.packing import packed_bits
+from edgespec.models.onnx.facts import read_facts
+from edgespec.models.onnx.packing import packed_bits
+from edgespec.models.onnx.weights import dequantize, packed_rows, raw_rows
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.tree import DraftTree
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("onnx", reason="the onnx extra is not installed")
 
-from edgespec.backends.ort import OrtBackend, OrtSettings
+from edgespec.backends.ort.backend import OrtBackend, OrtSettings
 
 pytestmark = pytest.mark.model
 

@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 
-from edgespec.backends import ort_providers
-from edgespec.backends.ort_inputs import Step
-from edgespec.backends.ort_providers import (
+from edgespec.backends.ort import providers as ort_providers
+from edgespec.backends.ort.inputs import Step
+from edgespec.backends.ort.providers import (
     CPU_DEVICE,
     CPU_PROVIDER,
     OnnxDevice,
@@ -25,9 +25,9 @@ from edgespec.backends.ort_providers import (
     named,
     open_session,
 )
-from edgespec.backends.ort_split import SplitRunner
+from edgespec.backends.ort.split import SplitRunner
 from edgespec.errors import BackendError, UnsupportedError
-from edgespec.models.onnx_facts import GQA, SPLIT
+from edgespec.models.onnx.facts import GQA, SPLIT
 
 QNN, OPENVINO, CUDA, DML = (
     f"{name}ExecutionProvider" for name in ("QNN", "OpenVINO", "CUDA", "Dml")

@@ -16,21 +16,21 @@ import pytest
 from random_gguf import LAYERS, Q8_0, VOCABULARY, write_model
 
 import edgespec
-from edgespec.backends import ort_providers
 from edgespec.backends.base import Logits
-from edgespec.backends.ort_cache import converted
-from edgespec.backends.ort_providers import CPU_PROVIDER, OnnxDevice
+from edgespec.backends.ort import providers as ort_providers
+from edgespec.backends.ort.cache import converted
+from edgespec.backends.ort.providers import CPU_PROVIDER, OnnxDevice
+from edgespec.backends.tree import DraftTree
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.models.embedded import embedded_model
-from edgespec.models.onnx_facts import SPLIT, GraphOptions, read_facts
-from edgespec.models.onnx_graph import GRAPH_FILE, bucket_graphs, exit_graphs
+from edgespec.models.onnx.facts import SPLIT, GraphOptions, read_facts
+from edgespec.models.onnx.graph import GRAPH_FILE, bucket_graphs, exit_graphs
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.tree import DraftTree
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("onnx", reason="the onnx extra is not installed")
 
-from edgespec.backends.ort import OrtBackend, OrtSettings
+from edgespec.backends.ort.backend import OrtBackend, OrtSettings
 
 pytestmark = pytest.mark.model
 

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.backends.fake import FakeBackend
-from edgespec.controller import choose_size
-from edgespec.drafters import make_drafter
-from edgespec.engine import Engine
-from edgespec.memory.curve import CostCurve, measure_curve
-from edgespec.memory.speed import SpeedModel, predicted_speedup
-from edgespec.proposal import Stakes
-from edgespec.switch_forecast import Trace, choose, forecast
-from edgespec.switch_planning import Calibrated, reason
-from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
+from edgespec.decode.engine import Engine
+from edgespec.drafting.controller import choose_size
+from edgespec.drafting.drafters import make_drafter
+from edgespec.drafting.proposal import Stakes
+from edgespec.memory.times.curve import CostCurve, measure_curve
+from edgespec.memory.times.speed import SpeedModel, predicted_speedup
+from edgespec.switching.forecast import Trace, choose, forecast
+from edgespec.switching.planning import Calibrated, reason
+from edgespec.switching.policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
 
 INF = math.inf
 quick = settings(max_examples=150, deadline=None, derandomize=True, database=None)

@@ -25,16 +25,16 @@ from planning_cases import (
 )
 
 from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.memory import device
-from edgespec.memory.footprint import (
+from edgespec.memory.bytes.footprint import (
     RunShape,
     footprint,
 )
-from edgespec.memory.plan import Device, Settings
-from edgespec.memory.request import Request
-from edgespec.memory.speed import SpeedModel
+from edgespec.memory.device import device
+from edgespec.memory.plan.plan import Device, Settings
+from edgespec.memory.plan.request import Request
+from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
-from edgespec.planning import (
+from edgespec.setup.planning import (
     make_run_plan,
     settings_of,
 )

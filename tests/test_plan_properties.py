@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from planning_cases import INF, MIB, gpu, model, outcome, plan_of, quick, thorough
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.accelerators import Accelerator
-from edgespec.memory.curve import CostCurve
-from edgespec.memory.footprint import (
+from edgespec.memory.bytes.footprint import (
     kv_type_fits,
 )
-from edgespec.memory.plan import Device, Plan, Settings
-from edgespec.memory.speed import SpeedModel
+from edgespec.memory.device.accelerators import Accelerator
+from edgespec.memory.plan.plan import Device, Plan, Settings
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 
 

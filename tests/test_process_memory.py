@@ -11,15 +11,15 @@ import pytest
 from planning_cases import MIB, SPEC, outcome, plan_of
 
 from edgespec.errors import DoesNotFitError
-from edgespec.loading import load_plan
-from edgespec.memory import device
-from edgespec.memory.footprint import RUNTIME_BYTES, Component
-from edgespec.memory.plan import Device, reachable_bytes, this_device
-from edgespec.memory.request import Request
-from edgespec.memory.track import peak_resident_bytes, private_bytes, resident_bytes
+from edgespec.memory.bytes.footprint import RUNTIME_BYTES, Component
+from edgespec.memory.device import device
+from edgespec.memory.device.track import peak_resident_bytes, private_bytes, resident_bytes
+from edgespec.memory.plan.plan import Device, reachable_bytes, this_device
+from edgespec.memory.plan.request import Request
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import read_model_spec
-from edgespec.planning import make_run_plan
+from edgespec.setup.loading import load_plan
+from edgespec.setup.planning import make_run_plan
 
 HELD = RUNTIME_BYTES + 300 * MIB
 
@@ -79,7 +79,7 @@ import numpy as np
 ballast = np.ones(300 << 20, np.uint8)
 import edgespec
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.track import peak_resident_bytes
+from edgespec.memory.device.track import peak_resident_bytes
 try:
     edgespec.load(budget_bytes=250 << 20)
 except DoesNotFitError:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from random_gguf import Q8_0, write_model
 
-from edgespec.backends import ort_cache
+from edgespec.backends.ort import cache as ort_cache
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.models.processes import start_module
 from edgespec.models.spec import ModelSpec, read_model_spec

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from edgespec import profiling
+from edgespec.bench import profiling
 from edgespec.cli import doctor
 from edgespec.cli.main import app
-from edgespec.prompts import PROMPTS
+from edgespec.measure.prompts import PROMPTS
 
 runner = CliRunner()
 
@@ -84,7 +84,7 @@ def test_doctor_says_what_is_there_and_what_will_be_used() -> None:
 
 
 def test_doctor_says_what_a_build_with_amx_kernels_misses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.backends.llama_library.has_amx_kernels", lambda: True)
+    monkeypatch.setattr("edgespec.backends.llama.library.has_amx_kernels", lambda: True)
     text = " ".join(runner.invoke(app, ["doctor"]).stdout.split())
     assert "a build without AMX" in text and "-mno-amx-int8 -U__AVX512FP16__" in text
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from random_gguf import F32, VOCABULARY, WIDTH, write_model
 
-from edgespec.backends.llama_library import library
+from edgespec.backends.llama.library import library
 from edgespec.errors import (
     DoesNotFitError,
     EdgespecError,
@@ -26,7 +26,7 @@ from edgespec.errors import (
     ModelNotFoundError,
     UnsupportedError,
 )
-from edgespec.models.gguf import read_gguf
+from edgespec.models.gguf.reader import read_gguf
 from edgespec.quantize import convert as convert_module
 from edgespec.quantize import imatrix
 from edgespec.quantize.convert import FILE_TYPES, Recipe, convert, file_type_named, predict

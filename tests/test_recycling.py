@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafters import recycling
-from edgespec.drafters.base import Outcome, Successors
-from edgespec.drafters.recycling import RecyclingDrafter
-from edgespec.memory.curve import CostCurve
-from edgespec.proposal import EMPTY, Proposal, Stakes
-from edgespec.tree import DraftTree
+from edgespec.backends.tree import DraftTree
+from edgespec.drafting.drafters import recycling
+from edgespec.drafting.drafters.base import Outcome, Successors
+from edgespec.drafting.drafters.recycling import RecyclingDrafter
+from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.memory.times.curve import CostCurve
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 Path = tuple[int, ...]

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
-from edgespec.memory.page import require_place
-from edgespec.memory.report import render_report, write_report
+from edgespec.memory.report.page import require_place
+from edgespec.memory.report.report import render_report, write_report
 
 MIB = 1 << 20
 

@@ -11,17 +11,18 @@ import pytest
 from planning_cases import CELL, INF, MIB, PLENTY, SPEC, plan_of
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory import accelerators, cache, device
-from edgespec.memory.curve import CostCurve
-from edgespec.memory.footprint import (
+from edgespec.memory.bytes.footprint import (
     RunShape,
     kv_cache_bytes,
 )
-from edgespec.memory.plan import Settings
-from edgespec.memory.request import Request
-from edgespec.memory.speed import DEFAULT_ROUNDS, RoundHistory
+from edgespec.memory.device import accelerators, device
+from edgespec.memory.plan.plan import Settings
+from edgespec.memory.plan.request import Request
+from edgespec.memory.store import cache
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.speed import DEFAULT_ROUNDS, RoundHistory
 from edgespec.models.spec import ModelSpec
-from edgespec.planning import (
+from edgespec.setup.planning import (
     make_run_plan,
     rounds_key,
     settings_key,
@@ -35,7 +36,7 @@ from edgespec.planning import (
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody measures this machine's bandwidth: 20 GB/s."""
-    monkeypatch.setattr("edgespec.planning.memory_bandwidth", lambda: 20e9)
+    monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda: 20e9)
 
 
 @pytest.mark.usefixtures("quiet")
@@ -161,7 +162,7 @@ def test_an_exact_run_knows_the_largest_step_that_rounds_alike() -> None:
 
 def test_planning_imports_no_inference_library_and_no_numpy() -> None:
     code = (
-        "import sys, edgespec.planning; "
+        "import sys, edgespec.setup.planning; "
         "print(sorted({'numpy', 'llama_cpp', 'onnxruntime', 'jinja2'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

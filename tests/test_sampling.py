@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgespec.errors import BackendError, UnsupportedError
-from edgespec.memory.footprint import SAMPLING_TOKEN_BYTES
-from edgespec.sampling import Sampler, SamplingParams, top_two_gap
+from edgespec.memory.bytes.footprint import SAMPLING_TOKEN_BYTES
+from edgespec.sampling.sampling import Sampler, SamplingParams, top_two_gap
 
 Row = NDArray[np.float32]
 

@@ -20,12 +20,12 @@ import edgespec
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.common import common_length
-from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.engine import Engine
+from edgespec.decode.engine import Engine
+from edgespec.decode.session import Session
+from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
-from edgespec.memory.curve import CostCurve
-from edgespec.sampling import SamplingParams
-from edgespec.session import Session
+from edgespec.memory.times.curve import CostCurve
+from edgespec.sampling.sampling import SamplingParams
 
 END = 256
 VOCAB = 257
@@ -350,7 +350,7 @@ def test_damaged_and_foreign_files_are_refused_with_a_sentence(tmp_path: Path) -
 _WRITER = """
 import sys
 from pathlib import Path
-from edgespec.session_file import write_session
+from edgespec.decode.session_file import write_session
 path = Path(sys.argv[1])
 def cache(name):
     Path(name).write_bytes(b"c" * 300_000)
@@ -362,7 +362,7 @@ for number in range(10**9):
 
 
 def test_killing_a_writer_leaves_an_intact_file(tmp_path: Path) -> None:
-    from edgespec.session_file import read_session
+    from edgespec.decode.session_file import read_session
 
     path = tmp_path / "a.session"
     for attempt in range(6):

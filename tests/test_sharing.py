@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.calibration import Calibration, merged_counts
-from edgespec.drafters.merits import merged
-from edgespec.memory import cache, texts
-from edgespec.memory.counts import added
-from edgespec.memory.curve import CostCurve
-from edgespec.memory.speed import RoundHistory, merged_rounds
+from edgespec.drafting.calibration import Calibration, merged_counts
+from edgespec.drafting.drafters.merits import merged
+from edgespec.memory.store import cache, texts
+from edgespec.memory.store.counts import added
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.speed import RoundHistory, merged_rounds
 
 INF = float("inf")
 _LIMIT_S = 60.0
@@ -30,9 +30,9 @@ _LIMIT_S = 60.0
 # again, as many short runs would.
 _RUNS = """
 import sys
-from edgespec.calibration import Calibration, merged_counts
-from edgespec.memory import cache, texts
-from edgespec.memory.speed import RoundHistory, merged_rounds
+from edgespec.drafting.calibration import Calibration, merged_counts
+from edgespec.memory.store import cache, texts
+from edgespec.memory.times.speed import RoundHistory, merged_rounds
 
 number, runs = int(sys.argv[1]), int(sys.argv[2])
 print("ready", flush=True)
@@ -65,7 +65,7 @@ for run in range(runs):
 # Takes the lock as a change does, and dies in the middle of it or stays there.
 _HOLDER = """
 import os, sys, time
-from edgespec.memory import cache
+from edgespec.memory.store import cache
 
 def change(now):
     print("holding", flush=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.memory.curve import CostCurve
-from edgespec.memory.speed import (
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.speed import (
     DEFAULT_ROUNDS,
     Round,
     RoundHistory,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from random_gguf import F32, LAYERS, write_model
 
-from edgespec.models.gguf import read_gguf
+from edgespec.models.gguf.reader import read_gguf
 from edgespec.quantize import step_times
 from edgespec.quantize.context import EvalContext
 from edgespec.quantize.convert import Recipe, convert, predict

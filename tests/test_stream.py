@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from edgespec.decode.stream import TextStream
 from edgespec.errors import UnsupportedError
-from edgespec.stream import TextStream
 
 
 def stream_of(pieces: Sequence[bytes], stop: Sequence[str] = ()) -> TextStream:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.successors import successors_of
+from edgespec.drafting.successors import successors_of
 
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 SPREAD = 5.3

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafters import NAMES, make_drafter, suffix, tables_bytes
-from edgespec.drafters.base import Outcome
-from edgespec.drafters.recycling import RecyclingDrafter
-from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.backends.tree import DraftTree
+from edgespec.drafting.drafters import NAMES, make_drafter, suffix, tables_bytes
+from edgespec.drafting.drafters.base import Outcome
+from edgespec.drafting.drafters.recycling import RecyclingDrafter
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.proposal import Proposal, Stakes
 from edgespec.errors import UnsupportedError
-from edgespec.memory.curve import CostCurve
-from edgespec.proposal import Proposal, Stakes
-from edgespec.tree import DraftTree
+from edgespec.memory.times.curve import CostCurve
 
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 Path = tuple[int, ...]

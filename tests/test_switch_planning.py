@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 from random_gguf import Q4_0, Q8_0, write_model
 
 import edgespec
-from edgespec import switch_calibration
 from edgespec.backends.fake import FakeBackend
-from edgespec.engine import Engine
+from edgespec.bench import switch_calibration
+from edgespec.bench.switch_calibration import calibrate
+from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.memory import cache
-from edgespec.memory.curve import CostCurve
-from edgespec.memory.plan import Device
-from edgespec.memory.request import Request
+from edgespec.measure.prompts import PROMPTS
+from edgespec.memory.plan.plan import Device
+from edgespec.memory.plan.request import Request
+from edgespec.memory.store import cache
+from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.planning import make_run_plan, settings_key, settings_of
-from edgespec.prompts import PROMPTS
-from edgespec.switch_calibration import calibrate
-from edgespec.switch_planning import Calibrated, check_switch, store, stored
-from edgespec.switch_policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
-from edgespec.switching import SwitchingEngine
+from edgespec.setup.planning import make_run_plan, settings_key, settings_of
+from edgespec.switching.engine import SwitchingEngine
+from edgespec.switching.planning import Calibrated, check_switch, store, stored
+from edgespec.switching.policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
 
 MIB = 1 << 20
 PLENTY = Device(4 << 30)

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.bench.subject import Subject
-from edgespec.drafters.suffix import SuffixDrafter
-from edgespec.engine import Engine
+from edgespec.decode.engine import Engine
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.proposal import Proposal
 from edgespec.errors import UnsupportedError
-from edgespec.memory.curve import CostCurve
-from edgespec.proposal import Proposal
-from edgespec.sampling import SamplingParams
-from edgespec.switch_forecast import Trace, choose, forecast, writers
-from edgespec.switch_policy import LARGE, SMALL, Switch, SwitchPolicy, SwitchPrices
-from edgespec.switching import SwitchingEngine, entropy_nats
-from edgespec.timing import measure_reads
+from edgespec.measure.timing import measure_reads
+from edgespec.memory.times.curve import CostCurve
+from edgespec.sampling.sampling import SamplingParams
+from edgespec.switching.engine import SwitchingEngine, entropy_nats
+from edgespec.switching.forecast import Trace, choose, forecast, writers
+from edgespec.switching.policy import LARGE, SMALL, Switch, SwitchPolicy, SwitchPrices
 
 VOCAB = 6
 PROMPT = [1, 2, 3]

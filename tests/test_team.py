@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from edgespec.backends import llamacpp
 from edgespec.backends.fake import FakeBackend
-from edgespec.backends.llamacpp import LlamaBackend, LlamaSettings
-from edgespec.backends.team import Teams
-from edgespec.drafters import make_drafter
-from edgespec.engine import Engine
-from edgespec.memory.curve import CostCurve
-from edgespec.memory.neighbours import Neighbours, alone
+from edgespec.backends.llama import backend as llamacpp
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.team import Teams
+from edgespec.backends.tree import DraftTree
+from edgespec.decode.engine import Engine
+from edgespec.drafting.drafters import make_drafter
+from edgespec.memory.device.neighbours import Neighbours, alone
+from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
-from edgespec.tree import DraftTree
 
 INF = float("inf")
 

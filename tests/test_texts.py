@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from random_gguf import Q8_0, write_model
 
 import edgespec
-from edgespec.drafters import make_drafter
-from edgespec.drafters.base import Outcome
-from edgespec.memory import texts
-from edgespec.memory.curve import CostCurve
+from edgespec.backends.tree import DraftTree
+from edgespec.drafting.drafters import make_drafter
+from edgespec.drafting.drafters.base import Outcome
+from edgespec.drafting.proposal import Stakes
+from edgespec.memory.store import texts
+from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import read_model_spec
-from edgespec.proposal import Stakes
-from edgespec.tree import DraftTree
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.memory.curve import CostCurve
-from edgespec.timing import measure_depths
+from edgespec.measure.timing import measure_depths
+from edgespec.memory.times.curve import CostCurve
 
 
 class Cache:

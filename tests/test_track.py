@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from edgespec.memory.track import (
+from edgespec.memory.device.track import (
     MemoryTracker,
     peak_resident_bytes,
     resident_bytes,

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.accept import accept
-from edgespec.laws import DraftLaw, TargetLaw
-from edgespec.tree import DraftTree
-from edgespec.verification import Dice, accept_sampled, without
+from edgespec.backends.tree import DraftTree
+from edgespec.decode.accept import accept
+from edgespec.decode.verification import Dice, accept_sampled, without
+from edgespec.sampling.laws import DraftLaw, TargetLaw
 
 Row = NDArray[np.float64]
 # Distributions [V] by the tokens after the root.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from dying import dies_before_call, dies_in_a_write, on_a_full_disk
 
-from edgespec.memory import cache, texts
+from edgespec.memory.store import cache, texts
 from edgespec.models.writing import making, put_in_place, remove_dead, whole_file
 
 needs_kills = pytest.mark.skipif(os.name == "nt", reason="needs signals and limits of POSIX")
@@ -20,25 +20,26 @@ _DOCUMENT = f"{{'a': [{'7' * 9}] * 800}}"
 # What writes, by name: code to be run in `folder`, and the file it writes.
 _WRITERS = {
     "cache": (
-        f"from edgespec.memory import cache\ncache.store('curves', 'key', {_DOCUMENT})",
+        f"from edgespec.memory.store import cache\ncache.store('curves', 'key', {_DOCUMENT})",
         "cache/curves",
     ),
     "counts": (
-        "from edgespec.memory import cache\n"
+        "from edgespec.memory.store import cache\n"
         f"cache.update('curves', 'key', lambda now: {_DOCUMENT})",
         "cache/curves",
     ),
     "texts": (
-        "from edgespec.memory import texts\ntexts.add_texts('m', 'm.gguf', [list(range(3000))])",
+        "from edgespec.memory.store import texts\n"
+        "texts.add_texts('m', 'm.gguf', [list(range(3000))])",
         "cache/texts",
     ),
     "page": (
-        "from pathlib import Path\nfrom edgespec.memory.page import write_page\n"
+        "from pathlib import Path\nfrom edgespec.memory.report.page import write_page\n"
         "write_page('<p>' * 3000, Path('page.html'))",
         "page.html",
     ),
     "session": (
-        "from pathlib import Path\nfrom edgespec.session_file import write_session\n"
+        "from pathlib import Path\nfrom edgespec.decode.session_file import write_session\n"
         "def cache(path):\n    return Path(path).write_bytes(b'k' * 9000)\n"
         "write_session(Path('talk.session'), {'messages': ['hello'] * 99}, cache)",
         "talk.session",
@@ -50,7 +51,7 @@ _WRITERS = {
     ),
     "training text": (
         "from pathlib import Path\nimport numpy as np\n"
-        "from edgespec.models.exit_texts import Text, save_texts\n"
+        "from edgespec.models.exits.texts import Text, save_texts\n"
         "text = Text(*[np.arange(3000)] * 4)\n"
         "save_texts(Path('texts-00000.npz'), [text], 1.0)",
         "texts-00000.npz",

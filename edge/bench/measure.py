@@ -12,17 +12,17 @@ from contextlib import ExitStack
 from time import perf_counter
 from typing import Any
 
+from edgespec.bench.profiling import machine_facts, model_facts
 from edgespec.bench.summary import Prompted, speed_by_position, summary
 from edgespec.bench.turns import take_turns
 from edgespec.bench.worker import Worker, WorkerContender
 from edgespec.errors import UnsupportedError
-from edgespec.memory.bandwidth import memory_bandwidth
-from edgespec.memory.neighbours import Neighbours
-from edgespec.memory.request import Request
+from edgespec.measure.prompts import TaskPrompt
+from edgespec.memory.device.bandwidth import memory_bandwidth
+from edgespec.memory.device.neighbours import Neighbours
+from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec
-from edgespec.profiling import machine_facts, model_facts
 from edgespec.progress import Progress
-from edgespec.prompts import TaskPrompt
 
 _WARM_UP = "Count from one to twenty in words."
 _WARM_TOKENS = 16

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgespec.bench.ratios import interval_text, ratio_text
 from edgespec.bench.summary import BIN_TOKENS, table_rows
-from edgespec.memory.page import (
+from edgespec.memory.report.page import (
     BLUE,
     GREEN,
     GREY,

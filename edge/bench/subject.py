@@ -11,21 +11,21 @@ from time import perf_counter
 from typing import Any
 
 from edgespec.bench.turns import Answer
-from edgespec.compare import find_divergence
-from edgespec.drafters import MODEL, drafter_names, make_drafter
-from edgespec.drafters.base import Drafter
-from edgespec.drafters.combined import CombinedDrafter
-from edgespec.drafters.model import ModelDrafter
-from edgespec.engine import Engine, Prompt
-from edgespec.loading import load_plan
-from edgespec.memory.plan import Plan
-from edgespec.memory.request import Request
-from edgespec.memory.speed import RoundHistory
-from edgespec.memory.track import MemoryTracker, peak_resident_bytes
+from edgespec.decode.engine import Engine, Prompt
+from edgespec.drafting.drafters import MODEL, drafter_names, make_drafter
+from edgespec.drafting.drafters.base import Drafter
+from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.measure.compare import find_divergence
+from edgespec.measure.noise import measure_batch_noise
+from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Request
+from edgespec.memory.times.speed import RoundHistory
 from edgespec.models.spec import ModelSpec
-from edgespec.noise import measure_batch_noise
-from edgespec.planning import make_run_plan
-from edgespec.switching import SwitchingEngine
+from edgespec.setup.loading import load_plan
+from edgespec.setup.planning import make_run_plan
+from edgespec.switching.engine import SwitchingEngine
 
 AUTO, PLAIN = "auto", "none"
 _SAMPLE_S = 0.1  # between two looks at the memory

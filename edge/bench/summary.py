@@ -19,7 +19,7 @@ from edgespec.bench.ratios import (
     together,
 )
 from edgespec.bench.turns import Answer
-from edgespec.stats import Counters, host_share
+from edgespec.decode.stats import Counters, host_share
 
 BIN_TOKENS = 32  # of the speed by output position
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgespec.engine import Prompt
+from edgespec.decode.engine import Prompt
+from edgespec.decode.stats import Counters
 from edgespec.errors import EdgespecError
-from edgespec.stats import Counters
 
 
 @dataclass(frozen=True, slots=True)

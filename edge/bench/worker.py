@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from edgespec.bench.turns import Answer
-from edgespec.engine import Prompt
+from edgespec.decode.engine import Prompt
 from edgespec.errors import BackendError, EdgespecError
-from edgespec.memory.request import Request
+from edgespec.memory.plan.request import Request
 from edgespec.models.processes import messages_out, start_module
 
 _PROGRESS, _RESULT, _ERROR = "progress", "result", "error"
@@ -104,7 +104,7 @@ class WorkerContender:
 
 def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
     from edgespec.bench.subject import open_subject
-    from edgespec.models.onnx_folder import read_model
+    from edgespec.models.onnx.folder import read_model
 
     def reply(kind: str, value: Any) -> None:
         pickle.dump((kind, value), replies)

@@ -1,0 +1,62 @@
+"""Values of GGUF tensors, converted by the library that computes with them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.llama.library import ggml_function
+from edgespec.errors import UnsupportedError
+from edgespec.models.gguf.ggml_types import GGML_TYPES, GgmlType
+
+_F32 = "F32"  # ggml has no conversion of what is float32 already
+_TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+_NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
+
+
+class _Traits(ctypes.Structure):
+    """`struct ggml_type_traits` of ggml.h."""
+
+    _fields_ = (
+        ("type_name", ctypes.c_char_p),
+        ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", _TO_FLOAT),
+        ("from_float_ref", ctypes.c_void_p),
+    )
+
+
+class FloatRows:
+    """Turns rows of `columns` values of a tensor type into float32, as llama.cpp does.
+
+    Raises UnsupportedError for a type this llama.cpp cannot convert.
+    """
+
+    def __init__(self, kind: GgmlType, columns: int) -> None:
+        self._columns = columns
+        self.row_bytes = columns // kind.block_size * kind.block_bytes
+        self._convert = None if kind.name == _F32 else _conversion(kind)
+
+    def __call__(self, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """[n, row_bytes] to [n, columns]."""
+        rows = np.ascontiguousarray(rows)
+        if self._convert is None:
+            return rows.view(np.float32)
+        values = np.empty((len(rows), self._columns), np.float32)
+        self._convert(rows.ctypes.data, values.ctypes.data, values.size)
+        return values
+
+
+def _conversion(kind: GgmlType) -> Callable[[int, int, int], None]:
+    get_traits = ggml_function("ggml_get_type_traits", ctypes.POINTER(_Traits), ctypes.c_int)
+    traits = get_traits(_NUMBERS[kind.name]).contents
+    fits = (traits.blck_size, traits.type_size) == (kind.block_size, kind.block_bytes)
+    if not fits or not traits.to_float:
+        raise UnsupportedError(f"llama.cpp cannot read single rows of type {kind.name}")
+    convert: Callable[[int, int, int], None] = traits.to_float
+    return convert

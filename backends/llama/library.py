@@ -1,0 +1,162 @@
+"""llama.cpp's shared library: imported on first use, its log kept out of the terminal.
+
+The low-level module of llama-cpp-python is used throughout: its high-level class allocates logits
+for the whole context and hides the sequence functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from edgespec.errors import MissingDependencyError
+from edgespec.memory.device import llama_binary
+
+_WARN, _ERROR, _CONTINUATION = 3, 4, 5  # values of ggml_log_level
+_BUFFER_LINE = re.compile(r"(\S+) +(model|KV|RS|compute) buffer size = +([\d.]+) MiB")
+_COMPONENT = {"model": "weights", "KV": "kv_cache", "RS": "recurrent_state"}
+
+
+class LibraryLog(threading.local):
+    """What llama.cpp said lately: error text for exceptions, buffer sizes for reports.
+
+    It says things in the thread that called it, and each thread hears of its own calls alone.
+    """
+
+    def __init__(self) -> None:
+        self._level = 0
+        self._line = ""
+        self._problems: deque[str] = deque(maxlen=8)
+        self._buffers: list[tuple[str, str, int]] = []  # device, component, bytes
+
+    def write(self, level: int, text: bytes | None) -> None:
+        """Take one piece of log output; pieces of a line arrive one by one."""
+        self._level = self._level if level == _CONTINUATION else level
+        self._line += (text or b"").decode("utf-8", errors="replace")
+        if self._line.endswith("\n"):
+            self._end_line(self._line.strip())
+            self._line = ""
+
+    def _end_line(self, line: str) -> None:
+        if self._level in (_WARN, _ERROR) and line:
+            self._problems.append(line)
+        elif match := _BUFFER_LINE.search(line):
+            device, kind, mebibytes = match.groups()
+            size_bytes = round(float(mebibytes) * 2**20)
+            self._buffers.append((device, _COMPONENT.get(kind, kind), size_bytes))
+
+    def clear(self) -> None:
+        """Forget everything; called before a model or a context is made."""
+        self._problems.clear()
+        self._buffers.clear()
+
+    def problem(self) -> str:
+        """The last error or warning lines in one sentence, or ``""``."""
+        texts = [line.split(": ", 1)[-1] for line in self._problems]
+        return "; ".join(dict.fromkeys(texts[-2:]))
+
+    def buffer_bytes(self) -> dict[str, int]:
+        """Bytes llama.cpp allocated or mapped since `clear`, by component."""
+        total: dict[str, int] = {}
+        for device, component, size_bytes in self._buffers:
+            name = "weights_repacked" if "REPACK" in device.upper() else component
+            on_gpu = (
+                not device.upper().startswith(("CPU", "HOST")) and "_HOST" not in device.upper()
+            )
+            name = f"gpu_{name}" if on_gpu else name
+            total[name] = total.get(name, 0) + size_bytes
+        return total
+
+
+LOG = LibraryLog()
+
+
+_first_use = threading.Lock()
+
+
+def library() -> ModuleType:
+    """The low-level module, initialised once per process.
+
+    Raises:
+        MissingDependencyError: llama-cpp-python is not installed.
+    """
+    with _first_use:  # a second initialisation would take the log from the first one's listener
+        return _initialised()
+
+
+@functools.cache
+def _initialised() -> ModuleType:
+    try:
+        from llama_cpp import llama_cpp
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"llama-cpp-python cannot be imported: {error}",
+            hint="pip install 'llama-cpp-python==0.3.36' (builds from source with a C++ compiler)",
+        ) from error
+
+    def receive(level: int, text: bytes | None, _data: Any) -> None:
+        LOG.write(level, text)
+
+    callback = llama_cpp.llama_log_callback(receive)
+    llama_cpp.llama_log_set(callback, None)
+    llama_cpp.edgespec_log_callback = callback  # C keeps the pointer: it must outlive this call
+    llama_cpp.llama_backend_init()
+    module: ModuleType = llama_cpp
+    return module
+
+
+def has_amx_kernels() -> bool:
+    """Whether llama.cpp was built with kernels for Intel's AMX, which are left alone.
+
+    Some compilers (GCC 12 for one) drop most of what these are configured with, and the first step
+    ends in a segmentation fault: https://github.com/ggml-org/llama.cpp/issues/20824
+    """
+    return b"AMX_INT8 = 1" in library().llama_print_system_info()
+
+
+def model_params() -> Any:
+    """What models are loaded with: the library's defaults, where they are safe.
+
+    It has one switch for AMX and for the weights that it rearranges for other kernels.
+    """
+    params = library().llama_model_default_params()
+    params.use_extra_bufts = not has_amx_kernels()
+    return params
+
+
+def ggml_function(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of ggml, which llama.cpp computes with, by its signature. Raises as `library`."""
+    library()
+    return llama_binary.ggml_function(name, result, *arguments)
+
+
+@contextmanager
+def interrupts_kept() -> Iterator[list[int]]:
+    """A Ctrl-C that comes while llama.cpp calls back takes effect at the end.
+
+    Python acts on it in the next bytecode that runs, which is one of the callback, maybe before its
+    first statement, and C drops what a callback raises. Every call that logs calls back. At the
+    end, also when the body raises, whoever handled signals before is told of each: Python's own
+    handler raises KeyboardInterrupt, a surrounding `interrupts_kept` keeps it on. Other threads are
+    never interrupted, nor is a process in which no handler of Python's would run.
+    Yields a list that is empty until one comes.
+    """
+    came: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield came
+        return
+    signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
+        for number in came:
+            before(number, None)

@@ -1,0 +1,68 @@
+"""How many threads a step may have while other processes compute, too.
+
+llama.cpp's threads meet several hundred times a step, and whoever is early spins. If another
+process computes on a core of the team, one thread waits for its turn there and all others spin
+meanwhile: two processes of two threads each on two cores were at 23 tokens/s, where one thread each
+gave 69 and a process alone 97. So a team has as many threads as there are free cores, looked up
+again while it works; one by one they come back when the neighbour has gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import perf_counter
+
+from edgespec.memory.device.device import granted_cpus
+from edgespec.memory.device.neighbours import Look, Neighbours, alone
+
+_PERIOD_S = 0.25  # between two looks; processors' times are counted in hundredths of a second
+_STALE_S = 1.0  # without a step, after which what was seen says nothing
+
+
+class Teams:
+    """The teams of threads of this process, at most one a loaded model.
+
+    A team begins with all of its threads: whoever came first would otherwise keep all cores.
+
+    Args:
+        cores: that this process may use.
+        look: see `Neighbours`.
+    """
+
+    def __init__(
+        self, cores: float, look: Callable[[], Look], clock: Callable[[], float] = perf_counter
+    ) -> None:
+        self._cores, self._look, self._clock = cores, look, clock
+        self._lock = threading.Lock()
+        self._neighbours: Neighbours | None = None
+        self._next_look_s = self._last_step_s = 0.0
+        self._others = 0.0  # cores that others keep busy
+        self._at_work = 0
+
+    def enter(self, most: int) -> int:
+        """Threads that a step may have now, of at most `most`; `leave` when it has ended."""
+        with self._lock:
+            self._at_work += 1
+            now = self._clock()
+            if now >= self._next_look_s:
+                self._see(now)
+            free = self._cores - self._others
+            return max(1, min(most, int(free / self._at_work + 0.5)))
+
+    def leave(self) -> None:
+        """A step has ended."""
+        with self._lock:
+            self._at_work -= 1
+            self._last_step_s = self._clock()
+
+    def _see(self, now: float) -> None:
+        is_stale = self._at_work == 1 and now - self._last_step_s > _STALE_S
+        if self._neighbours is None or is_stale:
+            self._neighbours, self._others = Neighbours(self._look), 0.0
+        else:
+            self._others = self._neighbours.share()
+        self._next_look_s = now + _PERIOD_S
+
+
+TEAMS = Teams(granted_cpus(), alone)

@@ -1,0 +1,180 @@
+"""The tokenizer inside a GGUF file, through llama.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from edgespec.backends.llama.library import LOG, interrupts_kept, library
+from edgespec.errors import BackendError, UnsupportedError
+
+
+class LlamaTokenizer:
+    """Ids of a llama.cpp vocabulary, for any number of threads, until it is closed.
+
+    Whoever frees the model it came from closes it first. That waits for calls under way; later
+    ones raise UnsupportedError, but for what was asked of a token before.
+    """
+
+    def __init__(self, library: ModuleType, model: Any) -> None:
+        self._lib = library
+        self._vocab = library.llama_model_get_vocab(model)
+        self._bytes: dict[int, bytes] = {}
+        self._ends: dict[int, bool] = {}
+        self._change = threading.Condition()
+        self._calls: dict[object, threading.Thread] = {}
+        self.vocab_size = int(library.llama_vocab_n_tokens(self._vocab))
+
+    @contextmanager
+    def vocabulary(self) -> Iterator[Any]:
+        """llama.cpp's own handle, which is not freed within."""
+        call = object()
+        try:
+            with self._change:
+                vocab = self._vocab
+                if vocab is None:
+                    raise UnsupportedError("the model is closed", hint="load the model again")
+                self._calls[call] = threading.current_thread()
+            yield vocab
+        finally:
+            with self._change:
+                self._calls.pop(call, None)
+                self._change.notify_all()
+
+    def close(self) -> None:
+        """Let the vocabulary go; safe to call twice.
+
+        Raises UnsupportedError within a call of this thread, as a signal handler may be.
+        """
+        with self._change:
+            if threading.current_thread() in self._calls.values():
+                raise UnsupportedError(
+                    "a model cannot be closed while this thread tokenizes with it",
+                    hint="close it in another thread, or when the call has ended",
+                )
+            self._vocab = None
+            self._change.wait_for(lambda: not self._calls)
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Ids of `text`; a BOS is added where the file asks for it and the text has none yet."""
+        data = text.encode("utf-8", errors="surrogatepass")
+        capacity = len(data) + 8
+        ids = (self._lib.llama_token * capacity)()
+        with self.vocabulary() as vocab:
+            count = self._lib.llama_tokenize(
+                vocab, data, len(data), ids, capacity, add_special, True
+            )
+            if count < 0:  # the buffer was too small: -count tells the size that is needed
+                ids = (self._lib.llama_token * -count)()
+                count = self._lib.llama_tokenize(
+                    vocab, data, len(data), ids, -count, add_special, True
+                )
+            bos = self._lib.llama_vocab_bos(vocab)
+        doubled = add_special and count > 1 and ids[0] == bos == ids[1]
+        return list(ids[1:count] if doubled else ids[:count])
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of a token; control tokens have none."""
+        piece = self._bytes.get(token)
+        if piece is None:
+            with self.vocabulary() as vocab:
+                piece = self._bytes[token] = self._piece(vocab, token)
+        return piece
+
+    def _piece(self, vocab: Any, token: int) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            count = self._lib.llama_token_to_piece(vocab, token, buffer, size, 0, False)
+            if count >= 0:
+                return buffer.raw[:count]
+            size = -count
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends a generation (EOS, end of turn, ...)."""
+        end = self._ends.get(token)
+        if end is None:
+            with self.vocabulary() as vocab:
+                end = self._ends[token] = bool(self._lib.llama_vocab_is_eog(vocab, token))
+        return end
+
+    def one_byte_tokens(self) -> dict[int, int]:
+        """A token for each byte that has one of its own, and one that ends a generation at -1.
+
+        Looks at the whole vocabulary once, and keeps none of it: that would take 150 bytes a token.
+        """
+        found: dict[int, int] = {}
+        with self.vocabulary() as vocab:
+            for token in range(self.vocab_size):
+                if self._lib.llama_vocab_is_eog(vocab, token):
+                    found.setdefault(-1, token)
+                elif len(piece := self._piece(vocab, token)) == 1:
+                    found.setdefault(piece[0], token)
+        return found
+
+    def token_text(self, token: int) -> str:
+        """The vocabulary's own name of a token, control tokens included; ``""`` for -1."""
+        if token < 0:
+            return ""
+        with self.vocabulary() as vocab:
+            text: bytes = self._lib.llama_vocab_get_text(vocab, token)
+            return text.decode("utf-8", errors="replace")
+
+    @property
+    def bos_text(self) -> str:
+        """Name of the begin-of-sequence token, for chat templates."""
+        with self.vocabulary() as vocab:
+            return self.token_text(self._lib.llama_vocab_bos(vocab))
+
+    @property
+    def eos_text(self) -> str:
+        """Name of the end-of-sequence token, for chat templates."""
+        with self.vocabulary() as vocab:
+            return self.token_text(self._lib.llama_vocab_eos(vocab))
+
+
+class VocabularyTokenizer(LlamaTokenizer):
+    """The tokenizer in a file, without its weights. Raises BackendError with llama.cpp's words.
+
+    One that nobody refers to any more is closed, too.
+    """
+
+    _opened: ExitStack | None = None
+
+    def __init__(self, path: Path) -> None:
+        lib = library()
+        params = lib.llama_model_default_params()
+        params.vocab_only = True
+        LOG.clear()
+        with ExitStack() as opened:
+            with interrupts_kept():
+                model = lib.llama_model_load_from_file(os.fsencode(path), params)
+                if model:
+                    opened.callback(lib.llama_model_free, model)
+            if not model:
+                reason = LOG.problem() or "no reason"
+                raise BackendError(f"llama.cpp cannot read the vocabulary of {path.name}: {reason}")
+            super().__init__(lib, model)
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        """Free the vocabulary; safe to call twice."""
+        if self._opened is not None:
+            super().close()
+            self._opened.close()
+
+    def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not at_exit():  # when modules may be gone, and the system frees everything
+            self.close()
+
+
+def open_tokenizer(path: Path) -> closing[VocabularyTokenizer]:
+    """The tokenizer in a file, closed at the end of a `with`. Raises as `VocabularyTokenizer`."""
+    return closing(VocabularyTokenizer(path))

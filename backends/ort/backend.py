@@ -1,0 +1,271 @@
+"""A GGUF model in ONNX Runtime behind the Backend protocol.
+
+What differs between kinds of graphs (who owns the KV cache, what goes in) is a runner's; which one
+is seen from a graph's inputs and outputs. Embeddings come from the GGUF itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.base import Capabilities, Logits, require_room
+from edgespec.backends.ort.gqa import GqaRunner
+from edgespec.backends.ort.inputs import Step, rope_tables
+from edgespec.backends.ort.providers import CPU_DEVICE, OnnxDevice, open_session
+from edgespec.backends.ort.split import CutRunner, SplitRunner, is_split
+from edgespec.backends.tree import DraftTree
+from edgespec.backends.vocabulary import OwnTokenizer, open_vocabulary
+from edgespec.errors import ModelFileError, UnsupportedError
+from edgespec.models.onnx.facts import GraphFacts
+from edgespec.models.onnx.folder import FACTS_FILE
+from edgespec.models.onnx.graph import DEEP_FILE, GRAPH_FILE, SHALLOW_FILE
+from edgespec.models.onnx.weights import dequantize, raw_rows
+from edgespec.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class OrtSettings:
+    """How a graph is run; sizes are in tokens. `max_nodes` bounds a verification step.
+
+    `pads_single` is the strict mode: a one-token step is evaluated as two rows, where ONNX Runtime
+    would take another kernel for a single one and round differently, and steps are chains.
+    """
+
+    context_size: int
+    batch_size: int = 64
+    max_nodes: int = 32
+    threads: int = 1
+    pads_single: bool = False
+
+
+class Runner(Protocol):
+    """Evaluates steps of one kind of graph, and keeps the KV cache."""
+
+    entry: str  # the graph's main input: "embeddings" or "input_ids"
+
+    @property
+    def max_step(self) -> int | None:
+        """Most nodes of a step, where shapes are fixed."""
+
+    def run(self, step: Step, values: NDArray[Any]) -> NDArray[np.float32]:
+        """Logits from the first row wanted on, [r, V]; the next run may overwrite them."""
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        """Let the last step's nodes of `path` follow the first `length` tokens."""
+
+    def memory_bytes(self) -> dict[str, int]: ...
+
+    def close(self) -> None: ...
+
+
+class OrtBackend:
+    """A converted GGUF model, or an ONNX model folder, in ONNX Runtime.
+
+    Args:
+        spec: the GGUF the graph was made from, whose embeddings and vocabulary are read; or the
+            folder, whose graph takes ids.
+        facts: of the GGUF; None for a folder, whose graph knows them.
+        folder: where `model.onnx` (or graphs of fixed shapes, or of parts) and the weights lie.
+        place: where it runs; the CPU if left out.
+
+    Raises:
+        MissingDependencyError: onnxruntime is not installed.
+        BackendError: ONNX Runtime cannot load the graph, with its own words.
+        UnsupportedError: too little of the graph runs on the device that was asked for.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        facts: GraphFacts | None,
+        folder: Path,
+        settings: OrtSettings,
+        place: OnnxDevice = CPU_DEVICE,
+    ) -> None:
+        self.spec = spec
+        self.settings = settings
+        # Attention sums a path in another order when its cells lie between those of siblings.
+        reason = "a branch rounds differently from a chain" if settings.pads_single else ""
+        self.capabilities = Capabilities(True, not settings.pads_single, True, reason)
+        self._embed = None if facts is None else _Embeddings(spec, facts)
+        self.node_share = 1.0  # of the graph's nodes, the part that `place` runs
+        with ExitStack() as opened, ThreadPoolExecutor(1) as beside:
+            vocabulary = beside.submit(
+                open_vocabulary, spec
+            )  # both leave Python alone while they read
+            opened.callback(_close, vocabulary)
+            self._runner: Runner = opened.enter_context(closing(self._open(facts, folder, place)))
+            self.tokenizer: OwnTokenizer = vocabulary.result()
+            if place != CPU_DEVICE:
+                where = f"{place.provider} on the {place.kind.upper()}"
+                told = f"{where}, with {self.node_share:.0%} of the graph's nodes"
+                self.capabilities = replace(self.capabilities, place=told)
+            self._opened = opened.pop_all()
+        self._tokens: list[int] = []
+        self._tree: DraftTree | None = None
+
+    def _open(self, facts: GraphFacts | None, folder: Path, place: OnnxDevice) -> Runner:
+        spec, settings = self.spec, self.settings
+        capacity = settings.context_size + settings.max_nodes + 1  # room for a padded step, too
+        tables = {} if facts is None else rope_tables(spec, facts, capacity)
+        windows = {"attention_bias": 0}
+        if any(spec.is_sliding):
+            windows["attention_bias_window"] = spec.sliding_window
+
+        def opened(name: str) -> Any:
+            session, share = open_session(folder / name, settings.threads, place)
+            self.node_share = min(self.node_share, share)
+            return session
+
+        def split(*sessions: Any) -> SplitRunner:
+            return SplitRunner(sessions, tables, windows, settings.context_size)
+
+        if (folder / SHALLOW_FILE).exists():
+            return CutRunner(split(opened(SHALLOW_FILE)), split(opened(DEEP_FILE)))
+        if not (folder / GRAPH_FILE).exists():
+            return split(*(opened(path.name) for path in sorted(folder.glob("*.onnx"))))
+        session = opened(GRAPH_FILE)
+        if facts is None:
+            _require_contract(session, spec)
+        if is_split(session):
+            return split(session)
+        widest = max(settings.max_nodes, settings.batch_size, 2)
+        sizes = {"capacity": capacity, "max_nodes": settings.max_nodes, "widest": widest}
+        return GqaRunner(session, tables, windows, **sizes)
+
+    # -- Backend protocol ------------------------------------------------------------------
+
+    @property
+    def context_size(self) -> int:
+        return self.settings.context_size
+
+    @property
+    def length(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._tokens
+
+    @property
+    def pending(self) -> int:
+        return 0
+
+    @property
+    def max_nodes(self) -> int:
+        return min(self.settings.max_nodes, self._runner.max_step or self.settings.max_nodes)
+
+    @property
+    def batch_size(self) -> int:
+        return min(self.settings.batch_size, self._runner.max_step or self.settings.batch_size)
+
+    @property
+    def crowding(self) -> float:
+        return 1.0  # its threads take work from each other, so they wait less for a busy core
+
+    def prefill(self, tokens: Sequence[int]) -> Logits:
+        """Append at most `batch_size` tokens; the logits of the last one, [V]."""
+        require_room(self, len(tokens))
+        self._tree = None
+        rows = self._step(tokens, range(len(tokens)), None, first_row=len(tokens) - 1)
+        self._runner.keep(self.length, range(len(tokens)))
+        self._tokens += tokens
+        logits: Logits = rows[0]
+        return logits
+
+    def verify(self, tree: DraftTree) -> Logits:
+        """Logits of all nodes in one step, [n, V]: a view the next step overwrites."""
+        count = len(tree)
+        if count > self.max_nodes:
+            raise UnsupportedError(f"a step has room for {self.max_nodes} nodes, not {count}")
+        if not self.capabilities.tree and not tree.is_chain:
+            raise UnsupportedError(f"no branches in this mode: {self.capabilities.reason}")
+        require_room(self, count)
+        self._tree = tree
+        return self._step(tree.tokens, tree.depths(), tree)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the nodes of `path`, forget the rest of the last step."""
+        tree, self._tree = self._tree, None
+        assert tree is not None and path[0] == 0, "commit follows verify and keeps the root"
+        self._runner.keep(self.length, path)
+        self._tokens += [tree.tokens[node] for node in path]
+
+    def truncate(self, length: int) -> int:
+        """Keep at most the first `length` tokens; return how many there are."""
+        self._tree = None
+        del self._tokens[length:]
+        return self.length
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes of the arrays this backend holds; ONNX Runtime's own are not told."""
+        return self._runner.memory_bytes()
+
+    def close(self) -> None:
+        self._opened.close()
+
+    # -- one step --------------------------------------------------------------------------
+
+    def _step(
+        self,
+        tokens: Sequence[int],
+        depths: Sequence[int],
+        tree: DraftTree | None,
+        first_row: int = 0,
+    ) -> Logits:
+        """Evaluate nodes behind the committed tokens; logits from `first_row` on."""
+        count = len(tokens)
+        wanted = count - first_row
+        if count == 1 and self.settings.pads_single:
+            tokens, depths = (*tokens, tokens[0]), (*depths, 1)
+        positions = np.asarray(depths, np.int64) + self.length
+        branches = tree is not None and not tree.is_chain
+        step = Step(self.length, positions, tree if branches else None, first_row)
+        values = self._embed(tokens) if self._embed else np.asarray(tokens, np.int64)[None]
+        return self._runner.run(step, values)[:wanted]
+
+
+class _Embeddings:
+    """Rows of a GGUF's embedding table."""
+
+    def __init__(self, spec: ModelSpec, facts: GraphFacts) -> None:
+        self._table = spec.tensors["token_embd.weight"]
+        self._raw_table = raw_rows(spec.path, self._table)
+        self._scale = np.float32(facts.embedding_scale)
+
+    def __call__(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The rows of some tokens, [1, n, E]."""
+        rows = dequantize(self._table, self._raw_table[list(tokens)])
+        if self._scale != 1.0:
+            rows = rows * self._scale
+        return rows[None]
+
+
+def _close(vocabulary: Future[OwnTokenizer]) -> None:
+    """Close what another thread opens, when it has; what went wrong there is told elsewhere."""
+    if vocabulary.exception() is None:
+        vocabulary.result().close()
+
+
+def _require_contract(session: Any, spec: ModelSpec) -> None:
+    """Refuse a folder whose graph is not the one its facts tell of."""
+    shapes = {info.name: list(info.shape) for info in session.get_inputs()}
+    wanted = {
+        f"past_{what}.{layer}": [1, spec.num_kv_heads[layer], "past", length[layer]]
+        for layer in range(spec.num_layers)
+        for what, length in (("key", spec.key_length), ("value", spec.value_length))
+    }
+    caches = {name: shape for name, shape in shapes.items() if name.startswith("past_")}
+    if caches != wanted or not {"input_ids", "position_ids", "rows"} <= shapes.keys():
+        raise ModelFileError(
+            f"the graph in {spec.path} is not the one that {FACTS_FILE} describes",
+            hint="make it again with `edgespec models export`",
+        )

@@ -1,0 +1,279 @@
+"""Converted models, kept between runs: GGUF in, a folder for ONNX Runtime out.
+
+A conversion belongs to a file's content, this version of the graph, ONNX Runtime's version and the
+processor, because it holds the weights as the kernels want them ("prepacked"): they are then mapped
+from disk instead of being packed into private memory at every start. Folders appear and go as a
+whole, what killed conversions left is removed by the next one, and the least recently used ones go
+when all together take too much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from edgespec.backends.ort.backend import OrtBackend, OrtSettings
+from edgespec.backends.ort.providers import CPU_PROVIDER, onnxruntime_module
+from edgespec.errors import (
+    BackendError,
+    EdgespecError,
+    MissingDependencyError,
+    ModelFileError,
+    ModelNotFoundError,
+    UnsupportedError,
+)
+from edgespec.models.onnx.facts import GQA, GraphFacts, GraphOptions, read_facts
+from edgespec.models.onnx.graph import GRAPH_FILE, GRAPH_VERSION, write_graphs
+from edgespec.models.onnx.writer import WEIGHTS_FILE
+from edgespec.models.processes import messages_out, start_module
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.models.writing import making, put_in_place, reason, remove_dead
+
+_DISK_FACTOR = 3.3  # of the GGUF, while the converted and the packed file both exist
+_KEPT_BYTES = 16 << 30
+_PACKING_SHARE = 0.5  # of the time
+# What ONNX Runtime's CPU kernels run; only these are packed, since packing is theirs.
+_CPU_GRAPHS = {GRAPH_FILE: GraphOptions(GQA)}
+_HINT = "make room, or set EDGESPEC_CACHE to a larger disk"
+_ERRORS = {  # that the other process may name
+    kind.__name__: kind
+    for kind in (UnsupportedError, MissingDependencyError, ModelFileError, ModelNotFoundError)
+}
+_LAST_BYTES = 4096  # of what a conversion that failed has printed
+
+
+def converted(
+    spec: ModelSpec,
+    root: Path,
+    device: str,
+    progress: Callable[[float], None] = lambda _fraction: None,
+    graphs: Mapping[str, GraphOptions] | None = None,
+) -> Path:
+    """The folder of a converted model below `root`, made now if it is not there yet.
+
+    Args:
+        device: names the processor; packed weights are not shared between kinds.
+        graphs: what is written, by file name; the packed graph for the CPU if left out.
+
+    Raises:
+        UnsupportedError: the graph cannot express this model, or the disk is too full.
+        MissingDependencyError: onnx or onnxruntime is not installed.
+        BackendError: ONNX Runtime cannot pack it.
+    """
+    graphs = dict(graphs or _CPU_GRAPHS)
+    folder = root / _key(spec, device, graphs)
+    if _is_whole(folder, graphs):
+        with contextlib.suppress(OSError):
+            os.utime(folder)
+        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        remove_dead(root)
+        _require_space(spec, root, graphs)
+        with making(folder) as work:
+            (work / "packed").mkdir(parents=True)
+            _convert_elsewhere(spec, work, graphs, progress)
+            _put_in_place(work / "packed", folder, graphs)
+    except EdgespecError:  # of which some are an OSError, too
+        raise
+    except OSError as problem:
+        raise UnsupportedError(
+            f"cannot write the converted model: {reason(problem)}", hint=_HINT
+        ) from problem
+    progress(1.0)
+    _evict(root, keep=folder)
+    return folder
+
+
+def _is_whole(folder: Path, graphs: Mapping[str, GraphOptions]) -> bool:
+    return all((folder / name).exists() for name in (*graphs, WEIGHTS_FILE))
+
+
+def _put_in_place(made: Path, folder: Path, graphs: Mapping[str, GraphOptions]) -> None:
+    """Make `made` the model's folder, unless another process was faster: its is as good."""
+    try:
+        put_in_place(made, folder)
+    except OSError:
+        if not _is_whole(folder, graphs):
+            _remove(folder)  # somebody took files out of it
+            put_in_place(made, folder)
+
+
+def _convert_elsewhere(
+    spec: ModelSpec,
+    work: Path,
+    graphs: Mapping[str, GraphOptions],
+    progress: Callable[[float], None],
+) -> None:
+    """Convert in a process of its own, whose memory is gone when the model is loaded here."""
+    wanted = json.dumps({name: asdict(options) for name, options in graphs.items()})
+    said: dict[str, Any] = {}
+    # What it prints besides is in a file, because a pipe that nobody empties would stop it.
+    with tempfile.TemporaryFile() as printed:
+        with start_module(
+            __spec__.name, str(spec.path), str(work), wanted, stderr=printed
+        ) as process:
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    said = json.loads(line)
+                    if "part" in said:
+                        progress(said["part"])
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode != 0:
+            raise _failure(said, process.returncode, printed)
+
+
+def _failure(said: dict[str, Any], status: int, printed: BinaryIO) -> Exception:
+    """Why the process that converts has ended: what it said last, or else printed last."""
+    if "errno" in said:
+        return OSError(said["errno"], said["problem"])
+    if "problem" in said:
+        kind = _ERRORS.get(said["kind"], BackendError)
+        return kind(f"the model cannot be converted: {said['problem']}", hint=said["hint"])
+    printed.seek(max(0, printed.seek(0, os.SEEK_END) - _LAST_BYTES))
+    lines = printed.read().decode("utf-8", errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), f"status {status}")
+    return BackendError(f"the model cannot be converted: {last}")
+
+
+def _main(path: str, work: str, wanted: str) -> int:
+    """What the other process does: convert, say how far it is, and what went wrong."""
+    out = messages_out()
+
+    def say(**said: Any) -> None:
+        out.write(json.dumps(said).encode() + b"\n")
+        out.flush()
+
+    try:
+        _convert(path, work, wanted, lambda part: say(part=part))
+    except EdgespecError as problem:
+        say(problem=str(problem), hint=problem.hint, kind=type(problem).__name__)
+    except OSError as problem:
+        say(problem=reason(problem), errno=problem.errno)
+    else:
+        return 0
+    return 1
+
+
+def _convert(path: str, work: str, wanted: str, progress: Callable[[float], None]) -> None:
+    """Write the graphs and pack them."""
+    spec, folder = read_model_spec(path), Path(work)
+    graphs = {name: GraphOptions(**options) for name, options in json.loads(wanted).items()}
+    is_packed = graphs == _CPU_GRAPHS
+
+    def report(part: float) -> None:
+        progress(round(part * (1 - _PACKING_SHARE * is_packed), 3))
+
+    facts = read_facts(spec)
+    write_graphs(spec, facts, folder if is_packed else folder / "packed", graphs, report)
+    if is_packed:
+        _pack(folder / GRAPH_FILE, folder / "packed")
+        _check(spec, facts, folder, folder / "packed")
+
+
+def _key(spec: ModelSpec, device: str, graphs: Mapping[str, GraphOptions]) -> str:
+    """What a conversion belongs to; one that is not packed fits every processor and version."""
+    is_packed = graphs == _CPU_GRAPHS
+    place = f"{_runtime_version()} {device}" if is_packed else f"{sorted(graphs.items())}"
+    made_of = f"{GRAPH_VERSION} {place} {spec.fingerprint}"
+    return blake2b(made_of.encode(), digest_size=12).hexdigest()
+
+
+def _runtime_version() -> str:
+    return str(onnxruntime_module().__version__)
+
+
+def _require_space(spec: ModelSpec, root: Path, graphs: Mapping[str, GraphOptions]) -> None:
+    needed = int(_DISK_FACTOR * spec.weight_bytes)
+    if any(options.plain for options in graphs.values()):
+        needed = sum(4 * math.prod(tensor.dims) for tensor in spec.tensors.values())
+    free = shutil.disk_usage(root).free
+    if free < needed:
+        raise UnsupportedError(
+            f"converting this model takes {needed >> 20} MiB of disk for a moment, and "
+            f"{free >> 20} MiB are free",
+            hint=_HINT,
+        )
+
+
+def _pack(graph: Path, folder: Path) -> None:
+    """Let ONNX Runtime optimize the graph and store it with its packed weights."""
+    onnxruntime = onnxruntime_module()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    # The graph is fused already, and ONNX Runtime 1.31 stores packed weights wrongly where it
+    # shares constants between nodes or keeps their scales inside the graph: answers are then NaN
+    # or nonsense, so scales (never this small) go to the file, and `_check` compares.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.optimized_model_filepath = str(folder / GRAPH_FILE)
+    for name, value in (
+        ("session.optimized_model_external_initializers_file_name", WEIGHTS_FILE),
+        ("session.optimized_model_external_initializers_min_size_in_bytes", "256"),
+        ("session.save_external_prepacked_constant_initializers", "1"),
+    ):
+        options.add_session_config_entry(name, value)
+    try:
+        onnxruntime.InferenceSession(str(graph), options, providers=[CPU_PROVIDER])
+    except Exception as error:
+        raise BackendError(f"ONNX Runtime cannot pack the weights: {error}") from error
+
+
+def _check(spec: ModelSpec, facts: GraphFacts, written: Path, packed: Path) -> None:
+    """Refuse packed weights that compute anything else than the graph as it was written."""
+    rows = []
+    for folder in (written, packed):
+        backend = OrtBackend(spec, facts, folder, OrtSettings(64, batch_size=8, max_nodes=4))
+        rows.append(backend.prefill(range(8)).copy())
+        backend.close()
+    if not np.array_equal(*rows):
+        raise BackendError("ONNX Runtime packed the weights wrongly: the logits differ")
+
+
+def _evict(root: Path, keep: Path) -> None:
+    """Remove the least recently used models while all together are too large."""
+    kept = [folder for folder in root.iterdir() if folder.is_dir() and folder.name[0] != "."]
+    sizes = {folder: _folder_bytes(folder) for folder in sorted(kept, key=_last_used)}
+    total = sum(sizes.values())
+    for folder, size in sizes.items():
+        if total <= _KEPT_BYTES:
+            return
+        if folder != keep:
+            total -= size
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a converted model: all of it at once, whenever this process may be killed."""
+    with contextlib.suppress(OSError), making(folder) as going:
+        os.replace(folder, going)
+
+
+def _last_used(folder: Path) -> float:
+    with contextlib.suppress(OSError):  # another process has just removed it
+        return folder.stat().st_mtime
+    return 0.0
+
+
+def _folder_bytes(folder: Path) -> int:
+    with contextlib.suppress(OSError):
+        return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))

@@ -1,0 +1,242 @@
+"""ONNX Runtime's execution providers: which there are, which one runs a graph, and whether it does.
+
+Providers come with the installed ONNX Runtime (OpenVINO, CUDA, DirectML) or as plugins that are
+registered with it (QNN, Windows ML's, and others); a plugin lists the devices it sees. A device is
+chosen by its type and named to ONNX Runtime, never left to a policy: those fail where a plugin is
+installed for hardware that is not there. What a provider cannot run ONNX Runtime gives to the
+processor without a word, so a session says which share of its nodes runs where it should.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
+from edgespec.models.onnx.facts import GQA, SPLIT, GraphOptions
+from edgespec.models.onnx.graph import GRAPH_FILE, bucket_graphs
+
+CPU_PROVIDER = "CPUExecutionProvider"
+LEAST_SHARE = 0.9  # of a graph's nodes; below it, a device that was asked for is not used
+STEPS = (1, 8, 16, 32)  # nodes of the graphs for devices that want fixed shapes
+
+# Packages that bring a provider as a plugin: the module tells the library and the names in it.
+_PLUGINS = ("onnxruntime_qnn", "onnxruntime_ep_openvino", "onnxruntime_ep_webgpu")
+# Kinds of devices a built-in provider may have, where it does not list them.
+_BUILT_IN = {
+    "CUDAExecutionProvider": ("gpu",),
+    "DmlExecutionProvider": ("gpu",),
+    "QNNExecutionProvider": ("npu",),
+    "OpenVINOExecutionProvider": ("cpu", "gpu", "npu"),
+}
+_PACKAGES = {
+    "gpu": "onnxruntime-gpu (NVIDIA), onnxruntime-openvino (Intel) or onnxruntime-directml",
+    "npu": "onnxruntime-qnn (Snapdragon) or onnxruntime-openvino (Intel)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxDevice:
+    """A device of a provider.
+
+    Args:
+        kind: "cpu", "gpu" or "npu".
+        vendor: as the provider tells it; may be empty.
+        handle: the OrtEpDevice of a plugin; None for a provider that is built in.
+        options: given to the provider.
+    """
+
+    provider: str
+    kind: str
+    vendor: str = ""
+    handle: Any = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+CPU_DEVICE = OnnxDevice(CPU_PROVIDER, "cpu")
+
+
+def onnxruntime_module() -> Any:
+    """The library. Raises MissingDependencyError where it is not installed."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingDependencyError(
+            "--backend onnx needs onnxruntime", hint="pip install 'edgespec[onnx]'"
+        ) from error
+    return onnxruntime
+
+
+def devices() -> tuple[OnnxDevice, ...]:
+    """Every device of every installed provider; those of plugins first, the CPU's own last."""
+    runtime = onnxruntime_module()
+    _register_plugins()
+    found = [_listed(one) for one in getattr(runtime, "get_ep_devices", list)()]
+    known = {one.provider for one in found}
+    for provider in runtime.get_available_providers():
+        if provider not in known:
+            found += (OnnxDevice(provider, kind) for kind in _kinds(provider))
+    return (*(one for one in found if one.provider != CPU_PROVIDER), CPU_DEVICE)
+
+
+def choose(kind: str) -> OnnxDevice:
+    """The device for `--device`: the processor's own kernels unless a GPU or an NPU is asked for.
+
+    Raises UnsupportedError where no provider has such a device.
+    """
+    if kind in ("auto", "cpu"):
+        return CPU_DEVICE
+    for one in devices():
+        if one.kind == kind:
+            return one
+    raise UnsupportedError(
+        f"--device {kind} is not possible: no provider of ONNX Runtime has one here",
+        hint=f"install {_PACKAGES[kind]}; `edgespec doctor` lists what there is",
+    )
+
+
+def named(provider: str, kind: str, options: Mapping[str, str] | None = None) -> OnnxDevice:
+    """A device by the name of its provider, whatever else would be preferred.
+
+    Raises UnsupportedError where the provider is not installed.
+    """
+    for one in devices():
+        if one.provider == provider and one.kind == kind:
+            return replace(one, options=dict(options or {}))
+    raise UnsupportedError(
+        f"{provider} has no {kind} here", hint="`edgespec doctor` lists what there is"
+    )
+
+
+def graphs_for(place: OnnxDevice, context_size: int) -> dict[str, GraphOptions]:
+    """The graphs a device wants: ONNX Runtime's own operations or standard ones, any or fixed
+    shapes, packed or plain weights."""
+    if place == CPU_DEVICE:
+        return {GRAPH_FILE: GraphOptions(GQA)}
+    options = GraphOptions(SPLIT, plain=place.provider == "QNNExecutionProvider")
+    if place.kind == "npu":
+        return bucket_graphs(STEPS, context_size, options)
+    return {GRAPH_FILE: options}
+
+
+def open_session(path: Path, threads: int, place: OnnxDevice = CPU_DEVICE) -> tuple[Any, float]:
+    """A session on a device, and the share of its nodes that really runs there.
+
+    Raises:
+        MissingDependencyError: onnxruntime is not installed.
+        BackendError: ONNX Runtime cannot load the graph, with its own words.
+        UnsupportedError: a GPU or NPU would run less than LEAST_SHARE of the nodes.
+    """
+    runtime = onnxruntime_module()
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors; they are raised as well
+    chosen: dict[str, Any] = {"providers": [CPU_PROVIDER]}
+    if place.provider != CPU_PROVIDER:
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        options.enable_mem_pattern = place.provider != "DmlExecutionProvider"  # it has none
+        settings = {**_options(place, threads), **place.options}
+        if place.handle is None:
+            chosen = {"providers": [(place.provider, settings), CPU_PROVIDER]}
+        else:
+            options.add_provider_for_devices([place.handle], settings)
+            chosen = {}
+    try:
+        session = runtime.InferenceSession(str(path), options, enable_fallback=0, **chosen)
+    except Exception as error:
+        raise BackendError(f"ONNX Runtime cannot load {path.name}: {error}") from error
+    share = 1.0 if place.provider == CPU_PROVIDER else _node_share(session, place)
+    if place.kind != "cpu" and share < LEAST_SHARE:
+        raise UnsupportedError(
+            f"{place.provider} would run {share:.0%} of this graph on the {place.kind.upper()}, "
+            f"and the processor the rest",
+            hint="use --device cpu, which is faster than a mixture",
+        )
+    return session, share
+
+
+def _node_share(session: Any, place: OnnxDevice) -> float:
+    """The share of a session's nodes that its provider runs, from 0 to 1."""
+    counts: dict[str, int] = {}
+    for part in session.get_provider_graph_assignment_info():
+        counts[part.ep_name] = counts.get(part.ep_name, 0) + len(part.get_nodes())
+    return counts.get(place.provider, 0) / max(1, sum(counts.values()))
+
+
+def _options(place: OnnxDevice, threads: int) -> dict[str, str]:
+    """What a provider has to be told; names are those of its documentation."""
+    if place.provider == "OpenVINOExecutionProvider" and place.handle is None:
+        return {"device_type": place.kind.upper(), "num_of_threads": str(threads)}
+    if place.provider == "QNNExecutionProvider":
+        return {"enable_htp_fp16_precision": "1", "htp_performance_mode": "burst"}
+    return {}
+
+
+def _listed(one: Any) -> OnnxDevice:
+    return OnnxDevice(one.ep_name, one.device.type.name.lower(), one.ep_vendor, one)
+
+
+def _kinds(provider: str) -> tuple[str, ...]:
+    """Kinds of devices a built-in provider has here, as far as it can be known."""
+    kinds = _BUILT_IN.get(provider, ())
+    if provider == "OpenVINOExecutionProvider":
+        seen = _openvino_devices()
+        return tuple(kind for kind in kinds if any(kind.upper() in name for name in seen))
+    return kinds
+
+
+def _openvino_devices() -> list[str]:
+    """Names such as CPU, GPU.0 and NPU; a build with OpenVINO inside tells them."""
+    try:
+        from onnxruntime.capi import _pybind_state
+
+        names: list[str] = _pybind_state.get_available_openvino_device_ids()
+    except (ImportError, AttributeError):
+        return ["CPU"]
+    return names
+
+
+@functools.cache
+def _register_plugins() -> None:
+    """Tell ONNX Runtime of every plugin that is installed; one that does not load is left out."""
+    runtime = onnxruntime_module()
+    register = getattr(runtime, "register_execution_provider_library", None)
+    if register is None:
+        return
+    for name, library in (*_plugin_libraries(), *_windows_libraries()):
+        try:
+            register(name, library)
+        except Exception:  # of another ONNX Runtime, or for another system
+            continue
+
+
+def _plugin_libraries() -> Iterator[tuple[str, str]]:
+    """Name and library of the installed plugin packages.
+
+    The name is the provider's own: the QNN plugin takes whatever it is registered under for it.
+    """
+    for package in _PLUGINS:
+        if importlib.util.find_spec(package):
+            module = importlib.import_module(package)
+            yield module.get_ep_names()[0], module.get_library_path()
+
+
+def _windows_libraries() -> Iterator[tuple[str, str]]:
+    """Name and library of the providers that Windows ML has installed; none is downloaded here."""
+    catalog = _windows_catalog()
+    for one in catalog.find_all_providers() if catalog else ():
+        if one.library_path:
+            yield one.name, one.library_path
+
+
+@functools.cache  # it must outlive the libraries that came from it
+def _windows_catalog() -> Any:
+    if not importlib.util.find_spec("windowsml"):
+        return None
+    return importlib.import_module("windowsml").EpCatalog()

@@ -1,0 +1,208 @@
+"""Runs `split` graphs: the past goes in, the new rows of K and V come out, the host keeps some.
+
+Works for every graph with these inputs and outputs (`models/onnx/split.py` names them), whoever
+exported it: `rows`, `position_ids`, `input_ids` and tables for the rotation are given where a graph
+asks for them. Graphs with fixed shapes are buckets: a step takes the smallest it fits into, and is
+padded with rows that nobody looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.ort.inputs import Step, attention_bias
+from edgespec.errors import BackendError, UnsupportedError
+
+_MASKED = -1e4  # fits into half precision; e to its power is 0 there and in float32
+_MORE_CELLS = 256  # a growing cache is masked, not shorter: the graph looks at all of it
+_ENTRIES = ("embeddings", "hidden", "input_ids")
+_EXITS = ("logits", "hidden")
+
+
+def is_split(session: Any) -> bool:
+    """Whether a session's graph leaves the cache to the host."""
+    return any(info.name.startswith("new_key.") for info in session.get_outputs())
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A session and the shapes it is for; 0 stands for any."""
+
+    session: Any
+    inputs: frozenset[str]
+    outputs: tuple[str, ...]  # the main one, then new rows in the order of the caches
+    step: int
+    past: int
+
+
+class SplitRunner:
+    """Sessions of one model, all over the same cache.
+
+    Args:
+        sessions: one with any shape, or buckets of fixed ones.
+        tables: cosines and sines of every position, [positions, D / 2], by the name of the input.
+        windows: by the name of each attention bias, how far its layers see; 0 means all.
+        context_size: tokens the cache must be able to hold.
+
+    Raises:
+        UnsupportedError: no bucket holds so many tokens, or an input is not known.
+    """
+
+    def __init__(
+        self,
+        sessions: Sequence[Any],
+        tables: dict[str, NDArray[np.float32]],
+        windows: dict[str, int],
+        context_size: int,
+    ) -> None:
+        first = {info.name: info.shape for info in sessions[0].get_inputs()}
+        self.entry = next(name for name in _ENTRIES if name in first)
+        self._names = [name for name in first if name.startswith("past_")]
+        self._tables, self._windows = tables, windows
+        known = {self.entry, *self._names, *tables, *windows, "position_ids", "rows"}
+        if unknown := sorted(first.keys() - known):
+            raise UnsupportedError(f"this graph asks for {', '.join(unknown)}, which is not known")
+        self._graphs = sorted((self._graph(one) for one in sessions), key=lambda g: g.step)
+        fixed = sorted({graph.past for graph in self._graphs if graph.past})
+        self._sizes = fixed or [*range(_MORE_CELLS, context_size, _MORE_CELLS), context_size]
+        if self._sizes[-1] < context_size:
+            raise UnsupportedError(
+                f"these graphs hold {self._sizes[-1]} tokens, not {context_size}",
+                hint=f"use --ctx {self._sizes[-1]} or less",
+            )
+        shapes = [(first[name][1], first[name][3]) for name in self._names]
+        self._memory = [np.empty(h * self._sizes[-1] * d, np.float32) for h, d in shapes]
+        for memory in self._memory:
+            memory.fill(0.0)  # takes the memory now, and not in mid-answer
+        self._shapes = shapes
+        self._past = 0
+        self._caches: list[NDArray[np.float32]] = []
+        self._new: list[NDArray[np.float32]] = []
+        self._resize(0, self._sizes[0])
+
+    def _graph(self, session: Any) -> _Graph:
+        shapes = {info.name: info.shape for info in session.get_inputs()}
+        out = {info.name for info in session.get_outputs()}
+        main = next(name for name in _EXITS if name in out)
+        new = (name.replace("past_", "new_") for name in self._names)
+        step, past = shapes[self.entry][1], shapes[self._names[0]][2]
+        return _Graph(
+            session,
+            frozenset(shapes),
+            (main, *new),
+            step if isinstance(step, int) else 0,
+            past if isinstance(past, int) else 0,
+        )
+
+    @property
+    def max_step(self) -> int | None:
+        """Most nodes of a step, where shapes are fixed."""
+        return max(graph.step for graph in self._graphs) or None
+
+    def run(self, step: Step, values: NDArray[Any]) -> NDArray[np.float32]:
+        """Evaluate nodes; rows [n, V] (or hidden states [n, E]) from the first wanted on.
+
+        Args:
+            values: embeddings or hidden states [.., n, E], or ids [.., n].
+        """
+        graph = self._fitting(step.count)
+        padding = (graph.step or step.count) - step.count
+        feeds: dict[str, Any] = dict(zip(self._names, self._caches, strict=True))
+        feeds |= self._biases(step, padding)
+        positions = np.pad(step.positions, (0, padding), "edge")
+        feeds |= {name: table[positions] for name, table in self._tables.items()}
+        feeds["position_ids"] = positions[None]
+        feeds["rows"] = np.arange(step.first_row, step.count)
+        tokens = values.reshape(step.count, -1)
+        padded = np.pad(tokens, ((0, padding), (0, 0)), "edge")[None]
+        feeds[self.entry] = padded[..., 0] if self.entry == "input_ids" else padded
+        try:
+            out, *self._new = graph.session.run(
+                graph.outputs, {name: feeds[name] for name in graph.inputs}
+            )
+        except Exception as error:
+            raise BackendError(f"ONNX Runtime failed: {error}") from error
+        rows: NDArray[np.float32] = out.reshape(-1, out.shape[-1])
+        return rows if "rows" in graph.inputs else rows[step.first_row : step.count]
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        """Let the last step's nodes of `path` follow the first `length` tokens."""
+        end, nodes = length + len(path), list(path)
+        cells = next(size for size in self._sizes if size >= end)
+        if cells != self._past:
+            self._resize(length, cells)
+        for cache, new in zip(self._caches, self._new, strict=True):
+            cache[0, :, length:end] = new[0][:, nodes]
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes of the arrays held here."""
+        return {"kv_cache": sum(memory.nbytes for memory in self._memory)}
+
+    def close(self) -> None:
+        self._graphs.clear()
+        self._caches.clear()
+        self._memory.clear()
+        self._new = []
+
+    def _fitting(self, count: int) -> _Graph:
+        for graph in self._graphs:
+            fits = not graph.step or graph.step >= count
+            if fits and graph.past in (0, self._past):
+                return graph
+        raise UnsupportedError(f"a step has room for {self.max_step} nodes, not {count}")
+
+    def _biases(self, step: Step, padding: int) -> dict[str, NDArray[np.float32]]:
+        nodes = step.count + padding
+        return {
+            name: attention_bias(step, window, _MASKED, past=self._past, nodes=nodes)
+            for name, window in self._windows.items()
+        }
+
+    def _resize(self, length: int, cells: int) -> None:
+        """Let the caches have so many cells; each lies dense in memory taken at the start."""
+        old, self._caches = self._caches, []
+        for number, (memory, (heads, width)) in enumerate(
+            zip(self._memory, self._shapes, strict=True)
+        ):
+            cache = memory[: heads * cells * width].reshape(1, heads, cells, width)
+            # Nothing is written over before it was moved: a head that goes up goes last to first.
+            order = range(heads if old else 0)
+            for head in reversed(order) if cells > self._past else order:
+                cache[0, head, :length] = old[number][0, head, :length]
+            self._caches.append(cache)
+        self._past = cells
+
+
+class CutRunner:
+    """A model cut before a layer: shallow layers first, then the deep ones with the head.
+
+    An early exit drafts with the first and verifies with the second; each owns its layers' cache.
+    """
+
+    def __init__(self, shallow: SplitRunner, deep: SplitRunner) -> None:
+        self.shallow, self.deep = shallow, deep
+        self.entry, self.max_step = shallow.entry, shallow.max_step
+
+    def run(self, step: Step, values: NDArray[Any]) -> NDArray[np.float32]:
+        """As `SplitRunner.run` of the whole model."""
+        hidden = self.shallow.run(replace(step, first_row=0), values)
+        return self.deep.run(step, hidden)
+
+    def keep(self, length: int, path: Sequence[int]) -> None:
+        """Let the last step's nodes of `path` follow the first `length` tokens."""
+        self.shallow.keep(length, path)
+        self.deep.keep(length, path)
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes of the arrays held here."""
+        both = (self.shallow.memory_bytes(), self.deep.memory_bytes())
+        return {"kv_cache": sum(one["kv_cache"] for one in both)}
+
+    def close(self) -> None:
+        self.shallow.close()
+        self.deep.close()

@@ -1,0 +1,247 @@
+"""Measures this device with one model: time by step size and depth, prompts, memory, speed.
+
+Everything a plan predicts is measured beside it. The result is one JSON document
+(`edgespec profile --json`), which the memory-profile report draws.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from typing import Any
+
+from edgespec.backends.base import Backend
+from edgespec.decode.engine import Engine
+from edgespec.errors import DoesNotFitError
+from edgespec.measure.noise import largest_invariant_step
+from edgespec.measure.prompts import PROMPTS
+from edgespec.measure.timing import one_step, some_tokens
+from edgespec.memory.device import device
+from edgespec.memory.device.accelerators import gpu_kinds
+from edgespec.memory.device.bandwidth import memory_bandwidth
+from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes, resident_parts
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Request
+from edgespec.memory.times.speed import SpeedModel
+from edgespec.models.spec import ModelSpec
+from edgespec.progress import Progress
+from edgespec.setup.loading import load_plan
+from edgespec.setup.planning import make_run_plan, settings_of, speed_model
+
+_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32)
+_DEPTHS = (0, 512, 2048)
+_REPEATS = 3
+_DEPTH_SECONDS = 6.0  # for the deeper curves together
+_SPEED_SECONDS = 20.0  # for the answers together
+_MOST_TOKENS, _LEAST_TOKENS = 96, 16
+_FRONTIER_STEPS = 24
+
+
+def profile(
+    spec: ModelSpec, request: Request, *, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Measure `spec` under the plan of `request`. Raises as `edgespec.load` does.
+
+    Times are in ms or seconds, memory in bytes, as the keys say.
+    """
+    report = progress or (lambda _what, _fraction: None)
+    plan = make_run_plan(spec, request)
+    with MemoryTracker() as tracker:
+        tracker.mark("load")
+        with load_plan(spec, plan, progress=report) as engine:
+            tracker.mark("step times")
+            curves = _measure_steps(engine.backend, report)
+            tracker.mark("prompt")
+            prefill = _measure_prefill(engine.backend, report)
+            tracker.mark("batch invariance")
+            invariant = largest_invariant_step(
+                engine.backend, progress=lambda part: report("comparing step sizes", part)
+            )
+            tracker.mark("answers")
+            speeds = _measure_speed(spec, plan, engine, report)
+            allocated = engine.memory_bytes()
+    measured_plan = make_run_plan(spec, request)
+    return {
+        "model": model_facts(spec),
+        "machine": machine_facts(),
+        "plan": plan.as_json(),
+        "memory": {
+            "limit_bytes": plan.limit_bytes,
+            "predicted_peak_bytes": plan.predicted_peak_bytes,
+            "measured_peak_bytes": peak_resident_bytes(),
+            "predicted": plan.component_bytes,
+            "allocated": allocated,
+            "resident": resident_parts(),
+            "samples": [asdict(sample) for sample in tracker.samples],
+            "phases": [{"time_s": at, "name": name} for at, name in tracker.phases],
+        },
+        "step_ms": curves,
+        "draft_max": plan.draft_max,
+        "prefill": prefill,
+        "bandwidth": _bandwidth(spec, curves),
+        "largest_invariant_step": invariant,
+        "speed": speeds,
+        "frontier": frontier(spec, request),
+        "next_plan": measured_plan.as_json(),
+    }
+
+
+def model_facts(spec: ModelSpec) -> dict[str, Any]:
+    """What file was measured, for reports."""
+    return {
+        "file": spec.path.name,
+        "name": spec.name,
+        "type": spec.file_type,
+        "bytes": spec.file_bytes,
+    }
+
+
+def machine_facts() -> dict[str, Any]:
+    """What this machine is, for reports."""
+    return {
+        "cpu": device.cpu_name(),
+        "cores": device.usable_cores(),
+        "features": sorted(device.cpu_features()),
+        "memory_bytes": device.total_bytes(),
+        "available_bytes": device.available_bytes(),
+        "gpu_kinds": list(gpu_kinds()),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "edgespec": version("edgespec"),
+        "llama_cpp_python": version("llama-cpp-python"),
+    }
+
+
+def frontier(spec: ModelSpec, request: Request) -> list[dict[str, Any]]:
+    """Predicted tokens/s of the best plan by budget, from what refuses to what changes nothing."""
+    most = make_run_plan(spec, request).predicted_peak_bytes
+    low, high = min(spec.weight_bytes, most), int(most * 1.15)
+    points: list[dict[str, Any]] = []
+    for step in range(_FRONTIER_STEPS + 1):
+        budget = low + (high - low) * step // _FRONTIER_STEPS
+        try:
+            plan = make_run_plan(spec, replace(request, budget_bytes=budget))
+        except DoesNotFitError:
+            points.append({"budget_bytes": budget, "tokens_per_s": None, "context_size": None})
+            continue
+        points.append(
+            {
+                "budget_bytes": budget,
+                "tokens_per_s": plan.tokens_per_s,
+                "context_size": plan.context_size,
+            }
+        )
+    return points
+
+
+# -- steps ---------------------------------------------------------------------------------
+
+
+def _measure_steps(backend: Backend, report: Progress) -> list[dict[str, Any]]:
+    """Best time of each step size at a few depths; deeper ones only while there is time."""
+    sizes = [size for size in _SIZES if size <= backend.max_nodes]
+    depths = [depth for depth in _DEPTHS if depth + max(sizes) <= backend.context_size]
+    curves: list[dict[str, Any]] = []
+    deadline = time.perf_counter() + _DEPTH_SECONDS
+    for number, depth in enumerate(depths):
+        if number and time.perf_counter() > deadline:
+            break
+        report("measuring step times", number / len(depths))
+        _fill(backend, depth)
+        curves.append({"depth": depth, "ms": {str(n): _best_ms(backend, n) for n in sizes}})
+    backend.truncate(0)
+    return curves
+
+
+def _fill(backend: Backend, depth: int) -> None:
+    while backend.length < depth:
+        count = min(backend.batch_size, depth - backend.length)
+        backend.prefill(some_tokens(backend, count))
+
+
+def _best_ms(backend: Backend, nodes: int) -> float:
+    best = float("inf")
+    for _ in range(_REPEATS + 1):  # the first one builds the graph
+        start = time.perf_counter()
+        one_step(backend, nodes)
+        best = min(best, time.perf_counter() - start)
+    return best * 1e3
+
+
+def _measure_prefill(backend: Backend, report: Progress) -> dict[str, Any]:
+    """Tokens a second while reading a prompt of four batches."""
+    report("reading a prompt", 0.0)
+    count = min(4 * backend.batch_size, backend.context_size)
+    backend.truncate(0)
+    start = time.perf_counter()
+    _fill(backend, count)
+    elapsed = time.perf_counter() - start
+    backend.truncate(0)
+    return {"tokens": count, "batch_size": backend.batch_size, "tokens_per_s": count / elapsed}
+
+
+def _bandwidth(spec: ModelSpec, curves: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The ceiling of plain decoding, and how close one-token steps come to it."""
+    ceiling = memory_bandwidth()
+    used = spec.weight_bytes / (curves[0]["ms"]["1"] / 1e3)
+    return {
+        "memory_bytes_per_s": ceiling,
+        "used_bytes_per_s": used,
+        "ceiling_tokens_per_s": ceiling / spec.weight_bytes,
+    }
+
+
+# -- speed ---------------------------------------------------------------------------------
+
+
+def _measure_speed(
+    spec: ModelSpec, plan: Plan, engine: Engine, report: Progress
+) -> list[dict[str, Any]]:
+    """Predicted and measured tokens/s, plain and with the plan's drafter.
+
+    Drafts are learned on the first half of the prompts and predicted for the second one.
+    """
+    half = len(PROMPTS) // 2
+    step_s = engine.curve.step_ms(1, 256) / 1e3 if engine.curve is not None else 0.02
+    tokens = int(_SPEED_SECONDS / (3 * half * step_s))
+    tokens = max(_LEAST_TOKENS, min(_MOST_TOKENS, tokens))
+    model = speed_model(spec, settings_of(plan))
+    for number, prompt in enumerate(PROMPTS[:half]):
+        report("learning what drafts are worth", number / half)
+        engine.generate(prompt.text, max_tokens=tokens)
+    if engine.curve is not None:
+        curve = engine.curve.resized(engine.curve.max_nodes)
+        curve.level = engine.curve.scale  # what the next plan would take over half of
+        model = SpeedModel(curve, True, tuple(engine.history.rounds()) or model.rounds)
+    modes = (
+        [("plain", False), (plan.drafter, True)] if plan.drafter != "none" else [("plain", False)]
+    )
+    results: dict[str, list[Any]] = {name: [] for name, _ in modes}
+    for number, prompt in enumerate(PROMPTS[half:]):
+        report("answering", number / half)
+        for name, speculate in modes[:: 1 if number % 2 else -1]:
+            results[name].append(
+                engine.generate(prompt.text, max_tokens=tokens, speculate=speculate).counters
+            )
+    return [
+        _speed_row(name, results[name], model, plan.draft_max if speculate else 0)
+        for name, speculate in modes
+    ]
+
+
+def _speed_row(name: str, counters: list[Any], model: SpeedModel, draft_max: int) -> dict[str, Any]:
+    depth = round(sum(c.prompt_tokens + c.generated_tokens / 2 for c in counters) / len(counters))
+    tokens = sum(c.accepted_tokens + c.rounds for c in counters)
+    return {
+        "drafter": name,
+        "predicted_tokens_per_s": model.tokens_per_s(draft_max, depth),
+        "measured_tokens_per_s": tokens / sum(c.decode_s for c in counters),
+        "acceptance_length": tokens / sum(c.rounds for c in counters),
+        "by_task": {
+            prompt.task: c.tokens_per_s
+            for prompt, c in zip(PROMPTS[len(PROMPTS) // 2 :], counters, strict=True)
+        },
+    }

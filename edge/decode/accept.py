@@ -1,0 +1,69 @@
+"""Which drafted tokens are kept: sample-and-match.
+
+target token    what the sampler picks from the target's logits at a node
+accepted        the drafted child that carries the target token; its own logits are read next
+correction      the target token when no child carries it; a bonus when the node was a leaf
+
+Every emitted token is picked from the target's own logits by the target's own sampler, so for
+deterministic proposals the output has exactly the target's distribution, whatever was drafted
+(algorithms: naive sampling, e.g. SpecInfer arXiv 2305.09781 section 4.3). With a sampler that
+draws one random number a token, the same seed even gives the same tokens as plain decoding.
+Trees with tokens drawn from a draft model need `edgespec.decode.verification`. Pure: no model
+inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgespec.backends.base import Logits
+from edgespec.backends.tree import DraftTree
+
+
+def never(_row: Logits) -> bool:
+    """Whether to hand over where only one model writes."""
+    return False
+
+
+def accept(
+    tree: DraftTree,
+    logits: Logits,
+    pick: Callable[[Logits], int],
+    hands_over: Callable[[Logits], bool] = never,
+) -> tuple[list[int], list[int]]:
+    """Walk the tree from the root while its children carry what `pick` picks.
+
+    Args:
+        tree: the verified tree.
+        logits: one row per node, [n, V].
+        pick: chooses the next token from a row, [V]; called once per emitted token, in order.
+        hands_over: told each row before its token is picked; true ends the round there.
+
+    Returns:
+        The nodes to commit (root first) and the tokens emitted. Both have the same length: the
+        last token is a correction or a bonus and becomes the next root. Where the round was handed
+        over the last node has no token.
+    """
+    node, path, emitted = 0, [], []
+    while node >= 0:
+        path.append(node)
+        if hands_over(logits[node]):
+            break
+        token = pick(logits[node])
+        emitted.append(token)
+        node = tree.child(node, token)
+    return path, emitted
+
+
+def cut(
+    path: list[int], emitted: list[int], logits: Logits, hands_over: Callable[[Logits], bool]
+) -> tuple[list[int], list[int]]:
+    """What `accept` would have returned of a round that was accepted without `hands_over`.
+
+    It is told no token, so where it ends a text depends on the tokens before that place alone, and
+    those that are dropped may be drawn again by another law.
+    """
+    for place, node in enumerate(path):
+        if hands_over(logits[node]):
+            return path[: place + 1], emitted[:place]
+    return path, emitted

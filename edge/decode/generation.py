@@ -1,0 +1,227 @@
+"""One generation: its state while it runs, and what its reader gets."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field, replace
+
+from edgespec.backends.base import Logits
+from edgespec.decode.accept import never
+from edgespec.decode.stats import Counters
+from edgespec.decode.stream import TextStream
+from edgespec.drafting.drafters.base import Drafter
+from edgespec.sampling.constrained import ConstrainedSampler, Grammar
+from edgespec.sampling.sampling import Sampler
+from edgespec.switching.policy import SMALL, Switch, Turn
+
+Rounds = Generator[list[int], None, None]
+Chunks = Generator["Chunk", None, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one round added: text that is safe to show, and the ids behind it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    # How many of the ids, and how much of the text, came from drafts; they come first.
+    num_drafted: int = field(default=0, compare=False)
+    drafted_chars: int = field(default=0, compare=False)
+    model: str = field(default="", compare=False)  # which one wrote it, where there are two
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive tokens of an answer, `token_ids[start:end]`, that one model wrote."""
+
+    model: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One finished generation.
+
+    `finish_reason` is "stop" (the model ended, or a stop string came), "length" (max_tokens),
+    "context_full" or "cancelled". `spans` say which model wrote what, where there are two; `turns`
+    have 0 tokens besides where the small one handed back at once.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    counters: Counters
+    spans: tuple[Span, ...] = ()
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def large_share(self) -> float:
+        """Part of the tokens that the large model wrote: all, where there is only one."""
+        small = sum(span.end - span.start for span in self.spans if span.model == SMALL)
+        return 1.0 - small / len(self.token_ids) if self.token_ids else 1.0
+
+
+class Cancel:
+    """Whether a generation shall stop: it was closed, or its user has set the event given."""
+
+    def __init__(self, event: threading.Event | None = None) -> None:
+        self._event = event or threading.Event()
+        self._was_closed = False
+
+    def set(self) -> None:
+        """Stop this generation alone; the event may be that of others, too."""
+        self._was_closed = True
+
+    def is_set(self) -> bool:
+        return self._was_closed or self._event.is_set()
+
+
+@dataclass(slots=True)
+class Run:
+    """State of the generation in progress."""
+
+    sampler: Sampler | ConstrainedSampler
+    draft_sampler: Sampler | None  # draws drafts, independently of the sampler
+    limit: int  # tokens that may be generated
+    cancel: Cancel
+    vocab_size: int  # of a row: what comes behind pads a vocabulary
+    counters: Counters = field(default_factory=Counters)
+    speculates: bool = True
+    grammar: Grammar | None = None
+    drafter: Drafter | None = None  # None decodes plainly
+    reuse: bool = False  # what the cache already holds of the prompt
+    min_probability: float = 0.0  # of a draft node that can pay
+    hands_over: Callable[[Logits], bool] = never  # whether another model writes a row's token
+    model: str = ""  # that is writing, where there are two
+    switch: Switch | None = None  # by which it is chosen
+    goes_on: float = 1.0  # chance that it also writes the token after the next one
+    chunks: weakref.ref[Chunks] | None = None  # the generator that runs it
+
+    def end(self) -> bool:
+        """End it now, or after the step that some thread computes: False then."""
+        chunks = self.chunks() if self.chunks is not None else None
+        try:
+            if chunks is not None:
+                chunks.close()
+        except ValueError:  # it is running
+            self.cancel.set()
+            return False
+        return True
+
+
+class Stream:
+    """Chunks of one generation; `result` is complete when the iteration has ended.
+
+    The engine is taken from the first chunk to the last one, or to `close`. Meanwhile another
+    generation waits if it is started in another thread, and is an error in the same one.
+    """
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        text: TextStream,
+        is_end: Callable[[int], bool],
+        run: Run,
+        max_tokens: int,
+    ) -> None:
+        self._text = text
+        self._is_end = is_end
+        self._run = run
+        self._max_tokens = max_tokens
+        self._ids: list[int] = []
+        self._spans: list[Span] = []
+        self._has_ended = False  # by a token that ends a generation
+        self._chunks = self._read(rounds)
+        run.chunks = weakref.ref(self._chunks)
+
+    @property
+    def seed(self) -> int | None:
+        """Seed the sampler draws with; repeat it to get the same tokens."""
+        return self._run.sampler.seed
+
+    def __iter__(self) -> Iterator[Chunk]:
+        try:
+            yield from self._chunks
+        finally:
+            self._chunks.close()
+        rest = self._text.finish()
+        if rest:
+            yield Chunk(rest, ())
+
+    def close(self) -> None:
+        """Stop and give the engine back; what was generated stays in `result`.
+
+        From another thread than the reading one this cancels: the step under way is finished.
+        """
+        self._run.end()
+
+    def _read(self, rounds: Rounds) -> Chunks:
+        """Chunks as they come. All that needs the model runs in here, while it holds the engine."""
+        try:
+            for emitted in rounds:
+                yield self._chunk(emitted)
+                if self._text.stopped:
+                    break
+        finally:
+            rounds.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _chunk(self, emitted: list[int]) -> Chunk:
+        pieces: list[str] = []
+        used = 0
+        for token in emitted:
+            pieces.append(self._text.push(token))
+            used += 1
+            if self._text.stopped:
+                break
+        self._ids += emitted[:used]
+        self._has_ended = self._is_end(emitted[used - 1])
+        model = self._run.model
+        if model:
+            self._add_span(model, used)
+        drafted = min(used, len(emitted) - 1)  # the last one is the target's own
+        drafted_chars = sum(map(len, pieces[:drafted]))
+        return Chunk("".join(pieces), tuple(emitted[:used]), drafted, drafted_chars, model)
+
+    def _add_span(self, model: str, count: int) -> None:
+        start = end = len(self._ids) - count
+        if self._spans and self._spans[-1].model == model:
+            start = self._spans.pop().start
+        self._spans.append(Span(model, start, end + count))
+
+    @property
+    def result(self) -> Result:
+        """The generation so far; its finish reason is "cancelled" while it is not complete."""
+        counters = replace(self._run.counters, generated_tokens=len(self._ids))
+        return Result(
+            self._text.text,
+            tuple(self._ids),
+            self._finish_reason(),
+            counters,
+            tuple(self._spans),
+            self._turns(),
+        )
+
+    def _turns(self) -> tuple[Turn, ...]:
+        if self._run.switch is None:
+            return ()
+        *ended, (model, _) = self._run.switch.turns  # which is not told of all tokens of the last
+        rest = len(self._ids) - sum(tokens for _, tokens in ended)
+        return (*ended, (model, rest)) if rest > 0 else tuple(ended)
+
+    def _finish_reason(self) -> str:
+        if self._text.stopped or self._has_ended:
+            return "stop"
+        if len(self._ids) >= self._max_tokens:
+            return "length"
+        if len(self._ids) >= self._run.limit:
+            return "context_full"
+        return "cancelled"

@@ -1,0 +1,426 @@
+"""A conversation: messages that are kept, and a cache that is not computed twice.
+
+A new turn prefills only what is new. What is kept of an answer are the ids the model wrote, not
+those its text would be cut into: the ids of a prompt are the known ids as far as the text is the
+same, and the rest of the text encoded. So `engine.generate(turn.prompt_ids)` is the turn computed
+from scratch, and with settings of `--exact` it gives the same tokens.
+
+When the context is full, the oldest turns are hidden from the model, whole, until half of it is
+free, so that the shortened conversation is prefilled seldom. The system message stays.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.backends.base import KeepsCache
+from edgespec.common import common_length
+from edgespec.decode.asynchronous import chunks_of
+from edgespec.decode.engine import Engine
+from edgespec.decode.generation import Chunk, Result, Stream
+from edgespec.decode.session_file import read_session, write_session
+from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
+from edgespec.models.chat import Message, plain_message
+from edgespec.sampling.sampling import SamplingParams
+
+Content = str | Sequence[dict[str, Any]]
+_FORMAT = 1  # of the document in a session file
+
+
+@dataclass(slots=True)
+class _Known:
+    """Text whose ids are known, and the places at which both may be cut."""
+
+    text: str
+    ids: list[int]
+    places: list[tuple[int, int]]  # (characters, ids), ascending; at the ends of prompts, answers
+
+    def cut(self, num_chars: int) -> int:
+        """Forget what goes beyond a common text of `num_chars`; the characters that are left."""
+        while self.places and self.places[-1][0] > num_chars:
+            self.places.pop()
+        chars, ids = self.places[-1] if self.places else (0, 0)
+        self.text, self.ids = self.text[:chars], self.ids[:ids]
+        return chars
+
+    def add(self, text: str, ids: Sequence[int]) -> None:
+        self.text += text
+        self.ids += ids
+        self.places.append((len(self.text), len(self.ids)))
+
+
+class Session:
+    """A conversation with one engine. Not to be used from two threads at once.
+
+    Args:
+        system: the system message; None leaves it to the model's chat format.
+        messages: what was said before, as `{"role": ..., "content": ...}`.
+        sampling, max_tokens, stop: as in `Engine.stream`, for every turn; they may be changed
+            between turns.
+        shift: False refuses a turn for which the context is too short, with ContextFullError,
+            where True hides the oldest turns from the model.
+
+    Raises UnsupportedError when the model has no chat format.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        system: str | None = None,
+        messages: Sequence[Message] = (),
+        sampling: SamplingParams | None = None,
+        max_tokens: int = 512,
+        stop: Sequence[str] = (),
+        shift: bool = True,
+    ) -> None:
+        if engine.chat_template is None:
+            raise UnsupportedError(
+                "this model has no chat format, so it cannot hold a conversation",
+                hint="use Engine.generate, or `edgespec run`",
+            )
+        self.engine = engine
+        self.system = system
+        self.sampling = sampling or SamplingParams()
+        self.max_tokens = max_tokens
+        self.stop = tuple(stop)
+        self.shift = shift
+        self._messages = [plain_message(message) for message in messages]
+        if self._messages and self._messages[0]["role"] == "system" and system is None:
+            self.system = self._messages.pop(0)["content"]
+        self._hidden = 0  # messages that the model does not see any more
+        self._known = _Known("", [], [])
+
+    # -- what was said ---------------------------------------------------------------------
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """All messages, the system message first; a copy."""
+        return [*self._system_message(), *map(dict, self._messages)]
+
+    @property
+    def hidden_turns(self) -> int:
+        """Turns that were dropped from the model's view because the context was full."""
+        return sum(message["role"] == "user" for message in self._messages[: self._hidden])
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens of the context that the conversation takes."""
+        return len(self._known.ids)
+
+    def undo(self) -> str:
+        """Take the last user message and its answer back; returns the message.
+
+        Raises UnsupportedError when there is none.
+        """
+        places = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
+        if not places:
+            raise UnsupportedError("there is nothing to take back", hint="say something first")
+        text = self._messages[places[-1]]["content"]
+        del self._messages[places[-1] :]
+        if self._hidden >= len(self._messages):
+            self._hidden = 0
+        return str(text)
+
+    def clear(self) -> None:
+        """Forget all messages but the system message."""
+        self._messages.clear()
+        self._hidden = 0
+
+    # -- turns -----------------------------------------------------------------------------
+
+    def stream(
+        self,
+        content: Content,
+        *,
+        speculate: bool = True,
+        grammar: str | None = None,
+        json_schema: str | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Turn:
+        """Say something and get the answer chunk by chunk.
+
+        Message and answer join the conversation when the answer ends, also by cancelling; a turn
+        that fails, or ends before its first token, changes nothing.
+
+        Args:
+            content: text, or a list of `{"type": "text", "text": ...}`.
+            speculate, grammar, json_schema, cancel: as in `Engine.stream`.
+
+        Raises as `Engine.stream`.
+        """
+        user = plain_message({"role": "user", "content": content})
+        text, ids, hidden = self._fit([*self._messages, user])
+        stream = self.engine.stream(
+            ids,
+            max_tokens=self.max_tokens,
+            sampling=self.sampling,
+            stop=self.stop,
+            speculate=speculate,
+            reuse=True,
+            grammar=grammar,
+            json_schema=json_schema,
+            cancel=cancel,
+        )
+        return Turn(self, stream, user, text, tuple(ids), hidden)
+
+    def send(self, content: Content, **options: Any) -> Result:
+        """Say something and get the whole answer. Arguments as in `stream`."""
+        turn = self.stream(content, **options)
+        for _ in turn:
+            pass
+        return turn.result
+
+    def retry(self, content: Content | None = None, **options: Any) -> Turn:
+        """Answer the last user message again, or `content` in its place.
+
+        The old turn is gone when the new one ends, and stays when that fails.
+        """
+        messages, hidden = list(self._messages), self._hidden
+        try:
+            last = self.undo()
+            turn = self.stream(last if content is None else content, **options)
+            turn.replaced = len(messages) - len(self._messages)
+        finally:
+            self._messages, self._hidden = messages, hidden
+        turn.num_before = len(messages)
+        return turn
+
+    def moved_to(self, engine: Engine) -> Session:
+        """The same conversation with another engine."""
+        session = Session(
+            engine,
+            system=self.system,
+            messages=self._messages,
+            sampling=self.sampling,
+            max_tokens=self.max_tokens,
+            stop=self.stop,
+            shift=self.shift,
+        )
+        session._hidden = self._hidden
+        return session
+
+    def astream(self, content: Content, **options: Any) -> AsyncGenerator[Chunk, None]:
+        """`stream` for asynchronous code: the event loop goes on while the model computes."""
+        return chunks_of(self.stream(content, **options))
+
+    async def asend(self, content: Content, **options: Any) -> Result:
+        """`send` for asynchronous code."""
+        turn = self.stream(content, **options)
+        async for _ in chunks_of(turn):
+            pass
+        return turn.result
+
+    # -- files -----------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str], *, cache: bool = True) -> None:
+        """Write the conversation, its settings and, where the backend can, its cache.
+
+        The file is replaced as a whole or not at all. Raises SessionFileError.
+        """
+        backend = self.engine.backend
+        with self.engine.exclusive():
+            ids = list(backend.tokens[: backend.length - backend.pending])
+            keeps = cache and bool(self.engine.cache_key) and isinstance(backend, KeepsCache)
+            keeps = keeps and common_length(ids, self._known.ids) > 0
+            kept = {"key": self.engine.cache_key, "token_ids": ids} if keeps else None
+            write = backend.save_cache if keeps and isinstance(backend, KeepsCache) else None
+            write_session(Path(path), {**self._document(), "cache": kept}, write)
+
+    @classmethod
+    def load(cls, engine: Engine, path: str | os.PathLike[str]) -> Session:
+        """The conversation of a file, with its cache where model and settings are the same.
+
+        Raises SessionFileError for a file that is missing, damaged, or no session.
+        """
+        document, cache_bytes = read_session(Path(path))
+        session = cls._from_document(engine, document, Path(path))
+        cache = document.get("cache")
+        if cache_bytes and isinstance(cache, dict) and cache.get("key") == engine.cache_key:
+            session._load_cache(Path(path), cache.get("token_ids"))
+        return session
+
+    def _document(self) -> dict[str, Any]:
+        sampling = asdict(replace(self.sampling, seed=None))
+        if self.sampling.seed is not None:
+            sampling["seed"] = self.sampling.seed
+        return {
+            "format": _FORMAT,
+            "system": self.system,
+            "messages": self._messages,
+            "hidden": self._hidden,
+            "sampling": sampling,
+            "max_tokens": self.max_tokens,
+            "stop": list(self.stop),
+            "shift": self.shift,
+            "known": asdict(self._known),
+        }
+
+    @classmethod
+    def _from_document(cls, engine: Engine, document: dict[str, Any], path: Path) -> Session:
+        if document.get("format") != _FORMAT:
+            raise SessionFileError(
+                f"{path} has format {document.get('format')}, this version reads {_FORMAT}"
+            )
+        try:
+            names = {field.name for field in fields(SamplingParams)}
+            values = {k: v for k, v in document["sampling"].items() if k in names}
+            values["logit_bias"] = tuple(map(tuple, values.get("logit_bias", ())))
+            known = document["known"]
+            session = cls(
+                engine,
+                system=document["system"],
+                sampling=SamplingParams(**values),
+                max_tokens=int(document["max_tokens"]),
+                stop=[str(text) for text in document["stop"]],
+                shift=bool(document["shift"]),
+            )
+            session._messages = [plain_message(message) for message in document["messages"]]
+            session._hidden = min(max(0, int(document["hidden"])), len(session._messages))
+            if document.get("cache") and document["cache"]["key"] == engine.cache_key:
+                places = [(int(chars), int(ids)) for chars, ids in known["places"]]
+                session._known = _Known(str(known["text"]), list(map(int, known["ids"])), places)
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            if isinstance(problem, UnsupportedError) and "chat format" in str(problem):
+                raise
+            raise SessionFileError(f"{path} is damaged: {problem}") from problem
+        return session
+
+    def _load_cache(self, path: Path, ids: Any) -> None:
+        backend = self.engine.backend
+        if not isinstance(backend, KeepsCache) or not isinstance(ids, list):
+            return
+        with self.engine.exclusive():
+            if 0 < len(ids) <= backend.context_size and all(isinstance(i, int) for i in ids):
+                try:
+                    backend.load_cache(str(path), ids)
+                except BackendError:
+                    backend.truncate(0)  # it is computed again
+
+    # -- prompts ---------------------------------------------------------------------------
+
+    def _system_message(self) -> list[dict[str, Any]]:
+        return [] if self.system is None else [{"role": "system", "content": self.system}]
+
+    def _fit(self, messages: list[dict[str, Any]]) -> tuple[str, list[int], int]:
+        """Text and ids of the prompt, and how many messages are hidden so that it fits."""
+        size = self.engine.backend.context_size
+        room = min(self.max_tokens, size // 4)  # that an answer should have
+        hidden = self._hidden
+        text, ids = self._encode(messages[hidden:])
+        if len(ids) + room <= size:
+            return text, ids, hidden
+        if not self.shift:
+            raise ContextFullError(
+                f"the conversation takes {len(ids)} of {size} tokens, which leaves too few for an "
+                "answer",
+                hint="raise --ctx, start anew, or let the oldest turns be dropped",
+            )
+        starts = [i for i, m in enumerate(messages) if m["role"] == "user" and i > hidden]
+        for start in starts:
+            hidden = start
+            text, ids = self._encode(messages[hidden:])
+            if len(ids) <= size // 2:
+                break
+        return text, ids, hidden
+
+    def _encode(self, messages: list[dict[str, Any]]) -> tuple[str, list[int]]:
+        """The prompt's text and ids; known ids where the text is the same."""
+        text = self.engine.prompt_text([*self._system_message(), *messages])
+        tokenizer = self.engine.backend.tokenizer
+        chars, ids = self._known_part(text)
+        rest = tokenizer.encode(text[chars:], add_special=False) if chars else []
+        if chars and (not rest or tokenizer.token_bytes(rest[0]) == b""):
+            return text, [*ids, *rest]  # text is cut alike on both sides of a control token
+        return text, self.engine.encode(text, raw=True)
+
+    def _known_part(self, text: str) -> tuple[int, list[int]]:
+        common = common_length(self._known.text, text)
+        places = [place for place in self._known.places if place[0] <= common]
+        chars, count = places[-1] if places else (0, 0)
+        return chars, self._known.ids[:count]
+
+    def _end_turn(self, turn: Turn) -> None:
+        """Take message and answer into the conversation."""
+        result = turn.result
+        if not result.token_ids:
+            return
+        if turn.replaced:
+            del self._messages[-turn.replaced :]
+        self._messages += [turn.user, {"role": "assistant", "content": result.text}]
+        self._hidden = turn.hidden
+        tokenizer = self.engine.backend.tokenizer
+        known = self._known
+        known.cut(common_length(known.text, turn.text))
+        while known.ids != list(turn.prompt_ids[: len(known.ids)]):  # this turn was encoded anew
+            known.cut(len(known.text) - 1)
+        known.add(turn.text[len(known.text) :], turn.prompt_ids[len(known.ids) :])
+        ids = [token for token in result.token_ids if not tokenizer.is_end(token)]
+        if b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace") == result.text:
+            known.add(result.text, ids)
+
+
+class Turn:
+    """One answer in a session: chunks to iterate over, then a `result`.
+
+    `prompt_ids` is what the model was asked. `dropped_turns` counts the turns that were hidden from
+    the model for this one. `replaced` counts the messages it takes the place of, `num_before` those
+    there were.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        stream: Stream,
+        user: dict[str, Any],
+        text: str,
+        prompt_ids: tuple[int, ...],
+        hidden: int,
+    ) -> None:
+        self.user = user
+        self.text = text
+        self.prompt_ids = prompt_ids
+        self.hidden = hidden
+        self.replaced = 0
+        self._session = session
+        self._stream = stream
+        self.num_before = len(session._messages)
+        self._ended = False
+        before = session.hidden_turns
+        shown = session._messages[:hidden]
+        self.dropped_turns = sum(message["role"] == "user" for message in shown) - before
+
+    @property
+    def seed(self) -> int | None:
+        """Seed the sampler draws with."""
+        return self._stream.seed
+
+    @property
+    def result(self) -> Result:
+        """The answer so far."""
+        return self._stream.result
+
+    def __iter__(self) -> Iterator[Chunk]:
+        if len(self._session._messages) != self.num_before and not self._ended:
+            raise UnsupportedError(
+                "the conversation went on since this turn was made", hint="make a new one"
+            )
+        failed = False
+        try:
+            yield from self._stream
+        except Exception:
+            failed = True
+            raise
+        finally:
+            if not failed and not self._ended:
+                self._ended = True
+                self._session._end_turn(self)
+
+    def close(self) -> None:
+        """Stop; see `Stream.close`."""
+        self._stream.close()

@@ -1,0 +1,99 @@
+"""Counters of one generation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from edgespec.backends.tree import DraftTree
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened, in numbers. Times are in seconds.
+
+    A round is one step of the target after the prompt. `step_s` is what the target's steps took,
+    `draft_s` a draft model's, and `host_s` everything else: tables, choosing, accepting, counting.
+    `drafted_by` and `accepted_by` split the drafted and accepted tokens by drafter. Of the prompt,
+    `reused_tokens` were in the cache already. Where two models take turns, the one that takes over
+    read `caught_up_tokens` in `catch_up_s`, and its first token comes of that. `switches` are all
+    hand-overs, those to a small model that hands back at once included. `crowded_rounds` had fewer
+    threads than the plan, because other processes computed.
+    """
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    generated_tokens: int = 0
+    rounds: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    time_to_first_token_s: float = 0.0
+    decode_s: float = 0.0
+    host_s: float = 0.0
+    step_s: float = 0.0
+    draft_s: float = 0.0
+    drafted_by: Counter[str] = field(default_factory=Counter)
+    accepted_by: Counter[str] = field(default_factory=Counter)
+    switches: int = 0
+    caught_up_tokens: int = 0
+    catch_up_s: float = 0.0
+    crowded_rounds: int = 0
+
+    def add_reading(self, num_tokens: int, num_reused: int, seconds: float) -> None:
+        """Count what was read before a first token: a prompt, or what another model wrote."""
+        if self.generated_tokens == 0:
+            self.reused_tokens = num_reused
+        else:
+            self.caught_up_tokens += num_tokens
+            self.catch_up_s += seconds
+
+    def add_first(self) -> None:
+        """Count a token that came of reading; only that of the prompt is no round."""
+        self.rounds += self.generated_tokens > 0
+        self.generated_tokens += 1
+
+    def add_round(
+        self, tree: DraftTree, path: Sequence[int], step_s: float, draft_s: float, round_s: float
+    ) -> None:
+        """Count one round that verified `tree`, kept `path` and emitted one token for each node.
+
+        One that was handed over before its first token takes time and is no round.
+        """
+        self.rounds += bool(path)
+        self.drafted_tokens += len(tree) - 1
+        self.accepted_tokens += max(0, len(path) - 1)
+        self.generated_tokens += len(path)
+        self.step_s += step_s
+        self.draft_s += draft_s
+        self.host_s += max(0.0, round_s - step_s - draft_s)
+        if tree.sources:
+            for name in tree.sources[1:]:
+                self.drafted_by[name] += 1
+            for node in path[1:]:
+                self.accepted_by[tree.sources[node]] += 1
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per round, the target's own one included: plain decoding is 1.00."""
+        return (self.accepted_tokens + self.rounds) / self.rounds if self.rounds else 1.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decoding speed: tokens after the first one over the time after the first one."""
+        tokens = self.accepted_tokens + self.rounds
+        return tokens / self.decode_s if self.decode_s > 0 else 0.0
+
+    @property
+    def host_share(self) -> float:
+        """As `host_share` of this generation alone."""
+        return host_share([self])
+
+
+def host_share(counters: Iterable[Counters]) -> float:
+    """Part of the decoding of some generations that was spent outside the steps of models."""
+    total_s = steps_s = 0.0
+    for one in counters:
+        total_s += one.decode_s
+        steps_s += one.step_s + one.draft_s + one.catch_up_s
+    return max(0.0, 1.0 - steps_s / total_s) if total_s else 0.0

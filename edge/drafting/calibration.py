@@ -1,0 +1,141 @@
+"""Acceptance probabilities by counting.
+
+A drafter describes each node it proposes by a small integer (its `cell`: how long the match was,
+how many earlier places agree, ...). Counting how often nodes of a cell were right gives their
+probability. Three levels are shrunk into each other, because fine cells are rarely seen:
+
+    p_coarse = (hits + 1 * prior) / (tries + 1)      of the group the cell belongs to
+    p_cell   = (hits + k_cell * p_coarse) / (tries + k_cell)
+    p        = (recent hits + k_recent * p_cell) / (recent tries + k_recent)
+
+which are posterior means of Beta distributions. `recent` counts fade (half-life of about 7
+trials) and are forgotten with each new text: some texts repeat themselves far more than others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edgespec.memory.store.counts import added
+
+_CELL_STRENGTH = 6.0
+_RECENT_STRENGTH = 40.0
+_RECENT_DECAY = 0.9
+_GROUP_STRENGTH = 1.0
+_MAX_TRIES = 4000.0  # older counts fade beyond this, so that a table never gets stuck
+
+
+class Calibration:
+    """Hit and miss counts by cell, by group of cells, and lately.
+
+    Args:
+        num_cells: how many different cells there are.
+        groups: the group of each cell, [num_cells].
+        recents: the class of recent counts each cell shares, [num_cells].
+        priors: probability of each group before anything was counted.
+    """
+
+    def __init__(
+        self,
+        num_cells: int,
+        groups: Sequence[int],
+        recents: Sequence[int],
+        priors: Sequence[float],
+    ) -> None:
+        self._groups, self._recents = groups, recents
+        self._hits = [0.0] * num_cells
+        self._tries = [0.0] * num_cells
+        self._group_hits = [_GROUP_STRENGTH * prior for prior in priors]
+        self._group_tries = [_GROUP_STRENGTH] * len(priors)
+        self._recent_hits = [0.0] * (max(recents) + 1)
+        self._recent_tries = [0.0] * (max(recents) + 1)
+
+    def probability(self, cell: int) -> float:
+        """Chance that a node of this cell is right, given that its parent was."""
+        group, recent = self._groups[cell], self._recents[cell]
+        coarse = self._group_hits[group] / self._group_tries[group]
+        fine = (self._hits[cell] + _CELL_STRENGTH * coarse) / (self._tries[cell] + _CELL_STRENGTH)
+        return (self._recent_hits[recent] + _RECENT_STRENGTH * fine) / (
+            self._recent_tries[recent] + _RECENT_STRENGTH
+        )
+
+    def group_probability(self, group: int) -> float:
+        """Chance that a node of this group is right, whatever its cell."""
+        return self._group_hits[group] / self._group_tries[group]
+
+    def count(self, cell: int, hit: bool) -> None:
+        """Record that a node of this cell, whose parent was right, was right or wrong."""
+        recent = self._recents[cell]
+        self._recent_hits[recent] = _RECENT_DECAY * self._recent_hits[recent] + hit
+        self._recent_tries[recent] = _RECENT_DECAY * self._recent_tries[recent] + 1.0
+        self._add(cell, hit, 1.0)
+        if self._tries[cell] > _MAX_TRIES:
+            self._add(cell, -0.5 * self._hits[cell], -0.5 * self._tries[cell])
+
+    def _add(self, cell: int, hits: float, tries: float) -> None:
+        """Add to a cell and so to its group: a group holds what its cells do, and its prior."""
+        group = self._groups[cell]
+        self._hits[cell] += hits
+        self._tries[cell] += tries
+        self._group_hits[group] += hits
+        self._group_tries[group] += tries
+
+    def forget_recent(self) -> None:
+        """Start a new text."""
+        self._recent_hits = [0.0] * len(self._recent_hits)
+        self._recent_tries = [0.0] * len(self._recent_tries)
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts that were touched, for the next run."""
+        cells = {
+            str(cell): [round(self._hits[cell], 3), round(self._tries[cell], 3)]
+            for cell in range(len(self._tries))
+            if self._tries[cell] > 0
+        }
+        return {"num_cells": len(self._tries), "cells": cells}
+
+    def load_json(self, document: dict[str, Any] | None) -> None:
+        """Take over counts of an earlier run; a document of another layout is ignored."""
+        if not isinstance(document, dict) or document.get("num_cells") != len(self._tries):
+            return
+        cells = document.get("cells")
+        for name, counts in (cells if isinstance(cells, dict) else {}).items():
+            try:
+                cell, hits, tries = int(name), float(counts[0]), float(counts[1])
+                if not (0 <= hits <= tries <= 2 * _MAX_TRIES and cell >= 0):
+                    continue
+                self._add(cell, hits, tries)
+            except (ValueError, TypeError, LookupError, OverflowError):
+                continue
+
+
+def merged_counts(now: Any, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The document to store: `now` is stored, and a process went from `before` to `after`.
+
+    Whatever else than counts is in the documents is that of `after`.
+    """
+    if not isinstance(now, dict) or now.get("num_cells") != after.get("num_cells"):
+        now = {}
+    pairs = [_pairs(document.get("cells")) for document in (now, before, after)]
+    cells = {}
+    for name in {name: None for found in pairs for name in found}:
+        hits, tries = added(*(found.get(name, (0.0, 0.0)) for found in pairs))
+        while tries > _MAX_TRIES:
+            hits, tries = 0.5 * hits, 0.5 * tries
+        if tries > 0.0:
+            cells[name] = [round(min(max(0.0, hits), tries), 3), round(tries, 3)]
+    return {**after, "cells": cells}
+
+
+def _pairs(cells: Any) -> dict[str, tuple[float, float]]:
+    """Hits and tries by cell, as far as they are such."""
+    found = {}
+    for name, counts in (cells if isinstance(cells, dict) else {}).items():
+        try:
+            hits, tries = (float(count) for count in counts)
+        except (TypeError, ValueError, OverflowError):
+            continue
+        if 0.0 <= hits <= tries < float("inf"):
+            found[name] = hits, tries
+    return found

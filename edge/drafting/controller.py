@@ -1,0 +1,97 @@
+"""The one rule: verify the number of nodes with the most expected tokens per measured millisecond.
+
+    n* = argmax over n of  E(n) / (t_draft + t(n)),   E(n) = 1 + sum of the n-1 largest path
+                                                              probabilities
+
+n = 1 is plain decoding and an ordinary choice. The rule knows neither drafters nor backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.backends.tree import DraftTree
+from edgespec.drafting.proposal import Proposal, Stakes
+
+# The best of many noisy estimates is too good on average, so a draft must promise this much more
+# than plain decoding before it is used.
+_MARGIN = 1.03
+
+
+def choose_size(
+    probabilities: Sequence[float],
+    stakes: Stakes,
+    *,
+    kept: int = 0,
+    spent_ms: float = 0.0,
+    node_ms: float = 0.0,
+    drafted: int = 0,
+    tries: bool = False,
+) -> tuple[int, float]:
+    """How many of the proposed nodes to verify, possibly none, and the tokens/ms to expect.
+
+    The step that has to be made in any case, over the root and the kept nodes, is estimated where
+    its size was not measured; no other such size is chosen unless it may be tried.
+
+    Args:
+        probabilities: path probabilities, non-increasing behind the kept ones.
+        stakes: step times and the most that may be drafted.
+        kept: the first nodes, which cannot be left out.
+        spent_ms: time this round has taken already.
+        node_ms: time it takes to draft one more node.
+        drafted: nodes that are drafted already; those behind them take `node_ms` each.
+        tries: whether a size that was not measured is taken where its estimate is the best. Two
+            such steps measure it, so that few are lost where the estimate was too good.
+    """
+    expected = 1.0 + sum(probabilities[:kept])
+    spent_ms += max(0, kept - drafted) * node_ms
+    rate = expected / (spent_ms + stakes.estimated_ms(1 + kept))
+    best, best_rate, least = kept, rate, rate * (1.0 if kept else _MARGIN)
+    step_ms = stakes.estimated_ms if tries else stakes.step_ms
+    for size in range(kept + 1, min(len(probabilities), stakes.max_nodes) + 1):
+        expected += probabilities[size - 1]
+        if size > drafted:
+            spent_ms += node_ms
+        rate = expected / (spent_ms + step_ms(size + 1))
+        if rate > least:
+            best, best_rate, least = size, rate, rate
+    return best, best_rate
+
+
+def likeliest_chain(proposal: Proposal) -> Proposal:
+    """The best node, its best child, and so on: for models that cannot verify branches."""
+    chain: list[int] = []
+    for node, parent in enumerate(proposal.parents):
+        if parent == (chain[-1] if chain else -1):
+            chain.append(node)
+    return proposal if len(chain) == len(proposal) else proposal.part(chain)
+
+
+def build_tree(root: int, proposal: Proposal, num_drafted: int) -> DraftTree:
+    """The root and the best `num_drafted` nodes, each branch after the one it leaves."""
+    if num_drafted == 0:
+        return DraftTree.chain((root,))
+    parents = proposal.parents[:num_drafted]
+    is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
+    if not is_chain:
+        proposal = proposal.part(_depth_first(parents))
+    return DraftTree(
+        (root, *proposal.tokens[:num_drafted]),
+        range(-1, num_drafted) if is_chain else [-1, *(parent + 1 for parent in proposal.parents)],
+        ("", *proposal.sources[:num_drafted]) if proposal.sources else (),
+        (None, *proposal.laws[:num_drafted]) if proposal.laws else (),
+    )
+
+
+def _depth_first(parents: Sequence[int]) -> list[int]:
+    """The nodes depth first, likeliest child first: its path then lies in order."""
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    order: list[int] = []
+    stack = children[-1][::-1]
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        stack += reversed(children.get(node, []))
+    return order

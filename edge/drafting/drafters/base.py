@@ -1,0 +1,88 @@
+"""What a drafter is: something that proposes continuations with calibrated probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edgespec.backends.tree import DraftTree
+from edgespec.drafting.calibration import Calibration
+from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+
+# The target's best tokens after a node, best first, and their shares of the probability of these.
+Successors = tuple[Sequence[int], Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One finished round: what was sent to the target, what it wrote, and at what stakes.
+
+    The stakes are those of this very round, whoever was asked to draft for it, or nobody.
+    `successors(node)` gives the target's best tokens after a node, or None where they are not to
+    be looked at.
+    """
+
+    tree: DraftTree
+    path: Sequence[int]  # accepted nodes, the root first
+    emitted: Sequence[int]  # as many tokens
+    stakes: Stakes
+    successors: Callable[[int], Successors | None] = lambda _node: None
+
+
+class Drafter(Protocol):
+    """A source of candidate nodes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes its tables may take at most (a ceiling, allocated as they fill)."""
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """A new text starts with `tokens`: the prompt and the first token of the answer."""
+
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        """Candidates for what comes after the text so far, at most `stakes.max_nodes`.
+
+        `base` is what other drafters propose already; nodes of it may be repeated.
+        """
+
+    def observe(self, outcome: Outcome) -> None:
+        """A round has ended: count, learn, and extend the text.
+
+        What was proposed counts if it was for this round; a round need not have asked for any.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """What should survive a restart (calibration), as a JSON document."""
+
+    def load_state(self, document: dict[str, Any] | None) -> None:
+        """Take over the state of an earlier run; anything unusable is ignored."""
+
+
+def count_hits(
+    proposal: Proposal, cells: Sequence[int], emitted: Sequence[int], calibration: Calibration
+) -> None:
+    """Count every proposed node whose parent was right, by its cell; -1 is not counted.
+
+    Nodes that were proposed but not sent to the target are counted too where the target's own
+    text shows whether they were right.
+    """
+    tokens, parents = proposal.tokens, proposal.parents
+    is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
+    node, depth = -1, 0
+    while depth < len(emitted):
+        right = -1
+        for i in range(node + 1, len(tokens)):
+            if parents[i] == node:
+                hit = tokens[i] == emitted[depth]
+                if cells[i] >= 0:
+                    calibration.count(cells[i], hit)
+                right = i if hit else right
+                if is_chain:
+                    break
+        if right < 0:
+            return
+        node, depth = right, depth + 1

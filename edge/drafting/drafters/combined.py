@@ -1,0 +1,252 @@
+"""Several drafters as one: each is asked where it pays, and their nodes share one tree.
+
+The first drafter, if it takes no model's time, is asked in every round. Each other one has a purse
+of milliseconds, into which every round pays a small allowance:
+
+* A drafter of tables is asked while its purse is not empty. It pays the time it takes and what its
+  nodes add to the target's step; each of its tokens that is accepted brings the time of a plain
+  step.
+* A drafter that needs a model's time says beforehand what it expects, and is asked where that
+  raises the round's tokens/ms. Elsewhere it is tried whenever its purse can pay for it.
+
+So a drafter that never pays costs its allowance, and is never given up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from time import perf_counter
+from typing import Any
+
+from edgespec.drafting.controller import choose_size
+from edgespec.drafting.drafters.base import Drafter, Outcome
+from edgespec.drafting.drafters.merging import merge
+from edgespec.drafting.drafters.merits import MERITS
+from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
+
+_ALLOWANCE = 0.004  # of the time of the target's steps
+_FIRST_STEPS = 4.0  # plain steps' worth of time to begin with
+_MOST_TEXTS = 256
+_TYPICAL = "gain_of_a_text_ms"
+_LONGEST_MS = 1e7
+_TEXT_RATE = 0.2  # of a text in what texts usually gain
+_MOST_STEPS = 50.0  # that a purse holds or owes: old merits and one bad moment fade
+_MOST_ROUNDS = 5000.0  # that merits are of; older ones fade
+
+
+@dataclass(slots=True)
+class _Source:
+    drafter: Drafter
+    # Of one that takes a model's time; None once it has failed.
+    prospects: Callable[[Stakes], Prospects | None] | None
+    is_free: bool
+    purse_ms: float = 0.0
+    missed_ms: float = 0.0  # that a model would have saved in this text, had it read all of it
+    gained_ms: float = 0.0  # that it saved or would have saved in this text so far,
+    typical_ms: float = 0.0  # and that texts before this one came to
+    texts: int = 0  # that count in it
+    is_open: bool = False  # whether there is a text
+    # Of a model: what rounds would have taken without it, and what of that it was asked to save.
+    rounds: float = 0.0
+    usual_ms: float = 0.0
+    saved_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.is_free = self.is_free and self.prospects is None
+
+    def typical_with_this_text(self) -> float:
+        """What texts usually gain, in ms, this one included."""
+        if not self.is_open:
+            return self.typical_ms
+        rate = max(_TEXT_RATE, 1.0 / (self.texts + 1))
+        return self.typical_ms + rate * (self.gained_ms - self.typical_ms)
+
+    def count(self, usual_ms: float, saved_ms: float) -> None:
+        """One more round, and what it would have taken without this drafter."""
+        self.rounds += 1.0
+        self.usual_ms += usual_ms
+        self.saved_ms += saved_ms
+        if self.rounds > _MOST_ROUNDS:
+            for name in MERITS:
+                setattr(self, name, getattr(self, name) / 2.0)
+
+
+class CombinedDrafter:
+    """Drafters in the order in which they propose; each is told what those before it propose."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self.name = ",".join(drafter.name for drafter in drafters)
+        self._sources = [
+            _Source(drafter, getattr(drafter, "prospects", None), is_free=number == 0)
+            for number, drafter in enumerate(drafters)
+        ]
+        self._was_asked = False
+        self.written: deque[list[int]] = deque(maxlen=_MOST_TEXTS)  # lately, in this process
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tables together."""
+        return sum(source.drafter.nbytes for source in self._sources)
+
+    @property
+    def failure(self) -> str | None:
+        """Why one of them is not asked any more, or None."""
+        failures = (getattr(source.drafter, "failure", None) for source in self._sources)
+        return next((failure for failure in failures if failure is not None), None)
+
+    def member(self, name: str) -> Drafter | None:
+        """The drafter of that name, if it is one of these."""
+        drafters = (source.drafter for source in self._sources)
+        return next((drafter for drafter in drafters if drafter.name == name), None)
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start a new text."""
+        self.written.append([tokens[-1]])
+        for source in self._sources:
+            source.typical_ms = source.typical_with_this_text()
+            source.texts += source.is_open
+            source.is_open = True
+            source.missed_ms = source.gained_ms = 0.0
+            source.drafter.begin(tokens)
+
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        """One tree of what every drafter that is asked proposes."""
+        if not self._was_asked:
+            self._was_asked = True
+            for source in self._sources:
+                source.purse_ms += _FIRST_STEPS * stakes.estimated_ms(1)
+        merged = base
+        for source in self._sources:
+            if source.prospects is not None:
+                hope = source.prospects(stakes)
+                is_asked = hope is not None and _is_worth_it(source, hope, merged, stakes)
+            else:
+                is_asked = source.is_free or source.purse_ms >= 0.0
+            if is_asked:
+                start = perf_counter()
+                merged = merge(merged, _named(source.drafter, stakes, merged))
+                if source.prospects is None:
+                    source.purse_ms -= (perf_counter() - start) * 1e3
+        return merged
+
+    def observe(self, outcome: Outcome) -> None:
+        """Let every drafter learn, as far as its purse allows."""
+        if self.written:
+            self.written[-1] += outcome.emitted
+        if len(self._sources) == 1 and self._sources[0].is_free:
+            self._sources[0].drafter.observe(outcome)
+            return
+        stakes, nodes = outcome.stakes, len(outcome.tree)
+        plain_ms, step_ms = stakes.estimated_ms(1), stakes.estimated_ms(nodes)
+        node_ms = (step_ms - plain_ms) / max(1, nodes - 1)
+        sources = outcome.tree.sources
+        for source in self._sources:
+            drafter = source.drafter
+            if source.is_free:
+                drafter.observe(outcome)
+                continue
+            source.purse_ms += _ALLOWANCE * step_ms
+            if source.prospects is not None:
+                drafter.observe(outcome)
+            else:
+                start = perf_counter()
+                can_pay = source.purse_ms >= 0.0
+                drafter.observe(outcome if can_pay else replace(outcome, successors=_nothing))
+                if sources:
+                    accepted = sum(sources[node] == drafter.name for node in outcome.path)
+                    added = sum(name == drafter.name for name in sources)
+                    source.purse_ms += accepted * plain_ms - added * node_ms
+                source.purse_ms -= (perf_counter() - start) * 1e3
+            most = _MOST_STEPS * plain_ms
+            source.purse_ms = min(max(source.purse_ms, -most), most)
+
+    def state(self) -> dict[str, Any]:
+        """What each drafter keeps, by its name."""
+        kept = {source.drafter.name: source.drafter.state() for source in self._sources}
+        for source in self._sources:
+            if source.prospects is not None:
+                merits = {name: getattr(source, name) for name in MERITS}
+                merits[_TYPICAL] = source.typical_with_this_text()
+                kept[source.drafter.name] |= merits
+        return kept
+
+    def load_state(self, document: dict[str, Any] | None) -> None:
+        """Give each drafter what it kept."""
+        for source in self._sources:
+            kept = (document or {}).get(source.drafter.name)
+            source.drafter.load_state(kept if isinstance(kept, dict) else None)
+            if source.prospects is None or not isinstance(kept, dict):
+                continue
+            typical = kept.get(_TYPICAL)
+            if isinstance(typical, float) and 0.0 <= typical < _LONGEST_MS:
+                source.typical_ms, source.texts = typical, round(1.0 / _TEXT_RATE)
+            merits = {name: kept.get(name) for name in MERITS}
+            if all(isinstance(part, float) and isfinite(part) for part in merits.values()):
+                for name, part in merits.items():
+                    setattr(source, name, part)
+                source.rounds = min(max(0.0, source.rounds), _MOST_ROUNDS)
+
+    def recall(self, texts: Sequence[Sequence[int]]) -> None:
+        """Fill the tables from texts of earlier runs."""
+        for source in self._sources:
+            recall = getattr(source.drafter, "recall", None)
+            if recall is not None:
+                recall(texts)
+
+    def memory_bytes(self) -> dict[str, int]:
+        """What drafters with an engine of their own allocated, by component."""
+        found: dict[str, int] = {}
+        for source in self._sources:
+            memory_bytes = getattr(source.drafter, "memory_bytes", None)
+            if memory_bytes is not None:
+                found |= memory_bytes()
+        return found
+
+    def close(self) -> None:
+        """Free what drafters hold beyond their tables."""
+        for source in self._sources:
+            close = getattr(source.drafter, "close", None)
+            if close is not None:
+                close()
+
+
+def _is_worth_it(source: _Source, hope: Prospects, merged: Proposal, stakes: Stakes) -> bool:
+    """Whether to ask a drafter that takes time: because it pays, or to try it from its purse.
+
+    Reading what it has not seen is bought once and used in many rounds, nobody knows how many. It
+    is bought where texts usually come to its price, and else when what it would have saved so far
+    in this one does: that costs at most twice what knowing the future would (the ski-rental rule).
+    """
+    without, rate = choose_size(merged.probabilities, stakes, kept=merged.kept)
+    size, hoped = choose_size(hope.probabilities, stakes, spent_ms=hope.draft_ms)
+    if size > 0 and hoped > rate:
+        round_ms = hope.draft_ms + stakes.step_ms(size + 1)
+        gain_ms = round_ms * (hoped / rate - 1.0)
+        to_come_ms = source.typical_ms - source.gained_ms
+        source.gained_ms += gain_ms
+        source.missed_ms += gain_ms
+        if max(source.missed_ms, to_come_ms) >= hope.before_ms:
+            source.missed_ms = max(0.0, source.missed_ms - hope.before_ms)
+            source.count(round_ms + gain_ms, gain_ms - hope.before_ms)
+            return True
+    price_ms = hope.before_ms + hope.draft_ms
+    is_tried = len(hope.probabilities) > 0 and source.purse_ms >= price_ms
+    if is_tried:
+        source.purse_ms -= price_ms
+    source.count(stakes.estimated_ms(without + 1), -price_ms if is_tried else 0.0)
+    return is_tried
+
+
+def _named(drafter: Drafter, stakes: Stakes, base: Proposal) -> Proposal:
+    """A proposal whose nodes say which drafter they are from."""
+    proposal = drafter.propose(stakes, base)
+    if proposal.sources or not len(proposal):
+        return proposal
+    return replace(proposal, sources=[drafter.name] * len(proposal))
+
+
+def _nothing(_node: int) -> None:
+    """Successors that nobody looked at."""

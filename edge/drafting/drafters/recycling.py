@@ -1,0 +1,207 @@
+"""Token recycling: what the target would have said after these tokens before, and what else.
+
+Each verified row of logits is knowledge that plain decoding throws away. Its best tokens are kept
+in two tables, by the last two tokens and by the last one; the newest row of a key wins. A draft is
+grown from them best path first, as DySpec does (arXiv 2410.11744), and hangs side branches onto
+what other drafters propose (a spine with branches: GOOSE, arXiv 2604.02047). Unlike the original
+(arXiv 2408.08696) the tree is not fixed: a node's probability is counted over
+
+    which table x rank in its row x share of the row x how sure other drafters are of its siblings
+
+so that trees are as wide as the target's step-time curve is flat, and no wider.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+from edgespec.drafting.calibration import Calibration
+from edgespec.drafting.drafters.base import Outcome, Successors, count_hits
+from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+
+_WIDTH = 8  # successors kept of a row (K of the paper)
+_SLOT_BITS = 15
+_MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the usual multiplicative hash
+_NO_KEY = -1
+
+# Borders of the calibration cells. A value lands in the bucket of the last border it reaches.
+_SHARE_BORDERS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 0.98)
+_RIVAL_BORDERS = (0.01, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
+_NUM_RANKS = 4  # the last one stands for all that follow
+_NUM_SHARES = len(_SHARE_BORDERS) + 1
+_NUM_RIVALS = len(_RIVAL_BORDERS) + 1
+_PRIORS = ((0.3, 0.08, 0.04, 0.02), (0.18, 0.05, 0.03, 0.02))  # by table and rank
+
+# Path probability (negative: heaps are smallest first), token, cell or -1 for a node of the base,
+# that node or -1, parent, and the token before.
+_Candidate = tuple[float, int, int, int, int, int]
+
+
+def _new_calibration() -> Calibration:
+    """Cells are numbered ((table * ranks + rank) * shares + share) * rivals + rival."""
+    cells = range(len(_PRIORS) * _NUM_RANKS * _NUM_SHARES * _NUM_RIVALS)
+    groups = [cell // (_NUM_SHARES * _NUM_RIVALS) for cell in cells]
+    recents = [group // _NUM_RANKS for group in groups]
+    return Calibration(len(cells), groups, recents, [p for row in _PRIORS for p in row])
+
+
+class _Table:
+    """The newest successors by key, in a fixed number of slots: a later key pushes out another."""
+
+    nbytes = (8 + 8 * _WIDTH) << _SLOT_BITS
+
+    def __init__(self) -> None:
+        self._keys = array("q", [_NO_KEY]) * (1 << _SLOT_BITS)
+        self._tokens = array("i", [0]) * (_WIDTH << _SLOT_BITS)
+        self._shares = array("f", [0.0]) * (_WIDTH << _SLOT_BITS)
+
+    def get(self, key: int) -> Successors | None:
+        slot = self._slot(key)
+        if self._keys[slot] != key:
+            return None
+        row = slice(slot * _WIDTH, (slot + 1) * _WIDTH)
+        return self._tokens[row], self._shares[row]
+
+    def put(self, key: int, successors: Successors) -> None:
+        tokens, shares = successors
+        slot = self._slot(key)
+        self._keys[slot] = key
+        start, count = slot * _WIDTH, min(len(tokens), _WIDTH)
+        self._tokens[start : start + count] = array("i", tokens[:count])
+        self._shares[start : start + count] = array("f", shares[:count])
+        for place in range(start + count, start + _WIDTH):
+            self._shares[place] = 0.0
+
+    @staticmethod
+    def _slot(key: int) -> int:
+        return (key * _MIX >> 40) & ((1 << _SLOT_BITS) - 1)
+
+
+class RecyclingDrafter:
+    """Drafts from the target's own second thoughts; learns across texts of this process."""
+
+    name = "recycling"
+    nbytes = 2 * _Table.nbytes
+
+    def __init__(self) -> None:
+        self._calibration = _new_calibration()
+        self._tables: tuple[_Table, ...] = ()  # made when the first text begins
+        self._last = (0, 0)
+        self._proposal = EMPTY
+        self._cells: list[int] = []
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start a new text; what was learned from others stays."""
+        self._tables = self._tables or (_Table(), _Table())
+        self._calibration.forget_recent()
+        self._last = (tokens[-2] if len(tokens) > 1 else 0, tokens[-1])
+        self._proposal = EMPTY
+
+    def recall(self, texts: Sequence[Sequence[int]]) -> None:
+        """Learn from texts of earlier runs, of which only what was written is known."""
+        self._tables = self._tables or (_Table(), _Table())
+        for text in texts:
+            for before, last, token in zip(text, text[1:], text[2:], strict=False):
+                self._learn(before, last, ((token,), (1.0,)))
+
+    # -- proposing -------------------------------------------------------------------------
+
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        """The most probable continuations, and nodes of `base` where branches hang below them."""
+        floor = stakes.min_probability
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(base.parents):
+            children.setdefault(parent, []).append(node)
+        tokens: list[int] = []
+        parents: list[int] = []
+        probabilities: list[float] = []
+        cells: list[int] = []
+        heap = self._children(self._last, 1.0, -1, children.get(-1, ()), base, floor)
+        heapq.heapify(heap)
+        while heap and len(tokens) < stakes.max_nodes:
+            negative, token, cell, base_node, parent, before = heapq.heappop(heap)
+            node = len(tokens)
+            tokens.append(token)
+            parents.append(parent)
+            probabilities.append(-negative)
+            cells.append(cell)
+            below = children.get(base_node, ()) if base_node >= 0 else ()
+            for child in self._children((before, token), -negative, node, below, base, floor):
+                heapq.heappush(heap, child)
+        self._proposal, self._cells = Proposal(tokens, parents, probabilities), cells
+        return self._proposal
+
+    def _children(
+        self,
+        context: tuple[int, int],
+        probability: float,
+        parent: int,
+        below: Sequence[int],
+        base: Proposal,
+        floor: float,
+    ) -> list[_Candidate]:
+        """Candidates after `context`, whose path has `probability`: `below` are those of `base`."""
+        last = context[1]
+        found: list[_Candidate] = []
+        taken = 0.0
+        for node in below:
+            taken += base.probabilities[node]
+            if base.probabilities[node] >= floor:
+                found.append((-base.probabilities[node], base.tokens[node], -1, node, parent, last))
+        if probability - taken < floor:
+            return found
+        known = {base.tokens[node] for node in below}
+        table, row = self._row(context)
+        rival = bisect_right(_RIVAL_BORDERS, taken / probability)
+        for rank, (token, share) in enumerate(zip(*row, strict=True)):
+            if share == 0.0:
+                break
+            if token in known:
+                continue
+            place = table * _NUM_RANKS + min(rank, _NUM_RANKS - 1)
+            cell = place * _NUM_SHARES + bisect_right(_SHARE_BORDERS, share)
+            cell = cell * _NUM_RIVALS + rival
+            path = probability * self._calibration.probability(cell)
+            if path >= floor:
+                found.append((-path, token, cell, -1, parent, last))
+        return found
+
+    def _row(self, context: tuple[int, int]) -> tuple[int, Successors]:
+        """What is known to follow, by the longer key where it was seen, and from which table."""
+        before, last = context
+        row = self._tables[0].get(before << 32 | last)
+        if row is not None:
+            return 0, row
+        return 1, self._tables[1].get(last) or ((), ())
+
+    # -- learning --------------------------------------------------------------------------
+
+    def observe(self, outcome: Outcome) -> None:
+        """Count hits, and learn from all rows of the step, those of rejected nodes included."""
+        count_hits(self._proposal, self._cells, outcome.emitted, self._calibration)
+        self._proposal = EMPTY
+        tree = outcome.tree
+        for node, token in enumerate(tree.tokens):
+            row = outcome.successors(node)
+            if row is None:
+                continue
+            before = tree.tokens[tree.parents[node]] if node else self._last[0]
+            self._learn(before, token, row)
+        before, last = [*self._last, *outcome.emitted][-2:]
+        self._last = (before, last)
+
+    def _learn(self, before: int, last: int, row: Successors) -> None:
+        self._tables[0].put(before << 32 | last, row)
+        self._tables[1].put(last, row)
+
+    def state(self) -> dict[str, Any]:
+        """The counts."""
+        return self._calibration.as_json()
+
+    def load_state(self, document: dict[str, Any] | None) -> None:
+        """Start from the counts of an earlier run."""
+        self._calibration.load_json(document)

@@ -1,0 +1,399 @@
+"""Makes an early-exit drafter: the target writes text, exits are compared by speed, one is trained.
+
+Everything is kept in a folder beside the result: started again, the same command goes on where it
+was stopped, and a longer one adds to it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.llama.tokenizer import open_tokenizer
+from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.exits.chat import chat_of, read_prompts
+from edgespec.memory.device import device
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.speed import predicted_speedup
+from edgespec.models.exits.early_exit import ExitInfo, check_exit, read_exit, target_hash
+from edgespec.models.exits.network import Weights, check_architecture, import_torch
+from edgespec.models.exits.texts import (
+    LENGTH,
+    LONG_LENGTH,
+    LONG_PART,
+    TextWriter,
+    load_texts,
+    write_texts,
+    written,
+)
+from edgespec.models.exits.writer import choose_tokens, write_exit
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.progress import Progress
+from edgespec.setup.draft_loading import draft_step_ms
+from edgespec.setup.loading import load
+
+if TYPE_CHECKING:
+    from edgespec.models.exits.texts import Text
+    from edgespec.models.exits.training import ExitTrainer, Quality
+
+QUICK_MINUTES, FULL_MINUTES = 12.0, 120.0
+# Of the time: writing text, comparing exits, training one.
+_WRITING, _SEARCHING, _TRAINING = 0.5, 0.15, 0.35
+_LAYER_PARTS = (1 / 15, 1 / 10, 1 / 5)  # of the target's blocks
+_HEAD_SIZES = (2048, 4096, 8192, 16384)
+_BATCH, _LEAST_BATCH = 128, 4  # conversations written at once
+_MOST_MEMORY = 0.8  # of what is free
+_BF16 = 2
+_SEARCH_TEXTS = 800
+_LEAST_S = 1.0  # of writing, where only prompts are missing
+_CONTEXT = 1024  # of the models whose steps are timed
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An exit after so many blocks with so many rows of the head, and what it is worth here."""
+
+    exit_layer: int
+    head_size: int
+    agreement: float
+    acceptance_length: float  # tokens per round at the draft length that is predicted best
+    draft_step_ms: float
+    predicted_speedup: float  # over plain decoding, on this device
+
+
+def train_draft(
+    spec: ModelSpec,
+    output: Path,
+    *,
+    minutes: float = FULL_MINUTES,
+    exit_layer: int | None = None,
+    head_size: int | None = None,
+    data: Path | None = None,
+    begin: Path | None = None,
+    progress: Progress = lambda _what, _part: None,
+    note: Callable[[str], None] = lambda _text: None,
+) -> dict[str, Any]:
+    """Train a drafter for `spec` into `output`; returns the report that is kept in the file.
+
+    Args:
+        minutes: how long it takes in all, from text to file, with the cores for itself: only time
+            in which it computes counts.
+        exit_layer: blocks of the target; None compares some.
+        head_size: tokens that can be drafted; None compares some.
+        data: prompts to be answered besides what the target thinks of.
+        begin: an earlier drafter of this target, which is trained further: its exit and head.
+
+    Raises:
+        MissingDependencyError: torch or gguf is not installed.
+        UnsupportedError: the architecture is unknown to the trainer, or an option is impossible.
+    """
+    check_architecture(spec)
+    earlier = _earlier(spec, begin)
+    if earlier is not None:
+        exit_layer, head_size = _same(exit_layer, head_size, *earlier)
+    import_torch().set_num_threads(device.usable_cores())
+    layers, sizes = _choices(spec, exit_layer, head_size)
+    folder = output.with_name(f"{output.name}.{target_hash(spec)[:8]}.training")
+    folder.mkdir(parents=True, exist_ok=True)
+    costs = _Costs(spec, layers, sizes, progress)
+    _write(spec, folder, data, minutes * 60 * _WRITING, progress)
+    texts = load_texts(folder)
+    counts = np.bincount(np.concatenate([t.tokens for t in texts]), minlength=spec.vocab_size)
+    rows = {size: choose_tokens(spec, counts, size) for size in sizes}
+    compared = f"compared-{_joined(layers)}-{_joined(sizes)}"
+    kept = folder / f"{compared}-{minutes:g}.json"
+    candidates = _read_candidates(folder, compared, minutes)
+    if not candidates:
+        candidates = _compare(spec, texts, layers, rows, costs, minutes * 60 * _SEARCHING, progress)
+        kept.write_text(json.dumps([asdict(candidate) for candidate in candidates]))
+    best = max(candidates, key=lambda candidate: candidate.predicted_speedup)
+    note(f"exit after block {best.exit_layer} with {best.head_size} tokens is predicted best")
+    trainer, quality = _train(
+        spec,
+        texts,
+        best,
+        rows[best.head_size],
+        folder,
+        minutes * 60 * _TRAINING,
+        earlier,
+        progress,
+        note,
+    )
+    trained = costs.candidate(best.exit_layer, best.head_size, quality)
+    report = {
+        "text_tokens": sum(len(text.tokens) for text in texts),
+        "minutes": minutes,
+        "loss": quality.loss,
+        "agreement": quality.agreement,
+        "gains": quality.gains,
+        "result": asdict(trained),
+        "compared": [asdict(candidate) for candidate in candidates if len(candidates) > 1],
+    }
+    write_exit(
+        spec,
+        output,
+        exit_layer=best.exit_layer,
+        token_ids=rows[best.head_size],
+        head=trainer.head(),
+        adapter=trainer.adapter(),
+        norm=trainer.norm(),
+        report=report,
+    )
+    return report
+
+
+def _earlier(spec: ModelSpec, path: Path | None) -> tuple[ModelSpec, ExitInfo] | None:
+    """The drafter to begin with. Raises UnsupportedError for one that was not trained for this."""
+    if path is None:
+        return None
+    drafter = read_model_spec(path)
+    info = read_exit(drafter)
+    if info is None or info.blocks:
+        raise UnsupportedError(
+            f"{path.name} is not a trained early exit", hint="name a file of `edgespec draft train`"
+        )
+    check_exit(spec, drafter, info)
+    return drafter, info
+
+
+def _same(
+    exit_layer: int | None, head_size: int | None, drafter: ModelSpec, info: ExitInfo
+) -> tuple[int, int]:
+    """The exit of an earlier drafter, and the size of its head unless another one is asked for."""
+    if exit_layer not in (None, info.exit_layer):
+        raise UnsupportedError(
+            f"--exit-layer {exit_layer} cannot begin with an exit after block {info.exit_layer}",
+            hint="leave out --exit-layer, or --from",
+        )
+    return info.exit_layer, head_size or drafter.vocab_size
+
+
+def _choices(
+    spec: ModelSpec, exit_layer: int | None, head_size: int | None
+) -> tuple[list[int], list[int]]:
+    """Exits and head sizes to compare. Raises UnsupportedError for impossible ones."""
+    most = spec.num_layers - 1
+    if exit_layer is not None and not 1 <= exit_layer <= most:
+        raise UnsupportedError(
+            f"--exit-layer {exit_layer} is not possible", hint=f"use 1 to {most}"
+        )
+    if head_size is not None and not 1 <= head_size <= spec.vocab_size:
+        raise UnsupportedError(
+            f"--head-size {head_size} is not possible", hint=f"use 1 to {spec.vocab_size}"
+        )
+    layers = {min(most, max(1, round(part * spec.num_layers))) for part in _LAYER_PARTS}
+    sizes = {min(size, spec.vocab_size) for size in _HEAD_SIZES}
+    return (
+        sorted(layers) if exit_layer is None else [exit_layer],
+        sorted(sizes) if head_size is None else [head_size],
+    )
+
+
+def _joined(numbers: Sequence[int]) -> str:
+    return "-".join(map(str, numbers))
+
+
+def _read_candidates(folder: Path, name: str, minutes: float) -> list[Candidate]:
+    """What an earlier run compared in as many minutes or more; nothing where there was none."""
+    for path in folder.glob(f"{name}-*.json"):
+        try:
+            if float(path.stem.removeprefix(f"{name}-")) >= minutes:
+                return [Candidate(**candidate) for candidate in json.loads(path.read_text())]
+        except (OSError, ValueError, TypeError):
+            continue
+    return []
+
+
+class _Costs:
+    """Times of the target's steps and of untrained exits on this device."""
+
+    def __init__(
+        self, spec: ModelSpec, layers: Sequence[int], sizes: Sequence[int], progress: Progress
+    ) -> None:
+        with load(spec.path, drafter="suffix", context_size=_CONTEXT, progress=progress) as engine:
+            assert engine.curve is not None
+            self._target: CostCurve = engine.curve
+        first, last = layers[0], layers[-1]
+        small, large = sizes[0], sizes[-1]
+        self._origin = first, small
+        self._ms = _exit_step_ms(spec, first, small, progress)
+        deep = _exit_step_ms(spec, last, small, progress) if last > first else self._ms
+        wide = _exit_step_ms(spec, first, large, progress) if large > small else self._ms
+        self._block_ms = max(0.0, deep - self._ms) / max(1, last - first)
+        self._row_ms = max(0.0, wide - self._ms) / max(1, large - small)
+
+    def candidate(self, layer: int, size: int, quality: Quality | None) -> Candidate:
+        """What an exit is worth that does so well; None is not known yet."""
+        gains = quality.gains if quality else [0.0]
+        ms = self._ms + self._block_ms * (layer - self._origin[0])
+        ms += self._row_ms * (size - self._origin[1])
+        best, length = predicted_speedup(gains, self._target.base, ms)
+        return Candidate(layer, size, quality.agreement if quality else 0.0, length, ms, best)
+
+
+def _exit_step_ms(spec: ModelSpec, layer: int, size: int, progress: Progress) -> float:
+    """Milliseconds of one step of an exit; its adapter is the target's next block, untrained."""
+    weights = Weights(spec, import_torch().float32)
+    ids = choose_tokens(spec, np.zeros(spec.vocab_size, np.int64), size)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "untrained.gguf"
+        write_exit(
+            spec,
+            path,
+            exit_layer=layer,
+            token_ids=ids,
+            head=weights.head()[ids.astype(np.int64)].numpy(),
+            adapter={name: value.numpy() for name, value in weights.block(layer).items()},
+            norm=weights.tensor("output_norm.weight").numpy(),
+            report={},
+        )
+        return draft_step_ms(read_model_spec(path), spec, progress)
+
+
+def _write(
+    spec: ModelSpec, folder: Path, data: Path | None, seconds: float, progress: Progress
+) -> None:
+    """Write text until it took so long, earlier runs included."""
+    num_written, spent = written(folder)
+    missing = seconds - spent
+    if missing <= 0 and data is None:
+        return
+    with open_tokenizer(spec.path) as tokenizer:
+        chat = chat_of(spec, tokenizer)
+        prompts = read_prompts(data, tokenizer) if data else []
+    digest = blake2b(json.dumps(prompts).encode(), digest_size=4).hexdigest()
+    answered = folder / f"answered-{digest}"
+    if answered.exists():
+        prompts = []
+    if missing <= 0 and not prompts:
+        return
+    seed = len(list(folder.glob("texts-*.npz")))
+    dtype = import_torch().bfloat16
+    writer = TextWriter(
+        spec,
+        chat,
+        batch=_batch_size(spec),
+        dtype=dtype,
+        seed=seed,
+        written=num_written,
+    )
+    writer.answer_first(prompts)
+    write_texts(
+        writer,
+        folder,
+        seconds=max(missing, _LEAST_S),
+        at_least=max(64, len(prompts)),
+        progress=lambda part, tokens: progress(f"writing text, {tokens} tokens", part),
+    )
+    if prompts:
+        answered.touch()
+
+
+def _batch_size(spec: ModelSpec) -> int:
+    """As many conversations at once as fit. Raises DoesNotFitError where too few do."""
+    values = sum(tensor.dims[0] * prod(tensor.dims[1:]) for tensor in spec.tensors.values())
+    free = int(_MOST_MEMORY * device.available_bytes()) - _BF16 * values
+    cells = LENGTH + LONG_PART * (LONG_LENGTH - LENGTH)
+    fitting = int(free / (_BF16 * cells * spec.kv_values_per_token))
+    if fitting < _LEAST_BATCH:
+        raise DoesNotFitError(
+            f"writing text with {spec.path.name} takes its weights in 16 bits, "
+            f"{_BF16 * values >> 20} MiB, and more than is free beside them",
+            hint="train on a machine with more memory; the drafter's file runs on this one",
+        )
+    return min(_BATCH, fitting)
+
+
+def _compare(
+    spec: ModelSpec,
+    texts: Sequence[Text],
+    layers: Sequence[int],
+    rows: Mapping[int, NDArray[np.int32]],
+    costs: _Costs,
+    seconds: float,
+    progress: Progress,
+) -> list[Candidate]:
+    """Each exit after a short training, with each size of the head; nothing where one is asked.
+
+    The head's rows are frozen, so that one training serves all sizes.
+    """
+    from edgespec.models.exits.training import ExitTrainer, exit_states
+
+    if len(layers) == len(rows) == 1:
+        return [costs.candidate(layers[0], next(iter(rows)), None)]
+    some = _fitting(spec, texts[:_SEARCH_TEXTS], len(layers))
+    states = exit_states(spec, some, layers, lambda part: progress("reading the text", part))
+    middle = sorted(rows)[len(rows) // 2]
+    candidates = []
+    for layer in layers:
+        trainer = ExitTrainer(spec, layer, rows[middle], some, states.pop(layer))
+        what = f"trying an exit after block {layer}"
+
+        def report(part: float, _quality: Quality | None, what: str = what) -> None:
+            progress(what, part)
+
+        trainer.train(seconds / len(layers), progress=report)
+        candidates += [
+            costs.candidate(layer, size, trainer.quality(ids)) for size, ids in rows.items()
+        ]
+    return candidates
+
+
+def _fitting(spec: ModelSpec, texts: Sequence[Text], num_layers: int = 1) -> Sequence[Text]:
+    """As many texts as there is memory for: states after so many layers are kept in 16 bits.
+
+    Raises DoesNotFitError where there is memory for none.
+    """
+    room = _MOST_MEMORY * device.available_bytes() / (_BF16 * spec.embedding_size * num_layers)
+    ends = np.cumsum([len(text.tokens) for text in texts])
+    count = int(np.searchsorted(ends, room))
+    if count == 0:
+        raise DoesNotFitError(
+            f"there is no memory for what training reads of {spec.path.name}",
+            hint="train on a machine with more memory; the drafter's file runs on this one",
+        )
+    return texts[:count]
+
+
+def _train(
+    spec: ModelSpec,
+    texts: Sequence[Text],
+    best: Candidate,
+    ids: NDArray[np.int32],
+    folder: Path,
+    seconds: float,
+    earlier: tuple[ModelSpec, ExitInfo] | None,
+    progress: Progress,
+    note: Note,
+) -> tuple[ExitTrainer, Quality]:
+    from edgespec.models.exits.training import ExitTrainer, exit_states
+
+    layer, fitting = best.exit_layer, _fitting(spec, texts)
+    if len(fitting) < len(texts):
+        note(f"memory for {len(fitting)} of {len(texts)} texts: the others are not trained on")
+    texts = fitting
+    states = exit_states(spec, texts, [layer], lambda part: progress("reading the text", part))
+    trainer = ExitTrainer(spec, layer, ids, texts, states.pop(layer))
+    if earlier is not None:
+        trainer.go_on_from(*earlier)
+
+    def report(part: float, quality: Quality | None) -> None:
+        if quality is None:
+            progress("training", part)
+        else:
+            note(f"{part:4.0%}  loss {quality.loss:.3f}, agreement {quality.agreement:.3f}")
+
+    begun = f"-from-{earlier[0].fingerprint[:8]}" if earlier else ""
+    checkpoint = folder / f"exit-{layer}-{best.head_size}{begun}.pt"
+    return trainer, trainer.train(seconds, checkpoint=checkpoint, progress=report)

@@ -1,0 +1,319 @@
+"""Files of one model side by side: what each lost against the source, and how fast it is here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec.backends.base import Backend
+from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.tree import DraftTree
+from edgespec.common import common_length
+from edgespec.errors import ModelNotFoundError, UnsupportedError
+from edgespec.files.quantizing import HELD_OUT_SEED, texts_for
+from edgespec.measure.noise import largest_invariant_step
+from edgespec.measure.timing import one_step
+from edgespec.memory.bytes.footprint import kv_type_fits
+from edgespec.memory.device import device
+from edgespec.memory.store import cache
+from edgespec.memory.times.curve import CostCurve, measure_curve
+from edgespec.memory.times.speed import SpeedModel
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
+from edgespec.progress import Progress
+from edgespec.quantize.quality import (
+    Places,
+    Reference,
+    Scores,
+    counted_places,
+    make_reference,
+    quality_of,
+    reference_of,
+    score,
+    scores_of,
+)
+from edgespec.quantize.step_times import DEPTH, step_ms
+from edgespec.quantize.texts import Text
+from edgespec.setup.loading import load
+from edgespec.setup.planning import stored_rounds
+
+TEXTS = 24
+SHOWN_SIZES = (1, 4, 8)
+_TOP = 4096  # tokens of the source's distribution that are compared one by one
+_KV_TYPES = ("f16", "q8_0", "q4_0")
+_KV_DEPTH, _KV_LENGTH = 512, 1024  # tokens before those that are looked at, and with them
+_STEP = 32  # tokens, of models that are read step by step
+_TOKEN = 100
+_CONTEXT = 1024  # where steps are compared bit by bit
+_ANSWER = {"gsm8k": 200, "spec_bench": 96}  # tokens
+_FILES = {"gsm8k": "gsm8k_dev.jsonl", "spec_bench": "spec_bench_dev.jsonl"}
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+def held_out(
+    spec: ModelSpec, data: Path | None, progress: Progress, count: int = TEXTS
+) -> Reference:
+    """What the source says over texts that nothing was searched or calibrated on."""
+    texts = texts_for(spec, count, progress, data=data, seed=HELD_OUT_SEED)
+    if spec.format == ONNX_FORMAT:
+        with _opened(spec) as backend:
+            return reference_of(texts, _places(backend, texts), _TOP)
+    return make_reference(
+        spec.path,
+        texts,
+        threads=device.usable_cores(),
+        top=_TOP,
+        progress=lambda part: progress("reading the text", part),
+    )
+
+
+def compare(
+    spec: ModelSpec,
+    others: Sequence[ModelSpec],
+    *,
+    data: Path | None = None,
+    tasks: Path | None = None,
+    num_tasks: int = 0,
+    progress: Progress = lambda _what, _part: None,
+) -> dict[str, Any]:
+    """One row for the source and one for each other file.
+
+    Args:
+        data: text to measure on; None lets the source write some.
+        tasks: folder with problems; None takes the one of `EDGESPEC_DATA`.
+        num_tasks: problems of each kind; 0 leaves them out.
+
+    Raises UnsupportedError where a file is not of the source's vocabulary.
+    """
+    for other in others:
+        _check_same_tokens(spec, other)
+    problems = {kind: _problems(kind, tasks, num_tasks) for kind in _FILES} if num_tasks else {}
+    reference = held_out(spec, data, progress)
+    answers: dict[str, Any] = {}
+    rows = []
+    for number, file in enumerate([spec, *others]):
+        name, place = file.path.name, number / (len(others) + 1)
+        progress(f"comparing {name}", place)
+        # All with the source's history, so that differences are the files'.
+        row = {**_facts(file), **speed_of(spec, _curve_of(file))}
+        if number:
+            row["quality"] = quality_of(reference, _scores(file, reference)).as_json()
+        if problems:
+            progress(f"asking {name}", place)
+            row["tasks"] = _ask(file, problems, answers, is_source=number == 0)
+        rows.append(row)
+    return {
+        "places": len(reference.rest),
+        "texts": len(reference.texts),
+        "tokens_kept": reference.ids.shape[1],
+        "mass_taken_together": float(reference.rest.mean()),
+        "step_depth": DEPTH,
+        "num_tasks": num_tasks,
+        "rows": rows,
+    }
+
+
+def _check_same_tokens(spec: ModelSpec, other: ModelSpec) -> None:
+    # Tokenizers of a GGUF file and of a folder are stored in other ways.
+    same = spec.format != other.format or spec.tokenizer_hash == other.tokenizer_hash
+    same = same and spec.vocab_size == other.vocab_size
+    if not same:
+        raise UnsupportedError(
+            f"{other.path.name} cannot be compared with {spec.path.name}: their tokens differ",
+            hint="compare files of one model; the first is the source",
+        )
+
+
+def compare_kv_types(
+    spec: ModelSpec,
+    *,
+    data: Path | None = None,
+    progress: Progress = lambda _what, _part: None,
+) -> dict[str, Any]:
+    """What smaller types of the KV cache lose against f16, and step times, both with a long past.
+
+    The losses are kept: `--prefer context` chooses by them.
+    """
+    if spec.format == ONNX_FORMAT:
+        raise UnsupportedError(
+            f"{spec.path.name} is an ONNX folder, whose cache has one type",
+            hint="compare cache types of a GGUF file",
+        )
+    texts = joined(texts_for(spec, 2 * TEXTS, progress, data=data, seed=HELD_OUT_SEED))
+    threads = device.usable_cores()
+    reference = make_reference(spec.path, texts, threads=threads, top=_TOP)
+    rows: list[dict[str, Any]] = []
+    for kind in _KV_TYPES:
+        if not kv_type_fits(spec, kind):
+            continue
+        progress(f"measuring a cache of {kind}", len(rows) / len(_KV_TYPES))
+        times = step_ms(
+            spec.path, threads=threads, sizes=SHOWN_SIZES, depth=_KV_DEPTH, kv_type=kind
+        )
+        row = {"kv_type": kind, "step_ms": {str(n): ms for n, ms in times.items()}}
+        if kind != "f16":
+            scores = score(spec.path, reference, threads=threads, kv_type=kind)
+            row["quality"] = quality_of(reference, scores).as_json()
+        rows.append(row)
+    losses = {row["kv_type"]: row["quality"]["kl"]["value"] for row in rows if "quality" in row}
+    cache.update("kv_losses", spec.fingerprint, lambda now: {**(now or {}), **losses})
+    return {"places": len(reference.rest), "step_depth": _KV_DEPTH, "kv_rows": rows}
+
+
+def joined(texts: Sequence[Text]) -> list[Text]:
+    """Texts one after the other in long ones, of which only the later part is counted."""
+    tokens = np.concatenate([text.tokens for text in texts])
+    counted = np.concatenate([text.counted for text in texts])
+    found = []
+    for start in range(0, len(tokens) - _KV_DEPTH, _KV_LENGTH):
+        part = counted[start : start + _KV_LENGTH].copy()
+        part[:_KV_DEPTH] = False
+        part[-1] = False
+        if part.any():
+            found.append(Text(tokens[start : start + _KV_LENGTH], part))
+    if not found:
+        raise UnsupportedError(
+            f"a cache is compared after {_KV_DEPTH} tokens, and there are {len(tokens)} in all",
+            hint="name a longer text with --data",
+        )
+    return found
+
+
+def _facts(spec: ModelSpec) -> dict[str, Any]:
+    return {"file": spec.path.name, "type": spec.file_type, "bytes": spec.file_bytes}
+
+
+@contextmanager
+def _opened(spec: ModelSpec) -> Iterator[Backend]:
+    """A model in the backend that runs it, with steps of up to 32 tokens."""
+    size = min(_CONTEXT, spec.context_length)
+    with load(spec.path, drafter="suffix", draft_max=_STEP - 1, context_size=size) as engine:
+        yield engine.backend
+
+
+def _places(backend: Backend, texts: Sequence[Text]) -> Places:
+    for text in texts:
+        backend.truncate(0)
+        for start in range(0, len(text.tokens), backend.max_nodes):
+            tokens = text.tokens[start : start + backend.max_nodes].tolist()
+            logits = backend.verify(DraftTree.chain(tokens))
+            yield from counted_places(text, start, logits)
+            backend.commit(range(len(tokens)))
+
+
+def _scores(spec: ModelSpec, reference: Reference) -> Scores:
+    if spec.format != ONNX_FORMAT:
+        return score(spec.path, reference, threads=device.usable_cores())
+    with _opened(spec) as backend:
+        return scores_of(reference, _places(backend, reference.texts))
+
+
+def _curve_of(spec: ModelSpec) -> CostCurve:
+    if spec.format == ONNX_FORMAT:
+        with _opened(spec) as backend:
+            step = backend.max_nodes
+            for start in range(0, DEPTH, step):
+                backend.prefill([_TOKEN % spec.vocab_size] * min(step, DEPTH - start))
+            return measure_curve(lambda nodes: one_step(backend, nodes), backend.max_nodes)
+    return curve_from(step_ms(spec.path, threads=device.usable_cores()))
+
+
+def curve_from(times: dict[int, float]) -> CostCurve:
+    """A step-time curve at the depth the times were measured at."""
+    base = [float("inf")] * (max(times) + 1)
+    for size, ms in times.items():
+        base[size] = ms
+    return CostCurve(base)
+
+
+def speed_of(spec: ModelSpec, curve: CostCurve) -> dict[str, Any]:
+    """Step times and predicted tokens per second, plain and with drafts as the model's were."""
+    model = SpeedModel(curve, True, stored_rounds(spec, "suffix"))
+    return {
+        "step_ms": {str(n): ms for n, ms in enumerate(curve.base) if n and ms != float("inf")},
+        "plain_tokens_per_s": model.tokens_per_s(0, 0),
+        "speculative_tokens_per_s": model.tokens_per_s(curve.max_nodes - 1, 0),
+    }
+
+
+def invariant_step(spec: ModelSpec) -> int:
+    """Up to how many tokens a step rounds like single ones, with the settings of `--exact`."""
+    settings = LlamaSettings(
+        context_size=_CONTEXT,
+        batch_size=64,
+        max_leaves=1,
+        threads=device.usable_cores(),
+        kv_type_k="bf16",
+    )
+    backend = LlamaBackend(spec.path, settings)
+    try:
+        return largest_invariant_step(backend)
+    finally:
+        backend.close()
+
+
+# -- tasks ---------------------------------------------------------------------------------
+
+
+def _problems(kind: str, folder: Path | None, count: int) -> list[dict[str, Any]]:
+    """Some problems from all over a file of them."""
+    if folder is None and (named := os.environ.get("EDGESPEC_DATA")):
+        folder = Path(named)
+    if folder is None:
+        raise UnsupportedError(
+            "problems need a folder with gsm8k_dev.jsonl and spec_bench_dev.jsonl",
+            hint="name it with --data, or with EDGESPEC_DATA",
+        )
+    path = folder / _FILES[kind]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as problem:
+        raise ModelNotFoundError(f"cannot read {path}: {problem.strerror}") from None
+    step = max(1, len(lines) // count)
+    return [json.loads(line) for line in lines[::step][:count]]
+
+
+def _ask(
+    spec: ModelSpec,
+    problems: dict[str, list[dict[str, Any]]],
+    answers: dict[str, Any],
+    *,
+    is_source: bool,
+) -> dict[str, float]:
+    """Share of right numbers, and how far greedy answers go along with the source's.
+
+    The source's answers are left in `answers`.
+    """
+    right, shared = 0, []
+    with load(spec.path, drafter="none", context_size=_CONTEXT) as engine:
+        for problem in problems["gsm8k"]:
+            result = engine.generate(problem["question"], max_tokens=_ANSWER["gsm8k"])
+            right += last_number(result.text) == last_number(problem["answer"])
+        for problem in problems["spec_bench"]:
+            prompt = problem["turns"][0]
+            tokens = engine.encode(prompt)
+            room = _CONTEXT - _ANSWER["spec_bench"] - 8
+            if len(tokens) > room:
+                continue
+            ids = engine.generate(prompt, max_tokens=_ANSWER["spec_bench"]).token_ids
+            if is_source:
+                answers[prompt] = ids
+            theirs = answers[prompt]
+            same = common_length(ids, theirs)
+            shared.append(1.0 if ids == theirs else same / max(1, len(theirs)))
+    return {
+        "gsm8k_exact": right / len(problems["gsm8k"]),
+        "spec_bench_agreement": sum(shared) / max(1, len(shared)),
+    }
+
+
+def last_number(text: str) -> float | None:
+    """The last number of a text, thousands separators removed; None without any."""
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None

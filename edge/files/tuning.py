@@ -1,0 +1,249 @@
+"""The file type that is fastest on this device at a bounded loss.
+
+Step times of every candidate come from small files of the model's shapes, so that only those whose
+loss matters are written whole: from the fastest down, until one loses no more than is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import UnsupportedError
+from edgespec.files.comparing import curve_from, held_out, invariant_step, speed_of
+from edgespec.memory.device import device
+from edgespec.models.gguf.ggml_types import GgmlType
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.models.writing import making, put_in_place
+from edgespec.progress import Progress
+from edgespec.quantize.convert import (
+    Recipe,
+    check_target,
+    convert,
+    predict,
+    require_disk,
+)
+from edgespec.quantize.quality import Reference, quality_of, score
+from edgespec.quantize.step_times import pace, predicted_step_ms, step_ms, step_ms_in_turns
+
+CANDIDATES = (
+    "Q2_K", "Q3_K_M", "IQ4_XS", "IQ4_NL", "Q4_0", "Q4_1", "Q4_K_M", "Q5_0", "Q5_K_M", "Q6_K",
+    "Q8_0",
+)  # fmt: skip
+_YARDSTICK = "Q4_0 without importance matrix"  # what is handed around
+_ALLOWANCE = 1.1  # of the yardstick's loss, where no bound is given
+_SPEED = "speculative_tokens_per_s"
+_MATRIX = re.compile(r"^blk\.\d+\.(attn|ffn)_(?!.*norm).*\.weight$")
+
+
+def tune(
+    spec: ModelSpec,
+    target: Path | None,
+    *,
+    max_kl: float | None = None,
+    exact: bool = False,
+    types: Sequence[str] = CANDIDATES,
+    imatrix: Path | None = None,
+    imatrix_name: str = "",
+    data: Path | None = None,
+    progress: Progress = lambda _what, _part: None,
+) -> dict[str, Any]:
+    """Measure, predict and propose; with a target, write the proposal there.
+
+    Args:
+        max_kl: most divergence from the source; None allows 1.1 times that of Q4_0 without matrix.
+        exact: only types whose steps round like single tokens.
+        data: text to measure the loss on; None lets the source write some.
+
+    Raises UnsupportedError where no candidate loses as little as that.
+    """
+    if not types:
+        raise UnsupportedError("there is no type to try", hint="name some with --types")
+    with _folder_for(spec, target) as folder:
+        recipes = _recipes(spec, types, imatrix, imatrix_name)
+        rows = [_source_row(spec), *_candidate_rows(spec, recipes, folder, progress)]
+        reference = held_out(spec, data, progress)
+        judge = _Judge(spec, recipes | {_YARDSTICK: Recipe("Q4_0")}, reference, folder)
+        if max_kl is None:
+            progress(f"measuring what {_YARDSTICK} loses", 0.0)
+            max_kl = _ALLOWANCE * judge.kl(_YARDSTICK)
+        fastest = sorted(rows[1:], key=lambda row: -row[_SPEED])
+        chosen = None
+        for number, row in enumerate(fastest):
+            if chosen is not None and row[_SPEED] <= chosen[_SPEED]:
+                break
+            progress(f"measuring what {row['type']} loses", number / len(fastest))
+            row["kl"] = judge.kl(row["type"])
+            if row["kl"] > max_kl:
+                continue
+            if exact:
+                row["largest_invariant_step"] = judge.invariant(row["type"])
+                if row["largest_invariant_step"] == 1:
+                    continue
+                times = {int(size): ms for size, ms in row["step_ms"].items()}
+                row[_SPEED] = _speed(spec, row, times)[_SPEED]
+            if chosen is None or row[_SPEED] > chosen[_SPEED]:
+                chosen = row
+        if chosen is None:
+            raise _nothing_found(fastest, max_kl)
+        path = judge.file(chosen["type"])
+        _measure_together(spec, rows[0], chosen, path)
+        if target is not None:
+            put_in_place(path, target)
+    return {"max_kl": max_kl, "type": chosen["type"], "rows": rows, "places": len(reference.rest)}
+
+
+def _recipes(
+    spec: ModelSpec, types: Sequence[str], imatrix: Path | None, imatrix_name: str
+) -> dict[str, Recipe]:
+    """What is tried, by name: each type as llama.cpp mixes it, and with its head as coarse as most.
+
+    A small model's head takes a good part of each step, and the mixtures leave it in more bits.
+    """
+    recipes: dict[str, Recipe] = {}
+    for kind in types:
+        recipes[kind] = recipe = Recipe(kind, (), imatrix, imatrix_name)
+        found = predict(spec.path, recipe).types
+        types_of_blocks = Counter(found[name] for name in found if _MATRIX.search(name))
+        if not types_of_blocks:
+            continue
+        most = types_of_blocks.most_common(1)[0][0]
+        if _bits(most) < _bits(found[spec.head_name]):
+            override = ("^" + spec.head_name.replace(".", r"\.") + "$", most.name)
+            recipes[f"{kind}, head {most.name}"] = replace(recipe, overrides=(override,))
+    return recipes
+
+
+def _bits(kind: GgmlType) -> float:
+    return 8 * kind.block_bytes / kind.block_size
+
+
+@contextmanager
+def _folder_for(spec: ModelSpec, target: Path | None) -> Iterator[Path]:
+    """A folder for candidates, on the target's disk."""
+    if target is None:
+        with tempfile.TemporaryDirectory() as name:
+            yield Path(name)
+        return
+    check_target(target, spec.files)
+    with making(target) as folder:
+        folder.mkdir()
+        yield folder
+
+
+def _measure_together(
+    spec: ModelSpec, source: dict[str, Any], chosen: dict[str, Any], path: Path
+) -> None:
+    """Set what both files really take, measured in turns where both fit into memory."""
+    threads = device.usable_cores()
+    paths = (spec.path, path)
+    if 2 * (source["bytes"] + chosen["bytes"]) < device.available_bytes():
+        times = step_ms_in_turns(paths, threads=threads)
+    else:
+        times = [step_ms(path, threads=threads) for path in paths]
+    for row, found in zip((source, chosen), times, strict=True):
+        row["measured"] = _speed(spec, row, found)
+
+
+def _speed(spec: ModelSpec, row: dict[str, Any], times: Mapping[int, float]) -> dict[str, Any]:
+    """Speeds by step times, with no larger steps than a row is known to be invariant for."""
+    largest = row.get("largest_invariant_step", max(times))
+    return speed_of(spec, curve_from({n: ms for n, ms in times.items() if n <= largest}))
+
+
+def _nothing_found(rows: Sequence[dict[str, Any]], max_kl: float) -> UnsupportedError:
+    least = min(rows, key=lambda row: row["kl"])
+    if least["kl"] > max_kl:
+        return UnsupportedError(
+            f"no type loses at most {max_kl:.4f}: {least['type']} loses least, {least['kl']:.4f}",
+            hint="allow more with --max-kl",
+        )
+    return UnsupportedError(
+        f"of the types that lose at most {max_kl:.4f} none has steps that round like single tokens",
+        hint="allow more with --max-kl, or leave out --exact",
+    )
+
+
+def _source_row(spec: ModelSpec) -> dict[str, Any]:
+    """The source itself, measured as it is."""
+    curve = curve_from(step_ms(spec.path, threads=device.usable_cores()))
+    return {
+        "type": spec.file_type,
+        "bytes": spec.file_bytes,
+        "is_source": True,
+        **speed_of(spec, curve),
+    }
+
+
+def _candidate_rows(
+    spec: ModelSpec, recipes: dict[str, Recipe], folder: Path, progress: Progress
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    predicted = {kind: predict(spec.path, recipe) for kind, recipe in recipes.items()}
+    # One candidate at a time is written whole; before that three small files, each with a head.
+    largest = max(found.file_bytes for found in predicted.values())
+    require_disk(folder / "candidate", largest + 3 * spec.tensors[spec.head_name].data_bytes)
+    threads = device.usable_cores()
+    with pace(spec.path, spec.num_layers, folder, threads=threads) as now:
+        usual = before = now()
+        for number, (kind, recipe) in enumerate(recipes.items()):
+            progress(f"timing {kind}", number / len(recipes))
+            times = predicted_step_ms(
+                spec.path,
+                predicted[kind].types,
+                recipe.file_type,
+                spec.num_layers,
+                folder,
+                threads=threads,
+                imatrix=recipe.imatrix,
+            )
+            # The machine's speed drifts from one candidate to the next.
+            after = now()
+            drift = (before + after) / (2 * usual)
+            curve = curve_from({size: ms / drift for size, ms in times.items()})
+            row = {"type": kind, "bytes": predicted[kind].file_bytes, "is_source": False}
+            rows.append(row | speed_of(spec, curve))
+            before = after
+    return rows
+
+
+class _Judge:
+    """Writes candidates whole, once each, and says what they lose."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        recipes: dict[str, Recipe],
+        reference: Reference,
+        folder: Path,
+    ) -> None:
+        self._spec, self._recipes, self._reference = spec, recipes, reference
+        self._folder = folder
+        self._known: dict[str, float] = {}
+
+    def file(self, kind: str) -> Path:
+        """The file of a type; others are removed, so that one at a time is on the disk."""
+        path = self._folder / f"{kind}.gguf"
+        if not path.exists():
+            for old in self._folder.glob("*.gguf"):
+                old.unlink()
+            threads = device.usable_cores()
+            convert(self._spec.path, path, self._recipes[kind], threads=threads, synced=False)
+        return path
+
+    def kl(self, kind: str) -> float:
+        """Mean divergence of a type from the source."""
+        if kind not in self._known:
+            scores = score(self.file(kind), self._reference, threads=device.usable_cores())
+            self._known[kind] = quality_of(self._reference, scores).kl.value
+        return self._known[kind]
+
+    def invariant(self, kind: str) -> int:
+        """Up to how many tokens a step of this type rounds like single ones."""
+        return invariant_step(read_model_spec(self.file(kind)))

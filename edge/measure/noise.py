@@ -1,0 +1,178 @@
+"""Batch noise: how much a token's logits depend on what else is in its step.
+
+Kernels add numbers up in an order that depends on the number of rows, and floating-point sums
+depend on the order. Where the noise is zero, speculative greedy output equals plain output bit for
+bit. Where it is not, plain decoding has several roundings itself, and outputs may part where the
+two best logits are closer than the noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.base import Backend, Logits
+from edgespec.backends.tree import DraftTree
+from edgespec.errors import UnsupportedError
+
+_DEPTHS = (64, 640)  # tokens in the cache; llama.cpp's CPU attention changes its path at 512
+_SIZES = (2, 3, 4, 8, 16, 32)
+_INVARIANT_SIZES = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)  # kernels take rows in fours and eights
+_NUM_TOKENS = 64
+_NUM_BEST = 8
+_DEVIATIONS = 6.0  # a normal variable is further out once in 5e8 draws
+_TEXT = (
+    "The harbour master kept two ledgers, one for the ships that came and one for those that did "
+    "not. On the {i}th morning of the month she wrote {n} names into the first and none into the "
+    "second, closed both, and went down to the quay, where a boy was selling oranges at {n} pence "
+    "a dozen. def price(dozens): return dozens * {n}  # in pence, as agreed\n"
+)
+
+
+def measure_batch_noise(
+    backend: Backend,
+    depths: Sequence[int] = _DEPTHS,
+    sizes: Sequence[int] = _SIZES,
+    progress: Callable[[float], None] = lambda _fraction: None,
+) -> float:
+    """How far step sizes can move the gap between two good logits; 0.0 if they cannot.
+
+    A text is decoded token by token and again in steps of several sizes, at several depths of
+    context; each way keeps its own rounding in the cache, as in a real run. What is looked at is
+    the change of the difference between the best logit and each of the next seven. A text of
+    a few dozen tokens does not show the rarest changes, so the number is six standard deviations
+    of them (or the largest one seen, if that is more). The cache is empty afterwards.
+    """
+    sizes = [size for size in sizes if size <= backend.max_nodes]
+    room = backend.context_size - _NUM_TOKENS
+    if room < 1:
+        raise _too_short()
+    depths = sorted({min(depth, room) for depth in depths})
+    text = _text(backend, depths[-1] + _NUM_TOKENS)
+    runs = len(depths) * (len(sizes) + 1)
+    noise = 0.0
+    for i, depth in enumerate(depths):
+        singles = [_Best(row) for row in _decode_in_steps(backend, text, depth, 1)]
+        for j, size in enumerate(sizes):
+            progress((i * (len(sizes) + 1) + j + 1) / runs)
+            batches = _decode_in_steps(backend, text, depth, size)
+            pairs = zip(singles, batches, strict=True)
+            changes = np.abs([single.gap_changes(row) for single, row in pairs])
+            deviation = float(np.sqrt(np.mean(changes**2)))
+            noise = max(noise, float(changes.max()), _DEVIATIONS * deviation)
+    backend.truncate(0)
+    return noise
+
+
+def tested_depth(backend: Backend) -> int:
+    """Up to how many tokens in the cache steps are compared here: no further than its context."""
+    return min(backend.context_size, _DEPTHS[-1] + _NUM_TOKENS)
+
+
+def largest_invariant_step(
+    backend: Backend,
+    depths: Sequence[int] = _DEPTHS,
+    sizes: Sequence[int] = _INVARIANT_SIZES,
+    progress: Callable[[float], None] = lambda _fraction: None,
+) -> int:
+    """Up to how many nodes a step gives, bit for bit, the logits of one-token steps.
+
+    1 says that no step of several tokens does. Kernels change with the number of rows (Qwen's Q6_K
+    head rounds differently from 8 on), so sizes are tried upwards to the first that differs. The
+    cache is empty afterwards.
+    """
+    largest = backend.max_nodes
+    sizes = sorted({largest, *(size for size in sizes if size < largest)} - {1})
+    room = backend.context_size - _NUM_TOKENS
+    if room < 1:
+        raise _too_short()
+    depths = sorted({min(depth, room) for depth in depths})
+    text = _text(backend, depths[-1] + _NUM_TOKENS)
+    for i, depth in enumerate(depths):
+        singles = _digests(_decode_in_steps(backend, text, depth, 1))
+        for j, size in enumerate(sizes):
+            progress((i + (j + 1) / (len(sizes) + 1)) / len(depths))
+            if _digests(_decode_in_steps(backend, text, depth, size)) != singles:
+                sizes = sizes[:j]
+                break
+    backend.truncate(0)
+    return sizes[-1] if sizes else 1
+
+
+def prefill_is_invariant(backend: Backend, step: int, depths: Sequence[int] = _DEPTHS) -> bool:
+    """Whether a prompt's batches leave, bit for bit, what steps of up to `step` tokens leave.
+
+    Then a cache that holds an answer is the same as one that was prefilled with it. A whole batch
+    of a text is fed both ways, and the logits after it are compared. The cache is empty afterwards.
+    """
+    room = backend.context_size - 1
+    count = min(room, max(_NUM_TOKENS, backend.batch_size))
+    depths = sorted({min(depth, room - count) for depth in depths})
+    text = _text(backend, depths[-1] + count)
+    same = True
+    for depth in depths:
+        end = depth + count
+        backend.truncate(0)
+        _prefill_to(backend, text, end)
+        batched = backend.verify(DraftTree.chain(text[:1])).tobytes()
+        backend.truncate(0)
+        _prefill_to(backend, text, depth)
+        for start in range(depth, end, step):
+            tokens = text[start : min(start + step, end)]
+            backend.verify(DraftTree.chain(tokens))
+            backend.commit(range(len(tokens)))
+        same = same and backend.verify(DraftTree.chain(text[:1])).tobytes() == batched
+    backend.truncate(0)
+    return same
+
+
+def _prefill_to(backend: Backend, text: list[int], depth: int) -> None:
+    while backend.length < depth:
+        backend.prefill(text[backend.length : min(depth, backend.length + backend.batch_size)])
+
+
+def _decode_in_steps(backend: Backend, text: list[int], depth: int, size: int) -> Iterator[Logits]:
+    """Logits of the tokens from `depth` on, decoded `size` at a time; views, as in `verify`."""
+    backend.truncate(depth)
+    _prefill_to(backend, text, depth)
+    for start in range(depth, depth + _NUM_TOKENS, size):
+        tokens = text[start : min(start + size, depth + _NUM_TOKENS)]
+        yield from backend.verify(DraftTree.chain(tokens))
+        backend.commit(range(len(tokens)))
+
+
+def _too_short() -> UnsupportedError:
+    return UnsupportedError(
+        f"batch noise needs a context of more than {_NUM_TOKENS} tokens", hint="raise --ctx"
+    )
+
+
+def _digests(rows: Iterator[Logits]) -> list[bytes]:
+    """A fingerprint of each row: whole rows would take as much memory as a plan allows for."""
+    return [blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
+
+
+class _Best:
+    """The best tokens of a row and their logits."""
+
+    def __init__(self, row: Logits) -> None:
+        self._ids = np.argsort(row)[::-1][:_NUM_BEST]
+        self._logits = row[self._ids].astype(np.float64)
+
+    def gap_changes(self, other: Logits) -> NDArray[np.float64]:
+        """How far the gaps between the best logit and the next ones moved, [_NUM_BEST - 1]."""
+        change = other[self._ids] - self._logits
+        return np.asarray(change[1:] - change[0])
+
+
+def _text(backend: Backend, length: int) -> list[int]:
+    """At least `length` tokens of prose, numbers and code that do not repeat exactly."""
+    ids: list[int] = []
+    i = 0
+    while len(ids) < length:
+        i += 1
+        ids += backend.tokenizer.encode(_TEXT.format(i=i, n=7 * i % 31), add_special=i == 1)
+    return ids[:length]

@@ -1,0 +1,118 @@
+"""Steps of a loaded backend against the clock, on arbitrary tokens that are taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+from edgespec.backends.base import Backend
+from edgespec.backends.tree import DraftTree
+from edgespec.memory.times.curve import CostCurve, measure_depth
+
+_DEPTH_SECONDS = 0.6
+_PROBES = 3  # single steps that tell whether a stored curve still holds
+_BUSY = 1.4  # neighbours alone make a machine that much slower
+_READS = (8, 2, 32, 4, 16)  # tokens that a model which takes over has missed
+_READ_SECONDS = 1.0
+_DEPTHS = (128, 256, 512, 768, 1024)  # less than that drowns in noise
+
+
+def measured_while_busy(backend: Backend, stored: CostCurve) -> bool:
+    """Whether a step takes much less now than when the curve was measured.
+
+    A machine is never faster than when it is idle, so a curve can only be too slow.
+    """
+    best = float("inf")
+    for _ in range(_PROBES + 1):
+        start = perf_counter()
+        one_step(backend, 1)
+        best = min(best, perf_counter() - start)
+    return stored.base[1] > _BUSY * best * 1e3
+
+
+def one_step(backend: Backend, nodes: int) -> None:
+    """Verify a chain of arbitrary tokens and take it back; what cannot be is one token more."""
+    backend.verify(DraftTree.chain(some_tokens(backend, nodes)))
+    if backend.capabilities.rollback:
+        backend.truncate(backend.length)
+    else:
+        backend.commit((0,))
+
+
+def reading_ms(backend: Backend) -> float:
+    """Milliseconds a token takes where a whole batch of a prompt is read; the cache is empty then.
+
+    The best of three.
+    """
+    tokens = some_tokens(backend, min(backend.batch_size, backend.context_size))
+    best = float("inf")
+    for _ in range(3):
+        backend.truncate(0)
+        start = perf_counter()
+        backend.prefill(tokens)
+        best = min(best, perf_counter() - start)
+    backend.truncate(0)
+    return best * 1e3 / len(tokens)
+
+
+def measure_reads(
+    backend: Backend, curve: CostCurve, *, clock: Callable[[], float] = perf_counter
+) -> CostCurve:
+    """Milliseconds of reading n tokens for one row of logits, with a single-token step before.
+
+    The best of up to three, in an empty cache and about a second, the most useful n first; what
+    depth adds is that of the steps of `curve`.
+    """
+    most = min(backend.batch_size, backend.context_size)
+    deadline = clock() + _READ_SECONDS
+    best = {1: float("inf")}
+    for size in [size for size in _READS if size <= most] * 3:
+        if len(best) > 1 and clock() > deadline:
+            break
+        backend.truncate(0)
+        one_step(backend, 1)
+        start = clock()
+        one_step(backend, 1)
+        between = clock()
+        backend.prefill(some_tokens(backend, size))
+        best[size] = min(best.get(size, float("inf")), (clock() - between) * 1e3)
+        best[1] = min(best[1], (between - start) * 1e3)
+    backend.truncate(0)
+    if len(best) == 1:
+        return curve.resized(1)
+    base = [best.get(size, float("inf")) for size in range(max(best) + 1)]
+    return CostCurve(base, curve.depth_ms, curve.depth_node_ms)
+
+
+def some_tokens(backend: Backend, count: int) -> list[int]:
+    """Some tokens; which ones makes no difference to the time of a step."""
+    return [token % backend.tokenizer.vocab_size for token in range(100, 100 + count)]
+
+
+def measure_depths(backend: Backend, curve: CostCurve) -> None:
+    """Fill the cache for a moment and see how much slower steps get.
+
+    A model that cannot prefill the smallest depth in time is left without: next to its weights
+    a short context costs little.
+    """
+    largest = curve.max_nodes
+    fitting = [
+        depth
+        for depth in _DEPTHS
+        if depth + largest <= backend.context_size
+        and depth * curve.base[largest] / largest <= _DEPTH_SECONDS * 1e3
+    ]
+    if not fitting:
+        return
+
+    def fill() -> int:
+        tokens = some_tokens(backend, fitting[-1])
+        for start in range(0, len(tokens), backend.batch_size):
+            backend.prefill(tokens[start : start + backend.batch_size])
+        return len(tokens)
+
+    def empty() -> None:
+        backend.truncate(0)
+
+    measure_depth(curve, lambda nodes: one_step(backend, nodes), fill, empty)
+    empty()

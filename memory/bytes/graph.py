@@ -1,0 +1,274 @@
+"""The graph llama.cpp evaluates for one batch, as far as its intermediate results go.
+
+Describes decoder-only transformers (dense and mixture of experts, with or without biases, norms of
+queries and keys, norms after a block, fused QKV, sliding windows) by the tensors the file has, not
+by the architecture's name. Order and shapes follow `llama.cpp: src/llama-graph.cpp` and
+`src/models/*.cpp` with flash attention on; only what needs room in the compute buffer is listed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.memory.bytes.arena import Graph, Tensor
+from edgespec.models.spec import ModelSpec
+
+_F32, _I32, _F16, _I64 = 4, 4, 2, 8  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """What the compute buffer is reserved for."""
+
+    num_tokens: int  # largest batch evaluated at once
+    num_outputs: int  # tokens of it whose logits are wanted
+    cells: int  # of the KV cache
+    window_cells: int  # of the layers with a sliding window
+    # Quantized caches store K or V rotated by a Hadamard matrix; F32 ones are cast when read.
+    rotates_keys: bool = False
+    rotates_values: bool = False
+    casts_keys: bool = False
+    casts_values: bool = False
+
+
+def compute_buffer_bytes(spec: ModelSpec, shape: BatchShape) -> int:
+    """Bytes of llama.cpp's compute buffer for the largest batch of a run."""
+    return _Builder(spec, shape).build().buffer_bytes()
+
+
+class _Builder:
+    """Builds the graph layer by layer, in the order of llama.cpp's own builders."""
+
+    def __init__(self, spec: ModelSpec, shape: BatchShape) -> None:
+        self.spec = spec
+        self.shape = shape
+        self.graph = Graph()
+        self.positions = _input(shape.num_tokens * _I32)
+        self.out_ids = _input(shape.num_outputs * _I32)
+        self.attention_inputs = {
+            sliding: self._attention_inputs(sliding) for sliding in (False, True)
+        }
+
+    def build(self) -> Graph:
+        layers = _telling_layers(self.spec)
+        cur = self._embeddings()
+        for layer in layers:
+            cur = self._layer(cur, layer, last=layer == layers[-1])
+        cur = self._norm(cur)
+        cur.is_output = True
+        logits = _result(self.shape.num_outputs, self.spec.vocab_size, cur)
+        logits.is_output = True
+        self.graph.add(logits)
+        return self.graph
+
+    # -- pieces ----------------------------------------------------------------------------
+
+    def _embeddings(self) -> Tensor:
+        count, width = self.shape.num_tokens, self.spec.embedding_size
+        looked_up = _result(count, width, _input(count * _I32))
+        self.graph.add(looked_up)
+        self.graph.add(_input(count * width * _F32))  # embeddings could be fed instead of ids
+        return looked_up
+
+    def _attention_inputs(self, sliding: bool) -> _AttentionInputs:
+        shape, spec = self.shape, self.spec
+        cells = shape.window_cells if sliding else shape.cells
+        return _AttentionInputs(
+            keys=_input(shape.num_tokens * _I64),
+            values=_input(shape.num_tokens * _I64),
+            mask=_input(cells * shape.num_tokens * _F16),
+            key_rotation=_rotation(max(spec.key_length)) if shape.rotates_keys else None,
+            value_rotation=_rotation(64, smallest=True) if shape.rotates_values else None,
+        )
+
+    def _layer(self, inputs: Tensor, layer: int, *, last: bool) -> Tensor:
+        cur = self._norm(inputs) if self._has(layer, "attn_norm.weight") else inputs
+        cur = self._attention(cur, layer)
+        residual = inputs
+        if last:  # only the tokens whose logits are wanted go on
+            cur = _result(self.shape.num_outputs, self.spec.embedding_size, cur, self.out_ids)
+            residual = _result(
+                self.shape.num_outputs, self.spec.embedding_size, residual, self.out_ids
+            )
+        if self._has(layer, "post_attention_norm.weight"):
+            cur = self._norm(cur)
+        after_attention = _sum(cur, residual)
+        cur = self._norm(after_attention)
+        rows = self.shape.num_outputs if last else self.shape.num_tokens
+        cur = self._feed_forward(cur, layer, rows)
+        if self._has(layer, "post_ffw_norm.weight"):
+            cur = self._norm(cur)
+        return _sum(cur, after_attention)
+
+    def _attention(self, cur: Tensor, layer: int) -> Tensor:
+        spec, count = self.spec, self.shape.num_tokens
+        inputs = self.attention_inputs[spec.is_sliding[layer]]
+        heads, kv_heads = spec.num_heads[layer], spec.num_kv_heads[layer]
+        key, value = spec.key_length[layer], spec.value_length[layer]
+        if self._has(layer, "attn_qkv.weight"):
+            fused = _result(count, heads * key + kv_heads * (key + value), cur)
+            if self._has(layer, "attn_qkv.bias"):
+                fused = _over(fused)
+            query, keys, values = (_view(fused) for _ in range(3))
+        else:
+            query = self._projection(cur, layer, "attn_q", heads * key)
+            keys = self._projection(cur, layer, "attn_k", kv_heads * key)
+            values = self._projection(cur, layer, "attn_v", kv_heads * value)
+        query = self._positioned(query, layer, "attn_q_norm.weight", count * heads * key)
+        keys = self._positioned(keys, layer, "attn_k_norm.weight", count * kv_heads * key)
+        query = _rotated(query, inputs.key_rotation, count * heads * key)
+        keys = _rotated(keys, inputs.key_rotation, count * kv_heads * key)
+        values = _rotated(values, inputs.value_rotation, count * kv_heads * value)
+        for tensor in (query, values, keys):
+            self.graph.add(tensor)
+        for tensor, places in ((keys, inputs.keys), (values, inputs.values)):
+            self.graph.add(_stored(_view(tensor), places))
+        cells = self.shape.window_cells if spec.is_sliding[layer] else self.shape.cells
+        casts = [
+            Tensor(cells * kv_heads * width * _F16, "cast")
+            for width, needed in ((key, self.shape.casts_keys), (value, self.shape.casts_values))
+            if needed
+        ]
+        attended = _result(count, heads * value, _view(query), *casts, inputs.mask)
+        flat = self.graph.add(_view(attended))
+        mixed = _rotated(flat, inputs.value_rotation, count * heads * value)
+        out = _result(count, spec.embedding_size, mixed)
+        return _over(out) if self._has(layer, "attn_output.bias") else out
+
+    def _projection(self, cur: Tensor, layer: int, name: str, width: int) -> Tensor:
+        result = _result(self.shape.num_tokens, width, cur)
+        if self._has(layer, f"{name}.bias"):
+            result = _over(result)
+        return _view(result)
+
+    def _positioned(self, tensor: Tensor, layer: int, norm: str, values: int) -> Tensor:
+        """Normalised where the file has weights for it, then rotated by position (RoPE)."""
+        if self._has(layer, norm):
+            tensor = _over(Tensor(values * _F32, ("heads", values), (tensor,), in_place=True))
+        return Tensor(values * _F32, ("heads", values), (tensor, self.positions), in_place=True)
+
+    def _feed_forward(self, cur: Tensor, layer: int, rows: int) -> Tensor:
+        if self._has(layer, "ffn_gate_inp.weight"):
+            return self._experts(cur, layer, rows)
+        width = self.spec.feed_forward_size[layer]
+        return self._dense(cur, rows, width, self._has(layer, "ffn_gate.weight"))
+
+    def _dense(self, cur: Tensor, rows: int, width: int, gated: bool) -> Tensor:
+        if gated:
+            gate, up = _result(rows, width, cur), _result(rows, width, cur)
+            cur = _result(rows, width, gate, up)
+        else:
+            cur = _over(_result(rows, width, cur))
+        return _result(rows, self.spec.embedding_size, cur)
+
+    def _experts(self, cur: Tensor, layer: int, rows: int) -> Tensor:
+        spec = self.spec
+        used, width = spec.num_experts_used, self._expert_width(layer)
+        probabilities = _over(_result(rows, spec.num_experts, cur))
+        order = Tensor(rows * spec.num_experts * _I32, "order", (probabilities,))
+        chosen = _view(order)
+        weights = self.graph.add(_view(_result(rows, used, _view(probabilities), chosen)))
+        tokens = _view(cur)
+        up = _result(rows, used * width, tokens, chosen)
+        gate = _result(rows, used * width, tokens, chosen)
+        hidden = _result(rows, used * width, gate, up)
+        down = _result(rows, used * spec.embedding_size, hidden, chosen)
+        weighted = Tensor(down.nbytes, down.shape, (down, weights), in_place=True)
+        self.graph.add(weighted)
+        outputs = [self.graph.add(_view(weighted)) for _ in range(used)]
+        mixed = outputs[0]
+        for output in outputs[1:]:
+            mixed = Tensor(
+                rows * spec.embedding_size * _F32,
+                (rows, spec.embedding_size),
+                (mixed, output),
+                in_place=True,
+            )
+            self.graph.add(mixed)
+        if self._has(layer, "ffn_up_shexp.weight"):
+            mixed = self._shared_expert(cur, mixed, layer, rows)
+        return mixed
+
+    def _expert_width(self, layer: int) -> int:
+        """Of one expert; files without `expert_feed_forward_length` tell it by their tensors."""
+        up = self.spec.tensors.get(f"blk.{layer}.ffn_up_exps.weight")
+        return up.dims[1] if up else self.spec.expert_feed_forward_size
+
+    def _shared_expert(self, cur: Tensor, mixed: Tensor, layer: int, rows: int) -> Tensor:
+        width = self.spec.tensors[f"blk.{layer}.ffn_up_shexp.weight"].dims[1]
+        return _sum(mixed, self._dense(cur, rows, width, gated=True))
+
+    def _norm(self, cur: Tensor) -> Tensor:
+        """RMS norm, then its weights."""
+        return _over(_over(cur))
+
+    def _has(self, layer: int, name: str) -> bool:
+        return f"blk.{layer}.{name}" in self.spec.tensors
+
+
+@dataclass(frozen=True, slots=True)
+class _AttentionInputs:
+    keys: Tensor
+    values: Tensor
+    mask: Tensor
+    key_rotation: Tensor | None
+    value_rotation: Tensor | None
+
+
+def _telling_layers(spec: ModelSpec) -> list[int]:
+    """Layers that decide the size: all where they differ, else a few of each kind.
+
+    The buffer stops growing once every kind of layer was followed by every other one.
+    """
+    last = spec.num_layers - 1
+    kinds = [
+        (spec.is_sliding[i], spec.num_heads[i], spec.num_kv_heads[i], spec.feed_forward_size[i])
+        for i in range(spec.num_layers)
+    ]
+    changes = [i for i in range(1, spec.num_layers) if kinds[i] != kinds[i - 1]]
+    if len(set(kinds)) > 2:
+        return list(range(spec.num_layers))
+    kept = {0, 1, last - 1, last, *changes[:4], *(i - 1 for i in changes[:4])}
+    return sorted(i for i in kept if i >= 0 and i <= last)
+
+
+def _input(nbytes: int) -> Tensor:
+    return Tensor(nbytes, "input", is_input=True)
+
+
+def _result(rows: int, width: int, *sources: Tensor) -> Tensor:
+    """The outcome of an operation that needs room of its own, float32."""
+    return Tensor(rows * width * _F32, (rows, width), sources)
+
+
+def _over(operand: Tensor) -> Tensor:
+    """The outcome of an operation that may write over its operand."""
+    return Tensor(operand.nbytes, operand.shape, (operand,), in_place=True)
+
+
+def _sum(left: Tensor, right: Tensor) -> Tensor:
+    return Tensor(left.nbytes, left.shape, (left, right), in_place=True)
+
+
+def _view(tensor: Tensor) -> Tensor:
+    """Another look at the same bytes."""
+    return Tensor(0, None, (tensor,), view_of=tensor.view_of or tensor)
+
+
+def _stored(values: Tensor, places: Tensor) -> Tensor:
+    """Rows written into the cache, which has a buffer of its own."""
+    return Tensor(0, None, (values, places))
+
+
+def _rotation(size: int, smallest: bool = False) -> Tensor:
+    """A Hadamard matrix: as large as a power of two that divides the head."""
+    side = 64
+    while not smallest and size % (2 * side) == 0:
+        side *= 2
+    return _input(side * side * _F32)
+
+
+def _rotated(tensor: Tensor, rotation: Tensor | None, values: int) -> Tensor:
+    if rotation is None:
+        return tensor
+    return _view(Tensor(values * _F32, "rotated", (rotation, _view(tensor))))

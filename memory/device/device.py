@@ -1,0 +1,203 @@
+"""What this machine lets this process use: processor cores and memory.
+
+Affinity masks and container limits count as the machine: a process confined to two cores of
+sixty-four has two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from edgespec.memory.device.llama_binary import kernel_files
+
+_CGROUP = Path("/sys/fs/cgroup")
+# Our word for an instruction set -> Linux's.
+_FEATURE_FLAGS = {
+    "avx2": "avx2",
+    "avx512": "avx512f",
+    "neon": "asimd",
+    "dotprod": "asimddp",
+    "i8mm": "i8mm",
+}
+_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a library: one for GPUs has hundreds of megabytes
+_CPUS = Path("/sys/devices/system/cpu")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def allowed_cpus() -> list[int]:
+    """Logical CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _cgroup_cpus() -> float:
+    """Cores a container's quota grants, or infinity (cgroup v2, then v1)."""
+    fields = _read(_CGROUP / "cpu.max").split()
+    if not fields:
+        quota, period = (
+            _read(_CGROUP / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period")
+        )
+        fields = [quota, period]
+    try:
+        quota_us, period_us = float(fields[0]), float(fields[1])
+    except (ValueError, IndexError):  # no limit: "max", an absent file
+        return float("inf")
+    return quota_us / period_us if quota_us > 0 else float("inf")
+
+
+def cgroup_busy_s() -> float | None:
+    """Seconds that processors worked for a container whose quota binds; None without one."""
+    if _cgroup_cpus() >= len(allowed_cpus()):
+        return None
+    for line in _read(_CGROUP / "cpu.stat").splitlines():
+        if line.startswith("usage_usec "):
+            return int(line.split()[1]) / 1e6
+    nanoseconds = _read(_CGROUP / "cpuacct" / "cpuacct.usage")
+    return int(nanoseconds) / 1e9 if nanoseconds.isdigit() else None
+
+
+def granted_cpus() -> float:
+    """Logical CPUs that this process may keep busy: affinity and a container's quota."""
+    return min(float(len(allowed_cpus())), _cgroup_cpus())
+
+
+def usable_cores() -> int:
+    """Physical cores this process may use: affinity, hyper-threads and quota respected.
+
+    One thread per physical core is fastest for the matrix products of a decode step, which
+    saturate a core's vector units or its memory bandwidth.
+    """
+    cpus = allowed_cpus()
+    siblings = {
+        _read(_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu) for cpu in cpus
+    }
+    cores = len(siblings)
+    if platform.system() != "Linux":
+        cores = min(cores, psutil.cpu_count(logical=False) or cores)
+    return max(1, int(min(cores, _cgroup_cpus())))
+
+
+def _cgroup_free_bytes() -> float:
+    """Bytes a container's memory limit leaves, or infinity (cgroup v2, then v1).
+
+    Usage counts cached file pages too; those that were not used lately are given up on demand.
+    """
+    for limit_name, used_name, stat_name in (
+        ("memory.max", "memory.current", "memory.stat"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+        ),
+    ):
+        limit, used = _read(_CGROUP / limit_name), _read(_CGROUP / used_name)
+        if limit.isdigit() and used.isdigit():
+            return max(0, int(limit) - int(used) + _inactive_file_bytes(_CGROUP / stat_name))
+    return float("inf")
+
+
+def _inactive_file_bytes(stat: Path) -> int:
+    counts = dict(line.split()[:2] for line in _read(stat).splitlines() if " " in line)
+    value = counts.get("total_inactive_file") or counts.get("inactive_file") or "0"
+    return int(value) if value.isdigit() else 0
+
+
+def available_bytes() -> int:
+    """Memory this process can still take without swapping; swap is never counted."""
+    return int(min(psutil.virtual_memory().available, _cgroup_free_bytes()))
+
+
+def total_bytes() -> int:
+    """Memory of the machine."""
+    return int(psutil.virtual_memory().total)
+
+
+@functools.cache
+def cpu_name() -> str:
+    """The processor's own name, for reports and cache keys."""
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith(("model name", "Model")):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+@functools.cache
+def llama_build() -> str:
+    """Version of llama-cpp-python, and a sample of its kernels: compiler flags change them, too."""
+    try:
+        installed = version("llama-cpp-python")
+    except PackageNotFoundError:
+        installed = "missing"
+    digest = hashlib.blake2b(digest_size=4)
+    for library in kernel_files():
+        with contextlib.suppress(OSError), library.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            digest.update(size.to_bytes(8, "little"))
+            for place in range(0, size, max(1, size // _SAMPLES)):
+                file.seek(place)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return f"{installed} {digest.hexdigest()}"
+
+
+@functools.cache
+def cpu_features() -> frozenset[str]:
+    """Instruction sets that decide which kernels llama.cpp's CPU backend uses.
+
+    Of "avx2", "avx512", "neon", "dotprod", "i8mm"; empty where the system does not tell.
+    """
+    if platform.system() == "Darwin":
+        return _mac_features()
+    if platform.system() == "Windows":
+        return _windows_features()
+    flags: set[str] = set()
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith(("flags", "Features")):
+            flags.update(line.split(":", 1)[1].split())
+            break
+    return frozenset(ours for ours, theirs in _FEATURE_FLAGS.items() if theirs in flags)
+
+
+def _mac_features() -> frozenset[str]:
+    if platform.machine() == "arm64":
+        return frozenset({"neon", "dotprod"})
+    return frozenset({"avx2"})  # every Intel Mac since 2013 that still gets updates
+
+
+def _windows_features() -> frozenset[str]:
+    """From IsProcessorFeaturePresent (winnt.h: PF_AVX2_INSTRUCTIONS_AVAILABLE and so on)."""
+    if platform.machine().lower() == "arm64":
+        return frozenset({"neon", "dotprod"})
+    import ctypes
+
+    windll = getattr(ctypes, "windll", None)
+    if windll is None:
+        return frozenset()
+    present = windll.kernel32.IsProcessorFeaturePresent
+    return frozenset(name for name, number in (("avx2", 40), ("avx512", 41)) if present(number))
+
+
+def has_unified_memory() -> bool:
+    """Whether the GPU, if there is one, uses the processor's memory: Apple silicon, Jetson."""
+    if platform.system() == "Darwin":
+        return platform.machine() == "arm64"
+    return "jetson" in _read(Path("/proc/device-tree/model")).lower()
+
+
+def device_key() -> str:
+    """What makes a measured step time valid again: this processor with this many cores."""
+    return f"{cpu_name()} | {platform.machine()} | {usable_cores()} cores"

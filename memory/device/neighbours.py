@@ -1,0 +1,70 @@
+"""What else computes on this machine: the cores that other processes keep busy.
+
+Threads that wait for each other at every layer are slowed tenfold by one busy neighbour, so a
+measurement says whether there was one, and an engine takes fewer threads beside one.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+
+import psutil
+
+from edgespec.memory.device.device import allowed_cpus, cgroup_busy_s
+
+BUSY = 0.15  # of a core, beyond which speeds are not those of this machine
+
+# Seconds: now, spent by the processors this process may use, and of that by us.
+Look = tuple[float, float, float]
+
+
+@functools.cache
+def our_cpus() -> tuple[int, ...]:
+    """Logical CPUs of this process, as it began: libraries may pin its threads later."""
+    return tuple(allowed_cpus())
+
+
+def _busy_s() -> float:
+    """Seconds that the processors this process may use were busy so far, a container's share."""
+    if (inside := cgroup_busy_s()) is not None:
+        return inside
+    found = psutil.cpu_times(percpu=True)
+    ours = [found[cpu] for cpu in our_cpus() if cpu < len(found)]
+    waiting = ("idle", "iowait", "guest", "guest_nice")  # guests are counted as users, too
+    return sum(sum(one) - sum(getattr(one, kind, 0.0) for kind in waiting) for one in ours)
+
+
+def alone() -> Look:
+    """The look of a process without children: takes 60 us on two cores."""
+    return time.monotonic(), _busy_s(), time.process_time()
+
+
+def with_children() -> Look:
+    """The look of a process whose children belong to it: takes milliseconds."""
+    ours = 0.0
+    process = psutil.Process()
+    for one in (process, *process.children(recursive=True)):
+        try:
+            spent = one.cpu_times()
+        except psutil.Error:  # it has just ended
+            continue
+        ours += spent.user + spent.system
+    return time.monotonic(), _busy_s(), ours
+
+
+class Neighbours:
+    """Processor time of everything but this process, since the last look."""
+
+    def __init__(self, look: Callable[[], Look] = with_children) -> None:
+        self._look = look
+        self._seen = look()
+
+    def share(self) -> float:
+        """Cores that others kept busy since the last call, or since the beginning."""
+        before, self._seen = self._seen, self._look()
+        elapsed_s, everything_s, ours_s = (
+            now - then for now, then in zip(self._seen, before, strict=True)
+        )
+        return max(0.0, everything_s - ours_s) / max(1e-3, elapsed_s)

@@ -1,0 +1,181 @@
+"""What a plan loads and where, and the bytes that takes by sizes of context, batch and draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from edgespec.memory.bytes.footprint import (
+    GPU,
+    HOST,
+    RUNTIME_BYTES,
+    SAMPLING_TOKEN_BYTES,
+    Component,
+    RunShape,
+    beside_another,
+    draft_model_footprint,
+    footprint,
+    onnx_footprint,
+)
+from edgespec.memory.plan.plan import (
+    DRAFT_MODEL_BATCH,
+    DRAFT_MODEL_NODES,
+    Device,
+    draft_context,
+    draft_kv_type,
+)
+from edgespec.memory.plan.request import ONNX
+from edgespec.models.spec import ModelSpec
+
+BATCH_SIZES = (512, 256, 128, 64, 32)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Everything that decides how many bytes a run takes but the sizes that the planner searches.
+
+    Of `context` and `batch` (tokens) and `draft_max` (tokens after the root), a draft of 0 loads
+    neither the drafters' tables nor the draft model.
+    """
+
+    spec: ModelSpec
+    machine: Device
+    backend: str
+    threads: int
+    key_type: str
+    value_type: str
+    gpu_layers: int = 0
+    drafter_bytes: int = 0  # ceiling of the drafters' tables
+    draft_spec: ModelSpec | None = None
+    switch_spec: ModelSpec | None = None
+    interface_bytes: int = 0
+    is_plain_greedy: bool = False
+    budget_bytes: int | None = None
+
+    @property
+    def specs(self) -> tuple[ModelSpec, ...]:
+        """The models that write."""
+        return (self.spec,) if self.switch_spec is None else (self.spec, self.switch_spec)
+
+    @property
+    def limit_bytes(self) -> int:
+        """What may be taken of the processor's memory."""
+        free = self.machine.free_bytes
+        return min(free, self.budget_bytes or free)
+
+    # -- mapping ---------------------------------------------------------------------------
+
+    @cached_property
+    def mapped(self) -> bool:
+        """Whether the file is mapped: not where it would lie beside a copy of its weights."""
+        return self._maps_beside(self.spec)
+
+    @property
+    def switch_mapped(self) -> bool:
+        """As `mapped`, for the model that takes turns with this one."""
+        return self.switch_spec is not None and self._maps_beside(self.switch_spec)
+
+    @property
+    def draft_mapped(self) -> bool:
+        """As `mapped`, for the draft model; llama.cpp runs it on either backend."""
+        return self.draft_spec is not None and self._maps(self.draft_spec)
+
+    def _maps_beside(self, spec: ModelSpec) -> bool:
+        return self.backend == ONNX or self._maps(spec)
+
+    def _maps(self, spec: ModelSpec) -> bool:
+        """Whether llama.cpp reads these weights in the file: not where it makes copies anyway."""
+        if self.machine.accelerators and self.gpu_layers:
+            return self.machine.is_one_pool  # there the GPU reads the mapped pages themselves
+        shape = RunShape(256, 32, 1, features=self.machine.features, mapped=True)
+        return not any(part.name == "weights_repacked" for part in footprint(spec, shape))
+
+    # -- bytes -----------------------------------------------------------------------------
+
+    def footprint(self, context: int, batch: int, draft_max: int) -> tuple[Component, ...]:
+        """The components of a run; where GPU and processor share memory, all of them there."""
+        bytes_of = onnx_footprint if self.backend == ONNX else footprint
+        shape = self._shape(context, batch, draft_max)
+        tables = self.drafter_bytes if draft_max else 0
+        parts = bytes_of(self.spec, shape, drafter_bytes=tables)
+        if self.switch_spec is not None:
+            small = replace(shape, mapped=self.switch_mapped)
+            others = bytes_of(self.switch_spec, small, drafter_bytes=tables)
+            parts += beside_another("switch", self.switch_spec, others)
+        if self.draft_spec is not None and draft_max:
+            shape = self._draft_shape(self.draft_spec, context)
+            parts += draft_model_footprint(self.draft_spec, shape)
+        if self.interface_bytes:
+            parts += (Component("interface", self.interface_bytes, is_ceiling=True),)
+        if not self.is_plain_greedy:
+            vocabulary = max(spec.vocab_size for spec in self.specs)
+            parts += (Component("sampling", SAMPLING_TOKEN_BYTES * vocabulary, is_ceiling=True),)
+        if held := self._held_bytes():
+            parts += (Component("process", held),)
+        if self.machine.is_one_pool:
+            return tuple(replace(part, device=HOST, name=_pooled(part)) for part in parts)
+        return parts
+
+    def _held_bytes(self) -> int:
+        """What the process holds beyond the runtime: a program around it, an engine that is open.
+
+        An onnxruntime that is loaded already counts twice on that backend.
+        """
+        return max(0, self.machine.process_bytes - RUNTIME_BYTES - self.interface_bytes)
+
+    def nbytes(self, context: int, batch: int, draft_max: int) -> int:
+        """Everything a budget covers: the processor's memory and the GPU's."""
+        return sum(part.nbytes for part in self.footprint(context, batch, draft_max))
+
+    def fits(self, context: int, batch: int, draft_max: int) -> bool:
+        """Whether there is room for it, in the budget and on the devices."""
+        return self.shortage(self.footprint(context, batch, draft_max)) is None
+
+    def shortage(self, parts: Sequence[Component]) -> tuple[str, int] | None:
+        """What does not suffice and how many bytes of it there are, or None."""
+        gpu = sum(part.nbytes for part in parts if part.device == GPU)
+        host = sum(part.nbytes for part in parts if part.device == HOST)
+        if self.budget_bytes and host + gpu > self.budget_bytes:
+            return "budget", self.budget_bytes
+        if host > self.machine.free_bytes:
+            return "free", self.machine.free_bytes
+        if gpu > self.machine.gpu_free_bytes:
+            return "free on the GPU", self.machine.gpu_free_bytes
+        return None
+
+    def _shape(self, context: int, batch: int, draft_max: int) -> RunShape:
+        return RunShape(
+            context_size=context,
+            batch_size=max(batch, draft_max + 1),
+            max_nodes=draft_max + 1,
+            type_k=self.key_type,
+            type_v=self.value_type,
+            threads=self.threads,
+            gpu_layers=self.gpu_layers,
+            mapped=self.mapped,
+            features=self.machine.features,
+        )
+
+    def _draft_shape(self, spec: ModelSpec, context: int) -> RunShape:
+        """How the draft model is loaded: as the target, with small steps."""
+        return RunShape(
+            context_size=draft_context(spec, context),
+            batch_size=DRAFT_MODEL_BATCH,
+            max_nodes=DRAFT_MODEL_NODES,
+            type_k=draft_kv_type(spec, self.key_type),
+            type_v=draft_kv_type(spec, self.value_type),
+            threads=self.threads,
+            gpu_layers=-1 if self.gpu_layers else 0,
+            mapped=self.draft_mapped,
+            features=self.machine.features,
+        )
+
+
+def smallest_batch(draft_max: int) -> int:
+    """Prompt tokens evaluated at once when memory is tight; a step has to fit too."""
+    return next(size for size in reversed(BATCH_SIZES) if size > draft_max)
+
+
+def _pooled(part: Component) -> str:
+    return part.name if part.device == HOST else f"gpu_{part.name}"

@@ -1,0 +1,164 @@
+"""What a plan is worth: predicted tokens per second, before anything is loaded.
+
+    plain        1 / t(1)
+    speculative  sum of e / sum of ceil(e / c) t(min(n, c))   over the rounds of the history
+
+t is the step-time curve at the depth in question; a round of the history verified n nodes and
+emitted e tokens, and c caps the nodes of the plan: a chain of which e tokens were emitted is then
+emitted in pieces. The history is what earlier runs of this file counted; before there were any,
+what Spec-Bench prompts gave on two other models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgespec.memory.store.counts import added
+from edgespec.memory.times.curve import CostCurve
+
+Round = tuple[int, int, float]  # nodes, tokens emitted, how often
+
+# Per 1000 rounds, suffix drafter: Spec-Bench, greedy, mean of SmolLM2-135M and Qwen2.5-Coder-1.5B
+# on a curve that rises with every fourth token (2 CPU cores).
+DEFAULT_ROUNDS: tuple[Round, ...] = (
+    (1, 1, 815.0),
+    (4, 1, 36.0),
+    (4, 2, 26.0),
+    (4, 3, 19.0),
+    (4, 4, 56.0),
+    (8, 1, 4.0),
+    (8, 3, 4.0),
+    (8, 6, 2.0),
+    (8, 8, 8.0),
+    (16, 1, 2.0),
+    (16, 4, 3.0),
+    (16, 7, 2.0),
+    (16, 16, 9.0),
+    (32, 1, 1.0),
+    (32, 32, 8.0),
+)
+_KEPT_ROUNDS = 20_000.0  # older ones fade out beyond
+_MOST_NODES = 1 << 16  # of a round that can have been
+# Bytes moved for one more token of a batch, as a part of those for the first: what a step over
+# several tokens costs beyond reading the weights once, on a device that was not measured.
+_UNMEASURED_SLOPE = 0.35
+
+
+class RoundHistory:
+    """How many tokens rounds of each size emitted."""
+
+    def __init__(self, rounds: Sequence[Round] = ()) -> None:
+        self._counts: dict[tuple[int, int], float] = {(n, e): times for n, e, times in rounds}
+        self._total = sum(self._counts.values())
+
+    def observe(self, num_nodes: int, num_emitted: int) -> None:
+        """Count one round."""
+        key = (num_nodes, num_emitted)
+        self._counts[key] = self._counts.get(key, 0.0) + 1.0
+        self._total += 1.0
+        if self._total > _KEPT_ROUNDS:
+            self._counts = {key: times / 2 for key, times in self._counts.items() if times >= 1.0}
+            self._total = sum(self._counts.values())
+
+    def __len__(self) -> int:
+        return int(self._total)
+
+    def rounds(self) -> list[Round]:
+        """Nodes, tokens emitted and how often, for the cache and for predictions."""
+        return [(n, e, times) for (n, e), times in sorted(self._counts.items())]
+
+    @classmethod
+    def from_json(cls, document: object) -> RoundHistory:
+        """The history of `rounds()`; an empty one from anything else."""
+        if not isinstance(document, list):
+            return cls()
+        rounds = []
+        for item in document:
+            try:
+                nodes, emitted, times = item
+                rounds.append((int(nodes), int(emitted), float(times)))
+            except (TypeError, ValueError, OverflowError):
+                return cls()
+        most = 2 * _KEPT_ROUNDS
+        return cls([r for r in rounds if 1 <= r[1] <= r[0] <= _MOST_NODES and 0 < r[2] <= most])
+
+
+def merged_rounds(now: object, before: Sequence[Round], after: Sequence[Round]) -> list[Round]:
+    """The rounds to store: `now` is stored, and a process went from `before` to `after`."""
+    parts = [RoundHistory.from_json(now).rounds(), before, after]
+    counts = [{(n, e): times for n, e, times in rounds} for rounds in parts]
+    keys = sorted({key for count in counts for key in count})
+    lists = [[*(count.get(key, 0.0) for key in keys), sum(count.values())] for count in counts]
+    times_of = dict(zip(keys, added(*lists), strict=False))
+    return [(n, e, round(times, 3)) for (n, e), times in times_of.items() if times > 5e-4]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedModel:
+    """Predicts tokens per second; `source` says what the step times rest on."""
+
+    curve: CostCurve
+    is_measured: bool
+    rounds: tuple[Round, ...] = DEFAULT_ROUNDS
+
+    @property
+    def source(self) -> str:
+        """Where the step times come from, in words."""
+        if self.is_measured:
+            return "from step times measured on this device"
+        return "estimated from memory bandwidth, not measured yet"
+
+    def tokens_per_s(self, draft_max: int, depth: int) -> float:
+        """Decoding speed with drafts of at most `draft_max` tokens, `depth` tokens in the cache."""
+        plain_ms = self.curve.step_ms(1, depth)
+        tokens = spent_ms = 0.0
+        for nodes in {nodes for nodes, _, _ in self.rounds}:
+            size, step_ms = self._step(min(nodes, draft_max + 1), depth)
+            drafted_ms = undrafted_ms = 0.0
+            for _, emitted, times in (r for r in self.rounds if r[0] == nodes):
+                drafted_ms += times * -(-emitted // size) * step_ms
+                undrafted_ms += times * emitted * plain_ms
+                tokens += times * emitted
+            # Where drafts of this size lose on this device the controller does not draft.
+            spent_ms += min(drafted_ms, undrafted_ms)
+        rate = tokens / spent_ms if spent_ms else 1.0 / plain_ms
+        return 1e3 * rate / self.curve.level
+
+    def _step(self, size: int, depth: int) -> tuple[int, float]:
+        """The largest step that was measured and is not larger, and its time.
+
+        A step beyond all that an earlier plan had room for is taken to go on as the measured ones
+        do: a plan would never have room for it again if it could only be as good as smaller ones.
+        """
+        base, largest = self.curve.base, self.curve.max_nodes
+        if size >= len(base) and largest > 1:
+            return size, self.curve.estimated_ms(size, depth)
+        size = min(size, largest)
+        while base[size] == float("inf"):
+            size -= 1
+        return size, self.curve.step_ms(size, depth)
+
+
+def estimated_curve(weight_bytes: int, bytes_per_s: float, max_nodes: int) -> CostCurve:
+    """Step times of a device where nothing was measured: every step reads all weights once."""
+    first = max(0.05, 1e3 * weight_bytes / bytes_per_s)
+    base = [first * (1.0 + _UNMEASURED_SLOPE * (n - 1)) for n in range(1, max_nodes + 1)]
+    return CostCurve([float("inf"), *base])
+
+
+def predicted_speedup(
+    gains: Sequence[float], target_ms: Sequence[float], draft_ms: float
+) -> tuple[float, float]:
+    """Speed over plain decoding and tokens per round, at the best fixed draft length.
+
+    E(n) = 1 + the sum of `gains`[:n] tokens come from n drafted ones; a round takes
+    `target_ms`[n + 1] + n x `draft_ms` (arXiv 2211.17192, section 3.3, with measured times). That
+    of plain decoding where no step of a draft was measured.
+    """
+    plain, found = target_ms[1], []
+    for count in range(1, min(len(gains), len(target_ms) - 2) + 1):
+        length = 1.0 + sum(gains[:count])
+        if target_ms[count + 1] != float("inf"):
+            found.append((length * plain / (target_ms[count + 1] + count * draft_ms), length))
+    return max(found, default=(1.0, 1.0), key=lambda pair: pair[0])

@@ -1,0 +1,188 @@
+"""The forward pass of a llama or qwen2 model in torch, from the weights of a GGUF file.
+
+Only what training an early exit needs: blocks that run on texts or token by token, and the head.
+Weights are dequantized by numpy; a block's tensors keep the names they have in the file, so that a
+trained block is written back as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import process_time
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from edgespec.errors import MissingDependencyError, UnsupportedError
+from edgespec.models.gguf.reader import read_gguf_shards
+from edgespec.models.onnx.weights import float_rows
+from edgespec.models.spec import ModelSpec
+
+# Whether rotary pairs lie beside each other (llama) or half a head apart (qwen2).
+ARCHITECTURES = {"llama": True, "qwen2": False}
+
+Tensor: TypeAlias = Any  # torch.Tensor; torch is an optional package
+Block: TypeAlias = Mapping[str, Tensor]  # by name within the block, such as "attn_q.weight"
+Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the blocks of a model have in common."""
+
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    head_length: int
+    epsilon: float
+    rope_base: float
+    paired: bool
+
+
+def import_torch() -> Any:
+    """torch. Raises MissingDependencyError without it."""
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError(
+            "training needs torch", hint="pip install 'edgespec[train]'"
+        ) from error
+    return torch
+
+
+def work_s() -> float:
+    """Seconds of work since some moment: waiting while others have the cores does not count."""
+    return process_time() / int(import_torch().get_num_threads())
+
+
+def check_architecture(spec: ModelSpec) -> None:
+    """Raise UnsupportedError for a model whose blocks are not known here."""
+    metadata = read_gguf_shards(spec.path)[0].metadata
+    lengths = {*spec.key_length, *spec.value_length}
+    scaled = metadata.get(f"{spec.arch}.rope.scaling.type", "none") != "none"
+    plain = len(lengths) == 1 and len(set(spec.num_kv_heads)) == 1 and not spec.num_experts
+    if (
+        spec.arch in ARCHITECTURES
+        and plain
+        and not scaled
+        and "rope_freqs.weight" not in (spec.tensors)
+    ):
+        return
+    raise UnsupportedError(
+        f"an early exit of {spec.path.name} cannot be trained: its architecture ({spec.arch}) "
+        "or its rotary scaling is not known to the trainer",
+        hint="models of types llama and qwen2 without scaled positions can be trained",
+    )
+
+
+def shape_of(spec: ModelSpec) -> Shape:
+    """Read from the model's metadata. Raises UnsupportedError as `check_architecture`."""
+    check_architecture(spec)
+    metadata = read_gguf_shards(spec.path)[0].metadata
+
+    def number(key: str, default: float) -> float:
+        value = metadata.get(f"{spec.arch}.{key}", default)
+        return float(value) if isinstance(value, (int, float)) else default
+
+    return Shape(
+        width=spec.embedding_size,
+        num_heads=spec.num_heads[0],
+        num_kv_heads=spec.num_kv_heads[0],
+        head_length=spec.key_length[0],
+        epsilon=number("attention.layer_norm_rms_epsilon", 1e-6),
+        rope_base=number("rope.freq_base", 10_000.0),
+        paired=ARCHITECTURES[spec.arch],
+    )
+
+
+class Weights:
+    """The dequantized tensors of a model, read when they are asked for."""
+
+    def __init__(self, spec: ModelSpec, dtype: Any) -> None:
+        self._torch = import_torch()
+        self._dtype = dtype
+        self._head_name = spec.head_name
+        self._files = {
+            tensor.name: (shard.path, tensor)
+            for shard in read_gguf_shards(spec.path)
+            for tensor in shard.tensors
+        }
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, [rows, columns] or [columns]."""
+        path, tensor = self._files[name]
+        values = np.concatenate(list(float_rows(path, tensor)))
+        values = values.reshape(tuple(reversed(tensor.dims)))
+        return self._torch.from_numpy(values).to(self._dtype)
+
+    def block(self, number: int) -> dict[str, Tensor]:
+        """The tensors of one block, by their names within it."""
+        start = f"blk.{number}."
+        names = [name for name in self._files if name.startswith(start)]
+        return {name[len(start) :]: self.tensor(name) for name in names}
+
+    def embedding(self) -> Tensor:
+        """The table of input embeddings, [V, width]."""
+        return self.tensor("token_embd.weight")
+
+    def head(self) -> Tensor:
+        """The output head, [V, width]."""
+        return self.tensor(self._head_name)
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """x / rms(x) * weight over the last axis, in float32 inside."""
+    wide = x.float()
+    scale = (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    return (wide * scale).to(x.dtype) * weight
+
+
+def rotations(shape: Shape, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions [..., T], each [..., T, 1, head_length / 2]."""
+    torch = import_torch()
+    half = shape.head_length // 2
+    frequencies = shape.rope_base ** (-torch.arange(half, dtype=torch.float32) / half)
+    angles = positions.float()[..., None] * frequencies
+    return angles.cos()[..., None, :], angles.sin()[..., None, :]
+
+
+def run_block(
+    shape: Shape, block: Block, x: Tensor, angles: tuple[Tensor, Tensor], attention: Attention
+) -> Tensor:
+    """One block on x [B, T, width]; `attention` takes q, k, v as [B, T, heads, head_length]."""
+    functional = import_torch().nn.functional
+
+    def heads(name: str, count: int) -> Tensor:
+        values = functional.linear(normed, block[f"{name}.weight"], block.get(f"{name}.bias"))
+        return values.unflatten(-1, (count, shape.head_length))
+
+    normed = rms_norm(x, block["attn_norm.weight"], shape.epsilon)
+    mixed = attention(
+        _rotate(shape, heads("attn_q", shape.num_heads), angles),
+        _rotate(shape, heads("attn_k", shape.num_kv_heads), angles),
+        heads("attn_v", shape.num_kv_heads),
+    )
+    x = x + functional.linear(mixed.flatten(-2), block["attn_output.weight"])
+    normed = rms_norm(x, block["ffn_norm.weight"], shape.epsilon)
+    gate = functional.silu(functional.linear(normed, block["ffn_gate.weight"]))
+    inner = gate * functional.linear(normed, block["ffn_up.weight"])
+    return x + functional.linear(inner, block["ffn_down.weight"])
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of whole texts that start in column 0; what follows a text does not matter."""
+    attend = import_torch().nn.functional.scaled_dot_product_attention
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return attend(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+
+
+def _rotate(shape: Shape, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = (angle.to(x.dtype) for angle in angles)
+    if shape.paired:
+        first, second = x[..., 0::2], x[..., 1::2]
+    else:
+        first, second = x.chunk(2, -1)
+    turned = (first * cos - second * sin, first * sin + second * cos)
+    torch = import_torch()
+    return torch.stack(turned, -1).flatten(-2) if shape.paired else torch.cat(turned, -1)

@@ -1,0 +1,255 @@
+"""Writes early-exit drafter files (`edgespec.models.exits.early_exit` says what is in them)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import MissingDependencyError, UnsupportedError
+from edgespec.models.exits.early_exit import CONTEXT, PREFIX, VERSION, target_hash
+from edgespec.models.gguf.reader import Gguf, GgufTensor, read_gguf_shards
+from edgespec.models.gguf.values import read_numbers, read_strings
+from edgespec.models.onnx.weights import raw_rows
+from edgespec.models.spec import ModelSpec
+from edgespec.models.writing import reason, whole_file
+
+_TABLES = ("token_embd.weight", "output.weight")  # a row for each token
+_BLOCK = 32  # values of a Q8_0 or Q5_1 block
+_CONTROL, _BYTE = 3, 6  # kinds of tokens
+_SPECIAL = ("bos", "eos", "eot", "unknown", "padding")
+_TOKENS = "tokenizer.ggml.tokens"
+_TYPES = "tokenizer.ggml.token_type"
+_COPIED = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template")
+_FLAGS = ("add_bos_token", "add_eos_token", "add_space_prefix")
+
+
+def choose_tokens(spec: ModelSpec, counts: NDArray[np.int64], size: int) -> NDArray[np.int32]:
+    """The `size` most frequent tokens by `counts` [V], ascending; control tokens come first.
+
+    So do single characters and bytes, which a tokenizer needs to be loaded. Ties go to the smaller
+    id, which in vocabularies made by merging is the more frequent token.
+    """
+    file = read_gguf_shards(spec.path)[0]
+    needed = np.zeros(spec.vocab_size, bool)
+    for number, text in enumerate(read_strings(file.path, file.metadata.get(_TOKENS))):
+        needed[number] = len(text.decode(errors="replace")) == 1
+    kinds = np.array(read_numbers(file.path, file.metadata.get(_TYPES)))
+    needed[: len(kinds)] |= (kinds == _CONTROL) | (kinds == _BYTE)
+    for key in _SPECIAL:
+        token = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if isinstance(token, int) and 0 <= token < spec.vocab_size:
+            needed[token] = True
+    order = np.lexsort((np.arange(spec.vocab_size), -counts, ~needed))
+    return np.sort(order[: max(size, int(needed.sum()))]).astype(np.int32)
+
+
+def write_exit(
+    target: ModelSpec,
+    path: str | os.PathLike[str],
+    *,
+    exit_layer: int,
+    token_ids: NDArray[np.int32],
+    head: NDArray[np.float32],
+    adapter: Mapping[str, NDArray[np.float32]],
+    norm: NDArray[np.float32],
+    report: Mapping[str, Any],
+) -> None:
+    """Write a drafter for `target`; the file appears only when complete.
+
+    Args:
+        exit_layer: how many of the target's blocks it begins with.
+        token_ids: [V'], ascending: what the head's rows stand for.
+        head: [V', width].
+        adapter: tensors of the block after them, named as within a block.
+        norm: the final norm, [width].
+
+    Raises MissingDependencyError without the gguf package, UnsupportedError where it cannot be
+    written.
+    """
+    own = {f"blk.{exit_layer}.{name}": values for name, values in adapter.items()}
+    own |= {"token_embd.weight": head, "output_norm.weight": norm}
+    _write(target, path, range(exit_layer), exit_layer + 1, token_ids, report, own)
+
+
+def write_pruned(
+    target: ModelSpec,
+    path: str | os.PathLike[str],
+    *,
+    blocks: Sequence[int],
+    token_ids: NDArray[np.int32],
+    report: Mapping[str, Any],
+) -> None:
+    """Write a drafter that is `target` with only some `blocks`, ascending, and nothing trained.
+
+    Arguments and errors as in `write_exit`.
+    """
+    _write(target, path, blocks, len(blocks), token_ids, report, {})
+
+
+def _write(
+    target: ModelSpec,
+    path: str | os.PathLike[str],
+    blocks: Sequence[int],
+    num_blocks: int,
+    token_ids: NDArray[np.int32],
+    report: Mapping[str, Any],
+    own: Mapping[str, NDArray[np.float32]],
+) -> None:
+    """The target's `blocks`, and `own` tensors: a block behind them, norm and head, or none."""
+    gguf = import_gguf()
+    writer = gguf.GGUFWriter(None, target.arch)
+    context = CONTEXT if own else None
+    _add_metadata(gguf, writer, target, num_blocks, token_ids, context)
+    writer.add_uint32(f"{PREFIX}.version", VERSION)
+    writer.add_string(f"{PREFIX}.target", target_hash(target))
+    writer.add_string(f"{PREFIX}.target_name", target.path.name)
+    writer.add_uint32(f"{PREFIX}.exit_layer", len(blocks))
+    if not own:
+        writer.add_array(f"{PREFIX}.blocks", list(blocks))
+    writer.add_array(f"{PREFIX}.token_ids", token_ids.tolist())
+    writer.add_string(f"{PREFIX}.report", json.dumps(dict(report)))
+    _add_copies(gguf, writer, target, blocks, token_ids, whole=not own)
+    for name, values in own.items():
+        _add_trained(gguf, writer, name, values)
+    try:
+        with whole_file(Path(path)) as partial:
+            try:
+                writer.write_header_to_file(partial)
+                writer.write_kv_data_to_file()
+                writer.write_tensors_to_file()
+            finally:
+                writer.close()
+    except OSError as problem:
+        raise UnsupportedError(
+            f"cannot write {os.fspath(path)}: {reason(problem)}", hint="name another file"
+        ) from problem
+
+
+def _add_metadata(
+    gguf: Any,
+    writer: Any,
+    target: ModelSpec,
+    num_blocks: int,
+    token_ids: NDArray[np.int32],
+    context: int | None,
+) -> None:
+    file = read_gguf_shards(target.path)[0]
+    writer.add_name(f"early exit of {target.name}")
+    changed = {"block_count": num_blocks, "vocab_size": len(token_ids)}
+    if context is not None:
+        changed["context_length"] = min(context, target.context_length or context)
+    for key, value in file.metadata.items():
+        name = key.removeprefix(f"{target.arch}.")
+        if name == key or name in changed:
+            continue
+        _add_scalar(writer, key, value)
+    for name, number in changed.items():
+        writer.add_uint32(f"{target.arch}.{name}", number)
+    for key in (*_COPIED, *(f"tokenizer.ggml.{flag}" for flag in _FLAGS)):
+        if key in file.metadata:
+            _add_scalar(writer, key, file.metadata[key])
+    _add_tokens(writer, file, token_ids)
+
+
+def _add_scalar(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        raise UnsupportedError(f"an early exit cannot be made: '{key}' differs by layer")
+
+
+def _add_tokens(writer: Any, file: Gguf, token_ids: NDArray[np.int32]) -> None:
+    """The tokenizer of the chosen tokens alone, so that llama.cpp loads it."""
+    metadata = file.metadata
+    tokens = read_strings(file.path, metadata.get(_TOKENS))
+    chosen = [tokens[token] for token in token_ids]
+    writer.add_token_list(chosen)
+    kinds = read_numbers(file.path, metadata.get(_TYPES))
+    if len(kinds):
+        writer.add_token_types([int(kinds[token]) for token in token_ids])
+    scores = read_numbers(file.path, metadata.get("tokenizer.ggml.scores"))
+    if len(scores):
+        writer.add_token_scores([float(scores[token]) for token in token_ids])
+    there = set(chosen)
+    merges = read_strings(file.path, metadata.get("tokenizer.ggml.merges"))
+    kept = [merge for merge in merges if {merge.replace(b" ", b""), *merge.split(b" ")} <= there]
+    if merges:
+        writer.add_token_merges(kept or merges[:1])
+    for key in _SPECIAL:
+        name = f"tokenizer.ggml.{key}_token_id"
+        place = np.flatnonzero(token_ids == metadata.get(name, -1))
+        if len(place):
+            writer.add_uint32(name, int(place[0]))
+
+
+def _add_copies(
+    gguf: Any,
+    writer: Any,
+    target: ModelSpec,
+    blocks: Sequence[int],
+    token_ids: NDArray[np.int32],
+    *,
+    whole: bool,
+) -> None:
+    """Some of the target's blocks, of a whole model its tables' rows and norm; byte for byte."""
+    for shard in read_gguf_shards(target.path):
+        for tensor in shard.tensors:
+            name = _new_name(tensor.name, blocks, whole=whole)
+            if name in _TABLES:
+                _add_raw(gguf, writer, name, tensor, raw_rows(shard.path, tensor)[token_ids])
+            elif name:
+                shape = (*reversed(tensor.dims[1:]), -1)
+                _add_raw(gguf, writer, name, tensor, raw_rows(shard.path, tensor).reshape(shape))
+
+
+def _new_name(name: str, blocks: Sequence[int], *, whole: bool) -> str:
+    """What a tensor of the target is called in the drafter; "" where it is left out."""
+    parts = name.split(".")
+    if parts[0] == "blk":
+        number = int(parts[1])
+        kept = [str(blocks.index(number)), *parts[2:]] if number in blocks else []
+        return ".".join(["blk", *kept]) if kept else ""
+    is_outside = name in _TABLES or name.startswith("output_norm.")
+    return name if name == "rope_freqs.weight" or (whole and is_outside) else ""
+
+
+def _add_raw(
+    gguf: Any, writer: Any, name: str, tensor: GgufTensor, rows: NDArray[np.uint8]
+) -> None:
+    kind = getattr(gguf.GGMLQuantizationType, tensor.type.name)
+    writer.add_tensor(name, np.ascontiguousarray(rows), raw_dtype=kind)
+
+
+def _add_trained(gguf: Any, writer: Any, name: str, values: NDArray[np.float32]) -> None:
+    """The head in 8 bits, the block's matrices in 5, which cost it nothing, vectors as they are."""
+    kinds = gguf.GGMLQuantizationType
+    if values.ndim == 1:
+        writer.add_tensor(name, values)
+        return
+    kind = kinds.Q8_0 if name in _TABLES else kinds.Q5_1
+    if values.shape[1] % _BLOCK:
+        kind = kinds.F16
+    writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+
+
+def import_gguf() -> Any:
+    """The package that writes GGUF files. Raises MissingDependencyError without it."""
+    try:
+        import gguf
+    except ImportError as error:
+        raise MissingDependencyError(
+            "writing a drafter needs the gguf package", hint="pip install 'edgespec[train]'"
+        ) from error
+    return gguf

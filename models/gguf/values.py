@@ -1,0 +1,45 @@
+"""Long values that `edgespec.models.gguf.reader` leaves in a file: lists of strings and numbers."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from pathlib import Path
+from typing import Any
+
+from edgespec.models.gguf.reader import GgufSpan, GgufValue, read_part
+
+_LENGTH = struct.Struct("<Q")
+_NUMBERS = {"i32": "i", "u32": "I", "f32": "f"}
+
+
+def read_strings(path: Path, value: GgufValue | None) -> list[bytes]:
+    """The strings of a list; none where there is no such value."""
+    if not isinstance(value, GgufSpan) or value.element_type != "string":
+        return []
+    data = _bytes(path, value)
+    texts, place = [], 0
+    for _ in range(value.count):
+        (length,) = _LENGTH.unpack_from(data, place)
+        place += _LENGTH.size
+        texts.append(data[place : place + length])
+        place += length
+    return texts
+
+
+def read_numbers(path: Path, value: GgufValue | None) -> array[Any]:
+    """The 32-bit numbers of a list, long or short; none where there is no such value."""
+    if isinstance(value, tuple):
+        return array("f" if any(isinstance(number, float) for number in value) else "q", value)
+    if not isinstance(value, GgufSpan) or value.element_type not in _NUMBERS:
+        return array("i")
+    numbers = array(_NUMBERS[value.element_type], _bytes(path, value))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def _bytes(path: Path, span: GgufSpan) -> bytes:
+    with path.open("rb") as file:
+        return read_part(file, span.offset, span.data_bytes)

@@ -1,0 +1,80 @@
+"""A GGUF model as ONNX graphs for ONNX Runtime, in one of two flavours (`models/onnx/gqa.py`,
+`models/onnx/split.py`), or cut into a shallow and a deep part.
+
+Embeddings are looked up outside (in the GGUF itself), so the table is not stored twice, and rows of
+logits are chosen before the head. Graphs that are written together share one file of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from edgespec.models.onnx.decoder import Decoder
+from edgespec.models.onnx.facts import GQA, SPLIT, GraphFacts, GraphOptions
+from edgespec.models.onnx.gqa import GqaDecoder
+from edgespec.models.onnx.packing import check_supported
+from edgespec.models.onnx.split import SplitDecoder
+from edgespec.models.onnx.writer import WEIGHTS_FILE, WeightsFile, onnx_module
+from edgespec.models.spec import ModelSpec
+
+GRAPH_FILE, SHALLOW_FILE, DEEP_FILE = "model.onnx", "shallow.onnx", "deep.onnx"
+GRAPH_VERSION = 3
+_FLAVOURS: dict[str, type[Decoder]] = {GQA: GqaDecoder, SPLIT: SplitDecoder}
+
+
+def write_graph(
+    spec: ModelSpec,
+    facts: GraphFacts,
+    folder: Path,
+    progress: Callable[[float], None] = lambda _fraction: None,
+    options: GraphOptions | None = None,
+) -> None:
+    """Write `model.onnx` and `weights.bin` into an existing folder.
+
+    Raises UnsupportedError for a model that cannot be expressed, OSError when the disk is full.
+    """
+    write_graphs(spec, facts, folder, {GRAPH_FILE: options or GraphOptions()}, progress)
+
+
+def write_graphs(
+    spec: ModelSpec,
+    facts: GraphFacts,
+    folder: Path,
+    graphs: Mapping[str, GraphOptions],
+    progress: Callable[[float], None] = lambda _fraction: None,
+) -> None:
+    """Write several graphs of one flavour, by file name, that share `weights.bin`.
+
+    Raises as `write_graph` does.
+    """
+    check_supported(spec)
+    onnx = onnx_module()
+    with (folder / WEIGHTS_FILE).open("w+b") as file:
+        weights = WeightsFile(spec, file, progress)
+        models = {
+            name: _FLAVOURS[options.flavour](spec, facts, options, weights).build()
+            for name, options in graphs.items()
+        }
+    for name, model in models.items():
+        onnx.save_model(model, str(folder / name))
+
+
+def exit_graphs(layer: int, options: GraphOptions) -> dict[str, GraphOptions]:
+    """A model cut before `layer` (early exit): layers [0, layer), and the others with the head.
+
+    Together they compute what the whole computes: hidden states of the first enter the second,
+    each has the KV cache of its own layers, and no weight is stored twice.
+    """
+    return {
+        SHALLOW_FILE: replace(options, last_layer=layer, with_head=False),
+        DEEP_FILE: replace(options, first_layer=layer),
+    }
+
+
+def bucket_graphs(
+    steps: tuple[int, ...], capacity: int, options: GraphOptions
+) -> dict[str, GraphOptions]:
+    """Graphs of fixed shapes: one for each number of nodes, over a cache of `capacity` cells."""
+    return {f"step-{step}.onnx": replace(options, step=step, capacity=capacity) for step in steps}
