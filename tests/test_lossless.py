@@ -25,7 +25,7 @@ from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.decode.verification import accept_sampled, without
+from edgespec.decode.verification import accept_sampled
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.drafters.base import Drafter, Outcome
 from edgespec.drafting.drafters.combined import CombinedDrafter
@@ -34,7 +34,7 @@ from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.memory.times.curve import CostCurve
-from edgespec.sampling.laws import DraftLaw, TargetLaw
+from edgespec.sampling.laws import DraftLaw, TargetLaw, without
 from edgespec.sampling.sampling import Sampler, SamplingParams
 
 Model = Callable[[tuple[int, ...]], Sequence[float]]

@@ -32,7 +32,8 @@ grown node by node, by whatever rule, has the law of the root alone: the target'
     2. What was drawn stays. Dropping a sampled node because of its own token, or of tokens drawn
        later (as when a size is chosen for a whole proposal after drawing it), biases the output.
     3. Siblings are numbered in the order in which they were added.
-    4. A law is the one given what was drawn before: without replacement, `without` the siblings.
+    4. A law is the one given what was drawn before: without replacement, `laws.without` the
+       siblings.
 
 A deterministic token may be chosen, or merged, because of what was drawn: if it repeats an earlier
 sibling it adds nothing, the sibling keeps its law, and both share what grows below. A sampled
@@ -108,17 +109,6 @@ def accept_sampled(
     assert found is not None  # the root's weight stays 1
     path = tree.path(found[0])
     return path, [*(tree.tokens[node] for node in path[1:]), found[1]]
-
-
-def without(law: DraftLaw, token: int) -> DraftLaw | None:
-    """A law [V] given that `token` is not drawn again, or None where nothing else can be."""
-    others: DraftLaw = law.copy()
-    others[token] = 0.0
-    total = float(others.sum())
-    if total <= 0.0:
-        return None
-    others /= total
-    return others
 
 
 def _children(tree: DraftTree, laws: Sequence[DraftLaw | None]) -> list[list[int]]:

@@ -9,3 +9,14 @@ from numpy.typing import NDArray
 DraftLaw = NDArray[np.float64] | NDArray[np.float32]
 # Token ids [k], or None where every token has its place, and their probabilities [k] or [V].
 TargetLaw = tuple[NDArray[np.int64] | None, NDArray[np.float64]]
+
+
+def without(law: DraftLaw, token: int) -> DraftLaw | None:
+    """A law [V] given that `token` is not drawn again, or None where nothing else can be."""
+    others: DraftLaw = law.copy()
+    others[token] = 0.0
+    total = float(others.sum())
+    if total <= 0.0:
+        return None
+    others /= total
+    return others

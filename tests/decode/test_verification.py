@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.accept import accept
-from edgespec.decode.verification import Dice, accept_sampled, without
-from edgespec.sampling.laws import DraftLaw, TargetLaw
+from edgespec.decode.verification import Dice, accept_sampled
+from edgespec.sampling.laws import DraftLaw, TargetLaw, without
 
 Row = NDArray[np.float64]
 # Distributions [V] by the tokens after the root.

@@ -16,10 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.backends.base import Logits
-from edgespec.decode.verification import without
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.proposal import MOST_DRAWN, Proposal, Stakes
-from edgespec.sampling.laws import DraftLaw
+from edgespec.sampling.laws import DraftLaw, without
 from edgespec.sampling.sampling import Sampler
 
 _NUM_RANKS = 3  # nodes beside each other

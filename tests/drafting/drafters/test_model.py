@@ -18,13 +18,13 @@ from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.decode.verification import without
 from edgespec.drafting.drafters.base import Outcome
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
 from edgespec.errors import UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.exits.early_exit import ExitInfo
+from edgespec.sampling.laws import without
 from edgespec.sampling.sampling import Sampler, SamplingParams
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
