@@ -27,18 +27,14 @@ from edgespec.decode.stream import TextStream
 from edgespec.decode.verification import accept_sampled
 from edgespec.drafting.controller import build_tree, choose_size, likeliest_chain
 from edgespec.drafting.drafters.base import Drafter, Outcome, Successors
+from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
 from edgespec.drafting.proposal import Stakes
 from edgespec.drafting.successors import successors_of
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory
 from edgespec.models.chat import Message, prompt_text
-from edgespec.sampling.constrained import (
-    ConstrainedSampler,
-    GrammarDrafter,
-    make_grammar,
-    new_counts,
-)
+from edgespec.sampling.constrained import ConstrainedSampler, make_grammar
 from edgespec.sampling.sampling import Sampler, SamplingParams
 
 Prompt = str | Sequence[Message] | Sequence[int]

@@ -20,13 +20,14 @@ from edgespec.backends.llama.grammar import LlamaGrammar, json_grammar
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting.drafters.base import Outcome
+from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import Stakes
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.footprint import SAMPLING_TOKEN_BYTES
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
-from edgespec.sampling.constrained import ConstrainedSampler, GrammarDrafter, new_counts
+from edgespec.sampling.constrained import ConstrainedSampler
 from edgespec.sampling.sampling import Sampler, SamplingParams
 
 V = 8
