@@ -20,13 +20,13 @@ from edgespec.backends.base import Capabilities, Logits, require_room
 from edgespec.backends.ort.gqa import GqaRunner
 from edgespec.backends.ort.inputs import Step, rope_tables
 from edgespec.backends.ort.providers import CPU_DEVICE, OnnxDevice, open_session
-from edgespec.backends.ort.split import CutRunner, SplitRunner, is_split
+from edgespec.backends.ort.split import SplitRunner, is_split
 from edgespec.backends.tree import DraftTree
 from edgespec.backends.vocabulary import OwnTokenizer, open_vocabulary
 from edgespec.errors import ModelFileError, UnsupportedError
 from edgespec.models.onnx.facts import GraphFacts
 from edgespec.models.onnx.folder import FACTS_FILE
-from edgespec.models.onnx.graph import DEEP_FILE, GRAPH_FILE, SHALLOW_FILE
+from edgespec.models.onnx.graph import GRAPH_FILE
 from edgespec.models.onnx.weights import dequantize, raw_rows
 from edgespec.models.spec import ModelSpec
 
@@ -128,8 +128,6 @@ class OrtBackend:
         def split(*sessions: Any) -> SplitRunner:
             return SplitRunner(sessions, tables, windows, settings.context_size)
 
-        if (folder / SHALLOW_FILE).exists():
-            return CutRunner(split(opened(SHALLOW_FILE)), split(opened(DEEP_FILE)))
         if not (folder / GRAPH_FILE).exists():
             return split(*(opened(path.name) for path in sorted(folder.glob("*.onnx"))))
         session = opened(GRAPH_FILE)

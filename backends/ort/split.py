@@ -9,7 +9,7 @@ padded with rows that nobody looks at.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,7 @@ from edgespec.errors import BackendError, UnsupportedError
 
 _MASKED = -1e4  # fits into half precision; e to its power is 0 there and in float32
 _MORE_CELLS = 256  # a growing cache is masked, not shorter: the graph looks at all of it
-_ENTRIES = ("embeddings", "hidden", "input_ids")
-_EXITS = ("logits", "hidden")
+_ENTRIES = ("embeddings", "input_ids")
 
 
 def is_split(session: Any) -> bool:
@@ -87,14 +86,12 @@ class SplitRunner:
 
     def _graph(self, session: Any) -> _Graph:
         shapes = {info.name: info.shape for info in session.get_inputs()}
-        out = {info.name for info in session.get_outputs()}
-        main = next(name for name in _EXITS if name in out)
         new = (name.replace("past_", "new_") for name in self._names)
         step, past = shapes[self.entry][1], shapes[self._names[0]][2]
         return _Graph(
             session,
             frozenset(shapes),
-            (main, *new),
+            ("logits", *new),
             step if isinstance(step, int) else 0,
             past if isinstance(past, int) else 0,
         )
@@ -105,10 +102,10 @@ class SplitRunner:
         return max(graph.step for graph in self._graphs) or None
 
     def run(self, step: Step, values: NDArray[Any]) -> NDArray[np.float32]:
-        """Evaluate nodes; rows [n, V] (or hidden states [n, E]) from the first wanted on.
+        """Evaluate nodes; rows [n, V] from the first wanted on.
 
         Args:
-            values: embeddings or hidden states [.., n, E], or ids [.., n].
+            values: embeddings [.., n, E], or ids [.., n].
         """
         graph = self._fitting(step.count)
         padding = (graph.step or step.count) - step.count
@@ -176,33 +173,3 @@ class SplitRunner:
                 cache[0, head, :length] = old[number][0, head, :length]
             self._caches.append(cache)
         self._past = cells
-
-
-class CutRunner:
-    """A model cut before a layer: shallow layers first, then the deep ones with the head.
-
-    An early exit drafts with the first and verifies with the second; each owns its layers' cache.
-    """
-
-    def __init__(self, shallow: SplitRunner, deep: SplitRunner) -> None:
-        self.shallow, self.deep = shallow, deep
-        self.entry, self.max_step = shallow.entry, shallow.max_step
-
-    def run(self, step: Step, values: NDArray[Any]) -> NDArray[np.float32]:
-        """As `SplitRunner.run` of the whole model."""
-        hidden = self.shallow.run(replace(step, first_row=0), values)
-        return self.deep.run(step, hidden)
-
-    def keep(self, length: int, path: Sequence[int]) -> None:
-        """Let the last step's nodes of `path` follow the first `length` tokens."""
-        self.shallow.keep(length, path)
-        self.deep.keep(length, path)
-
-    def memory_bytes(self) -> dict[str, int]:
-        """Bytes of the arrays held here."""
-        both = (self.shallow.memory_bytes(), self.deep.memory_bytes())
-        return {"kv_cache": sum(one["kv_cache"] for one in both)}
-
-    def close(self) -> None:
-        self.shallow.close()
-        self.deep.close()

@@ -36,7 +36,7 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         self._matchers = [_Matcher(text) for text in stops]
-        self._held = ""
+        self._held = ""  # whole characters that are not given out: a stop string may have begun
         self._emitted: list[str] = []
         self._finished = False
         self.stop_string: str | None = None
@@ -51,11 +51,6 @@ class TextStream:
     def text(self) -> str:
         """Everything given out so far."""
         return "".join(self._emitted)
-
-    @property
-    def held(self) -> str:
-        """Whole characters that are decoded but not given out: a stop string may have begun."""
-        return self._held
 
     def push(self, token: int) -> str:
         """Text that has become safe to show, often `""`.

@@ -1,8 +1,7 @@
 """The layers of a decoder as ONNX nodes, whatever flavour of graph they end up in.
 
 Built from the tensors the file has: llama, qwen2, qwen3 and gemma3 kinds. A flavour says how
-norms, attention and the activation are expressed and what goes in and out; the rest is here. A
-graph may have some of the layers only: then hidden states go in or come out.
+norms, attention and the activation are expressed and what goes in and out; the rest is here.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from edgespec.models.spec import ModelSpec
 
 
 class Decoder(GraphWriter, ABC):
-    """Layers [`options.first_layer`, `options.last_layer`) and, with them or not, the head."""
+    """All layers and the head."""
 
     def __init__(
         self, spec: ModelSpec, facts: GraphFacts, options: GraphOptions, weights: WeightsFile
@@ -25,20 +24,13 @@ class Decoder(GraphWriter, ABC):
         super().__init__(spec, weights)
         self.facts = facts
         self.options = options
-        last = spec.num_layers if options.last_layer is None else options.last_layer
-        self.layers = range(options.first_layer, last)
-        self.entry = "hidden" if options.first_layer else "embeddings"
 
     def build(self) -> Any:
         """The ModelProto."""
-        hidden, skip = self.entry, ""
-        for layer in self.layers:
+        hidden, skip = "embeddings", ""
+        for layer in range(self.spec.num_layers):
             hidden, skip = self._layer(layer, hidden, skip)
-        if self.options.with_head:
-            hidden = self.op("Add", hidden, skip) if skip else hidden
-            self._head(hidden)
-        else:
-            self.op("Add", hidden, skip, output="hidden")
+        self._head(self.op("Add", hidden, skip) if skip else hidden)
         return self.model(self.inputs(), self.outputs())
 
     # -- what a flavour says ---------------------------------------------------------------
@@ -70,7 +62,7 @@ class Decoder(GraphWriter, ABC):
     @property
     def has_rows(self) -> bool:
         """Whether the host chooses the rows that get logits."""
-        return self.options.with_head
+        return True
 
     def row_order(self, layer: int, name: str) -> RowOrder:
         """The order in which rows of a query or key matrix are taken."""
@@ -140,14 +132,12 @@ class Decoder(GraphWriter, ABC):
         return ("", "_window") if any(self.spec.is_sliding) else ("",)
 
     def main_output(self, rows: int | str) -> Any:
-        """Logits of `rows`, or hidden states."""
-        if self.options.with_head:
-            return self.floats_info("logits", rows, self.spec.vocab_size)
-        return self.floats_info("hidden", 1, self.options.step or "n", self.spec.embedding_size)
+        """Logits of `rows`."""
+        return self.floats_info("logits", rows, self.spec.vocab_size)
 
     def cache_infos(self, when: str, cells: int | str) -> Iterator[Any]:
         """A key and a value a layer, [1, heads, cells, D]."""
-        for layer in self.layers:
+        for layer in range(self.spec.num_layers):
             for what, length in (("key", self.spec.key_length), ("value", self.spec.value_length)):
                 shape = (1, self.spec.num_kv_heads[layer], cells, length[layer])
                 yield self.floats_info(f"{when}_{what}.{layer}", *shape)

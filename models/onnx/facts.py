@@ -66,22 +66,16 @@ GQA, SPLIT = "gqa", "split"
 
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
-    """Which graph is written, and how much of the model is in it.
+    """Which graph is written.
 
     Args:
         flavour: `gqa` for ONNX Runtime's own CPU kernels, `split` for everything else.
         plain: matrices in float32 instead of MatMulNBits' blocks.
         step: nodes of a step where shapes are fixed, else 0.
         capacity: cells of the cache where shapes are fixed.
-        first_layer, last_layer: the layers [first, last); what enters and leaves in between are
-            hidden states.
-        with_head: end with logits.
     """
 
     flavour: str = GQA
     plain: bool = False
     step: int = 0
     capacity: int = 0
-    first_layer: int = 0
-    last_layer: int | None = None
-    with_head: bool = True

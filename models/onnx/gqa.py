@@ -80,7 +80,7 @@ class GqaDecoder(Decoder):
 
     def inputs(self) -> list[Any]:
         infos = [
-            self.floats_info(self.entry, 1, "n", self.spec.embedding_size),
+            self.floats_info("embeddings", 1, "n", self.spec.embedding_size),
             self.integers_info("positions", 1, "n"),
             self.integers_info("rows", "r"),
             self.integers_info("seqlens_k", 1, bits=32),

@@ -19,7 +19,7 @@ from edgespec.models.onnx.split import SplitDecoder
 from edgespec.models.onnx.writer import WEIGHTS_FILE, WeightsFile, onnx_module
 from edgespec.models.spec import ModelSpec
 
-GRAPH_FILE, SHALLOW_FILE, DEEP_FILE = "model.onnx", "shallow.onnx", "deep.onnx"
+GRAPH_FILE = "model.onnx"
 GRAPH_VERSION = 3
 _FLAVOURS: dict[str, type[Decoder]] = {GQA: GqaDecoder, SPLIT: SplitDecoder}
 
@@ -59,18 +59,6 @@ def write_graphs(
         }
     for name, model in models.items():
         onnx.save_model(model, str(folder / name))
-
-
-def exit_graphs(layer: int, options: GraphOptions) -> dict[str, GraphOptions]:
-    """A model cut before `layer` (early exit): layers [0, layer), and the others with the head.
-
-    Together they compute what the whole computes: hidden states of the first enter the second,
-    each has the KV cache of its own layers, and no weight is stored twice.
-    """
-    return {
-        SHALLOW_FILE: replace(options, last_layer=layer, with_head=False),
-        DEEP_FILE: replace(options, first_layer=layer),
-    }
 
 
 def bucket_graphs(

@@ -149,14 +149,14 @@ class SplitDecoder(Decoder):
 
     @property
     def has_rows(self) -> bool:
-        return self.options.with_head and not self.options.step
+        return not self.options.step
 
     def inputs(self) -> list[Any]:
         nodes: int | str = self.options.step or "n"
         past: int | str = self.options.capacity if self.options.step else "past"
         cells = past + nodes if isinstance(past, int) and isinstance(nodes, int) else "cells"
         half = max(self.spec.key_length) // 2
-        infos = [self.floats_info(self.entry, 1, nodes, self.spec.embedding_size)]
+        infos = [self.floats_info("embeddings", 1, nodes, self.spec.embedding_size)]
         for window in self.windows():
             infos.append(self.floats_info(f"attention_bias{window}", 1, 1, nodes, cells))
             infos += [self.floats_info(f"{name}{window}", nodes, half) for name in ("cos", "sin")]

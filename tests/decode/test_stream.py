@@ -61,14 +61,14 @@ def assert_like_slow(pieces: Sequence[bytes], stop: Sequence[str]) -> None:
         before, found = slow_stop(text, stop)
         assert (stream.stop_string, stream.num_tokens_used) == (found, token + 1)
         if found is not None:
-            assert (shown, stream.held, stream.finish()) == (before, "", "")
+            assert (shown, stream._held, stream.finish()) == (before, "", "")
             return
         assert shown == text[: len(text) - slow_num_held(text, stop)]
-        assert shown + stream.held == text
+        assert shown + stream._held == text
     shown += stream.finish()
     expected = slow_stop(data.decode(errors="replace"), stop)
     assert (shown, stream.stop_string) == expected
-    assert (stream.text, stream.held) == (shown, "")
+    assert (stream.text, stream._held) == (shown, "")
 
 
 PIECES = st.lists(
@@ -174,8 +174,8 @@ def test_worked_example_of_the_docstring() -> None:
 def test_text_is_held_only_as_long_as_it_may_be_a_stop_string() -> None:
     stream = stream_of([b"a<", b"|", b"x", b"<|", b"end"], ["<|end|>"])
     assert [stream.push(token) for token in range(5)] == ["a", "", "<|x", "", ""]
-    assert stream.held == "<|end"
-    assert (stream.finish(), stream.stopped, stream.held) == ("<|end", False, "")
+    assert stream._held == "<|end"
+    assert (stream.finish(), stream.stopped, stream._held) == ("<|end", False, "")
     assert stream.text == "a<|x<|end"
 
 
