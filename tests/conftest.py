@@ -33,3 +33,16 @@ def fresh_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     if request.node.get_closest_marker("own_memory") is None:
         monkeypatch.setattr("edgespec.memory.plan.plan.resident_bytes", lambda: 0)
         monkeypatch.setattr("edgespec.memory.plan.plan.private_bytes", lambda: 0)
+
+
+class _WholeTeams:
+    def enter(self, most: int) -> int:
+        return most
+
+    def leave(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def whole_teams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps have all of their threads, whatever else computes while tests run."""
+    monkeypatch.setattr("edgespec.backends.llama.backend.TEAMS", _WholeTeams())
