@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
     from edgespec.sampling.sampling import SamplingParams
 
+_WORTH_TELLING = 0.1  # of the steps
+
 
 @options.takes_shared_options
 def run(
@@ -255,9 +257,9 @@ def _summary(report: dict[str, Any]) -> str:
     if report["finish_reason"] in ("length", "context_full"):
         limit = "--max-tokens" if report["finish_reason"] == "length" else "--ctx"
         line += f"; cut off by {limit}"
-    if report["crowded_rounds"]:
-        share = report["crowded_rounds"] / max(1, report["rounds"])
-        line += f"\nother programs kept cores busy: fewer threads in {share:.0%} of the steps"
+    crowded = report["crowded_rounds"] / max(1, report["rounds"])
+    if crowded >= _WORTH_TELLING:
+        line += f"\nother programs kept cores busy: fewer threads in {crowded:.0%} of the steps"
     if "switching" in report:
         line += f"\n{report['switching']['models']}"
     return line + _check_text(report.get("check"))

@@ -58,11 +58,16 @@ class Teams:
 
     def _see(self, now: float) -> None:
         is_stale = self._at_work == 1 and now - self._last_step_s > _STALE_S
-        if self._neighbours is None or is_stale:
-            self._neighbours, self._others = Neighbours(self._look), 0.0
-        else:
-            self._others = self._neighbours.share()
-        self._next_look_s = now + _PERIOD_S
+        try:
+            if self._neighbours is None or is_stale:
+                self._neighbours, self._others = Neighbours(self._look), 0.0
+            else:
+                self._others = self._neighbours.share()
+            self._next_look_s = now + _PERIOD_S
+        except (
+            Exception
+        ):  # a system that does not tell, in one of its many ways: no step fails for it
+            self._others, self._next_look_s = 0.0, float("inf")
 
 
 TEAMS = Teams(granted_cpus(), alone)

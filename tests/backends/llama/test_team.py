@@ -94,6 +94,30 @@ def test_a_long_step_is_no_pause() -> None:
     assert used == [2, 1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    "problem", [PermissionError("/proc/stat"), NotImplementedError()], ids=repr
+)
+@pytest.mark.parametrize("after", [0, 1])
+def test_where_the_system_does_not_tell_a_team_keeps_its_threads(
+    problem: Exception, after: int
+) -> None:
+    """As in a sandbox without /proc/stat; it is not asked again and again."""
+    now, asked = [0.0], [0]
+
+    def look() -> tuple[float, float, float]:
+        asked[0] += 1
+        if asked[0] > after:
+            raise problem
+        return (now[0], 0.0, 0.0)
+
+    teams = Teams(4, look, lambda: now[0])
+    for _ in range(20):
+        assert teams.enter(4) == 4
+        now[0] += 0.2
+        teams.leave()
+    assert asked[0] == after + 1
+
+
 def test_two_teams_of_one_process_share_its_cores() -> None:
     teams = World(4).teams
     assert teams.enter(4) == 4
