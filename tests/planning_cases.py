@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -29,6 +31,16 @@ PLENTY = Device(64 << 30)
 TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
 quick = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 thorough = settings(max_examples=30, deadline=None, derandomize=True, database=None)
+
+
+@contextmanager
+def held(size_bytes: int) -> Iterator[None]:
+    """Pages of the system, all touched: what was freed before could be used again for an array."""
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    with mmap.mmap(-1, size_bytes, flags=private) as block:
+        for page in range(0, size_bytes, mmap.PAGESIZE):
+            block[page] = 1
+        yield
 
 
 def model(

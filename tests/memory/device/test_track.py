@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from planning_cases import held
 
 from edgespec.memory.device.track import (
     MemoryTracker,
@@ -20,10 +21,8 @@ MIB = 1 << 20
 
 def test_the_peak_stays_where_the_memory_was_largest() -> None:
     before = resident_bytes()
-    block = bytearray(64 * MIB)
-    block[::4096] = b"x" * len(block[::4096])
-    with_block = resident_bytes()
-    del block
+    with held(64 * MIB):
+        with_block = resident_bytes()
     assert with_block >= before + 60 * MIB
     assert peak_resident_bytes() >= with_block - MIB
     assert resident_bytes() <= with_block - 60 * MIB

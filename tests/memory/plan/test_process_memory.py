@@ -6,9 +6,8 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from planning_cases import MIB, SPEC, outcome, plan_of
+from planning_cases import MIB, SPEC, held, outcome, plan_of
 
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.footprint import RUNTIME_BYTES, Component
@@ -45,11 +44,10 @@ def test_a_command_line_and_its_line_editor_are_counted_once() -> None:
 @pytest.mark.own_memory
 def test_memory_is_reachable_where_it_is_free_or_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "available_bytes", lambda: 100 * MIB)
-    ballast = np.ones(64 * MIB, np.uint8)
-    with_ballast = reachable_bytes()
-    assert with_ballast >= 164 * MIB
-    assert this_device().process_bytes >= resident_bytes() - MIB
-    del ballast
+    with held(64 * MIB):
+        with_ballast = reachable_bytes()
+        assert with_ballast >= 164 * MIB
+        assert this_device().process_bytes >= resident_bytes() - MIB
     assert reachable_bytes() <= with_ballast - 60 * MIB
     assert private_bytes() <= resident_bytes()
 
@@ -62,11 +60,12 @@ def test_what_an_earlier_engine_gave_back_is_not_free_twice(
     """600 MiB were held and are not any more; somebody else has taken them."""
     spec = read_model_spec(embedded_model())
     plan = make_run_plan(spec, Request(context_size=512, drafter="none"), Device(64 << 30))
-    np.ones(600 * MIB, np.uint8).sum()
-    held, half = private_bytes(), plan.predicted_peak_bytes // 2
-    assert peak_resident_bytes() > held + 300 * MIB
+    with held(600 * MIB):
+        pass
+    now, half = private_bytes(), plan.predicted_peak_bytes // 2
+    assert peak_resident_bytes() > now + 300 * MIB
     monkeypatch.setattr(device, "available_bytes", lambda: half)
-    around = replace(plan, components=(*plan.components, Component("process", held)))
+    around = replace(plan, components=(*plan.components, Component("process", now)))
     with pytest.raises(DoesNotFitError, match="free any more"):
         load_plan(spec, around)
 
