@@ -387,8 +387,8 @@ class LlamaBackend:
 
     def _decode(self, batch: _Batch, count: int) -> None:
         batch.struct.n_tokens = count
-        threads = TEAMS.enter(self.settings.threads)
         try:
+            threads = TEAMS.enter(self.settings.threads)
             if threads != self._threads:
                 self._lib.llama_set_n_threads(self._context, threads, threads)
                 self._threads = threads

@@ -53,7 +53,7 @@ class Teams:
     def leave(self) -> None:
         """A step has ended."""
         with self._lock:
-            self._at_work -= 1
+            self._at_work = max(0, self._at_work - 1)  # an interrupt may have come before `enter`
             self._last_step_s = self._clock()
 
     def _see(self, now: float) -> None:
@@ -64,9 +64,7 @@ class Teams:
             else:
                 self._others = self._neighbours.share()
             self._next_look_s = now + _PERIOD_S
-        except (
-            Exception
-        ):  # a system that does not tell, in one of its many ways: no step fails for it
+        except Exception:  # a system that does not tell has many ways: no step fails for it
             self._others, self._next_look_s = 0.0, float("inf")
 
 

@@ -238,7 +238,7 @@ class CostCurve:
         ):
             if n > 1 and float("inf") not in (ours, measured):
                 self._correct(n, ours * learned / measured)
-            elif measured != float("inf"):  # by answers
+            elif n > 1 and measured != float("inf"):  # by answers
                 self._measured[n] = measured * self._measured[1] / used._measured[1]
                 self._correct(n, self._measured[n] * learned / measured)
         if used._expected_ms == 0.0:

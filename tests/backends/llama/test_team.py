@@ -129,6 +129,14 @@ def test_two_teams_of_one_process_share_its_cores() -> None:
     assert teams.enter(4) == 4
 
 
+def test_an_interrupt_before_a_team_began_takes_no_thread_for_good() -> None:
+    teams = World(4).teams
+    teams.leave()
+    for _ in range(3):
+        assert teams.enter(4) == 4
+        teams.leave()
+
+
 class Crowded(FakeBackend):
     """Has half of its threads from its tenth step on."""
 
