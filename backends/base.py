@@ -55,6 +55,36 @@ class Tokenizer(Protocol):
         """Whether the token ends a generation."""
 
 
+class Grammar(Protocol):
+    """Which tokens may come next, after those accepted so far."""
+
+    def allows(self, token: int) -> bool:
+        """Whether `token` may come next."""
+
+    def best(self, logits_row: Logits) -> int:
+        """The allowed token with the best logit of a row [V]."""
+
+    def masked(self, logits_row: Logits) -> Logits:
+        """A copy of the row, [V], with minus infinity for every token that may not come next."""
+
+    def accept(self, token: int) -> None:
+        """Go on after `token`, which must be allowed."""
+
+    def forced_bytes(self, most: int) -> bytes:
+        """What has to come next whatever is picked, at most `most` bytes."""
+
+
+@runtime_checkable
+class MakesGrammars(Protocol):
+    """A tokenizer that can tell which tokens keep to a grammar."""
+
+    def grammar(self, text: str) -> Grammar:
+        """The grammar of GBNF text. Raises UnsupportedError where it cannot be read."""
+
+    def json_grammar(self, schema: str) -> Grammar:
+        """The grammar of the documents that fit a JSON schema. Raises UnsupportedError."""
+
+
 class Backend(Protocol):
     """One loaded model with one sequence in its cache."""
 

@@ -192,13 +192,11 @@ class Bench:
         return curves[0], curves[1]
 
     def _engine(self, curve: CostCurve, drafter: Drafter | None) -> Engine:
-        tokenizer = self._target.tokenizer
         return Engine(
             self._target,
             curve=curve,
             drafter=drafter,
             chat_template=self._spec.chat_template,
-            special_tokens=(tokenizer.bos_text, tokenizer.eos_text),
         )
 
     def _generate(self, engine: Engine, prompt: str, **options: Any) -> Result:

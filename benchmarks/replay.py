@@ -250,7 +250,6 @@ def _live_run(
         curve=curve,
         drafter=drafter,
         chat_template=spec.chat_template,
-        special_tokens=(backend.tokenizer.bos_text, backend.tokenizer.eos_text),
     ) as engine:
         for number, question in enumerate(questions, 1):
             prompt = engine.encode(question["turns"][0])

@@ -40,11 +40,13 @@ import numpy as np
 
 import edgespec
 from edgespec.bench.switch_calibration import forced_rows, prices_of, trace_of
+from edgespec.decode.writers import LARGE, SMALL, ModelTurn
 from edgespec.memory.device.device import cpu_name, usable_cores
 from edgespec.memory.report.report import render_switching
-from edgespec.switching.engine import SwitchingEngine, entropy_nats
+from edgespec.switching.engine import SwitchingEngine
+from edgespec.switching.entropy import entropy_nats
 from edgespec.switching.forecast import Forecast, choose, sweep
-from edgespec.switching.policy import LARGE, SMALL, SwitchPolicy, SwitchPrices, Turn
+from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 
 Asked = tuple[Sequence[int], Sequence[int]]  # token ids of a prompt and of an answer
 
@@ -61,7 +63,7 @@ class Setting:
         self.log_probability = 0.0
         self.decoded = 0  # tokens in `decode_s`
         self.decode_s = self.host_s = 0.0
-        self.written: list[tuple[Sequence[Turn], int]] = []  # by answer, and its prompt's tokens
+        self.written: list[tuple[Sequence[ModelTurn], int]] = []  # and tokens of the prompt
         self.drafted_s, self.drafted = 0.0, 0
 
     def add(self, result: edgespec.Result) -> None:

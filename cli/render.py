@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgespec.decode.writers import LARGE
 from edgespec.errors import DraftModelWarning, EdgespecError
-from edgespec.switching.policy import LARGE
 
 if TYPE_CHECKING:
     from edgespec.decode.generation import Result

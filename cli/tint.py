@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.render import printable
-from edgespec.switching.policy import LARGE
+from edgespec.decode.writers import LARGE
 
 if TYPE_CHECKING:
     from edgespec.decode.generation import Chunk

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine
     from edgespec.decode.generation import Chunk, Result, Span, Stream
+    from edgespec.decode.options import GenerationOptions
     from edgespec.decode.session import Session, Turn
     from edgespec.decode.stats import Counters
     from edgespec.errors import (
@@ -41,6 +42,7 @@ __all__ = [
     "DraftModelWarning",
     "EdgespecError",
     "Engine",
+    "GenerationOptions",
     "MissingDependencyError",
     "ModelFileError",
     "ModelNotFoundError",
@@ -62,6 +64,7 @@ _MODULES = {
     "Chunk": "decode.generation",
     "Counters": "decode.stats",
     "Engine": "decode.engine",
+    "GenerationOptions": "decode.options",
     "Result": "decode.generation",
     "Stream": "decode.generation",
     "Plan": "memory.plan.plan",

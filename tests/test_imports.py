@@ -94,20 +94,7 @@ LIBRARY = {"edgespec.backends.llama.library", "edgespec.backends.llama.ggml_valu
 OF_BACKENDS = {**dict.fromkeys(NO_LIBRARY, CONTRACT), "quantize": LIBRARY}
 
 # What breaks these rules, and why. To be shortened: a line that is no longer needed fails, too.
-EXCEPTIONS = {
-    (
-        "edgespec.decode.generation",
-        "edgespec.switching.policy",
-    ): "a stream knows the rule by which two models take turns",
-    (
-        "edgespec.sampling.constrained",
-        "edgespec.backends.llama.grammar",
-    ): "grammars are llama.cpp's, not yet something that a backend offers",
-    (
-        "edgespec.sampling.constrained",
-        "edgespec.backends.llama.tokenizer",
-    ): "whether there can be a grammar is told by the class of the tokenizer",
-}
+EXCEPTIONS: dict[tuple[str, str], str] = {}
 
 
 def package_files() -> Iterator[tuple[str, str, Path]]:

@@ -10,14 +10,14 @@ import ctypes
 import json
 import re
 import weakref
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Logits
 from edgespec.backends.llama.library import LOG, library
-from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.errors import UnsupportedError
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -31,8 +31,20 @@ _REWRITTEN = (
     (re.compile(r'^char ::= \[\^"\\\\\]', re.MULTILINE), r'char ::= [^"\\\\\\x7F\\x00-\\x1F]'),
 )
 
+
+class Vocabulary(Protocol):
+    """What a grammar asks of a tokenizer: see `LlamaTokenizer`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def vocabulary(self) -> AbstractContextManager[Any]: ...
+
+    def one_byte_tokens(self) -> dict[int, int]: ...
+
+
 # Going through a vocabulary takes a moment, so it is done once for each.
-_BYTE_TOKENS: weakref.WeakKeyDictionary[LlamaTokenizer, tuple[list[int], NDArray[np.int32]]]
+_BYTE_TOKENS: weakref.WeakKeyDictionary[Vocabulary, tuple[list[int], NDArray[np.int32]]]
 _BYTE_TOKENS = weakref.WeakKeyDictionary()
 
 
@@ -47,7 +59,7 @@ class LlamaGrammar:
 
     _state: Any = None
 
-    def __init__(self, tokenizer: LlamaTokenizer, grammar: str) -> None:
+    def __init__(self, tokenizer: Vocabulary, grammar: str) -> None:
         self._lib = library()
         self._tokenizer = tokenizer
         LOG.clear()
@@ -64,10 +76,6 @@ class LlamaGrammar:
         self._head = _Candidates(self._lib, np.zeros(_HEAD, np.int32))
         self._all: _Candidates | None = None
         self._bytes: _Candidates | None = None
-
-    @property
-    def tokenizer(self) -> LlamaTokenizer:
-        return self._tokenizer
 
     def allows(self, token: int) -> bool:
         """Whether `token` may come next; an end token may when the text is complete."""
@@ -160,7 +168,7 @@ class _Candidates:
         return kept
 
 
-def _byte_vocabulary(tokenizer: LlamaTokenizer) -> tuple[list[int], NDArray[np.int32]]:
+def _byte_vocabulary(tokenizer: Vocabulary) -> tuple[list[int], NDArray[np.int32]]:
     """The bytes that single tokens stand for, -1 for an end token, and those tokens."""
     known = _BYTE_TOKENS.get(tokenizer)
     if known is None:

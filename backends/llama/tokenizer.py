@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.llama.library import LOG, interrupts_kept, library
 from edgespec.errors import BackendError, UnsupportedError
+
+if TYPE_CHECKING:
+    from edgespec.backends.llama.grammar import LlamaGrammar
 
 
 class LlamaTokenizer:
@@ -79,6 +82,18 @@ class LlamaTokenizer:
             bos = self._lib.llama_vocab_bos(vocab)
         doubled = add_special and count > 1 and ids[0] == bos == ids[1]
         return list(ids[1:count] if doubled else ids[:count])
+
+    def grammar(self, text: str) -> LlamaGrammar:
+        """As `MakesGrammars.grammar`."""
+        from edgespec.backends.llama.grammar import LlamaGrammar
+
+        return LlamaGrammar(self, text)
+
+    def json_grammar(self, schema: str) -> LlamaGrammar:
+        """As `MakesGrammars.json_grammar`."""
+        from edgespec.backends.llama.grammar import json_grammar
+
+        return self.grammar(json_grammar(schema))
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token; control tokens have none."""

@@ -17,6 +17,7 @@ from edgespec.backends.base import Backend, Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
+from edgespec.decode.writers import LARGE, SMALL
 from edgespec.errors import UnsupportedError
 from edgespec.measure.prompts import PROMPTS
 from edgespec.measure.timing import reading_ms
@@ -25,10 +26,11 @@ from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup.loading import load_plan
 from edgespec.setup.planning import make_run_plan
-from edgespec.switching.engine import SwitchingEngine, entropy_nats
+from edgespec.switching.engine import SwitchingEngine
+from edgespec.switching.entropy import entropy_nats
 from edgespec.switching.forecast import Trace, accepted_drafts, choose, forecast, sweep
 from edgespec.switching.planning import Calibrated, store
-from edgespec.switching.policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
+from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 
 _SECONDS = 60.0
 _MOST_TOKENS, _LEAST_TOKENS = 96, 24  # of a text

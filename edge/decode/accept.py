@@ -18,18 +18,14 @@ from collections.abc import Callable
 
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
-
-
-def never(_row: Logits) -> bool:
-    """Whether to hand over where only one model writes."""
-    return False
+from edgespec.decode.writers import ALONE
 
 
 def accept(
     tree: DraftTree,
     logits: Logits,
     pick: Callable[[Logits], int],
-    hands_over: Callable[[Logits], bool] = never,
+    hands_over: Callable[[Logits], bool] = ALONE.hands_over,
 ) -> tuple[list[int], list[int]]:
     """Walk the tree from the root while its children carry what `pick` picks.
 

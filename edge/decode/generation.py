@@ -7,14 +7,12 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 
-from edgespec.backends.base import Logits
-from edgespec.decode.accept import never
+from edgespec.backends.base import Grammar
 from edgespec.decode.stats import Counters
 from edgespec.decode.stream import TextStream
-from edgespec.drafting.drafters.base import Drafter
-from edgespec.sampling.constrained import ConstrainedSampler, Grammar
+from edgespec.decode.writers import ALONE, LARGE, ModelTurn, Writers
+from edgespec.sampling.constrained import ConstrainedSampler
 from edgespec.sampling.sampling import Sampler
-from edgespec.switching.policy import SMALL, Switch, Turn
 
 Rounds = Generator[list[int], None, None]
 Chunks = Generator["Chunk", None, None]
@@ -55,13 +53,13 @@ class Result:
     finish_reason: str
     counters: Counters
     spans: tuple[Span, ...] = ()
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[ModelTurn, ...] = ()
 
     @property
     def large_share(self) -> float:
         """Part of the tokens that the large model wrote: all, where there is only one."""
-        small = sum(span.end - span.start for span in self.spans if span.model == SMALL)
-        return 1.0 - small / len(self.token_ids) if self.token_ids else 1.0
+        other = sum(span.end - span.start for span in self.spans if span.model != LARGE)
+        return 1.0 - other / len(self.token_ids) if self.token_ids else 1.0
 
 
 class Cancel:
@@ -91,13 +89,8 @@ class Run:
     counters: Counters = field(default_factory=Counters)
     speculates: bool = True
     grammar: Grammar | None = None
-    drafter: Drafter | None = None  # None decodes plainly
     reuse: bool = False  # what the cache already holds of the prompt
-    min_probability: float = 0.0  # of a draft node that can pay
-    hands_over: Callable[[Logits], bool] = never  # whether another model writes a row's token
-    model: str = ""  # that is writing, where there are two
-    switch: Switch | None = None  # by which it is chosen
-    goes_on: float = 1.0  # chance that it also writes the token after the next one
+    writers: Writers = ALONE
     chunks: weakref.ref[Chunks] | None = None  # the generator that runs it
 
     def end(self) -> bool:
@@ -184,7 +177,7 @@ class Stream:
                 break
         self._ids += emitted[:used]
         self._has_ended = self._is_end(emitted[used - 1])
-        model = self._run.model
+        model = self._run.writers.writer
         if model:
             self._add_span(model, used)
         drafted = min(used, len(emitted) - 1)  # the last one is the target's own
@@ -210,10 +203,10 @@ class Stream:
             self._turns(),
         )
 
-    def _turns(self) -> tuple[Turn, ...]:
-        if self._run.switch is None:
+    def _turns(self) -> tuple[ModelTurn, ...]:
+        if not self._run.writers.turns:
             return ()
-        *ended, (model, _) = self._run.switch.turns  # which is not told of all tokens of the last
+        *ended, (model, _) = self._run.writers.turns  # which do not count all tokens of the last
         rest = len(self._ids) - sum(tokens for _, tokens in ended)
         return (*ended, (model, rest)) if rest > 0 else tuple(ended)
 

@@ -12,21 +12,26 @@ free, so that the shortened conversation is prefilled seldom. The system message
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.base import KeepsCache
 from edgespec.common import common_length
 from edgespec.decode.asynchronous import chunks_of
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Chunk, Result, Stream
+from edgespec.decode.options import GenerationOptions
 from edgespec.decode.session_file import read_session, write_session
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
 from edgespec.models.chat import Message, plain_message
 from edgespec.sampling.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from edgespec.decode.options import GenerationKeywords
 
 Content = str | Sequence[dict[str, Any]]
 _FORMAT = 1  # of the document in a session file
@@ -137,11 +142,7 @@ class Session:
     def stream(
         self,
         content: Content,
-        *,
-        speculate: bool = True,
-        grammar: str | None = None,
-        json_schema: str | None = None,
-        cancel: threading.Event | None = None,
+        **changes: Unpack[GenerationKeywords],
     ) -> Turn:
         """Say something and get the answer chunk by chunk.
 
@@ -150,33 +151,26 @@ class Session:
 
         Args:
             content: text, or a list of `{"type": "text", "text": ...}`.
-            speculate, grammar, json_schema, cancel: as in `Engine.stream`.
+            changes: fields of `GenerationOptions`, in place of those of the session.
 
         Raises as `Engine.stream`.
         """
         user = plain_message({"role": "user", "content": content})
         text, ids, hidden = self._fit([*self._messages, user])
-        stream = self.engine.stream(
-            ids,
-            max_tokens=self.max_tokens,
-            sampling=self.sampling,
-            stop=self.stop,
-            speculate=speculate,
-            reuse=True,
-            grammar=grammar,
-            json_schema=json_schema,
-            cancel=cancel,
+        options = GenerationOptions(
+            max_tokens=self.max_tokens, sampling=self.sampling, stop=self.stop, reuse=True
         )
+        stream = self.engine.stream(ids, options, **changes)
         return Turn(self, stream, user, text, tuple(ids), hidden)
 
-    def send(self, content: Content, **options: Any) -> Result:
+    def send(self, content: Content, **changes: Unpack[GenerationKeywords]) -> Result:
         """Say something and get the whole answer. Arguments as in `stream`."""
-        turn = self.stream(content, **options)
+        turn = self.stream(content, **changes)
         for _ in turn:
             pass
         return turn.result
 
-    def retry(self, content: Content | None = None, **options: Any) -> Turn:
+    def retry(self, content: Content | None = None, **changes: Unpack[GenerationKeywords]) -> Turn:
         """Answer the last user message again, or `content` in its place.
 
         The old turn is gone when the new one ends, and stays when that fails.
@@ -184,7 +178,7 @@ class Session:
         messages, hidden = list(self._messages), self._hidden
         try:
             last = self.undo()
-            turn = self.stream(last if content is None else content, **options)
+            turn = self.stream(last if content is None else content, **changes)
             turn.replaced = len(messages) - len(self._messages)
         finally:
             self._messages, self._hidden = messages, hidden
@@ -205,13 +199,15 @@ class Session:
         session._hidden = self._hidden
         return session
 
-    def astream(self, content: Content, **options: Any) -> AsyncGenerator[Chunk, None]:
+    def astream(
+        self, content: Content, **changes: Unpack[GenerationKeywords]
+    ) -> AsyncGenerator[Chunk, None]:
         """`stream` for asynchronous code: the event loop goes on while the model computes."""
-        return chunks_of(self.stream(content, **options))
+        return chunks_of(self.stream(content, **changes))
 
-    async def asend(self, content: Content, **options: Any) -> Result:
+    async def asend(self, content: Content, **changes: Unpack[GenerationKeywords]) -> Result:
         """`send` for asynchronous code."""
-        turn = self.stream(content, **options)
+        turn = self.stream(content, **changes)
         async for _ in chunks_of(turn):
             pass
         return turn.result

@@ -28,7 +28,7 @@ class TextStream:
     empty stop string.
 
         tokens "I", " like", "#", "##", "#"; stop "###"
-        pushes give "I", " like", "", "" -> `stopped`, `num_tokens_used` 4, `text` "I like"
+        pushes give "I", " like", "", "" -> `stopped`, `text` "I like"
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
@@ -40,7 +40,6 @@ class TextStream:
         self._emitted: list[str] = []
         self._finished = False
         self.stop_string: str | None = None
-        self.num_tokens_used = 0
 
     @property
     def stopped(self) -> bool:
@@ -55,13 +54,11 @@ class TextStream:
     def push(self, token: int) -> str:
         """Text that has become safe to show, often `""`.
 
-        `num_tokens_used` counts the tokens pushed up to the one that completed a stop string.
-        Later ones are ignored, so a whole round of accepted tokens may be pushed and cut after.
+        Tokens after the one that completed a stop string are ignored.
         """
         assert not self._finished
         if self.stopped:
             return ""
-        self.num_tokens_used += 1
         return self._add(self._decoder.decode(self._token_bytes(token)))
 
     def finish(self) -> str:

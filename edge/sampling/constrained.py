@@ -14,45 +14,23 @@ Filters look at the order or the sum of all probabilities, so with them the row 
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from edgespec.backends.base import Backend, Logits
-from edgespec.backends.llama.grammar import LlamaGrammar, json_grammar
-from edgespec.backends.llama.tokenizer import LlamaTokenizer
+from edgespec.backends.base import Grammar, Logits, MakesGrammars, Tokenizer
 from edgespec.errors import UnsupportedError
 from edgespec.sampling.sampling import Sampler
 
 
-class Grammar(Protocol):
-    """Which tokens may come next."""
-
-    def allows(self, token: int) -> bool: ...
-
-    def best(self, logits_row: Logits) -> int: ...
-
-    def masked(self, logits_row: Logits) -> Logits: ...
-
-    def accept(self, token: int) -> None: ...
-
-    def forced_bytes(self, most: int) -> bytes: ...
-
-
 def make_grammar(
-    backend: Backend, grammar: str | None, json_schema: str | None
-) -> LlamaGrammar | None:
-    """The grammar that was asked for, or None.
+    tokenizer: Tokenizer, grammar: str | None, json_schema: str | None
+) -> Grammar | None:
+    """The grammar that was asked for, or None where neither is given.
 
-    Raises UnsupportedError when both are given, or the text cannot be read.
+    Raises UnsupportedError when the text cannot be read, or the tokenizer knows no grammars.
     """
     if grammar is None and json_schema is None:
         return None
-    if grammar is not None and json_schema is not None:
-        raise UnsupportedError("give a grammar or a JSON schema, not both")
-    tokenizer = backend.tokenizer
-    if not isinstance(tokenizer, LlamaTokenizer):
+    if not isinstance(tokenizer, MakesGrammars):
         raise UnsupportedError("a grammar needs the tokenizer of a GGUF file")
-    text = json_grammar(json_schema) if json_schema is not None else grammar
-    return LlamaGrammar(tokenizer, text or "")
+    return tokenizer.json_grammar(json_schema) if json_schema else tokenizer.grammar(grammar or "")
 
 
 class ConstrainedSampler:

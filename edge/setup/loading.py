@@ -285,7 +285,6 @@ def _load_one(
             max_nodes=max_nodes,
             history=history,
             chat_template=spec.chat_template,
-            special_tokens=(backend.tokenizer.bos_text, backend.tokenizer.eos_text),
             reuses_cache=reuses_cache,
             cache_key=f"{key} | exact" if plan.exact else key,
             on_close=finish,

@@ -8,21 +8,15 @@ with drafts and without the same text is written, but for rounding.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from edgespec.backends.base import Backend, Logits
-from edgespec.decode.accept import never
+from edgespec.backends.base import Backend
+from edgespec.decode.decoding import Decoding
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Rounds, Run
-from edgespec.switching.policy import LARGE, Switch, SwitchPolicy, SwitchPrices
-
-_NOTHING = -80.0  # of a log-probability: exp of it adds nothing to an entropy
-_LEAST, _MOST = 1e-3, 1e30  # sums of exponentials that are exact enough
+from edgespec.decode.writers import LARGE
+from edgespec.switching.policy import SwitchPolicy, SwitchPrices
+from edgespec.switching.switch import Switch
 
 
 class SwitchingEngine(Engine):
@@ -42,7 +36,6 @@ class SwitchingEngine(Engine):
     ) -> None:
         options["reuses_cache"] = options.get("reuses_cache", True) and small.reuses_cache
         super().__init__(backend, **options)
-        self.vocab_size = min(self.vocab_size, small.vocab_size)
         self.small = small
         self.policy = policy
         self.prices: SwitchPrices | None = None
@@ -62,28 +55,26 @@ class SwitchingEngine(Engine):
         finally:
             self.small.close()
 
-    def _decode(self, prompt: list[int], run: Run) -> Rounds:
-        """Yield the tokens of each round of both models, which others cannot use meanwhile."""
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that may be picked: those of both models."""
+        return min(super().vocab_size, self.small.vocab_size)
+
+    def _rounds(self, prompt: list[int], run: Run) -> Rounds:
+        """The tokens of each round of both models, which others cannot use meanwhile."""
         with self.small.exclusive(run.cancel) as has_both:
             if has_both:
-                yield from self._take_turns(prompt, run)
+                yield from self._turns(prompt, run)
 
-    def _take_turns(self, prompt: list[int], run: Run) -> Rounds:
+    def _turns(self, prompt: list[int], run: Run) -> Rounds:
         saved_ms = self.prices.saved_ms if self.prices is not None else None
-        run.switch = switch = Switch(self.policy, saved_ms, len(prompt))
-        text, writers = list(prompt), set[str]()
+        run.writers = switch = Switch(self.policy, saved_ms, len(prompt))
+        text, have_written = list(prompt), set[str]()
         while True:
-            run.model = switch.writer
-            engine = self if run.model == LARGE else self.small
-            turn = replace(
-                run,
-                hands_over=never if switch.is_settled else _watched(switch),
-                goes_on=switch.goes_on,
-            )
-            turn.reuse = run.reuse or run.model in writers
-            writers.add(run.model)
-            engine._equip(turn, len(text))
-            rounds = Engine._decode(engine, text, turn)
+            engine = self if switch.writer == LARGE else self.small
+            reuse = run.reuse or switch.writer in have_written
+            have_written.add(switch.writer)
+            rounds = Decoding(engine.model(), run, list(text), reuse).rounds()
             for emitted in rounds:
                 text += emitted
                 yield emitted
@@ -99,27 +90,3 @@ class SwitchingEngine(Engine):
         generated = run.counters.generated_tokens
         at_end = generated > 0 and self.backend.tokenizer.is_end(text[-1])
         return at_end or generated >= run.limit
-
-
-def entropy_nats(row: Logits) -> float:
-    """Entropy of the softmax of logits [V], in nats; minus infinity is a token without a chance.
-
-    Logits are not shifted by their largest first, which would read them once more, unless their
-    exponentials do not fit. No BLAS: its threads would wait beside those of the next step.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        weights = np.exp(row)
-        total = float(weights.sum())
-        weights *= row
-        weighted = float(weights.sum())
-    if _LEAST < total < _MOST and math.isfinite(weighted):
-        return max(0.0, math.log(total) - weighted / total)
-    most = row.max()
-    if not math.isfinite(most):  # nothing can be chosen, which is for the sampler to say
-        return math.nan
-    return entropy_nats(np.maximum(row - most, _NOTHING))
-
-
-def _watched(switch: Switch) -> Callable[[Logits], bool]:
-    """Whether the token of a row is another model's; rows are looked at only until one is."""
-    return lambda row: switch.is_due or switch.sees(entropy_nats(row) if switch.looks else 0.0)

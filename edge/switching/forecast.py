@@ -14,7 +14,9 @@ from itertools import product, starmap
 from math import inf
 from typing import NamedTuple
 
-from edgespec.switching.policy import LARGE, SMALL, Switch, SwitchPolicy, SwitchPrices, Turn
+from edgespec.decode.writers import LARGE, SMALL, ModelTurn
+from edgespec.switching.policy import SwitchPolicy, SwitchPrices
+from edgespec.switching.switch import Switch
 
 _BISECTIONS = 9
 _FASTER = 0.97  # of the large model's time: what is called faster
@@ -59,7 +61,7 @@ class Forecast:
     """
 
     policy: SwitchPolicy
-    turns: Sequence[Sequence[Turn]]  # by text
+    turns: Sequence[Sequence[ModelTurn]]  # by text
     large_share: float  # of the tokens
     agreement: float  # tokens that are the large model's best
     quality: float
@@ -82,7 +84,7 @@ class Forecast:
 
 def writers(
     policy: SwitchPolicy, trace: Trace, prices: SwitchPrices
-) -> tuple[list[str], list[Turn]]:
+) -> tuple[list[str], list[ModelTurn]]:
     """Which model would write each token of a text, and the turns that this takes."""
     switch = Switch(policy, prices.saved_ms, trace.depth)
     chosen = []

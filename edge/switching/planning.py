@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from edgespec.decode.writers import LARGE, SMALL, ModelTurn
 from edgespec.errors import UnsupportedError
 from edgespec.memory.store import cache
 from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec
-from edgespec.switching.policy import LARGE, MOST_TOKENS, SMALL, SwitchPolicy, SwitchPrices, Turn
+from edgespec.switching.policy import MOST_TOKENS, SwitchPolicy, SwitchPrices
 
 _KIND = "switching"
 
@@ -31,7 +32,7 @@ class Calibrated:
     policy: SwitchPolicy
     large_share: float
     quality: float
-    turns: Sequence[Sequence[Turn]]
+    turns: Sequence[Sequence[ModelTurn]]
     drafted: Sequence[float]
 
     @property

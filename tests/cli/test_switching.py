@@ -14,9 +14,9 @@ from edgespec.cli.render import models_text
 from edgespec.cli.tint import DRAFTED, MODEL, NONE, Tint
 from edgespec.decode.generation import Chunk, Result, Span
 from edgespec.decode.stats import Counters
+from edgespec.decode.writers import LARGE, SMALL
 from edgespec.errors import UnsupportedError
 from edgespec.memory.report.report import render_switching
-from edgespec.switching.policy import LARGE, SMALL
 
 CYAN, PLAIN = "\x1b[36m", "\x1b[39m"
 

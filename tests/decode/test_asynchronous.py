@@ -17,7 +17,7 @@ from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Chunk
+from edgespec.decode.generation import Chunk, Run
 from edgespec.errors import UnsupportedError
 
 VOCAB = 257
@@ -75,7 +75,8 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 def shall_stop(engine: Engine) -> bool:
     """Whether the generation in progress was told to."""
-    return engine._run is not None and engine._run.cancel.is_set()
+    run = engine._access.user
+    return isinstance(run, Run) and run.cancel.is_set()
 
 
 def within_time(main: Callable[[], AsyncGenerator[None, None]]) -> None:

@@ -19,7 +19,7 @@ from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Chunk, Stream
+from edgespec.decode.generation import Chunk, Run, Stream
 from edgespec.decode.stats import Counters
 from edgespec.drafting.drafters.base import Drafter, Outcome
 from edgespec.drafting.drafters.combined import CombinedDrafter
@@ -218,7 +218,8 @@ def test_a_prompt_is_text_or_token_ids() -> None:
 def test_text_is_one_user_message_where_the_model_has_a_chat_format() -> None:
     template = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}{{ bos_token }}"
     backend = FakeBackend(echo_model, VOCAB)
-    engine = Engine(backend, chat_template=template, special_tokens=("<s>", "</s>"))
+    backend.tokenizer.bos_text, backend.tokenizer.eos_text = "<s>", "</s>"
+    engine = Engine(backend, chat_template=template)
     assert engine.encode("hi") == list(b"[user:hi]<s>")
     assert engine.encode("hi", raw=True) == list(b"hi")
     messages = [{"role": "system", "content": "be"}, {"role": "user", "content": "go"}]
@@ -375,7 +376,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 def until_it_shall_stop(engine: Engine) -> None:
     """The generation in progress was told to stop."""
-    until(lambda: engine._run is not None and engine._run.cancel.is_set())
+    until(lambda: isinstance(run := engine._access.user, Run) and run.cancel.is_set())
 
 
 def test_cancelling_from_another_thread_keeps_what_was_generated() -> None:

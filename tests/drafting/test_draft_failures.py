@@ -187,7 +187,7 @@ from edgespec.errors import BackendError
 def fails(self, tokens):
     raise BackendError("llama_decode failed with -3")
 
-combined._is_worth_it = lambda *_: True
+combined._Source.buy = lambda *_: True
 ModelDrafter._feed = fails
 main()
 """

@@ -15,15 +15,18 @@ from numpy.typing import NDArray
 from edgespec.backends.fake import FakeBackend
 from edgespec.bench.subject import Subject
 from edgespec.decode.engine import Engine
+from edgespec.decode.writers import LARGE, SMALL
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import Proposal
 from edgespec.errors import UnsupportedError
 from edgespec.measure.timing import measure_reads
 from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.sampling import SamplingParams
-from edgespec.switching.engine import SwitchingEngine, entropy_nats
+from edgespec.switching.engine import SwitchingEngine
+from edgespec.switching.entropy import entropy_nats
 from edgespec.switching.forecast import Trace, choose, forecast, writers
-from edgespec.switching.policy import LARGE, SMALL, Switch, SwitchPolicy, SwitchPrices
+from edgespec.switching.policy import SwitchPolicy, SwitchPrices
+from edgespec.switching.switch import Switch
 
 VOCAB = 6
 PROMPT = [1, 2, 3]

@@ -18,6 +18,7 @@ from edgespec.backends.fake import FakeBackend
 from edgespec.bench import switch_calibration
 from edgespec.bench.switch_calibration import calibrate
 from edgespec.decode.engine import Engine
+from edgespec.decode.writers import LARGE, SMALL
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.measure.prompts import PROMPTS
 from edgespec.memory.plan.plan import Device
@@ -28,7 +29,7 @@ from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.planning import make_run_plan, settings_key, settings_of
 from edgespec.switching.engine import SwitchingEngine
 from edgespec.switching.planning import Calibrated, check_switch, store, stored
-from edgespec.switching.policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
+from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 
 MIB = 1 << 20
 PLENTY = Device(4 << 30)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting.calibration import Calibration
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
 
 # The target's best tokens after a node, best first, and their shares of the probability of these.
 Successors = tuple[Sequence[int], Sequence[float]]
@@ -60,6 +60,37 @@ class Drafter(Protocol):
 
     def load_state(self, document: dict[str, Any] | None) -> None:
         """Take over the state of an earlier run; anything unusable is ignored."""
+
+
+@runtime_checkable
+class TakesTime(Protocol):
+    """A drafter whose drafts cost time, so that it is asked only where they are worth it."""
+
+    def prospects(self, stakes: Stakes) -> Prospects | None:
+        """What it expects of a round; None where it cannot draft."""
+
+
+@runtime_checkable
+class Recalls(Protocol):
+    """A drafter whose tables can be filled from texts of earlier runs."""
+
+    def recall(self, texts: Sequence[Sequence[int]]) -> None:
+        """Fill the tables."""
+
+
+@runtime_checkable
+class HoldsModel(Protocol):
+    """A drafter with an engine of its own."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why it is not asked any more, or None."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes the engine says it allocated, by component."""
+
+    def close(self) -> None:
+        """Free it; safe to call twice."""
 
 
 def count_hits(

@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import Any
 
 from edgespec.drafting.controller import choose_size
-from edgespec.drafting.drafters.base import Drafter, Outcome
+from edgespec.drafting.drafters.base import Drafter, HoldsModel, Outcome, Recalls, TakesTime
 from edgespec.drafting.drafters.merging import merge
 from edgespec.drafting.drafters.merits import MERITS
 from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
@@ -64,6 +64,38 @@ class _Source:
         rate = max(_TEXT_RATE, 1.0 / (self.texts + 1))
         return self.typical_ms + rate * (self.gained_ms - self.typical_ms)
 
+    def buy(self, hope: Prospects, merged: Proposal, stakes: Stakes) -> bool:
+        """Ask a drafter that takes time, and pay for it: because it pays, or to try it.
+
+        False, with the round counted, where it is left out.
+        """
+        gain_ms, round_ms = _expected_gain(hope, merged, stakes)
+        if gain_ms > 0.0 and self._saves(gain_ms, hope.before_ms):
+            self.count(round_ms + gain_ms, gain_ms - hope.before_ms)
+            return True
+        price_ms = hope.before_ms + hope.draft_ms
+        is_tried = len(hope.probabilities) > 0 and self.purse_ms >= price_ms
+        self.purse_ms -= price_ms if is_tried else 0.0
+        without, _ = choose_size(merged.probabilities, stakes, kept=merged.kept)
+        self.count(stakes.estimated_ms(without + 1), -price_ms if is_tried else 0.0)
+        return is_tried
+
+    def _saves(self, gain_ms: float, before_ms: float) -> bool:
+        """Add a gain to those of this text; whether they come to what reading it takes.
+
+        Reading what it has not seen is bought once and used in many rounds, nobody knows how many.
+        It is bought where texts usually come to its price, and else when what it would have saved
+        so far in this one does: that costs at most twice what knowing the future would (the
+        ski-rental rule).
+        """
+        to_come_ms = self.typical_ms - self.gained_ms
+        self.gained_ms += gain_ms
+        self.missed_ms += gain_ms
+        is_bought = max(self.missed_ms, to_come_ms) >= before_ms
+        if is_bought:
+            self.missed_ms = max(0.0, self.missed_ms - before_ms)
+        return is_bought
+
     def count(self, usual_ms: float, saved_ms: float) -> None:
         """One more round, and what it would have taken without this drafter."""
         self.rounds += 1.0
@@ -80,9 +112,15 @@ class CombinedDrafter:
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.name = ",".join(drafter.name for drafter in drafters)
         self._sources = [
-            _Source(drafter, getattr(drafter, "prospects", None), is_free=number == 0)
+            _Source(
+                drafter,
+                drafter.prospects if isinstance(drafter, TakesTime) else None,
+                is_free=number == 0,
+            )
             for number, drafter in enumerate(drafters)
         ]
+        drafters = [source.drafter for source in self._sources]
+        self._models = [drafter for drafter in drafters if isinstance(drafter, HoldsModel)]
         self._was_asked = False
         self.written: deque[list[int]] = deque(maxlen=_MOST_TEXTS)  # lately, in this process
 
@@ -94,8 +132,7 @@ class CombinedDrafter:
     @property
     def failure(self) -> str | None:
         """Why one of them is not asked any more, or None."""
-        failures = (getattr(source.drafter, "failure", None) for source in self._sources)
-        return next((failure for failure in failures if failure is not None), None)
+        return next((one.failure for one in self._models if one.failure is not None), None)
 
     def member(self, name: str) -> Drafter | None:
         """The drafter of that name, if it is one of these."""
@@ -122,7 +159,7 @@ class CombinedDrafter:
         for source in self._sources:
             if source.prospects is not None:
                 hope = source.prospects(stakes)
-                is_asked = hope is not None and _is_worth_it(source, hope, merged, stakes)
+                is_asked = hope is not None and source.buy(hope, merged, stakes)
             else:
                 is_asked = source.is_free or source.purse_ms >= 0.0
             if is_asked:
@@ -192,52 +229,30 @@ class CombinedDrafter:
     def recall(self, texts: Sequence[Sequence[int]]) -> None:
         """Fill the tables from texts of earlier runs."""
         for source in self._sources:
-            recall = getattr(source.drafter, "recall", None)
-            if recall is not None:
-                recall(texts)
+            if isinstance(source.drafter, Recalls):
+                source.drafter.recall(texts)
 
     def memory_bytes(self) -> dict[str, int]:
         """What drafters with an engine of their own allocated, by component."""
         found: dict[str, int] = {}
-        for source in self._sources:
-            memory_bytes = getattr(source.drafter, "memory_bytes", None)
-            if memory_bytes is not None:
-                found |= memory_bytes()
+        for drafter in self._models:
+            found |= drafter.memory_bytes()
         return found
 
     def close(self) -> None:
         """Free what drafters hold beyond their tables."""
-        for source in self._sources:
-            close = getattr(source.drafter, "close", None)
-            if close is not None:
-                close()
+        for drafter in self._models:
+            drafter.close()
 
 
-def _is_worth_it(source: _Source, hope: Prospects, merged: Proposal, stakes: Stakes) -> bool:
-    """Whether to ask a drafter that takes time: because it pays, or to try it from its purse.
-
-    Reading what it has not seen is bought once and used in many rounds, nobody knows how many. It
-    is bought where texts usually come to its price, and else when what it would have saved so far
-    in this one does: that costs at most twice what knowing the future would (the ski-rental rule).
-    """
-    without, rate = choose_size(merged.probabilities, stakes, kept=merged.kept)
+def _expected_gain(hope: Prospects, merged: Proposal, stakes: Stakes) -> tuple[float, float]:
+    """What asking a drafter would save in this round, in ms, and what the round would take."""
+    _, rate = choose_size(merged.probabilities, stakes, kept=merged.kept)
     size, hoped = choose_size(hope.probabilities, stakes, spent_ms=hope.draft_ms)
-    if size > 0 and hoped > rate:
-        round_ms = hope.draft_ms + stakes.step_ms(size + 1)
-        gain_ms = round_ms * (hoped / rate - 1.0)
-        to_come_ms = source.typical_ms - source.gained_ms
-        source.gained_ms += gain_ms
-        source.missed_ms += gain_ms
-        if max(source.missed_ms, to_come_ms) >= hope.before_ms:
-            source.missed_ms = max(0.0, source.missed_ms - hope.before_ms)
-            source.count(round_ms + gain_ms, gain_ms - hope.before_ms)
-            return True
-    price_ms = hope.before_ms + hope.draft_ms
-    is_tried = len(hope.probabilities) > 0 and source.purse_ms >= price_ms
-    if is_tried:
-        source.purse_ms -= price_ms
-    source.count(stakes.estimated_ms(without + 1), -price_ms if is_tried else 0.0)
-    return is_tried
+    if size == 0 or hoped <= rate:
+        return 0.0, 0.0
+    round_ms = hope.draft_ms + stakes.step_ms(size + 1)
+    return round_ms * (hoped / rate - 1.0), round_ms
 
 
 def _named(drafter: Drafter, stakes: Stakes, base: Proposal) -> Proposal:

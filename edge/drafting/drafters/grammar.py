@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from edgespec.backends.base import Grammar
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.drafters.base import Drafter, Outcome, count_hits
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
-from edgespec.sampling.constrained import Grammar
 
 _MOST_BYTES = 64  # looked ahead
 _INSIDE, _LAST = 0, 1  # cells of the calibration: the last token may go on beyond what is forced

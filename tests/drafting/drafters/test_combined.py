@@ -90,6 +90,8 @@ class Table:
 class Model(Table):
     """Like a draft model: says beforehand what it hopes for, and what that takes."""
 
+    failure = None
+
     def __init__(
         self, clock: Clock, hopes: Sequence[float], *, before_ms: float = 0.0, draft_ms: float = 2.0
     ) -> None:
@@ -100,6 +102,9 @@ class Model(Table):
 
     def prospects(self, stakes: Stakes) -> Prospects:
         return Prospects(self.hopes, self.before_ms, self.draft_ms)
+
+    def memory_bytes(self) -> dict[str, int]:
+        return {}
 
     def close(self) -> None:
         self.closed = True

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
+from edgespec.decode.writers import LARGE, SMALL
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import ModelDrafter
@@ -22,7 +23,7 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory, SpeedModel
 from edgespec.switching.planning import Calibrated, read_calibrated, reason
-from edgespec.switching.policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
+from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 
 INF = math.inf
 V = 8

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
+from edgespec.decode.writers import LARGE, SMALL
 from edgespec.drafting.controller import choose_size
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.proposal import Stakes
@@ -18,7 +19,7 @@ from edgespec.memory.times.curve import CostCurve, measure_curve
 from edgespec.memory.times.speed import SpeedModel, predicted_speedup
 from edgespec.switching.forecast import Trace, choose, forecast
 from edgespec.switching.planning import Calibrated, reason
-from edgespec.switching.policy import LARGE, SMALL, SwitchPolicy, SwitchPrices
+from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 
 INF = math.inf
 quick = settings(max_examples=150, deadline=None, derandomize=True, database=None)

@@ -1,0 +1,68 @@
+"""What a generation may be told: one table for engines, sessions and the command line."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from edgespec.errors import UnsupportedError
+from edgespec.sampling.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict, Unpack
+
+    class GenerationKeywords(TypedDict, total=False):
+        """The fields of `GenerationOptions` as keyword arguments."""
+
+        max_tokens: int
+        sampling: SamplingParams | None
+        stop: Sequence[str]
+        raw: bool
+        speculate: bool
+        reuse: bool
+        grammar: str | None
+        json_schema: str | None
+        cancel: threading.Event | None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """How to continue a prompt. Raises UnsupportedError for values that cannot be.
+
+    Args:
+        max_tokens: most tokens to generate.
+        sampling: how tokens are picked; greedy by default.
+        stop: strings that end the answer; they are not part of it.
+        raw: send a text as it is, instead of as one user message in the model's chat format.
+        speculate: False decodes plainly, one token a step.
+        reuse: start from what the cache holds of the prompt, as a `Session` does. Without the
+            settings of `--exact` its logits may be rounded differently from a fresh prefill's.
+        grammar: GBNF text that the answer keeps to.
+        json_schema: text of a JSON schema; the answer is a document that fits it, on one line.
+        cancel: set it from another thread to stop after the current step.
+    """
+
+    max_tokens: int = 512
+    sampling: SamplingParams | None = None
+    stop: Sequence[str] = ()
+    raw: bool = False
+    speculate: bool = True
+    reuse: bool = False
+    grammar: str | None = None
+    json_schema: str | None = None
+    cancel: threading.Event | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise UnsupportedError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if self.grammar is not None and self.json_schema is not None:
+            raise UnsupportedError("give a grammar or a JSON schema, not both")
+
+    @classmethod
+    def of(
+        cls, options: GenerationOptions | None, **changes: Unpack[GenerationKeywords]
+    ) -> GenerationOptions:
+        """`options`, or the defaults, with these changes."""
+        return replace(options or cls(), **changes)

@@ -1,0 +1,50 @@
+"""Who writes the next token: the one thing that the decode loop knows of several models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:  # commands ask for the names alone
+    from edgespec.backends.base import Logits
+
+LARGE, SMALL = "large", "small"  # their names
+# A model and the tokens it wrote before the other one did: 0, if all it did was to be asked.
+ModelTurn = tuple[str, int]
+
+
+class Writers(Protocol):
+    """Models that share a text."""
+
+    @property
+    def writer(self) -> str:
+        """The one that is writing; empty where there is only one."""
+
+    @property
+    def goes_on(self) -> float:
+        """Chance that it also writes the token after the next one: what a draft is worth there."""
+
+    @property
+    def turns(self) -> Sequence[ModelTurn]:
+        """Who wrote how many tokens, in order; the last one may have written more."""
+
+    def hands_over(self, row: Logits) -> bool:
+        """Whether another model writes the token of this row.
+
+        Told each row of the writer, in order, before its token is picked; a round ends there.
+        """
+
+
+class SingleWriter:
+    """One model writes everything."""
+
+    writer = ""
+    goes_on = 1.0
+    turns: tuple[ModelTurn, ...] = ()
+
+    def hands_over(self, row: Logits) -> bool:
+        """Never."""
+        return False
+
+
+ALONE = SingleWriter()

@@ -1,0 +1,53 @@
+"""What a generation may be told, as one value and as keywords."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from edgespec.backends.fake import FakeBackend
+from edgespec.decode import options as module
+from edgespec.decode.engine import Engine
+from edgespec.decode.options import GenerationOptions
+from edgespec.errors import UnsupportedError
+
+
+def engine() -> Engine:
+    return Engine(FakeBackend(lambda context: [float(i == context[-1]) for i in range(256)], 256))
+
+
+def test_keywords_are_the_fields() -> None:
+    """They are written twice, so that editors and type checkers know the keywords."""
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    keywords = {
+        part.target.id: ast.unparse(part.annotation)
+        for part in classes["GenerationKeywords"].body
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+    }
+    assert keywords == {field.name: field.type for field in fields(GenerationOptions)}
+
+
+def test_options_and_keywords_do_the_same() -> None:
+    with engine() as one:
+        asked = GenerationOptions(max_tokens=5)
+        assert one.generate("a", asked).token_ids == one.generate("a", max_tokens=5).token_ids
+
+
+def test_keywords_take_the_place_of_options() -> None:
+    with engine() as one:
+        asked = GenerationOptions(max_tokens=5, raw=True)
+        assert len(one.generate("a", asked, max_tokens=3).token_ids) == 3
+        assert asked.max_tokens == 5
+
+
+def test_what_cannot_be_is_refused_when_it_is_said() -> None:
+    with pytest.raises(UnsupportedError, match="max_tokens must be at least 1, not 0"):
+        GenerationOptions(max_tokens=0)
+    with pytest.raises(UnsupportedError, match="not both"):
+        GenerationOptions(grammar="root ::= x", json_schema="{}")
+    with engine() as one, pytest.raises(TypeError, match="max_token"):
+        one.generate("a", max_token=5)  # type: ignore[call-arg]
