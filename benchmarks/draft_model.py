@@ -33,7 +33,7 @@ from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
-from edgespec.measure.compare import find_divergence
+from edgespec.measure.divergence import find_divergence
 from edgespec.measure.noise import measure_batch_noise
 from edgespec.measure.timing import measure_depths, one_step
 from edgespec.memory.device.device import usable_cores

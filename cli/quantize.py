@@ -53,7 +53,6 @@ _GOES_WITH = {
     "--work": ("--fit",),
     "--max-kl": ("--tune",),
     "--exact": ("--tune",),
-    "--tasks": ("--compare",),
     "--kv": ("--compare",),
     "--html": ("--compare",),
 }
@@ -87,9 +86,6 @@ def quantize(
     exact: Annotated[
         bool, typer.Option("--exact", help="With --tune: only types --exact runs with.")
     ] = False,
-    tasks: Annotated[
-        int, typer.Option("--tasks", min=0, help="With --compare: problems to ask of each kind.")
-    ] = 0,
     kv: Annotated[
         bool, typer.Option("--kv", help="With --compare: types of the source's KV cache.")
     ] = False,
@@ -133,7 +129,6 @@ def quantize(
         "--work": work is not None,
         "--max-kl": max_kl is not None,
         "--exact": exact,
-        "--tasks": tasks > 0,
         "--kv": kv,
         "--html": html is not None,
     }
@@ -158,7 +153,7 @@ def quantize(
         elif tune:
             report = _tune(source, others, max_kl, exact, measure, progress)
         else:
-            report = _compare(source, others, kv, tasks, html, measure, progress)
+            report = _compare(source, others, kv, html, measure, progress)
     finally:
         progress.clear()
     if others and not compare:
@@ -288,12 +283,11 @@ def _compare(
     spec: ModelSpec,
     others: list[Path],
     kv: bool,
-    tasks: int,
     html: Path | None,
     measure: MeasureOptions,
     progress: Progress,
 ) -> dict[str, Any]:
-    from edgespec.files.comparing import compare, compare_kv_types
+    from edgespec.files.comparison import compare, compare_kv_types
     from edgespec.memory.report.page import require_place, require_plots, write_page
     from edgespec.models.onnx.folder import read_model
     from edgespec.quantize.loss_page import render_losses
@@ -302,17 +296,14 @@ def _compare(
         require_plots()
         require_place(html)
     data = measure.path()
-    folder = data if data is not None and data.is_dir() else None
     if kv:
-        if others or tasks or html:
+        if others or html:
             raise typer.BadParameter("--kv compares cache types of one file, and nothing else")
         return compare_kv_types(spec, data=data, progress=progress)
     found = compare(
         spec,
         [read_model(path) for path in others],
-        data=None if folder else data,
-        tasks=folder,
-        num_tasks=tasks,
+        data=data,
         progress=progress,
     )
     if html is not None:
@@ -380,14 +371,10 @@ def _tuned_text(report: dict[str, Any]) -> str:
 def _compared_text(report: dict[str, Any]) -> str:
     head = ["file", "size", "KL [95%]", "agreement", "perplexity", "t(1)", "t(4)", "t(8)"]
     head += ["plain t/s", "speculative t/s"]
-    if report["num_tasks"]:
-        head += ["GSM8K", "Spec-Bench"]
     rows = [head]
     for row in report["rows"]:
         cells = [row["file"], size_text(row["bytes"]), *_loss_cells(row.get("quality"))]
         cells += _speed_cells(row)
-        if report["num_tasks"]:
-            cells += [f"{part:.0%}" for part in row["tasks"].values()]
         rows.append(cells)
     end = (
         f"{report['places']} places of {report['texts']} texts; all but the likeliest "

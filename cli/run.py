@@ -20,7 +20,7 @@ from edgespec.errors import UnsupportedError
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine, Prompt
     from edgespec.decode.generation import Result
-    from edgespec.measure.compare import Divergence
+    from edgespec.measure.divergence import Divergence
     from edgespec.memory.plan.plan import Plan
     from edgespec.models.chat import Message
     from edgespec.models.spec import ModelSpec
@@ -176,7 +176,7 @@ def _check(
     result: Result,
 ) -> dict[str, Any]:
     """Generate again with plain decoding; where the outputs part, how close the choice was."""
-    from edgespec.measure.compare import find_divergence
+    from edgespec.measure.divergence import find_divergence
     from edgespec.measure.noise import measure_batch_noise
 
     again = dataclasses.replace(sampling, seed=seed)

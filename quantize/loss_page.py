@@ -66,8 +66,6 @@ def _draw_speeds(axes: Any, rows: list[dict[str, Any]]) -> None:
 def _table(document: dict[str, Any]) -> str:
     head = ["file", "size", "KL", "agreement", "perplexity", "t(1)", "t(4)", "t(8)"]
     head += ["plain t/s", "speculative t/s"]
-    if document["num_tasks"]:
-        head += ["GSM8K", "Spec-Bench agreement"]
     rows = []
     for row in document["rows"]:
         quality = row.get("quality")
@@ -75,9 +73,6 @@ def _table(document: dict[str, Any]) -> str:
         cells += ["source", "", ""] if quality is None else _quality_cells(quality)
         cells += [ms_of(row["step_ms"].get(str(n))) for n in (1, 4, 8)]
         cells += [f"{row[f'{key}_tokens_per_s']:.1f}" for key in ("plain", "speculative")]
-        if document["num_tasks"]:
-            tasks = row["tasks"]
-            cells += [f"{tasks['gsm8k_exact']:.0%}", f"{tasks['spec_bench_agreement']:.0%}"]
         rows.append(cells)
     return table_of(head, rows, numbers=len(head) - 1)
 

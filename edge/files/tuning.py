@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import UnsupportedError
-from edgespec.files.comparing import curve_from, held_out, invariant_step, speed_of
+from edgespec.files.comparison import curve_from, held_out, invariant_step, speed_of
 from edgespec.memory.device import device
 from edgespec.models.gguf.ggml_types import GgmlType
 from edgespec.models.spec import ModelSpec, read_model_spec

@@ -6,7 +6,6 @@ import json
 import re
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from edgespec.cli.main import app
 from edgespec.errors import EdgespecError
-from edgespec.files import comparing, quantizing, tuning
+from edgespec.files import comparison, quantizing, tuning
 from edgespec.memory.device import device
 from edgespec.models.gguf.ggml_types import GGML_TYPES
 from edgespec.models.spec import read_model_spec
@@ -39,8 +38,8 @@ def little_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("EDGESPEC_DATA", raising=False)
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(quantizing, "_SEARCH_TEXTS", 2)
-    monkeypatch.setattr(comparing, "TEXTS", 2)
-    monkeypatch.setattr(comparing.held_out, "__defaults__", (2,))
+    monkeypatch.setattr(comparison, "TEXTS", 2)
+    monkeypatch.setattr(comparison.held_out, "__defaults__", (2,))
     monkeypatch.setattr(step_times, "_FLUSHED_FLOATS", 1)
     monkeypatch.setattr(step_times, "_REPEATS", 1)
     monkeypatch.setattr(device, "usable_cores", lambda: 1)
@@ -144,52 +143,10 @@ def test_comparing(source: Path, tmp_path: Path) -> None:
     assert re.search(r"small\.gguf +117 KiB +\d\.\d{4} \[", shown)
 
 
-class Answers:
-    """An engine that knows some answers by prompt."""
-
-    def __init__(self, texts: dict[str, str]) -> None:
-        self._texts = texts
-
-    def __enter__(self) -> Answers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def encode(self, prompt: str) -> list[int]:
-        return [1] * (5000 if prompt == "long" else 5)
-
-    def generate(self, prompt: str, max_tokens: int) -> Any:
-        text = self._texts.get(prompt, "")
-        return SimpleNamespace(text=text, token_ids=tuple(map(ord, text)))
-
-
-def test_problems_are_asked(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of two numbers is right; of the source's three answers, one is half the same."""
-    numbers = [{"question": f"n{n}", "answer": str(n)} for n in range(4)]
-    turns = [{"turns": [text, "again"]} for text in ("a", "b", "long", "c")]
-    for name, documents in (("gsm8k", numbers), ("spec_bench", turns)):
-        path = tmp_path / f"{name}_dev.jsonl"
-        path.write_text("\n".join(map(json.dumps, documents)))
-    texts = {"n0": "so it is 0", "n1": "1", "n2": "3, or 2.", "n3": "3", "a": "abcd", "b": "xyz"}
-    problems = {kind: comparing._problems(kind, tmp_path, 4) for kind in comparing._FILES}
-    assert [p["question"] for p in comparing._problems("gsm8k", tmp_path, 2)] == ["n0", "n2"]
-    spec, answers = read_model_spec(source), dict[str, Any]()
-    monkeypatch.setattr(comparing, "load", lambda *_, **__: Answers(texts))
-    found = comparing._ask(spec, problems, answers, is_source=True)
-    assert found == {"gsm8k_exact": 1.0, "spec_bench_agreement": 1.0}
-    other = {**texts, "n1": "2", "n2": "none", "a": "abxy"}
-    monkeypatch.setattr(comparing, "load", lambda *_, **__: Answers(other))
-    found = comparing._ask(spec, problems, answers, is_source=False)
-    assert found == {"gsm8k_exact": 0.5, "spec_bench_agreement": pytest.approx(2.5 / 3)}
-    with pytest.raises(EdgespecError, match="problems need a folder"):
-        comparing._problems("gsm8k", None, 2)
-
-
 def test_cache_types(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What smaller caches lose is kept for the planner."""
-    monkeypatch.setattr(comparing, "_KV_DEPTH", 32)
-    monkeypatch.setattr(comparing, "_KV_LENGTH", 96)
+    monkeypatch.setattr(comparison, "_KV_DEPTH", 32)
+    monkeypatch.setattr(comparison, "_KV_LENGTH", 96)
     report = json.loads(run("--compare", source, "--kv", "--json").stdout)
     assert [row["kv_type"] for row in report["kv_rows"]] == ["f16", "q8_0", "q4_0"]
     losses = [row["quality"]["kl"]["value"] for row in report["kv_rows"][1:]]
@@ -339,9 +296,3 @@ def test_text_to_judge_by_is_not_the_text_that_was_searched_on(
     assert (len(searched), len(judged), len(searched & judged)) == (5, 4, 0)
     with pytest.raises(EdgespecError, match="too little text"):
         texts(1, quantizing.SEARCH_SEED)
-
-
-def test_a_last_number() -> None:
-    assert comparing.last_number("It is 1,200 and then 45.5.") == 45.5
-    assert comparing.last_number("none") is None
-    assert comparing.last_number("a total of 1,200") == 1200.0

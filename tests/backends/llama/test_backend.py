@@ -35,7 +35,7 @@ from edgespec.errors import (
     ModelNotFoundError,
     UnsupportedError,
 )
-from edgespec.measure.compare import find_divergence
+from edgespec.measure.divergence import find_divergence
 from edgespec.measure.noise import measure_batch_noise
 from edgespec.memory.bytes.footprint import RunShape, compute_bytes, kv_cache_bytes
 from edgespec.memory.plan.plan import Plan

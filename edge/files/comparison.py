@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +12,7 @@ import numpy as np
 from edgespec.backends.base import Backend
 from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
 from edgespec.backends.tree import DraftTree
-from edgespec.common import common_length
-from edgespec.errors import ModelNotFoundError, UnsupportedError
+from edgespec.errors import UnsupportedError
 from edgespec.files.quantizing import HELD_OUT_SEED, texts_for
 from edgespec.measure.noise import largest_invariant_step
 from edgespec.measure.timing import one_step
@@ -51,9 +47,6 @@ _KV_DEPTH, _KV_LENGTH = 512, 1024  # tokens before those that are looked at, and
 _STEP = 32  # tokens, of models that are read step by step
 _TOKEN = 100
 _CONTEXT = 1024  # where steps are compared bit by bit
-_ANSWER = {"gsm8k": 200, "spec_bench": 96}  # tokens
-_FILES = {"gsm8k": "gsm8k_dev.jsonl", "spec_bench": "spec_bench_dev.jsonl"}
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def held_out(
@@ -78,24 +71,18 @@ def compare(
     others: Sequence[ModelSpec],
     *,
     data: Path | None = None,
-    tasks: Path | None = None,
-    num_tasks: int = 0,
     progress: Progress = lambda _what, _part: None,
 ) -> dict[str, Any]:
     """One row for the source and one for each other file.
 
     Args:
         data: text to measure on; None lets the source write some.
-        tasks: folder with problems; None takes the one of `EDGESPEC_DATA`.
-        num_tasks: problems of each kind; 0 leaves them out.
 
     Raises UnsupportedError where a file is not of the source's vocabulary.
     """
     for other in others:
         _check_same_tokens(spec, other)
-    problems = {kind: _problems(kind, tasks, num_tasks) for kind in _FILES} if num_tasks else {}
     reference = held_out(spec, data, progress)
-    answers: dict[str, Any] = {}
     rows = []
     for number, file in enumerate([spec, *others]):
         name, place = file.path.name, number / (len(others) + 1)
@@ -104,9 +91,6 @@ def compare(
         row = {**_facts(file), **speed_of(spec, _curve_of(file))}
         if number:
             row["quality"] = quality_of(reference, _scores(file, reference)).as_json()
-        if problems:
-            progress(f"asking {name}", place)
-            row["tasks"] = _ask(file, problems, answers, is_source=number == 0)
         rows.append(row)
     return {
         "places": len(reference.rest),
@@ -114,7 +98,6 @@ def compare(
         "tokens_kept": reference.ids.shape[1],
         "mass_taken_together": float(reference.rest.mean()),
         "step_depth": DEPTH,
-        "num_tasks": num_tasks,
         "rows": rows,
     }
 
@@ -256,64 +239,3 @@ def invariant_step(spec: ModelSpec) -> int:
         return largest_invariant_step(backend)
     finally:
         backend.close()
-
-
-# -- tasks ---------------------------------------------------------------------------------
-
-
-def _problems(kind: str, folder: Path | None, count: int) -> list[dict[str, Any]]:
-    """Some problems from all over a file of them."""
-    if folder is None and (named := os.environ.get("EDGESPEC_DATA")):
-        folder = Path(named)
-    if folder is None:
-        raise UnsupportedError(
-            "problems need a folder with gsm8k_dev.jsonl and spec_bench_dev.jsonl",
-            hint="name it with --data, or with EDGESPEC_DATA",
-        )
-    path = folder / _FILES[kind]
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as problem:
-        raise ModelNotFoundError(f"cannot read {path}: {problem.strerror}") from None
-    step = max(1, len(lines) // count)
-    return [json.loads(line) for line in lines[::step][:count]]
-
-
-def _ask(
-    spec: ModelSpec,
-    problems: dict[str, list[dict[str, Any]]],
-    answers: dict[str, Any],
-    *,
-    is_source: bool,
-) -> dict[str, float]:
-    """Share of right numbers, and how far greedy answers go along with the source's.
-
-    The source's answers are left in `answers`.
-    """
-    right, shared = 0, []
-    with load(spec.path, drafter="none", context_size=_CONTEXT) as engine:
-        for problem in problems["gsm8k"]:
-            result = engine.generate(problem["question"], max_tokens=_ANSWER["gsm8k"])
-            right += last_number(result.text) == last_number(problem["answer"])
-        for problem in problems["spec_bench"]:
-            prompt = problem["turns"][0]
-            tokens = engine.encode(prompt)
-            room = _CONTEXT - _ANSWER["spec_bench"] - 8
-            if len(tokens) > room:
-                continue
-            ids = engine.generate(prompt, max_tokens=_ANSWER["spec_bench"]).token_ids
-            if is_source:
-                answers[prompt] = ids
-            theirs = answers[prompt]
-            same = common_length(ids, theirs)
-            shared.append(1.0 if ids == theirs else same / max(1, len(theirs)))
-    return {
-        "gsm8k_exact": right / len(problems["gsm8k"]),
-        "spec_bench_agreement": sum(shared) / max(1, len(shared)),
-    }
-
-
-def last_number(text: str) -> float | None:
-    """The last number of a text, thousands separators removed; None without any."""
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None

@@ -12,7 +12,7 @@ import pytest
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
-from edgespec.measure.compare import Divergence, find_divergence
+from edgespec.measure.divergence import Divergence, find_divergence
 from edgespec.measure.noise import largest_invariant_step, measure_batch_noise
 
 V = 16
