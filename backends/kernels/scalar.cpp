@@ -1,0 +1,109 @@
+// The scalar reference: the oracle of all tests, one value after the other, without regard to speed.
+// It decodes single values from the panels, so it shares no code with the products.
+#include <cmath>
+#include <cstring>
+
+#include "tables.h"
+
+namespace edgespec {
+namespace {
+
+float half(const uint8_t* at) {
+    uint16_t bits;
+    memcpy(&bits, at, 2);
+    int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    float value = exponent == 31   ? (fraction ? NAN : INFINITY)
+                  : exponent == 0 ? std::ldexp(float(fraction), -24)
+                                  : std::ldexp(float(1024 + fraction), exponent - 25);
+    return bits >> 15 ? -value : value;
+}
+
+// The signed weight of one row and column of a group.
+template <class F>
+int weight(const uint8_t* group, int row, int column) {
+    int quad = column / 4, at = 4 * row + column % 4;
+    if (F::type == Q8_0::type) return group[F::low + 64 * quad + at] - 128;
+    int low = group[F::low + 64 * (quad % 4) + at] >> (quad / 4 * 4) & 15;
+    if (F::type == Q4_0::type) return low - 8;
+    if (F::type == IQ4_NL::type) return kIq4nl[low] - 128;
+    if (F::type == Q5_K::type) return low | (group[F::high + at] >> quad & 1) << 4;
+    if (F::type == Q6_K::type)
+        return (low | (group[F::high + 64 * (quad / 4) + at] >> (quad % 4 * 2) & 3) << 4) - 32;
+    return low;
+}
+
+template <class F>
+int32_t dot(const uint8_t* group, int row, const int8_t* x, int first, int end) {
+    int32_t sum = 0;
+    for (int c = first; c < end; c++) sum += weight<F>(group, row, c) * x[c];
+    return sum;
+}
+
+// One group of one row. Every other product does these float operations in this order.
+template <class F>
+float add_group(float sum, const uint8_t* block, int g, int row, const ActivationBlock& x) {
+    const uint8_t* group = block + F::header + g * F::group_bytes;
+    float scale = half(block + 2 * row);
+    int32_t product = dot<F>(group, row, x.values, 0, 32);
+    if (F::type == Q6_K::type)
+        product = dot<F>(group, row, x.values, 0, 16) * int8_t(group[row]) +
+                  dot<F>(group, row, x.values, 16, 32) * int8_t(group[16 + row]);
+    if (F::type == Q4_K::type || F::type == Q5_K::type) scale = scale * float(group[row]);
+    sum = std::fma(float(product), scale * x.scale, sum);
+    if (F::header < 64) return sum;
+    float minimum = half(block + 32 + 2 * row);
+    if (F::groups > 1) minimum = minimum * -float(group[16 + row]);
+    return std::fma(minimum, x.scaled_sum, sum);
+}
+
+template <class F>
+float row_product(const uint8_t* panel, int row, int64_t blocks, const ActivationBlock* x) {
+    float sum = 0;
+    for (int64_t b = 0; b < blocks; b++)
+        for (int g = 0; g < F::groups; g++)
+            sum = add_group<F>(sum, panel + b * F::bytes, g, row, x[b * F::groups + g]);
+    return sum;
+}
+
+template <class F>
+struct Multiply {
+    static void run(const uint8_t* panels, int64_t first, int64_t end, int64_t k, Activations x, int64_t n,
+                    float* out, int64_t out_stride) {
+        int64_t blocks = k / F::columns;
+        for (int64_t r = first * kRows; r < end * kRows; r++)
+            for (int64_t t = 0; t < n; t++)
+                out[t * out_stride + r] = row_product<F>(panels + r / kRows * blocks * F::bytes, int(r % kRows),
+                                                         blocks, x.blocks + t * x.stride);
+    }
+};
+
+float largest(const float* x) {
+    float max = 0;
+    for (int i = 0; i < 32; i++) max = std::fmax(max, std::fabs(x[i]));
+    return max;
+}
+
+void quantize_block(const float* x, ActivationBlock& to) {
+    float max = largest(x), inverse = max > 0 ? 127 / max : 0;
+    int32_t sums[2] = {0, 0};
+    for (int i = 0; i < 32; i++) {
+        to.values[i] = int8_t(std::nearbyint(x[i] * inverse));
+        sums[i / 16] += to.values[i];
+    }
+    to.scale = max / 127;
+    to.scaled_sum = to.scale * float(sums[0] + sums[1]);
+    to.less_8 = -8 * (sums[0] + sums[1]);
+    to.less_128 = -128 * (sums[0] + sums[1]);
+    to.less_32[0] = -32 * sums[0];
+    to.less_32[1] = -32 * sums[1];
+}
+
+void quantize_scalar(const float* x, int64_t first, int64_t end, ActivationBlock* to) {
+    for (int64_t b = first; b < end; b++) quantize_block(x + 32 * b, to[b]);
+}
+
+}  // namespace
+
+const InstructionSet kScalar = table<Multiply>("scalar", [] { return true; }, quantize_scalar);
+
+}  // namespace edgespec

@@ -1,0 +1,38 @@
+// What each file of products hands to the table in products.cpp.
+#pragma once
+
+#include "formats.h"
+#include "products.h"
+
+namespace edgespec {
+
+using Quantize = void (*)(const float* x, int64_t first_block, int64_t end_block, ActivationBlock* to);
+
+constexpr int kFormats = 7;
+
+struct InstructionSet {
+    const char* name;
+    bool (*runs_here)();
+    Quantize quantize;
+    Format formats[kFormats];
+};
+
+// The row of the table for one type: `Multiply<F>::run` is its product.
+template <template <class> class Multiply, class F>
+constexpr Format row(const char* instructions) {
+    return {F::type, F::name, instructions, F::columns, F::file_bytes, kRows, F::bytes, pack<F>, Multiply<F>::run};
+}
+
+template <template <class> class Multiply>
+constexpr InstructionSet table(const char* name, bool (*runs_here)(), Quantize quantize) {
+    return {name,
+            runs_here,
+            quantize,
+            {row<Multiply, Q4_0>(name), row<Multiply, Q4_1>(name), row<Multiply, Q8_0>(name),
+             row<Multiply, Q4_K>(name), row<Multiply, Q5_K>(name), row<Multiply, Q6_K>(name),
+             row<Multiply, IQ4_NL>(name)}};
+}
+
+extern const InstructionSet kScalar;
+
+}  // namespace edgespec
