@@ -11,6 +11,9 @@ namespace {
 
 // Best first. Every set has all types; what a set lacks would be left out of its table.
 const InstructionSet* const kSets[] = {
+#if defined(__x86_64__) || defined(_M_X64)
+    &kAvx512Vnni,
+#endif
     &kScalar,
 };
 

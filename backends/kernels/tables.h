@@ -34,5 +34,8 @@ constexpr InstructionSet table(const char* name, bool (*runs_here)(), Quantize q
 }
 
 extern const InstructionSet kScalar;
+#if defined(__x86_64__) || defined(_M_X64)
+extern const InstructionSet kAvx512Vnni;
+#endif
 
 }  // namespace edgespec

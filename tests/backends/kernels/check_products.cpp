@@ -1,0 +1,149 @@
+// Checks every product on this processor against the scalar reference, bit by bit, and the reference against
+// ggml's own dequantization where its library is given. Exit status 1 and a line for what differs.
+// With "time" as the second argument: milliseconds of one thread by type and number of columns.
+#include <dlfcn.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "products.h"
+
+using namespace edgespec;
+
+static int failures = 0;
+static std::mt19937 random_bits(7);
+
+static void expect(bool good, const std::string& what) {
+    if (!good) printf("FAILED %s\n", what.c_str()), failures++;
+}
+
+struct Type { int type; const char* dequantize; std::vector<int> halves; };
+static const Type kTypes[] = {
+    {2, "dequantize_row_q4_0", {0}},     {3, "dequantize_row_q4_1", {0, 2}},  {8, "dequantize_row_q8_0", {0}},
+    {12, "dequantize_row_q4_K", {0, 2}}, {13, "dequantize_row_q5_K", {0, 2}}, {14, "dequantize_row_q6_K", {208}},
+    {20, "dequantize_row_iq4_nl", {0}}};
+
+// Random bytes are valid weights but for their f16 scales, which become finite ones of either sign.
+static std::vector<uint8_t> weights(const Type& type, const Format& format, int64_t rows, int64_t k) {
+    std::vector<uint8_t> file(rows * format.row_bytes(k));
+    for (uint8_t& byte : file) byte = uint8_t(random_bits());
+    for (size_t b = 0; b < file.size(); b += format.file_block_bytes)
+        for (int at : type.halves) file[b + at + 1] = (file[b + at + 1] & 0x83) | 0x20;
+    return file;
+}
+
+struct Memory {
+    void* at;
+    explicit Memory(size_t bytes) : at(aligned_alloc(64, (bytes + 63) / 64 * 64)) { memset(at, 0, bytes); }
+    ~Memory() { free(at); }
+};
+
+static std::vector<float> columns(int64_t k, int64_t n) {
+    std::normal_distribution<float> normal;
+    std::vector<float> x(k * n);
+    for (float& value : x) value = normal(random_bits);
+    for (int i = 0; i < 32; i++) x[i] = 0;
+    return x;
+}
+
+static std::vector<float> product(const Format& format, const std::vector<uint8_t>& file, int64_t rows, int64_t k,
+                                  const std::vector<float>& x, int64_t n, int64_t split) {
+    std::vector<uint8_t> panels(rows / format.panel_rows * format.panel_bytes(k));
+    int64_t half = split * format.panel_rows;
+    format.pack(file.data(), half, k, panels.data());
+    format.pack(file.data() + half * format.row_bytes(k), rows - half, k, panels.data() + split * format.panel_bytes(k));
+    Memory memory(activation_bytes(k, n));
+    Activations to = activations_at(memory.at, k);
+    quantize(x.data(), k, 0, n, k, to);
+    std::vector<float> out(n * (rows + 3));
+    format.multiply(panels.data(), 0, split, k, to, n, out.data(), rows + 3);
+    format.multiply(panels.data(), split, rows / format.panel_rows, k, to, n, out.data(), rows + 3);
+    return out;
+}
+
+static void against_ggml(void* library, const Type& type, const Format& format, const std::vector<uint8_t>& file,
+                         int64_t rows, int64_t k, const std::vector<float>& x, int64_t n, const std::vector<float>& out) {
+    auto dequantize = (void (*)(const void*, float*, int64_t))dlsym(library, type.dequantize);
+    expect(dequantize, type.dequantize);
+    if (!dequantize) return;
+    std::vector<float> row(k);
+    double difference = 0, size = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        dequantize(file.data() + r * format.row_bytes(k), row.data(), k);
+        for (int64_t t = 0; t < n; t++) {
+            double exact = 0;
+            for (int64_t c = 0; c < k; c++) exact += double(row[c]) * x[t * k + c];
+            difference += std::pow(exact - out[t * (rows + 3) + r], 2);
+            size += exact * exact;
+        }
+    }
+    double error = std::sqrt(difference / size);
+    expect(error < 0.015, std::string(format.name) + " against ggml: " + std::to_string(error));
+}
+
+static void check(void* library, const std::string& best, const Type& type, int64_t rows, int64_t k, int64_t n) {
+    choose("scalar");
+    const Format* scalar = find(type.type, rows, k);
+    if (!scalar) return;
+    std::vector<uint8_t> file = weights(type, *scalar, rows, k);
+    std::vector<float> x = columns(k, n), truth = product(*scalar, file, rows, k, x, n, 0);
+    if (library) against_ggml(library, type, *scalar, file, rows, k, x, n, truth);
+    choose(best.c_str());
+    const Format* format = find(type.type, rows, k);
+    std::string what = std::string(format->name) + " " + std::to_string(rows) + "x" + std::to_string(k) + " n=" + std::to_string(n);
+    int64_t split = random_bits() % (rows / format->panel_rows + 1);
+    std::vector<float> ours = product(*format, file, rows, k, x, n, split);
+    expect(memcmp(truth.data(), ours.data(), truth.size() * 4) == 0, what + " differs from the reference");
+}
+
+static double milliseconds(const Format& format, int64_t rows, int64_t k, int64_t n) {
+    Memory panels(rows / format.panel_rows * format.panel_bytes(k)), memory(activation_bytes(k, n));
+    Activations to = activations_at(memory.at, k);
+    std::vector<float> x = columns(k, n), out(n * rows);
+    double best = 1e9;
+    for (int i = 0; i < 4; i++) {
+        auto start = std::chrono::steady_clock::now();
+        quantize(x.data(), k, 0, n, k, to);
+        format.multiply((uint8_t*)panels.at, 0, rows / format.panel_rows, k, to, n, out.data(), rows);
+        best = std::min(best, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+    }
+    return best;
+}
+
+// Matrices of 64 MiB and more, so that weights come from memory.
+static void times() {
+    for (const Type& type : kTypes) {
+        const Format* format = find(type.type, 73728, 1536);
+        double mib = 73728 / 16 * double(format->panel_bytes(1536)) / 1048576;
+        printf("%-7s %5.0f MiB ms:", format->name, mib);
+        for (int n : {1, 2, 4, 8, 16, 32}) {
+            double ms = milliseconds(*format, 73728, 1536, n);
+            printf("  n=%d %.2f", n, ms);
+            if (n == 1) printf(" (%.1f GB/s)", mib * 1.048576 / ms);
+        }
+        printf("\n");
+        fflush(stdout);
+    }
+}
+
+int main(int count, char** arguments) {
+    void* library = count > 1 ? dlopen(arguments[1], RTLD_NOW) : nullptr;
+    std::string best = chosen();
+    printf("instructions: %s, ggml: %s\n", best.c_str(), library ? "yes" : "no");
+    if (count > 2 && strcmp(arguments[2], "time") == 0) return times(), 0;
+    for (const Type& type : kTypes) {
+        expect(!find(type.type, 24, 256) && !find(type.type, 16, 40) && !find(type.type, 0, 256), "odd sizes are refused");
+        for (int64_t n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 33})
+            check(library, best, type, 16 * (1 + random_bits() % 5), 256 * (1 + random_bits() % 6), n);
+        check(library, best, type, 32, 32 * (1 + random_bits() % 60), 3);
+        check(library, best, type, 32, 8960, 41);
+    }
+    printf("%d failures\n", failures);
+    return failures ? 1 : 0;
+}
