@@ -29,7 +29,8 @@ from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 from edgespec.progress import Progress
 from edgespec.setup.loading import load_plan
-from edgespec.setup.planning import make_run_plan, settings_of, speed_model
+from edgespec.setup.planning import make_run_plan, speed_model
+from edgespec.setup.stored import settings_of
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32)
 _DEPTHS = (0, 512, 2048)

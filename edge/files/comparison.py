@@ -18,7 +18,6 @@ from edgespec.measure.noise import largest_invariant_step
 from edgespec.measure.timing import one_step
 from edgespec.memory.bytes.footprint import kv_type_fits
 from edgespec.memory.device import device
-from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve, measure_curve
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
@@ -37,7 +36,7 @@ from edgespec.quantize.quality import (
 from edgespec.quantize.step_times import DEPTH, step_ms
 from edgespec.quantize.texts import Text
 from edgespec.setup.loading import load
-from edgespec.setup.planning import stored_rounds
+from edgespec.setup.stored import keep_kv_losses, stored_rounds
 
 TEXTS = 24
 SHOWN_SIZES = (1, 4, 8)
@@ -145,7 +144,7 @@ def compare_kv_types(
             row["quality"] = quality_of(reference, scores).as_json()
         rows.append(row)
     losses = {row["kv_type"]: row["quality"]["kl"]["value"] for row in rows if "quality" in row}
-    cache.update("kv_losses", spec.fingerprint, lambda now: {**(now or {}), **losses})
+    keep_kv_losses(spec, losses)
     return {"places": len(reference.rest), "step_depth": _KV_DEPTH, "kv_rows": rows}
 
 

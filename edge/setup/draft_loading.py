@@ -13,12 +13,11 @@ from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.measure.timing import measure_depths, measured_while_busy, one_step
 from edgespec.memory.device import device
 from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan, draft_context
-from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve, measure_curve
 from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
-from edgespec.setup.planning import draft_settings_of, settings_key, stored_curve
+from edgespec.setup.stored import draft_settings_of, keep_curve, stored_curve
 
 _CURVE_SECONDS = 0.4
 _TIMED_CONTEXT = 1024  # of draft models that are only timed
@@ -48,7 +47,7 @@ def load_draft_model(
         backend = opened.enter_context(closing(_open(draft_spec, spec, settings, report)))
         curve = _curve(backend, report, stored)
         if curve is not stored and backend.crowding == 1.0:
-            cache.store("curves", settings_key(draft_spec, chosen), curve.as_json())
+            keep_curve(draft_spec, chosen, curve, replaced=True)
         vocab_size = target.tokenizer.vocab_size
         early_exit = read_exit(draft_spec)
         readable = vocab_size if early_exit else backend.tokenizer.vocab_size

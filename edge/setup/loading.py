@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,33 +13,29 @@ from typing import Any
 from edgespec.backends.base import Backend
 from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
 from edgespec.decode.engine import Engine
-from edgespec.drafting.calibration import merged_counts
-from edgespec.drafting.drafters import MODEL, make_drafter
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.merits import merged, recalled
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant, tested_depth
 from edgespec.measure.timing import measure_depths, measure_reads, measured_while_busy, one_step
 from edgespec.memory.device import device
-from edgespec.memory.plan.plan import Plan, reachable_bytes
+from edgespec.memory.plan.plan import Plan, Settings, reachable_bytes
 from edgespec.memory.plan.request import LLAMACPP, ONNX, Request
 from edgespec.memory.store import cache
-from edgespec.memory.store.texts import add_texts, load_texts
 from edgespec.memory.times.curve import CostCurve, measure_curve
-from edgespec.memory.times.speed import Round, RoundHistory, merged_rounds
 from edgespec.models.embedded import embedded_model
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup.draft_loading import load_draft_model
-from edgespec.setup.planning import (
-    LEARNED,
-    READS,
+from edgespec.setup.learning import Learning
+from edgespec.setup.planning import make_run_plan
+from edgespec.setup.stored import (
     KnownStep,
-    curve_of,
-    learned_key,
-    make_run_plan,
-    rounds_key,
+    keep_curve,
+    keep_known_step,
+    keep_prefill,
+    keep_reads,
+    known_prefill,
+    known_step,
     settings_key,
     settings_of,
     stored_curve,
@@ -222,7 +218,7 @@ def _reads(
         report("measuring step times", 0.0)
         found = measure_reads(backend, curve)
         if backend.crowding == 1.0:
-            cache.store(READS, settings_key(spec, settings_of(plan)), found.as_json())
+            keep_reads(spec, settings_of(plan), found)
         report("measuring step times", 1.0)
     reads = found.at_the_level_of(curve)
     reads.depth_ms, reads.depth_node_ms = curve.depth_ms, curve.depth_node_ms
@@ -233,69 +229,34 @@ def _load_one(
     spec: ModelSpec, plan: Plan, report: Progress, make: Callable[..., Engine] = Engine
 ) -> Engine:
     """One model of a plan."""
+    settings = settings_of(plan)
+    key = settings_key(spec, settings)
     with ExitStack() as stack:  # what is open when a later step fails
         backend = stack.enter_context(closing(_BACKENDS[plan.backend](spec, plan, report)))
-        drafter: CombinedDrafter | None = None
-        key = settings_key(spec, settings_of(plan))
         max_nodes, reuses_cache = backend.max_nodes, True
         if plan.exact:
-            max_nodes = _largest_exact_step(backend, key, report)
-            reuses_cache = _prefill_is_exact(backend, key, max_nodes)
+            max_nodes = _largest_exact_step(backend, spec, settings, report)
+            reuses_cache = _prefill_is_exact(backend, spec, settings, max_nodes)
         if backend.capabilities.rollback:
             one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
         curve = _curve(backend, spec, plan, report) if plan.drafter != "none" else None
-        calibration = cache.load("calibration", spec.fingerprint) or {}
-        draft_key, learned = "", dict[str, Any]()
-        if plan.draft_model is not None:
-            draft_key = learned_key(spec, plan, read_model_spec(plan.draft_model))
-            learned = recalled(cache.load(LEARNED, draft_key))
-        history, loaded = RoundHistory(), dict[str, Any]()
-        if curve is not None:
-            model = load_draft_model(backend, spec, plan, report)
-            if model is not None:
-                stack.callback(model.close)
-            # A plan whose steps have no room for drafts loads no draft model.
-            names = plan.drafter if model is not None else plan.of_small().drafter
-            drafter = make_drafter(names, model)
-            counted = cache.load("rounds", rounds_key(spec, names)) or {}
-            history = RoundHistory.from_json(counted.get("rounds"))
-        rounds = history.rounds()
-        if drafter is not None:
-            drafter.load_state({**calibration, MODEL: learned})
-            loaded = drafter.state()
-            if plan.remember:
-                drafter.recall(_own_texts(spec, backend.tokenizer.vocab_size))
-        opened = stack.pop_all()
-
-    def finish() -> None:
-        try:
-            _remember(spec, plan, curve)
-            if drafter is not None:
-                _add(spec, plan, drafter, loaded, draft_key)
-                _add_rounds(spec, plan, drafter, history, rounds)
-        finally:
-            if drafter is not None:
-                drafter.close()
-
-    with opened:
+        model = load_draft_model(backend, spec, plan, report) if curve is not None else None
+        if model is not None:
+            stack.callback(model.close)
+        learning = Learning(spec, plan, curve, model, backend.tokenizer.vocab_size)
         engine = make(
             backend,
             curve=curve,
-            drafter=drafter,
+            drafter=learning.drafter,
             max_nodes=max_nodes,
-            history=history,
+            history=learning.history,
             chat_template=spec.chat_template,
             reuses_cache=reuses_cache,
             cache_key=f"{key} | exact" if plan.exact else key,
-            on_close=finish,
+            on_close=learning.keep,
         )
-        opened.pop_all()
+        stack.pop_all()
         return engine
-
-
-def _own_texts(spec: ModelSpec, vocab_size: int) -> list[list[int]]:
-    """What the model wrote in earlier runs; a damaged text may have tokens that it does not."""
-    return [text for text in load_texts(spec.fingerprint) if max(text, default=0) < vocab_size]
 
 
 def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
@@ -380,18 +341,14 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
         measure_depths(backend, curve)
     if backend.crowding > 1.0:  # of this moment: measured again by the next load
         return curve.crowded(1.0 / backend.crowding)
-    replaced = stored is None  # by a curve of sizes that are all measured now
-
-    def keep(now: dict[str, Any] | None) -> dict[str, Any]:
-        found = None if replaced else curve_of(now)
-        return (curve if found is None else found.updated(curve)).as_json()
-
-    cache.update("curves", settings_key(spec, settings), keep)
+    keep_curve(spec, settings, curve, replaced=stored is None)
     report("measuring step times", 1.0)
     return curve
 
 
-def _largest_exact_step(backend: Backend, key: str, report: Progress) -> int:
+def _largest_exact_step(
+    backend: Backend, spec: ModelSpec, settings: Settings, report: Progress
+) -> int:
     """Nodes a step may have with `--exact`; measured once for these settings.
 
     Again where this plan has larger steps than were tried, or a context that goes deeper.
@@ -399,15 +356,14 @@ def _largest_exact_step(backend: Backend, key: str, report: Progress) -> int:
     largest, depth = backend.max_nodes, tested_depth(backend)
     if largest == 1:
         return 1
-    known = KnownStep.from_json(cache.load("invariance", key))
+    known = known_step(spec, settings)
     if known is None or known.depth < depth or not (known.is_limit or known.tried >= largest):
         size = largest_invariant_step(
             backend,
             progress=lambda part: report("checking that batches round like single tokens", part),
         )
         known = KnownStep(size, largest, depth)
-        found = asdict(known)
-        cache.update("invariance", key, lambda now: {**(now or {}), **found})
+        keep_known_step(spec, settings, known)
     if known.largest_step == 1:
         raise UnsupportedError(
             "--exact is not possible: logits of this file change with the number of tokens in a "
@@ -417,71 +373,14 @@ def _largest_exact_step(backend: Backend, key: str, report: Progress) -> int:
     return min(known.largest_step, largest)  # an earlier plan may have had larger steps
 
 
-def _prefill_is_exact(backend: Backend, key: str, step: int) -> bool:
+def _prefill_is_exact(backend: Backend, spec: ModelSpec, settings: Settings, step: int) -> bool:
     """Whether a conversation may keep its cache with `--exact`; measured once for these settings.
 
     Where it may not, every turn is prefilled again.
     """
-    document = cache.load("invariance", key) or {}
-    known, compared = document.get("prefill"), [backend.batch_size, step, tested_depth(backend)]
-    if not isinstance(known, bool) or document.get("prefill_of") != compared:
+    compared = [backend.batch_size, step, tested_depth(backend)]
+    known = known_prefill(spec, settings, compared)
+    if known is None:
         known = prefill_is_invariant(backend, step)
-        found = {"prefill": known, "prefill_of": compared}
-        cache.update("invariance", key, lambda now: {**(now or {}), **found})
+        keep_prefill(spec, settings, compared, known)
     return known
-
-
-def _remember(spec: ModelSpec, plan: Plan, curve: CostCurve | None) -> None:
-    """Keep what steps took; forget a curve that stopped fitting."""
-    key = settings_key(spec, settings_of(plan))
-    if curve is None:
-        return
-    if curve.stopped_fitting:
-        cache.remove("curves", key)
-        return
-
-    def learn(now: dict[str, Any] | None) -> dict[str, Any] | None:
-        stored = curve_of(now)
-        if stored is None:
-            return None
-        stored.learn(curve)
-        return stored.as_json()
-
-    cache.update("curves", key, learn)
-
-
-def _add(
-    spec: ModelSpec, plan: Plan, drafter: CombinedDrafter, loaded: dict[str, Any], draft_key: str
-) -> None:
-    """Add what drafters have counted since they were `loaded` to what is stored now."""
-    state = drafter.state()
-
-    def count(now: dict[str, Any] | None) -> dict[str, Any]:
-        stored = dict(now or {})
-        for name in state.keys() - {MODEL}:  # which is kept with its own file
-            stored[name] = merged_counts(stored.get(name), loaded[name], state[name])
-        return stored
-
-    cache.update("calibration", spec.fingerprint, count)
-    if MODEL in state:
-        cache.update(LEARNED, draft_key, lambda now: merged(now, loaded[MODEL], state[MODEL]))
-    if plan.remember:
-        add_texts(spec.fingerprint, spec.path.name, drafter.written)
-
-
-def _add_rounds(
-    spec: ModelSpec,
-    plan: Plan,
-    drafter: CombinedDrafter,
-    history: RoundHistory,
-    loaded: Sequence[Round],
-) -> None:
-    """Add the rounds since those that were `loaded` to the ones that are stored now."""
-    if plan.draft_max == 0:  # rounds that could not draft say nothing about others
-        return
-    rounds = history.rounds()
-    cache.update(
-        "rounds",
-        rounds_key(spec, drafter.name),
-        lambda now: {"rounds": merged_rounds((now or {}).get("rounds"), loaded, rounds)},
-    )

@@ -5,58 +5,48 @@ Imports no inference library and no numpy, so that `edgespec plan` answers at on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
 
 from edgespec.drafting.drafters import MODEL, drafter_names, tables_bytes
-from edgespec.drafting.drafters.merits import recalled
 from edgespec.drafting.proposal import MOST_DRAWN
 from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.memory.bytes.footprint import KV_TYPE_BYTES
-from edgespec.memory.device import device
 from edgespec.memory.device.bandwidth import memory_bandwidth
 from edgespec.memory.plan.plan import (
     Choice,
     Device,
     Plan,
     Settings,
-    draft_kv_type,
     this_device,
 )
 from edgespec.memory.plan.planner import make_plan
 from edgespec.memory.plan.request import LLAMACPP, ONNX, Request
-from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import DEFAULT_ROUNDS, RoundHistory, SpeedModel, estimated_curve
+from edgespec.memory.times.speed import SpeedModel, estimated_curve
 from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.onnx.packing import check_supported
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.exit_planning import Experience, Verdict, exit_of, judge
+from edgespec.setup.stored import (
+    draft_settings_of,
+    known_exact_step,
+    settings_of,
+    stored_curve,
+    stored_kv_losses,
+    stored_learned,
+    stored_reads,
+    stored_rounds,
+)
 from edgespec.switching.planning import check_switch, reason, stored
 from edgespec.switching.policy import SwitchPrices
 
-# Packages that are ONNX Runtime, with one provider or another.
-_RUNTIMES = (
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "onnxruntime-openvino",
-    "onnxruntime-directml",
-    "onnxruntime-windowsml",
-)
-READS = "reads"  # what is stored of times to catch up
-LEARNED = "learned"  # what is stored of how draft models did
 _F32, _F64 = 4, 8
 _MAX_NODES = 32  # of a step whose time is estimated
 # Predicted speed of the other backend: one that has answered here, and one that has only been timed
 # (such predictions were up to 30% too good).
 _WORTH_SWITCHING, _WORTH_TRYING = 1.03, 1.2
 _MANY, _FLAT = 8, 1.3  # nodes of a step, and times a plain step: flatter curves reward branches
-_TELLING_ROUNDS = 500  # fewer say little about what comes next
 
 
 def make_run_plan(spec: ModelSpec, request: Request, machine: Device | None = None) -> Plan:
@@ -158,8 +148,7 @@ def _plan_on(spec: ModelSpec, request: Request, machine: Device) -> Plan:
         return plan
     draft_curve = stored_curve(early_exit.spec, draft_settings_of(plan, early_exit.spec))
     curve = stored_curve(spec, settings_of(plan))
-    learned = cache.load(LEARNED, learned_key(spec, plan, early_exit.spec))
-    experience = Experience.from_json(recalled(learned))
+    experience = Experience.from_json(stored_learned(spec, plan, early_exit.spec))
     verdict = judge(early_exit, spec, curve, draft_curve, experience)
     if verdict.pays:
         names = f"{plan.drafter},{MODEL}"
@@ -198,7 +187,7 @@ def _plan_with(spec: ModelSpec, request: Request, machine: Device) -> Plan:
         drafter_bytes=tables_bytes(names) + _draft_rows_bytes(spec, draft_spec),
         draft_spec=draft_spec,
         switch_spec=switch_spec,
-        max_step_of=lambda settings: _largest_exact_step(spec, settings) if request.exact else None,
+        max_step_of=lambda settings: known_exact_step(spec, settings) if request.exact else None,
         kv_losses=stored_kv_losses(spec),
     )
     return plan if switch_spec is None else _with_switch(plan, spec, switch_spec, request)
@@ -314,121 +303,3 @@ def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
         return SpeedModel(curve, is_measured=True, rounds=rounds)
     estimate = estimated_curve(spec.weight_bytes, memory_bandwidth(), _MAX_NODES)
     return SpeedModel(estimate, is_measured=False, rounds=rounds)
-
-
-def settings_of(plan: Plan) -> Settings:
-    """What decides the step times of a plan."""
-    return Settings(
-        plan.threads,
-        plan.kv_type_k,
-        plan.kv_type_v,
-        plan.gpu_layers,
-        plan.drafter,
-        plan.backend,
-        plan.backend == ONNX and plan.exact,
-        plan.device if plan.backend == ONNX else "cpu",
-    )
-
-
-def draft_settings_of(plan: Plan, draft_spec: ModelSpec) -> Settings:
-    """What decides the step times of a draft model beside a plan's target."""
-    key, value = (draft_kv_type(draft_spec, kind) for kind in (plan.kv_type_k, plan.kv_type_v))
-    return Settings(plan.threads, key, value, -1 if plan.gpu_layers else 0, MODEL)
-
-
-def settings_key(spec: ModelSpec, settings: Settings) -> str:
-    """Under what step times and batch invariance are stored: device, file, settings, library."""
-    return (
-        f"{device.device_key()} | {spec.fingerprint} | {settings.threads} threads | "
-        f"{settings.kv_type_k}/{settings.kv_type_v} | {settings.gpu_layers} gpu layers | "
-        f"{_library(settings.backend)}{' padded' * settings.padded}"
-        + (f" on {settings.device}" if settings.device != "cpu" else "")
-    )
-
-
-def rounds_key(spec: ModelSpec, drafter: str) -> str:
-    """Under what is stored how much rounds with these drafters emitted."""
-    return f"{spec.fingerprint} | {drafter}"
-
-
-def learned_key(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec) -> str:
-    """Under what is stored how a draft model did beside a plan's target."""
-    draft_key = settings_key(draft_spec, draft_settings_of(plan, draft_spec))
-    return f"{draft_key} | for {settings_key(spec, settings_of(plan))}"
-
-
-def stored_curve(spec: ModelSpec, settings: Settings) -> CostCurve | None:
-    """The step-time curve measured earlier under these settings, or None."""
-    return _stored("curves", spec, settings)
-
-
-def _stored(kind: str, spec: ModelSpec, settings: Settings) -> CostCurve | None:
-    return curve_of(cache.load(kind, settings_key(spec, settings)))
-
-
-def curve_of(document: dict[str, Any] | None) -> CostCurve | None:
-    """The curve of a stored document; None from anything else."""
-    try:
-        return CostCurve.from_json(document) if document else None
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def stored_reads(spec: ModelSpec, settings: Settings) -> CostCurve | None:
-    """What reading missed tokens was measured to take under these settings, or None."""
-    return _stored(READS, spec, settings)
-
-
-def stored_rounds(spec: ModelSpec, drafter: str) -> tuple[tuple[int, int, float], ...]:
-    """What rounds of earlier runs emitted; what is usual as long as there are few of them."""
-    document = cache.load("rounds", rounds_key(spec, drafter))
-    history = RoundHistory.from_json(document.get("rounds") if document else None)
-    return tuple(history.rounds()) if len(history) >= _TELLING_ROUNDS else DEFAULT_ROUNDS
-
-
-def stored_kv_losses(spec: ModelSpec) -> dict[str, float]:
-    """KL divergence that cache types cause with this file, as far as it was measured."""
-    document = cache.load("kv_losses", spec.fingerprint) or {}
-    return {
-        kind: float(loss)
-        for kind, loss in document.items()
-        if kind in KV_TYPE_BYTES and isinstance(loss, (int, float)) and loss == loss
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class KnownStep:
-    """How large steps may be that round alike, of those `tried`, up to `depth` tokens of cache."""
-
-    largest_step: int
-    tried: int
-    depth: int
-
-    @property
-    def is_limit(self) -> bool:
-        """Whether a larger step was seen to round differently."""
-        return self.largest_step < self.tried
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any] | None) -> KnownStep | None:
-        """What an earlier run has stored; None from anything else."""
-        values = [(document or {}).get(field.name) for field in fields(cls)]
-        numbers = [value for value in values if isinstance(value, int) and value > 0]
-        return cls(*numbers) if len(numbers) == len(values) else None
-
-
-def _largest_exact_step(spec: ModelSpec, settings: Settings) -> int | None:
-    """Steps that round alike under these settings, if an earlier run has measured it."""
-    known = KnownStep.from_json(cache.load("invariance", settings_key(spec, settings)))
-    if known is None or not known.is_limit or known.largest_step == 1:  # which loading refuses
-        return None
-    return known.largest_step
-
-
-def _library(backend: str) -> str:
-    if backend != ONNX:
-        return f"llama-cpp-python {device.llama_build()}"
-    for name in _RUNTIMES:
-        with suppress(PackageNotFoundError):
-            return f"{name} {version(name)}"
-    return f"{_RUNTIMES[0]} missing"

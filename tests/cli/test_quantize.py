@@ -22,7 +22,7 @@ from edgespec.models.gguf.ggml_types import GGML_TYPES
 from edgespec.models.spec import read_model_spec
 from edgespec.quantize import fit, step_times
 from edgespec.quantize.convert import Prediction, Recipe
-from edgespec.setup.planning import stored_kv_losses
+from edgespec.setup.stored import stored_kv_losses
 
 TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
 

@@ -20,7 +20,8 @@ from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup import planning
-from edgespec.setup.planning import make_run_plan, settings_key, settings_of
+from edgespec.setup.planning import make_run_plan
+from edgespec.setup.stored import settings_key, settings_of
 
 pytestmark = pytest.mark.model
 INF = float("inf")

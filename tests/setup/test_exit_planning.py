@@ -20,13 +20,8 @@ from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.exits.writer import write_pruned
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.setup.planning import (
-    draft_settings_of,
-    learned_key,
-    make_run_plan,
-    settings_key,
-    settings_of,
-)
+from edgespec.setup.planning import make_run_plan
+from edgespec.setup.stored import draft_settings_of, learned_key, settings_key, settings_of
 
 FLAT = [1.0, 1.05, 1.1, 1.15, 1.22, 1.3, 1.37, 1.45, 1.5, 1.55, 1.6, 1.65, 1.7, 1.75, 1.8, 1.85]
 STEEP = [1.0 + 0.8 * n for n in range(16)]

@@ -36,6 +36,7 @@ from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import read_model_spec
 from edgespec.quantize.context import EvalContext
 from edgespec.setup import draft_loading, loading
+from edgespec.setup.learning import Learning
 from edgespec.setup.planning import make_run_plan
 
 VOCAB = 258
@@ -112,7 +113,8 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     for module in (loading, draft_loading):
         monkeypatch.setattr(module, "read_model_spec", lambda _path: SPEC)
     monkeypatch.setattr(loading, "_curve", lambda *_: CURVE)
-    monkeypatch.setattr(loading, "learned_key", lambda *_: "key")
+    monkeypatch.setattr("edgespec.setup.stored.learned_key", lambda *_: "key")
+    monkeypatch.setattr("edgespec.setup.learning.read_model_spec", lambda _path: SPEC)
     made = make_run_plan(SPEC, Request(context_size=256, threads=1), PLENTY)
     return replace(made, draft_model=Path("draft.gguf"), drafter="suffix,model", draft_max=4)
 
@@ -134,7 +136,8 @@ def test_a_model_and_its_draft_model(
     monkeypatch.setattr(loading, "load_draft_model", load_draft_model)
     chosen = replace(plan, remember=remember)
     load = loading._load_one
-    steps = assert_nothing_stays_open(lambda: load(SPEC, chosen, quiet), [load], opened)
+    functions = [load, Learning.__init__, Learning._begin]
+    steps = assert_nothing_stays_open(lambda: load(SPEC, chosen, quiet), functions, opened)
     assert steps > 15
 
 

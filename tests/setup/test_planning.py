@@ -22,15 +22,8 @@ from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import DEFAULT_ROUNDS, RoundHistory
 from edgespec.models.spec import ModelSpec
-from edgespec.setup.planning import (
-    make_run_plan,
-    rounds_key,
-    settings_key,
-    settings_of,
-    speed_model,
-    stored_curve,
-    stored_rounds,
-)
+from edgespec.setup.planning import make_run_plan, speed_model
+from edgespec.setup.stored import rounds_key, settings_key, settings_of, stored_curve, stored_rounds
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.setup.planning import make_run_plan, settings_key, settings_of
+from edgespec.setup.planning import make_run_plan
+from edgespec.setup.stored import settings_key, settings_of
 from edgespec.switching.engine import SwitchingEngine
 from edgespec.switching.planning import Calibrated, check_switch, store, stored
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices

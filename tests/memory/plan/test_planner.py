@@ -34,10 +34,8 @@ from edgespec.memory.plan.plan import Device, Settings
 from edgespec.memory.plan.request import Request
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
-from edgespec.setup.planning import (
-    make_run_plan,
-    settings_of,
-)
+from edgespec.setup.planning import make_run_plan
+from edgespec.setup.stored import settings_of
 
 # ------------------------------------------------------------------------------ choices
 

@@ -1,0 +1,84 @@
+"""What a loaded model's drafter begins with, and what its run adds to what is stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgespec.drafting.drafters import MODEL, make_drafter
+from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.store.texts import add_texts, load_texts
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.speed import RoundHistory
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.setup import stored
+
+
+class Learning:
+    """One load of a model, from what earlier runs counted to what this one adds.
+
+    Args:
+        curve: step times, which the run goes on learning; None: there are no drafts.
+        model: the opened draft model of the plan, if there is one.
+        vocab_size: of the model; a damaged text may have tokens that it does not.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        plan: Plan,
+        curve: CostCurve | None,
+        model: ModelDrafter | None,
+        vocab_size: int,
+    ) -> None:
+        self.drafter: CombinedDrafter | None = None
+        self.history = RoundHistory()
+        self._spec, self._plan, self._curve = spec, plan, curve
+        self._loaded: dict[str, Any] = {}
+        self._draft_spec: ModelSpec | None = None
+        if plan.draft_model is not None:
+            self._draft_spec = read_model_spec(plan.draft_model)
+        if curve is not None:
+            self._begin(model, vocab_size)
+        self._rounds = self.history.rounds()
+
+    def _begin(self, model: ModelDrafter | None, vocab_size: int) -> None:
+        spec, plan = self._spec, self._plan
+        # A plan whose steps have no room for drafts loads no draft model.
+        names = plan.drafter if model is not None else plan.of_small().drafter
+        self.drafter = make_drafter(names, model)
+        if self.drafter is None:
+            return
+        self.history = stored.stored_history(spec, names)
+        learned: dict[str, Any] = {}
+        if self._draft_spec is not None:
+            learned = stored.stored_learned(spec, plan, self._draft_spec)
+        self.drafter.load_state({**stored.stored_calibration(spec), MODEL: learned})
+        self._loaded = self.drafter.state()
+        if plan.remember:
+            texts = load_texts(spec.fingerprint)
+            self.drafter.recall([one for one in texts if max(one, default=0) < vocab_size])
+
+    def keep(self) -> None:
+        """Add what the run has learned to what is stored now, and free the draft model."""
+        try:
+            if self._curve is not None:
+                settings = stored.settings_of(self._plan)
+                stored.learn_curve(self._spec, settings, self._curve)
+            if self.drafter is not None:
+                self._add(self.drafter)
+        finally:
+            if self.drafter is not None:
+                self.drafter.close()
+
+    def _add(self, drafter: CombinedDrafter) -> None:
+        spec, plan, state = self._spec, self._plan, drafter.state()
+        stored.add_calibration(spec, self._loaded, state)
+        if MODEL in state and self._draft_spec is not None:
+            loaded = self._loaded[MODEL]
+            stored.add_learned(spec, plan, self._draft_spec, loaded, state[MODEL])
+        if plan.remember:
+            add_texts(spec.fingerprint, spec.path.name, drafter.written)
+        if plan.draft_max:  # rounds that could not draft say nothing about others
+            stored.add_rounds(spec, drafter.name, self._rounds, self.history.rounds())

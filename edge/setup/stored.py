@@ -1,0 +1,278 @@
+"""What is kept between runs: under which keys, in which form, and how runs add to it.
+
+| kind | kept for | what |
+| --- | --- | --- |
+| curves, reads | file, device, settings, library | times of steps, and of reading several tokens |
+| invariance | file, device, settings, library | which steps round like single tokens |
+| calibration | file | how often drafts of tables were right |
+| learned | target and draft model, each with device and settings | how the draft model did |
+| rounds | file and drafters | what rounds of each size emitted |
+| kv_losses | file | what smaller cache types lose |
+
+Whatever is missing or damaged is None or what is usual. What several processes may change is read,
+changed and written under one lock (`cache.update`). Texts, thresholds of two models and bandwidths
+have owners of their own: `memory.store.texts`, `switching.planning`, `memory.device.bandwidth`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from edgespec.drafting.calibration import merged_counts
+from edgespec.drafting.drafters import MODEL
+from edgespec.drafting.drafters.merits import merged, recalled
+from edgespec.memory.bytes.footprint import KV_TYPE_BYTES
+from edgespec.memory.device import device
+from edgespec.memory.plan.plan import Plan, Settings, draft_kv_type
+from edgespec.memory.plan.request import ONNX
+from edgespec.memory.store import cache
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round, RoundHistory, merged_rounds
+from edgespec.models.spec import ModelSpec
+
+_CURVES, _READS, _INVARIANCE = "curves", "reads", "invariance"
+_CALIBRATION, _LEARNED, _ROUNDS, _KV_LOSSES = "calibration", "learned", "rounds", "kv_losses"
+_TELLING_ROUNDS = 500  # fewer say little about what comes next
+# Packages that are ONNX Runtime, with one provider or another.
+_RUNTIMES = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-openvino",
+    "onnxruntime-directml",
+    "onnxruntime-windowsml",
+)
+
+
+def settings_of(plan: Plan) -> Settings:
+    """What decides the step times of a plan."""
+    return Settings(
+        plan.threads,
+        plan.kv_type_k,
+        plan.kv_type_v,
+        plan.gpu_layers,
+        plan.drafter,
+        plan.backend,
+        plan.backend == ONNX and plan.exact,
+        plan.device if plan.backend == ONNX else "cpu",
+    )
+
+
+def draft_settings_of(plan: Plan, draft_spec: ModelSpec) -> Settings:
+    """What decides the step times of a draft model beside a plan's target."""
+    key, value = (draft_kv_type(draft_spec, kind) for kind in (plan.kv_type_k, plan.kv_type_v))
+    return Settings(plan.threads, key, value, -1 if plan.gpu_layers else 0, MODEL)
+
+
+def settings_key(spec: ModelSpec, settings: Settings) -> str:
+    """Under what step times and batch invariance are stored: device, file, settings, library."""
+    return (
+        f"{device.device_key()} | {spec.fingerprint} | {settings.threads} threads | "
+        f"{settings.kv_type_k}/{settings.kv_type_v} | {settings.gpu_layers} gpu layers | "
+        f"{_library(settings.backend)}{' padded' * settings.padded}"
+        + (f" on {settings.device}" if settings.device != "cpu" else "")
+    )
+
+
+def rounds_key(spec: ModelSpec, drafter: str) -> str:
+    """Under what is stored how much rounds with these drafters emitted."""
+    return f"{spec.fingerprint} | {drafter}"
+
+
+def learned_key(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec) -> str:
+    """Under what is stored how a draft model did beside a plan's target."""
+    draft_key = settings_key(draft_spec, draft_settings_of(plan, draft_spec))
+    return f"{draft_key} | for {settings_key(spec, settings_of(plan))}"
+
+
+def stored_curve(spec: ModelSpec, settings: Settings) -> CostCurve | None:
+    """The step-time curve measured earlier under these settings, or None."""
+    return _stored(_CURVES, spec, settings)
+
+
+def keep_curve(spec: ModelSpec, settings: Settings, curve: CostCurve, *, replaced: bool) -> None:
+    """Keep a measurement: in the place of what is stored, or added to what runs learned since."""
+
+    def change(now: dict[str, Any] | None) -> dict[str, Any]:
+        found = None if replaced else curve_of(now)
+        return (curve if found is None else found.updated(curve)).as_json()
+
+    cache.update(_CURVES, settings_key(spec, settings), change)
+
+
+def learn_curve(spec: ModelSpec, settings: Settings, curve: CostCurve) -> None:
+    """Add what a run's steps took to what is stored; forget a curve that stopped fitting."""
+    key = settings_key(spec, settings)
+    if curve.stopped_fitting:
+        cache.remove(_CURVES, key)
+        return
+
+    def change(now: dict[str, Any] | None) -> dict[str, Any] | None:
+        stored = curve_of(now)
+        if stored is None:
+            return None
+        stored.learn(curve)
+        return stored.as_json()
+
+    cache.update(_CURVES, key, change)
+
+
+def _stored(kind: str, spec: ModelSpec, settings: Settings) -> CostCurve | None:
+    return curve_of(cache.load(kind, settings_key(spec, settings)))
+
+
+def curve_of(document: dict[str, Any] | None) -> CostCurve | None:
+    """The curve of a stored document; None from anything else."""
+    try:
+        return CostCurve.from_json(document) if document else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def stored_reads(spec: ModelSpec, settings: Settings) -> CostCurve | None:
+    """What reading missed tokens was measured to take under these settings, or None."""
+    return _stored(_READS, spec, settings)
+
+
+def keep_reads(spec: ModelSpec, settings: Settings, reads: CostCurve) -> None:
+    """Keep what reading missed tokens took."""
+    cache.store(_READS, settings_key(spec, settings), reads.as_json())
+
+
+def stored_calibration(spec: ModelSpec) -> dict[str, Any]:
+    """How often drafts of tables were right, by drafter."""
+    return cache.load(_CALIBRATION, spec.fingerprint) or {}
+
+
+def add_calibration(spec: ModelSpec, loaded: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Add what table drafters have counted since they were `loaded`."""
+
+    def change(now: dict[str, Any] | None) -> dict[str, Any]:
+        stored = dict(now or {})
+        for name in state.keys() - {MODEL}:  # which is kept with its own file
+            stored[name] = merged_counts(stored.get(name), loaded[name], state[name])
+        return stored
+
+    cache.update(_CALIBRATION, spec.fingerprint, change)
+
+
+def stored_learned(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec) -> dict[str, Any]:
+    """How a draft model did beside this target; empty where nothing is known."""
+    return recalled(cache.load(_LEARNED, learned_key(spec, plan, draft_spec)))
+
+
+def add_learned(
+    spec: ModelSpec,
+    plan: Plan,
+    draft_spec: ModelSpec,
+    loaded: Mapping[str, Any],
+    state: Mapping[str, Any],
+) -> None:
+    """Add what a draft model has done since it was `loaded`."""
+    key = learned_key(spec, plan, draft_spec)
+    cache.update(_LEARNED, key, lambda now: merged(now, loaded, state))
+
+
+def stored_history(spec: ModelSpec, drafter: str) -> RoundHistory:
+    """What rounds with these drafters emitted in earlier runs."""
+    document = cache.load(_ROUNDS, rounds_key(spec, drafter)) or {}
+    return RoundHistory.from_json(document.get("rounds"))
+
+
+def add_rounds(
+    spec: ModelSpec, drafter: str, loaded: Sequence[Round], rounds: Sequence[Round]
+) -> None:
+    """Add the rounds since those that were `loaded`."""
+    cache.update(
+        _ROUNDS,
+        rounds_key(spec, drafter),
+        lambda now: {"rounds": merged_rounds((now or {}).get("rounds"), loaded, rounds)},
+    )
+
+
+def stored_rounds(spec: ModelSpec, drafter: str) -> tuple[tuple[int, int, float], ...]:
+    """What rounds of earlier runs emitted; what is usual as long as there are few of them."""
+    history = stored_history(spec, drafter)
+    return tuple(history.rounds()) if len(history) >= _TELLING_ROUNDS else DEFAULT_ROUNDS
+
+
+def stored_kv_losses(spec: ModelSpec) -> dict[str, float]:
+    """KL divergence that cache types cause with this file, as far as it was measured."""
+    document = cache.load(_KV_LOSSES, spec.fingerprint) or {}
+    return {
+        kind: float(loss)
+        for kind, loss in document.items()
+        if kind in KV_TYPE_BYTES and isinstance(loss, (int, float)) and loss == loss
+    }
+
+
+def keep_kv_losses(spec: ModelSpec, losses: Mapping[str, float]) -> None:
+    """Keep what cache types were measured to lose, beside those that were before."""
+    cache.update(_KV_LOSSES, spec.fingerprint, lambda now: {**(now or {}), **losses})
+
+
+@dataclass(frozen=True, slots=True)
+class KnownStep:
+    """How large steps may be that round alike, of those `tried`, up to `depth` tokens of cache."""
+
+    largest_step: int
+    tried: int
+    depth: int
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether a larger step was seen to round differently."""
+        return self.largest_step < self.tried
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any] | None) -> KnownStep | None:
+        """What an earlier run has stored; None from anything else."""
+        values = [(document or {}).get(field.name) for field in fields(cls)]
+        numbers = [value for value in values if isinstance(value, int) and value > 0]
+        return cls(*numbers) if len(numbers) == len(values) else None
+
+
+def known_step(spec: ModelSpec, settings: Settings) -> KnownStep | None:
+    """What is known of steps that round alike under these settings."""
+    return KnownStep.from_json(cache.load(_INVARIANCE, settings_key(spec, settings)))
+
+
+def keep_known_step(spec: ModelSpec, settings: Settings, known: KnownStep) -> None:
+    """Keep it, beside what is known of prefills."""
+    found = asdict(known)
+    key = settings_key(spec, settings)
+    cache.update(_INVARIANCE, key, lambda now: {**(now or {}), **found})
+
+
+def known_exact_step(spec: ModelSpec, settings: Settings) -> int | None:
+    """The largest step that rounds alike, where an earlier run found that there is a limit."""
+    known = known_step(spec, settings)
+    if known is None or not known.is_limit or known.largest_step == 1:  # which loading refuses
+        return None
+    return known.largest_step
+
+
+def known_prefill(spec: ModelSpec, settings: Settings, compared: list[int]) -> bool | None:
+    """Whether prefills in pieces round alike, if that was compared with these sizes."""
+    document = cache.load(_INVARIANCE, settings_key(spec, settings)) or {}
+    known = document.get("prefill")
+    return known if isinstance(known, bool) and document.get("prefill_of") == compared else None
+
+
+def keep_prefill(spec: ModelSpec, settings: Settings, compared: list[int], alike: bool) -> None:
+    """Keep it, beside what is known of steps."""
+    found = {"prefill": alike, "prefill_of": compared}
+    key = settings_key(spec, settings)
+    cache.update(_INVARIANCE, key, lambda now: {**(now or {}), **found})
+
+
+def _library(backend: str) -> str:
+    if backend != ONNX:
+        return f"llama-cpp-python {device.llama_build()}"
+    for name in _RUNTIMES:
+        with suppress(PackageNotFoundError):
+            return f"{name} {version(name)}"
+    return f"{_RUNTIMES[0]} missing"
