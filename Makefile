@@ -1,14 +1,21 @@
 # Two commands for people: `make run` answers a prompt, `make test` runs every check.
-# Each sets up its own virtual environment first. Needs Python 3.10+, a C++ compiler and cmake.
+# Each sets up its own virtual environment first. Needs Python 3.10+ and a C++ compiler.
 
 PYTHON ?= python3
 VENV ?= .venv
 PROMPT ?= Why is the sky blue?
 BIN := $(VENV)/bin
 
-# The editable install is a tree of links: it is made again when a file comes, moves or goes.
+# The editable install is a tree of links: it is made again when a file comes, moves or goes, and when
+# the kernels change, which are compiled.
 FILES := $(shell find edge backends memory quantize cli models -name '*.py' | LC_ALL=C sort)
-STAMP := $(VENV)/installed-$(shell { echo $(FILES); cat pyproject.toml; } | cksum | cut -d' ' -f1)
+COMPILED := $(sort $(wildcard backends/kernels/*.cpp backends/kernels/*.h))
+STATE := $(shell { echo $(FILES); cat pyproject.toml $(COMPILED); } | cksum | cut -d' ' -f1)
+STAMP := $(VENV)/installed-$(STATE)
+RUN_STAMP := $(VENV)/run-installed-$(STATE)
+LOG := $(VENV)/install.log
+comma := ,
+RUN_EXTRAS := demo$(comma)hub
 
 # llama.cpp's kernels that are left out where this processor would get them:
 # - AMX: compilers up to GCC 12 or so leave out half of what they are configured with, and the first
@@ -21,10 +28,45 @@ ifneq ($(LEFT_OUT),)
 export CMAKE_ARGS := -DCMAKE_C_FLAGS="$(LEFT_OUT)" -DCMAKE_CXX_FLAGS="$(LEFT_OUT)" $(CMAKE_ARGS)
 endif
 
+# The package that brings a C++ compiler, by what the system has to install it with.
+define NO_COMPILER :=
+error: no C++ compiler was found, and llama.cpp is compiled for this processor
+
+hint: $(shell \
+	if command -v apt-get >/dev/null; then echo "sudo apt install build-essential"; \
+	elif command -v dnf >/dev/null; then echo "sudo dnf install gcc-c++ make"; \
+	elif command -v pacman >/dev/null; then echo "sudo pacman -S base-devel"; \
+	elif command -v zypper >/dev/null; then echo "sudo zypper install gcc-c++ make"; \
+	elif command -v apk >/dev/null; then echo "sudo apk add build-base linux-headers"; \
+	elif command -v xcode-select >/dev/null; then echo "xcode-select --install"; \
+	else echo "install g++ or clang++"; fi); or see "Without compiling" in README.md
+endef
+export NO_COMPILER
+
+# Installs with the extras of the argument. What pip and compilers say goes to a file; a terminal
+# sees how long it has taken so far.
+define INSTALL
+@for tool in "$${CXX:-c++}" c++ g++ clang++; do command -v $$tool >/dev/null && found=yes; done; \
+	[ -n "$$found" ] || { printf '%s\n' "$$NO_COMPILER" >&2; exit 1; }
+@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) >&2 || { \
+	printf '\nhint: on Debian and Ubuntu: sudo apt install python3-venv\n' >&2; exit 1; }
+@rm -f $(VENV)/installed-* $(VENV)/run-installed-*
+@echo "setting up $(VENV): the first time takes 5 minutes, as llama.cpp is compiled" >&2
+@{ $(BIN)/python -m pip install --upgrade pip && \
+	$(BIN)/python -m pip install -e '.[$(1)]' --config-settings editable_mode=strict; \
+	} >$(LOG) 2>&1 & pid=$$!; trap "kill $$pid 2>/dev/null; exit 130" INT TERM; start=$$(date +%s); \
+	while kill -0 $$pid 2>/dev/null; do sleep 1; \
+		[ ! -t 2 ] || printf '\r%s s ' $$(($$(date +%s) - start)) >&2; done; \
+	[ ! -t 2 ] || printf '\r          \r' >&2; \
+	wait $$pid || { printf 'error: the installation failed; all it said is in $(LOG)\n' >&2; \
+		grep -iE '(error|not found)' $(LOG) | tail -1 >&2; exit 1; }
+@touch $@
+endef
+
 .PHONY: run test install clean
 
-run: $(STAMP)
-	@$(BIN)/edgespec run "$(PROMPT)"
+run: $(if $(wildcard $(STAMP)),,$(RUN_STAMP))
+	@$(BIN)/edgespec run --prompt "$(PROMPT)"
 
 test: $(STAMP)
 	$(BIN)/ruff check .
@@ -35,14 +77,11 @@ test: $(STAMP)
 
 install: $(STAMP)
 
+$(RUN_STAMP):
+	$(call INSTALL,$(RUN_EXTRAS))
+
 $(STAMP):
-	@echo "setting up $(VENV); llama-cpp-python builds from source the first time (4 to 6 minutes)" >&2
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
-		{ echo "hint: on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	@rm -f $(VENV)/installed-*
-	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet -e '.[demo,test]' --config-settings editable_mode=strict
-	@touch $@
+	$(call INSTALL,$(RUN_EXTRAS)$(comma)test)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

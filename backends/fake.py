@@ -57,6 +57,8 @@ class FakeBackend:
             llama.cpp, whose cache keeps cells in the order in which they were fed.
     """
 
+    crowding = 1.0
+
     def __init__(
         self,
         next_logits: NextLogits,
@@ -77,7 +79,6 @@ class FakeBackend:
         self.max_nodes = max_nodes if rollback else 1
         self.batch_size = batch_size
         self.pending = 0
-        self.crowding = 1.0
         self.steps: list[int] = []
         self.closed = False
         self._next_logits = next_logits

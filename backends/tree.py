@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edgespec.sampling.laws import DraftLaw
+    from edgespec.sampling.distributions import DraftDistribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,9 @@ class DraftTree:
     tokens: Sequence[int]  # [n]
     parents: Sequence[int]  # [n], parents[0] == -1 and parents[i] < i
     sources: Sequence[str] = ()  # [n], the drafter of each node, "" for the root; or empty
-    laws: Sequence[DraftLaw | None] = ()  # [n], what each was drawn from; empty: none was drawn
+    distributions: Sequence[
+        DraftDistribution | None
+    ] = ()  # [n], what each was drawn from; empty: none was drawn
 
     @classmethod
     def chain(cls, tokens: Sequence[int]) -> DraftTree:

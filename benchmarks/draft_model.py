@@ -25,7 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.drafting.drafters.base import Drafter, Outcome
@@ -36,12 +37,13 @@ from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.measure.divergence import find_divergence
 from edgespec.measure.noise import measure_batch_noise
 from edgespec.measure.timing import measure_depths, one_step
-from edgespec.memory.device.device import usable_cores
-from edgespec.memory.times.curve import CostCurve, measure_curve
+from edgespec.memory.device.host import usable_cores
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.measuring import measure_curve
 from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import read_model_spec
-from edgespec.sampling.sampling import SamplingParams
+from edgespec.sampling.params import SamplingParams
 from edgespec.setup.draft_loading import open_draft_model
 
 _MOST = 4  # forced drafts
@@ -72,12 +74,12 @@ class Timed(ModelDrafter):
 
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         """Draft, and note the price."""
-        missing = len(self._text) - self._shared
+        missing = len(self._text.tokens) - self._text.shared
         proposal = super().propose(stakes, base)
         self._round = (0.0, 0.0)
         target, draft = self._prices
         if missing <= draft.max_nodes and len(proposal):
-            depth, steps = len(self._text), len(proposal) - 1
+            depth, steps = len(self._text.tokens), len(proposal) - 1
             price = draft.step_ms(missing, depth, 1) + steps * draft.step_ms(1, depth)
             price += draft.change_ms * (missing > 1)
             self._round = price + target.step_ms(len(proposal) + 1, stakes.depth), proposal.draft_ms

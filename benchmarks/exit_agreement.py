@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 import edgespec
-from edgespec.backends.llama.backend import LlamaSettings
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.bench.switch_calibration import forced_rows
-from edgespec.memory.device.device import usable_cores
+from edgespec.memory.device.host import usable_cores
 from edgespec.models.exits.early_exit import CONTEXT, WINDOW, read_exit
 from edgespec.models.exits.training import agreement_of, gains_of
 from edgespec.models.pairing import check_pair

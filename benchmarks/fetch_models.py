@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from edgespec.memory.device.device import usable_cores
+from edgespec.memory.device.host import usable_cores
 from edgespec.quantize.convert import convert
 
 _SOURCES = {

@@ -84,7 +84,7 @@ def _generation_bytes(allocated: dict[str, int]) -> int:
 def _defaults(arguments: argparse.Namespace) -> dict[str, Any]:
     """llama.cpp with its default parameters, a long prompt, and all logits of a draft."""
     from edgespec.backends.llama.library import LOG, library
-    from edgespec.memory.device.device import usable_cores
+    from edgespec.memory.device.host import usable_cores
     from edgespec.memory.device.track import peak_resident_bytes
 
     lib = library()
@@ -116,11 +116,12 @@ def _defaults(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _large(arguments: argparse.Namespace) -> dict[str, Any]:
     """This engine on buffers of llama.cpp's default sizes."""
-    from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+    from edgespec.backends.llama.backend import LlamaBackend
+    from edgespec.backends.llama.context import LlamaSettings
     from edgespec.decode.engine import Engine
     from edgespec.drafting.drafters.suffix import SuffixDrafter
-    from edgespec.memory.device.device import usable_cores
-    from edgespec.memory.plan.plan import Settings
+    from edgespec.memory.device.host import usable_cores
+    from edgespec.memory.plan.settings import Settings
     from edgespec.models.spec import read_model_spec
     from edgespec.setup.planning import speed_model
 

@@ -21,9 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.backends.llama import backend as llamacpp
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
-from edgespec.memory.device.device import cpu_name, usable_cores
+from edgespec.memory.device.host import cpu_name, usable_cores
 from edgespec.models.embedded import embedded_model
 
 _SOURCE = "#include <map>\n#include <regex>\nint main() { return 0; }\n"

@@ -84,7 +84,8 @@ def _bare_loop(engine: edgespec.Engine, prompt: list[int]) -> float:
     """Seconds a token of the shortest loop that decodes greedily, on the engine's own context."""
     backend = engine.backend
     assert isinstance(backend, LlamaBackend)
-    lib, context, batch = backend._lib, backend._context, backend._chain.struct
+    lib, context = backend._context.lib, backend._context.handle
+    batch = backend._chain.struct
     backend.truncate(0)
     logits = backend.prefill(prompt)
     token, vocab_size = int(np.argmax(logits)), backend.tokenizer.vocab_size

@@ -44,13 +44,13 @@ from peers_llama import CONTEXT, LlamaPython, LlamaServer
 from peers_report import Line, document_of, read_lines, text_of
 from peers_transformers import Transformers
 
+from edgespec.bench.interleaving import Answer, Contender, order_of
 from edgespec.bench.summary import decoding
-from edgespec.bench.turns import Answer, Contender, order_of
 from edgespec.bench.worker import Worker, WorkerContender
 from edgespec.decode.engine import Prompt
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.measure.prompts import PROMPTS, TaskPrompt, read_prompts
-from edgespec.memory.device.device import cpu_name, usable_cores
+from edgespec.memory.device.host import cpu_name, usable_cores
 from edgespec.memory.device.neighbours import BUSY, Neighbours
 from edgespec.memory.plan.request import Request
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from edgespec.bench.turns import Answer
+from edgespec.bench.interleaving import Answer
 from edgespec.decode.engine import Prompt
 from edgespec.decode.stats import Counters
 from edgespec.errors import BackendError

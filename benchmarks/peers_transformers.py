@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from edgespec.bench.turns import Answer
+from edgespec.bench.interleaving import Answer
 from edgespec.decode.engine import Prompt
 from edgespec.decode.stats import Counters
 

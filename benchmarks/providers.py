@@ -38,7 +38,7 @@ from edgespec.backends.ort.providers import (
     named,
 )
 from edgespec.backends.tree import DraftTree
-from edgespec.memory.device import device
+from edgespec.memory.device import host
 from edgespec.memory.store import cache
 from edgespec.models.onnx.facts import GQA, SPLIT, GraphOptions, read_facts
 from edgespec.models.onnx.graph import GRAPH_FILE, bucket_graphs
@@ -84,7 +84,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--plain", action="store_true", help="float32 weights, no MatMulNBits")
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=device.usable_cores())
+    parser.add_argument("--threads", type=int, default=host.usable_cores())
     return parser.parse_args()
 
 
@@ -108,7 +108,7 @@ def _opened(
         wanted = (
             bucket_graphs(tuple(steps), context, options) if is_fixed else {GRAPH_FILE: options}
         )
-    folder = converted(spec, cache.cache_directory() / "onnx", device.cpu_name(), graphs=wanted)
+    folder = converted(spec, cache.cache_directory() / "onnx", host.cpu_name(), graphs=wanted)
     settings = OrtSettings(context, 64, max(_SIZES), threads=arguments.threads)
     return OrtBackend(spec, read_facts(spec), folder, settings, place)
 

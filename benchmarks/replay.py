@@ -26,21 +26,25 @@ from typing import Any
 
 import edgespec
 from edgespec.backends.base import Backend, Logits
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.controller import build_tree, choose_size
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.drafters import model as model_module
-from edgespec.drafting.drafters.base import Drafter, Outcome, Successors
+from edgespec.drafting.drafters.base import Drafter, Outcome, TopTokens
 from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.model_rounds import LONGEST
+from edgespec.drafting.drafters.model_text import ModelText
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import Stakes
-from edgespec.drafting.successors import successors_of
+from edgespec.drafting.top_tokens import top_tokens_of
 from edgespec.measure.timing import one_step
-from edgespec.memory.device.device import usable_cores
+from edgespec.memory.device.host import usable_cores
 from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, draft_context
-from edgespec.memory.times.curve import CostCurve, measure_curve
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.measuring import measure_curve
 from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.draft_loading import open_draft_model
@@ -92,21 +96,21 @@ def _record(arguments: argparse.Namespace) -> None:
                 "category": question["category"],
                 "prompt": prompt,
                 "output": list(result.token_ids),
-                "successors": _successors(engine.backend, prompt, result.token_ids),
+                "successors": _top_tokens(engine.backend, prompt, result.token_ids),
             }
             out.write(json.dumps(row) + "\n")
             if sys.stderr.isatty():
                 print(f"{number}/{len(questions)}", end="\r", file=sys.stderr)
 
 
-def _successors(backend: Backend, prompt: list[int], output: Sequence[int]) -> list[Successors]:
+def _top_tokens(backend: Backend, prompt: list[int], output: Sequence[int]) -> list[TopTokens]:
     """The best tokens at each place of the output, [len(output)]."""
     backend.truncate(0)
     for start in range(0, len(prompt), backend.batch_size):
         logits = backend.prefill(prompt[start : start + backend.batch_size])
-    found = [successors_of(logits)]
+    found = [top_tokens_of(logits)]
     for token in output[:-1]:
-        found.append(successors_of(backend.verify(DraftTree.chain((token,)))[0]))
+        found.append(top_tokens_of(backend.verify(DraftTree.chain((token,)))[0]))
         backend.commit((0,))
     return found
 
@@ -143,31 +147,33 @@ class PricedCurve(CostCurve):
         PricedCurve.spent_ms += self.step_ms(num_nodes, depth, previous)
 
 
-class PricedModel(ModelDrafter):
-    """A draft model whose steps take what a table says; `model_s` is what they really took."""
+class PricedText(ModelText):
+    """Before a draft model whose steps take what a table says; `model_s` is what they took."""
 
     model_s = 0.0
 
-    def _price_ms(self, missing: int) -> float:
-        """Of feeding so many tokens, beyond one step."""
-        return self._catch_up_ms(missing) * self._curve_ms / self._taken_ms
+    def __init__(self, backend: Backend, prices: CostCurve, readable: int, window: int | None):
+        super().__init__(backend, readable, window, LONGEST)
+        self._prices = prices
 
-    def _catch_up(self) -> Logits:
-        PricedCurve.spent_ms += self._price_ms(self._missing())
-        start, before = perf_counter(), self.model_s
-        logits = super()._catch_up()
-        self.model_s = before + perf_counter() - start
+    def catch_up(self) -> Logits:
+        depth = len(self.tokens)
+        read_ms = self._prices.read_ms(self.num_missing, depth)
+        PricedCurve.spent_ms += read_ms - self._prices.step_ms(1, depth)  # `_feed` adds one step
+        start, before = perf_counter(), PricedText.model_s
+        logits = super().catch_up()
+        PricedText.model_s = before + perf_counter() - start
         return logits
 
     def _feed(self, tokens: Sequence[int]) -> Logits:
-        PricedCurve.spent_ms += self._curve.step_ms(1, len(self._text))
+        PricedCurve.spent_ms += self._prices.step_ms(1, len(self.tokens))
         start = perf_counter()
         logits = super()._feed(tokens)
-        self.model_s += perf_counter() - start
+        PricedText.model_s += perf_counter() - start
         return logits
 
 
-def _priced_model(arguments: argparse.Namespace, spec: ModelSpec, curve: CostCurve) -> PricedModel:
+def _priced_model(arguments: argparse.Namespace, spec: ModelSpec, curve: CostCurve) -> ModelDrafter:
     """The draft model, and a clock that moves by its price."""
     draft_spec = read_model_spec(arguments.draft_model)
     share = arguments.draft_step or draft_spec.weight_bytes / spec.weight_bytes
@@ -177,10 +183,13 @@ def _priced_model(arguments: argparse.Namespace, spec: ModelSpec, curve: CostCur
     most = min(DRAFT_MODEL_NODES, len(curve.base) - 1)
     prices = CostCurve([ms * share for ms in curve.base[: most + 1]])
     backend = open_draft_model(draft_spec, spec, settings)
-    model = PricedModel(backend, prices, spec.vocab_size, early_exit=read_exit(draft_spec))
+    early_exit = read_exit(draft_spec)
+    model = ModelDrafter(backend, prices, spec.vocab_size, early_exit=early_exit)
+    window = early_exit.window if early_exit else None
+    model._text = PricedText(backend, prices, spec.vocab_size, window)
 
     def clock() -> float:
-        return PricedCurve.spent_ms / 1e3 + perf_counter() - model.model_s
+        return PricedCurve.spent_ms / 1e3 + perf_counter() - PricedText.model_s
 
     model_module.perf_counter = clock  # type: ignore[attr-defined]
     return model
@@ -258,8 +267,8 @@ def _live_run(
             depths = range(len(prompt), len(prompt) + len(result.token_ids) - 1)
             host_s = result.counters.host_s
             if model is not None:  # whose time in the counters is that of the table
-                host_s = max(0.0, host_s + result.counters.draft_s - model.model_s)
-                model.model_s = 0.0
+                host_s = max(0.0, host_s + result.counters.draft_s - PricedText.model_s)
+                PricedText.model_s = 0.0
             for name in (question["category"], "overall"):
                 plain_ms[name] += sum(curve.step_ms(1, depth, 1) for depth in depths)
                 speculative_ms[name] += PricedCurve.spent_ms + 1e3 * host_s

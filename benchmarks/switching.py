@@ -41,8 +41,8 @@ import numpy as np
 import edgespec
 from edgespec.bench.switch_calibration import forced_rows, prices_of, trace_of
 from edgespec.decode.writers import LARGE, SMALL, ModelTurn
-from edgespec.memory.device.device import cpu_name, usable_cores
-from edgespec.memory.report.report import render_switching
+from edgespec.memory.device.host import cpu_name, usable_cores
+from edgespec.memory.report.profile_page import render_switching
 from edgespec.switching.engine import SwitchingEngine
 from edgespec.switching.entropy import entropy_nats
 from edgespec.switching.forecast import Forecast, choose, sweep

@@ -15,8 +15,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from edgespec.common import common_length
 from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.prefix import common_prefix_length
 from edgespec.setup.loading import load
 
 _CONTEXT = 1024
@@ -46,7 +46,7 @@ def ask(
                 continue
             ids = engine.generate(prompt, max_tokens=_ANSWER["spec_bench"]).token_ids
             theirs = answers.setdefault(prompt, ids)
-            same = common_length(ids, theirs)
+            same = common_prefix_length(ids, theirs)
             shared.append(1.0 if ids == theirs else same / max(1, len(theirs)))
     return {
         "gsm8k_exact": right / len(problems["gsm8k"]),

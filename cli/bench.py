@@ -22,9 +22,7 @@ _SHORT = 9  # letters of a name that fits over a column
 
 @options.takes_shared_options
 def bench(
-    model: Annotated[
-        str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
-    ] = None,
+    model: options.ModelOptions = options.EMBEDDED,
     prompts: Annotated[
         Path | None,
         typer.Option("--prompts", help="JSON lines like Spec-Bench's. Default: twenty, built in."),
@@ -53,7 +51,6 @@ def bench(
     """
     from edgespec.bench.measure import bench as measure
     from edgespec.measure.prompts import PROMPTS, first_of_each_task, read_prompts
-    from edgespec.memory.device.neighbours import BUSY
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.prompt_size import most_prompt_tokens
 
@@ -65,15 +62,10 @@ def bench(
     chosen = list(PROMPTS) if prompts is None else read_prompts(prompts)
     if per_task is not None:
         chosen = first_of_each_task(chosen, per_task)
-    spec = read_model(options.model_path(model))
+    spec = read_model(model.path(settings.each[0][1]))
     longest = most_prompt_tokens(spec, (prompt.text for prompt in chosen))
-    requests = [
-        (
-            label,
-            one.request(prompt_tokens=longest, max_tokens=max_tokens, is_plain_greedy=True),
-        )
-        for label, one in settings.each
-    ]
+    sizes = {"prompt_tokens": longest, "max_tokens": max_tokens}
+    requests = [(label, one.request(**sizes, is_plain_greedy=True)) for label, one in settings.each]
     progress = Progress()
     try:
         measured = measure(
@@ -87,11 +79,7 @@ def bench(
         )
     finally:
         progress.clear()
-    if measured["busy_neighbours"] > BUSY:
-        note(
-            f"warning: other programs kept {measured['busy_neighbours']:.1f} cores busy meanwhile; "
-            "an idle machine is faster, and ratios differ"
-        )
+    _warn_if_busy(measured["busy_neighbours"])
     # First what took minutes: a file that cannot be written must not cost it.
     print(json.dumps(measured) if as_json else bench_text(measured), flush=True)
     if html is not None:
@@ -102,12 +90,21 @@ def bench(
         note(f"answers: {csv_file}")
 
 
+def _warn_if_busy(cores: float) -> None:
+    from edgespec.memory.device.neighbours import BUSY
+
+    if cores > BUSY:
+        note(
+            f"warning: other programs kept {cores:.1f} cores busy meanwhile; an idle machine is "
+            "faster, and ratios differ"
+        )
+
+
 def _drafters(given: Sequence[str]) -> list[str]:
     """Lists of drafters; "plain" is another word for "none"."""
-    drafters = ["none" if name == "plain" else name for name in given or ("none", "auto")]
-    for name in drafters:
+    for name in given:
         options.check_drafter(name)
-    return drafters
+    return ["none" if name == options.PLAIN else name for name in given or ("none", "auto")]
 
 
 def _page_writer(html: Path | None) -> Any:

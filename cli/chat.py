@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from edgespec.cli import options
+from edgespec.cli import answer_options, options
+from edgespec.cli.connect import ConnectOption, Settings, chat_connected
 from edgespec.cli.render import error
 from edgespec.cli.tint import COLORS, NONE, ColorOption
 from edgespec.errors import EdgespecError
@@ -17,9 +18,7 @@ from edgespec.errors import EdgespecError
 
 @options.takes_shared_options
 def chat(
-    model: Annotated[
-        str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
-    ] = None,
+    model: options.ModelOptions = options.EMBEDDED,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
     max_tokens: options.MaxTokensOption = 1024,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
@@ -34,8 +33,9 @@ def chat(
     ] = False,
     color: ColorOption = NONE,
     plan_options: options.PlanOptions = options.DEFAULTS,
-    sampling_options: options.SamplingOptions = options.GREEDY,
-    format_options: options.FormatOptions = options.ANY_FORMAT,
+    sampling_options: answer_options.SamplingOptions = answer_options.GREEDY,
+    format_options: answer_options.FormatOptions = answer_options.ANY_FORMAT,
+    connect: ConnectOption = None,
 ) -> None:
     """Hold a conversation. Example: edgespec chat model.gguf --system "Be brief."
 
@@ -44,6 +44,14 @@ def chat(
     line between two.
     """
     options.one_of("--color", color, COLORS)
+    if connect is not None:
+        if load is not None or no_shift:
+            raise typer.BadParameter("--load and --no-shift are for a model of this process")
+        settings = Settings.of(
+            model, max_tokens, stop, plan_options, sampling_options, format_options
+        )
+        chat_connected(connect, settings, system, color=color)
+        return
     sampling, texts = sampling_options.params(), format_options.texts()
     from edgespec.cli.chat_commands import handle
     from edgespec.cli.chat_input import interface_bytes, read_messages
@@ -51,12 +59,12 @@ def chat(
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.prompt_size import most_prompt_tokens
 
-    spec = read_model(options.model_path(model))
+    spec = read_model(model.path(plan_options))
     request = plan_options.request(
         prompt_tokens=most_prompt_tokens(spec, [system or ""]), max_tokens=max_tokens
     )
     request = replace(request, interface_bytes=interface_bytes())
-    with Chat(model, request, color=color, answer_format=texts) as talk:
+    with Chat(model.name, request, color=color, answer_format=texts) as talk:
         session = talk.session
         session.system, session.sampling, session.max_tokens = system, sampling, max_tokens
         session.stop, session.shift = tuple(stop or ()), not no_shift
@@ -69,7 +77,7 @@ def chat(
             except EdgespecError as problem:
                 failed = True
                 error(problem)
-            if talk.left:
+            if not talk.next_line.is_wanted:
                 break
         if failed and not sys.stdin.isatty():
             raise typer.Exit(1)

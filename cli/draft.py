@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli import options
+from edgespec.cli.command import Command
 from edgespec.cli.render import Progress, note, printable, size_text, table
-from edgespec.common import expanded
 from edgespec.errors import UnsupportedError
+from edgespec.paths import expanded
 
 if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
@@ -24,7 +25,7 @@ draft_app = typer.Typer(
 )
 
 
-@draft_app.command()
+@draft_app.command(cls=Command)
 def train(
     model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The drafter's file.")] = Path(
@@ -74,7 +75,7 @@ def train(
     print(json.dumps(report) if as_json else printable(_training_text(report)))
 
 
-@draft_app.command()
+@draft_app.command(cls=Command)
 def build(
     model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The drafter's file.")] = Path(
@@ -146,7 +147,7 @@ def _blocks(text: str) -> list[int]:
     return blocks
 
 
-@draft_app.command()
+@draft_app.command(cls=Command)
 def info(
     drafter: Annotated[Path, typer.Argument(help="A drafter's GGUF file.")],
     as_json: options.JsonOption = False,

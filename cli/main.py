@@ -14,6 +14,8 @@ import typer
 
 from edgespec.cli.bench import bench
 from edgespec.cli.chat import chat
+from edgespec.cli.command import Command
+from edgespec.cli.config import config_app
 from edgespec.cli.doctor import doctor
 from edgespec.cli.draft import draft_app
 from edgespec.cli.models import models_app
@@ -23,6 +25,7 @@ from edgespec.cli.quantize import quantize
 from edgespec.cli.remembered import remembered
 from edgespec.cli.render import error, note, show_warnings
 from edgespec.cli.run import run
+from edgespec.cli.serve import serve
 from edgespec.errors import EdgespecError
 from edgespec.models.writing import is_full, reason
 
@@ -30,19 +33,21 @@ app = typer.Typer(
     name="edgespec",
     help="Run quantized language models as fast as this device can produce correct tokens.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(run)
-app.command()(chat)
-app.command()(plan)
-app.command()(profile)
-app.command()(bench)
-app.command()(quantize)
-app.command()(doctor)
-app.command()(remembered)
+app.command(cls=Command)(run)
+app.command(cls=Command)(chat)
+app.command(cls=Command)(serve)
+app.command(cls=Command)(plan)
+app.command(cls=Command)(profile)
+app.command(cls=Command)(bench)
+app.command(cls=Command)(quantize)
+app.command(cls=Command)(doctor)
+app.command(cls=Command)(remembered)
+app.add_typer(config_app, name="config")
 app.add_typer(draft_app, name="draft")
 app.add_typer(models_app, name="models")
 

@@ -1,4 +1,4 @@
-"""`edgespec models`: look at model files, and make some."""
+"""`edgespec models`: what is here, what the hub has, and files from them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,86 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli import options
+from edgespec.cli.command import Command
 from edgespec.cli.render import Progress, note, printable, size_text, table
-from edgespec.common import expanded
 from edgespec.errors import EdgespecError, UnsupportedError
+from edgespec.paths import expanded
 
 if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
 
 models_app = typer.Typer(
-    help="Look at model files, or export one.", no_args_is_help=True, rich_markup_mode=None
+    help="List, fetch, look at, remove or export models.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
-@models_app.command()
+@models_app.command(name="list", cls=Command)
+@options.takes_shared_options
+def list_(
+    plan_options: options.PlanOptions = options.DEFAULTS, as_json: options.JsonOption = False
+) -> None:
+    """List the models on this machine, with what they would take and how fast they would be.
+
+    Looks into the caches of the Hugging Face hub, llama.cpp, Ollama and LM Studio, and into the
+    folders that EDGESPEC_MODELS names. Speeds are of files that were measured here.
+    """
+    from edgespec.cli.models_list import list_models
+
+    list_models(plan_options.request(is_plain_greedy=True), as_json=as_json)
+
+
+@models_app.command(cls=Command)
+@options.takes_shared_options
+def pull(
+    name: Annotated[str, typer.Argument(help="hf:OWNER/REPO[:QUANT], or .../FILE.gguf.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Fetch it even if this machine could not run it.")
+    ] = False,
+    plan_options: options.PlanOptions = options.DEFAULTS,
+) -> None:
+    """Fetch a model of the Hugging Face hub. Example: edgespec models pull hf:OWNER/REPO:Q4_K_M
+
+    It is planned from its header before its weights are fetched, and goes where llama.cpp looks
+    for it, too. Without QUANT it is Q4_K_M, then Q8_0, then the first file. Prints its path.
+    """
+    from edgespec.cli import hub
+    from edgespec.models.hub.resolve import hub_name, missing
+
+    found = hub_name(name) or hub_name(f"hf:{name}")
+    if found is None:
+        raise missing(name)
+    print(hub.pull(*found, None if force else plan_options.request(is_plain_greedy=True)))
+
+
+@models_app.command(cls=Command)
+def remove(
+    name: Annotated[str, typer.Argument(help="A name that `models list` shows.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove a fetched model from the hub's cache. What other programs keep stays theirs."""
+    from edgespec.models.hub import fetching
+    from edgespec.models.hub.caches import local_models
+    from edgespec.models.hub.resolve import missing
+
+    local = next((one for one in local_models() if name in (one.name, str(one.path))), None)
+    if local is None:
+        raise missing(name)
+    files = fetching.files_of(local)
+    size = size_text(local.file_bytes)
+    if not yes and not typer.confirm(f"remove {local.path} ({size})?", err=True):
+        note("nothing was removed")
+        raise typer.Exit(1)
+    for file in files:
+        file.unlink()
+    note(f"removed {name} ({size})")
+
+
+@models_app.command(cls=Command)
+@options.takes_shared_options
 def show(
-    model: Annotated[
-        str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
-    ] = None,
+    model: options.ModelOptions = options.EMBEDDED,
     pairs: Annotated[
         Path | None, typer.Option("--pairs", help="Which GGUF files of this folder can draft.")
     ] = None,
@@ -36,7 +99,7 @@ def show(
     """Show what a model file says about itself, without reading its weights."""
     from edgespec.models.onnx.folder import read_model
 
-    spec = read_model(options.model_path(model))
+    spec = read_model(model.path())
     if pairs is not None:
         _show_pairs(spec, expanded(pairs), as_json)
         return
@@ -91,7 +154,7 @@ def _show_pairs(spec: ModelSpec, folder: Path, as_json: bool) -> None:
         print(printable(f"{row['file']}{shown}: {row['problem'] or 'can draft'}"))
 
 
-@models_app.command()
+@models_app.command(cls=Command)
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder of a Hugging Face model.")],
     output: Annotated[
@@ -126,7 +189,7 @@ def export(
     print(target)
 
 
-@models_app.command()
+@models_app.command(cls=Command)
 def path() -> None:
     """Print where the embedded model lies."""
     print(options.model_path(None))

@@ -11,18 +11,14 @@ from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
-from edgespec.common import expanded
 from edgespec.drafting.drafters import NAMES
-from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.footprint import KV_TYPE_BYTES
-from edgespec.memory.plan.request import DEVICES, LLAMACPP, ONNX, PREFERENCES, Request
-
-if TYPE_CHECKING:
-    from edgespec.sampling.sampling import SamplingParams
+from edgespec.memory.plan.options import BACKENDS, DEVICES, KERNELS, PREFERENCES
+from edgespec.memory.plan.request import Request
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)", re.IGNORECASE)
 _UNITS = {
@@ -31,14 +27,60 @@ _UNITS = {
     for power, letter in enumerate("kmgt", 1)
 }
 
-ModelArgument = Annotated[
-    str | None, typer.Argument(help="GGUF file, or folder of `models export`. Default: embedded.")
-]
 MAX_TOKENS = 512
+PLAIN = "plain"  # another word for the drafter "none"
 MaxTokensOption = Annotated[
-    int, typer.Option("--max-tokens", "-n", min=1, help="Most tokens of an answer.")
+    int, typer.Option("--max-tokens", "--n-predict", "-n", min=1, help="Most tokens of an answer.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+def _names_here(begun: str) -> list[str]:
+    """Names of models on this machine, for completion in a shell."""
+    from edgespec.models.hub.caches import local_models
+
+    return [one.name for one in local_models() if one.name.startswith(begun)]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model a command is about, for every command that takes one."""
+
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="GGUF file, ONNX folder, hf:OWNER/REPO[:QUANT], ollama:NAME[:TAG]. "
+            "Default: embedded.",
+            autocompletion=_names_here,
+        ),
+    ] = None
+    named: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="The model, where no argument names one.",
+            autocompletion=_names_here,
+        ),
+    ] = None
+    hf_repo: Annotated[
+        str | None,
+        typer.Option("--hf-repo", "-hf", help="OWNER/REPO[:QUANT] of the Hugging Face hub."),
+    ] = None
+
+    @property
+    def name(self) -> str | None:
+        """What was named, in whichever way; None is the embedded model."""
+        if self.model is not None:
+            return self.model  # --model may be a variable that stands for every command
+        return f"hf:{self.hf_repo.removeprefix('hf:')}" if self.hf_repo else self.named
+
+    def path(self, plan_options: PlanOptions | None = None) -> Path:
+        """The file or folder; see `model_path`."""
+        return model_path(self.name, plan_options)
+
+
+EMBEDDED = ModelOptions()
 
 
 @dataclass(frozen=True)
@@ -57,18 +99,25 @@ class PlanOptions:
     ] = "speed"
     ctx: Annotated[
         int | None,
-        typer.Option("--ctx", "-c", min=1, help="Tokens of context. Default: chosen to fit."),
+        typer.Option(
+            "--ctx", "--ctx-size", "-c", min=1, help="Tokens of context. Default: chosen to fit."
+        ),
     ] = None
     drafter: Annotated[
         str,
-        typer.Option("--drafter", help="auto, none, or a list of suffix, recycling, model."),
+        typer.Option("--drafter", help="auto, none or plain, or some of suffix, recycling, model."),
     ] = "auto"
     draft_model: Annotated[
-        Path | None,
-        typer.Option("--draft-model", help="GGUF to draft: a smaller model or an early exit."),
+        str | None,
+        typer.Option(
+            "--draft-model",
+            "--model-draft",
+            "-md",
+            help="GGUF to draft: a smaller model or an early exit.",
+        ),
     ] = None
     switch: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--switch", help="Smaller GGUF that writes where it is sure: lossy, faster."),
     ] = None
     draft_max: Annotated[
@@ -85,10 +134,20 @@ class PlanOptions:
             "--prefer context or ONNX Runtime need another).",
         ),
     ] = "auto"
+    cache_type_k: Annotated[
+        str | None,
+        typer.Option("--cache-type-k", "-ctk", help="As --kv-type; give --cache-type-v, too."),
+    ] = None
+    cache_type_v: Annotated[
+        str | None, typer.Option("--cache-type-v", "-ctv", help="The same as --cache-type-k.")
+    ] = None
     gpu_layers: Annotated[
         str,
         typer.Option(
-            "--gpu-layers", "-ngl", help="Layers on the GPU: a number, or auto (all that fit)."
+            "--gpu-layers",
+            "--n-gpu-layers",
+            "-ngl",
+            help="Layers on the GPU: a number, all, or auto (all that fit).",
         ),
     ] = "auto"
     threads: Annotated[
@@ -104,6 +163,10 @@ class PlanOptions:
     device: Annotated[
         str, typer.Option("--device", help="auto, cpu, gpu, or npu (through ONNX Runtime).")
     ] = "auto"
+    kernels: Annotated[
+        str,
+        typer.Option("--kernels", help="edgespec's own matrix kernels: auto (if faster), on, off."),
+    ] = "auto"
     exact: Annotated[
         bool, typer.Option("--exact", help="Only settings whose output equals plain decoding's.")
     ] = False
@@ -116,38 +179,45 @@ class PlanOptions:
         self, *, prompt_tokens: int = 0, max_tokens: int = 0, is_plain_greedy: bool = False
     ) -> Request:
         """A planner's request; a text that is no value of its option is misuse."""
-        one_of("--backend", self.backend, ("auto", LLAMACPP, ONNX))
+        one_of("--backend", self.backend, BACKENDS)
         one_of("--device", self.device, DEVICES)
         check_drafter(self.drafter)
-        one_of("--kv-type", self.kv_type, ("auto", *KV_TYPE_BYTES))
+        kv_type = self._kv_type()
         one_of("--prefer", self.prefer, PREFERENCES)
-        layers = self.gpu_layers
+        one_of("--kernels", self.kernels, KERNELS)
+        layers = "-1" if self.gpu_layers == "all" else self.gpu_layers
         if layers != "auto" and not re.fullmatch("-?[0-9]+", layers):
-            raise typer.BadParameter(f"--gpu-layers {layers} is neither a number nor auto")
+            raise typer.BadParameter(f"--gpu-layers {layers} is neither a number, all nor auto")
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        budget, values["context_size"] = values.pop("budget"), values.pop("ctx")
+        values["budget_bytes"] = None if budget is None else size_bytes("--budget", budget)
+        for name in ("draft_model", "switch"):
+            values[name] = None if values[name] is None else model_path(values[name])
+        del values["cache_type_k"], values["cache_type_v"]
+        values["kv_type"] = None if kv_type == "auto" else kv_type
+        values["drafter"] = "none" if self.drafter == PLAIN else self.drafter
+        values["gpu_layers"] = None if layers == "auto" else int(layers)
         return Request(
-            budget_bytes=None if self.budget is None else size_bytes("--budget", self.budget),
-            prefer=self.prefer,
-            backend=self.backend,
-            device=self.device,
-            context_size=self.ctx,
-            drafter=self.drafter,
-            draft_model=self.draft_model and expanded(self.draft_model),
-            switch=self.switch and expanded(self.switch),
-            draft_max=self.draft_max,
-            kv_type=None if self.kv_type == "auto" else self.kv_type,
-            gpu_layers=None if layers == "auto" else int(layers),
-            threads=self.threads,
-            exact=self.exact,
-            remember=self.remember,
+            **values,
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
             is_plain_greedy=is_plain_greedy,
         )
 
+    def _kv_type(self) -> str:
+        """The cache type, by either program's options."""
+        named = {self.cache_type_k, self.cache_type_v} - {None}
+        if named and (len(named) > 1 or None in (self.cache_type_k, self.cache_type_v)):
+            raise typer.BadParameter(
+                "--cache-type-k and --cache-type-v go together and are one type; or use --kv-type"
+            )
+        kv_type = named.pop() or "auto" if named else self.kv_type
+        one_of("--kv-type", kv_type, ("auto", *KV_TYPE_BYTES))
+        return kv_type
+
 
 DEFAULTS = PlanOptions()
 
-_HELP_IN_LISTS = {"drafter": "auto, plain, or a list of suffix, recycling, model."}
 _NOT_IN_LISTS = ("remember",)  # what was answered before would be drafted again
 
 
@@ -185,7 +255,6 @@ class PlanOptionLists:
             if kind is not bool:
                 shown = copy(option)
                 shown.metavar = f"<{kind.__name__.lower()}>..."
-                shown.help = _HELP_IN_LISTS.get(parameter.name, shown.help)
                 several: Any = Annotated[list[kind] | None, shown]  # type: ignore[valid-type]
                 parameter = parameter.replace(annotation=several, default=None)
             if parameter.name not in _NOT_IN_LISTS:
@@ -193,73 +262,6 @@ class PlanOptionLists:
 
 
 LISTS = PlanOptionLists()
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """How tokens are picked, for every command that generates."""
-
-    seed: Annotated[int | None, typer.Option("--seed", help="Random seed of sampling.")] = None
-    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0
-    top_k: Annotated[int, typer.Option("--top-k", help="Keep this many tokens; 0: all.")] = 0
-    top_p: Annotated[float, typer.Option("--top-p", help="Keep this probability mass.")] = 1.0
-    min_p: Annotated[float, typer.Option("--min-p", help="Drop below this x the best.")] = 0.0
-    repeat_penalty: Annotated[float, typer.Option("--repeat-penalty", help="1 is off.")] = 1.0
-    presence_penalty: Annotated[
-        float, typer.Option("--presence-penalty", help="Off the logits of tokens seen; 0 is off.")
-    ] = 0.0
-    frequency_penalty: Annotated[
-        float, typer.Option("--frequency-penalty", help="The same, for every time seen; 0 is off.")
-    ] = 0.0
-    logit_bias: Annotated[
-        list[str] | None, typer.Option("--logit-bias", help="TOKEN=BIAS, e.g. 42=-5.")
-    ] = None
-
-    def params(self) -> SamplingParams:
-        """Sampling parameters; values no model could honour are misuse."""
-        from edgespec.sampling.sampling import SamplingParams
-
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values["repetition_penalty"] = values.pop("repeat_penalty")
-        values["logit_bias"] = _biases(self.logit_bias or [])
-        try:
-            return SamplingParams(**values)
-        except UnsupportedError as problem:
-            raise typer.BadParameter(str(problem)) from problem
-
-
-GREEDY = SamplingOptions()
-
-
-@dataclass(frozen=True)
-class FormatOptions:
-    """What an answer has to look like, for every command that generates."""
-
-    grammar: Annotated[
-        Path | None, typer.Option("--grammar", help="GBNF file that answers keep to.")
-    ] = None
-    json_schema: Annotated[
-        Path | None, typer.Option("--json-schema", help="File; answers are JSON that fits it.")
-    ] = None
-
-    def texts(self) -> dict[str, str | None]:
-        """Arguments `grammar` and `json_schema` of `Engine.stream`."""
-        if self.grammar is not None and self.json_schema is not None:
-            raise typer.BadParameter("give --grammar or --json-schema, not both")
-        return {"grammar": read_text(self.grammar), "json_schema": read_text(self.json_schema)}
-
-
-ANY_FORMAT = FormatOptions()
-
-
-def read_text(path: Path | None) -> str | None:
-    """The text of a file that was named. Raises UnsupportedError where it cannot be read."""
-    try:
-        return None if path is None else path.read_text(encoding="utf-8", errors="replace")
-    except OSError as problem:
-        raise UnsupportedError(
-            f"cannot read {path}: {problem.strerror}", hint="name a text file"
-        ) from problem
 
 
 def takes_shared_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -298,17 +300,6 @@ def takes_shared_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-def _biases(texts: list[str]) -> tuple[tuple[int, float], ...]:
-    pairs = []
-    for text in texts:
-        token, _, bias = text.partition("=")
-        try:
-            pairs.append((int(token), float(bias)))
-        except ValueError:
-            raise typer.BadParameter(f"--logit-bias {text} is not TOKEN=BIAS") from None
-    return tuple(pairs)
-
-
 def size_bytes(option: str, text: str) -> int:
     """Bytes of a size such as 1.5GiB; a number alone has no unit and is misuse."""
     match = _SIZE.fullmatch(text.strip())
@@ -327,13 +318,21 @@ def one_of(option: str, value: str, values: tuple[str, ...]) -> None:
 
 
 def check_drafter(text: str) -> None:
-    """Misuse unless `text` is a list of drafters, "auto" or "none"."""
+    """Misuse unless `text` is a list of drafters, "auto", "none" or "plain"."""
     for name in text.split(","):
-        one_of("--drafter", name.strip(), ("auto", "none", *NAMES))
+        one_of("--drafter", name.strip(), ("auto", "none", PLAIN, *NAMES))
 
 
-def model_path(model: str | None) -> Path:
-    """The file or folder that was named, or the embedded model."""
+def model_path(model: str | None, plan_options: PlanOptions | None = None) -> Path:
+    """The file or folder that was named, or the embedded model.
+
+    One of the hub is fetched where it is not here, if what is planned with it fits.
+    Raises ModelNotFoundError, and DoesNotFitError or DownloadError for what is fetched.
+    """
+    from edgespec.cli.hub import fetcher
     from edgespec.models.embedded import embedded_model
+    from edgespec.models.hub.resolve import model_file
 
-    return embedded_model() if model is None else expanded(model)
+    if model is None:
+        return embedded_model()
+    return model_file(model, fetcher((plan_options or DEFAULTS).request))

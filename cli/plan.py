@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from edgespec.cli import options
+from edgespec.cli.answer_options import read_text
 from edgespec.cli.render import memory_json, printable, size_text, table
 from edgespec.memory.plan.plan import Alternative, Plan
 from edgespec.models.spec import ModelSpec
@@ -17,9 +18,7 @@ from edgespec.models.spec import ModelSpec
 
 @options.takes_shared_options
 def plan(
-    model: Annotated[
-        str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
-    ] = None,
+    model: options.ModelOptions = options.EMBEDDED,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="The prompt to plan for.")
     ] = None,
@@ -35,9 +34,9 @@ def plan(
     from edgespec.setup.planning import make_run_plan
     from edgespec.setup.prompt_size import most_prompt_tokens
 
-    spec = read_model(options.model_path(model))
+    spec = read_model(model.path(plan_options))
     request = plan_options.request(
-        prompt_tokens=most_prompt_tokens(spec, [options.read_text(file) or ""]),
+        prompt_tokens=most_prompt_tokens(spec, [read_text(file) or ""]),
         max_tokens=max_tokens,
         is_plain_greedy=True,
     )

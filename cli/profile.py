@@ -14,9 +14,7 @@ from edgespec.cli.render import Progress, note, printable, size_text, table
 
 @options.takes_shared_options
 def profile(
-    model: Annotated[
-        str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
-    ] = None,
+    model: options.ModelOptions = options.EMBEDDED,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write the memory-profile report here.")
     ] = None,
@@ -42,8 +40,8 @@ def profile(
         raise typer.BadParameter("give --large-share or --quality, not both")
     if plan_options.switch is None and (large_share is not None or quality is not None):
         raise typer.BadParameter("--large-share and --quality belong to --switch")
-    write_report = _report_writer(html)
-    spec = read_model(options.model_path(model))
+    write_profile = _report_writer(html)
+    spec = read_model(model.path(plan_options))
     request = plan_options.request(is_plain_greedy=True)
     progress = Progress()
     measured: dict[str, Any]
@@ -64,7 +62,7 @@ def profile(
     # First what took time: a file that cannot be written must not cost it.
     print(json.dumps(measured) if as_json else text(measured), flush=True)
     if html is not None:
-        write_report(measured, html)
+        write_profile(measured, html)
         note(f"report: {html}")
 
 
@@ -73,11 +71,11 @@ def _report_writer(html: Path | None) -> Any:
     if html is None:
         return None
     from edgespec.memory.report.page import require_place, require_plots
-    from edgespec.memory.report.report import write_report
+    from edgespec.memory.report.profile_page import write_profile
 
     require_plots()
     require_place(html)
-    return write_report
+    return write_profile
 
 
 def _text(measured: dict[str, Any]) -> str:

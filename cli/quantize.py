@@ -11,7 +11,7 @@ import typer
 
 from edgespec.cli import options
 from edgespec.cli.render import Progress, note, printable, size_text, table
-from edgespec.common import expanded
+from edgespec.paths import expanded
 
 if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
@@ -113,13 +113,14 @@ def quantize(
     from edgespec.models.onnx.folder import read_model
     from edgespec.models.spec import read_model_spec
 
-    modes = {"--type": file_type is not None, "--fit": fit is not None}
-    modes |= {"--tune": tune, "--compare": compare}
-    if sum(modes.values()) != 1:
-        raise typer.BadParameter("give one of --type, --fit, --tune and --compare")
-    mode = next(name for name, is_given in modes.items() if is_given)
-    if fit is not None and measure.imatrix is not None:
-        raise typer.BadParameter("--fit computes an importance matrix of its own: no --imatrix")
+    mode = _mode(
+        {
+            "--type": file_type is not None,
+            "--fit": fit is not None,
+            "--tune": tune,
+            "--compare": compare,
+        }
+    )
     given = {
         "--tensor": bool(tensor),
         "--threads": threads is not None,
@@ -132,15 +133,9 @@ def quantize(
         "--kv": kv,
         "--html": html is not None,
     }
-    for option, is_given in given.items():
-        if is_given and mode not in _GOES_WITH[option]:
-            raise typer.BadParameter(f"{option} goes with {' and '.join(_GOES_WITH[option])}")
-    if file_type is not None and measure.data is not None and measure.imatrix != "auto":
-        raise typer.BadParameter("--data goes with --imatrix auto here")
-    least, most = (1 if kv else 2, 99) if compare else (1 if tune else 2, 2)
-    if not least <= len(files) <= most:
-        raise typer.BadParameter("name a source and " + ("other files" if compare else "a target"))
-    spec, *others = (expanded(path) for path in files)
+    _check_options(mode, given, measure)
+    _check_files(mode, len(files), kv=kv)
+    spec, others = options.model_path(str(files[0])), [expanded(path) for path in files[1:]]
     source = read_model(spec) if compare else read_model_spec(spec)
     progress = Progress()
     try:
@@ -163,6 +158,40 @@ def quantize(
         raise typer.Exit(130)
 
 
+# -- misuse --------------------------------------------------------------------------------
+
+
+def _mode(modes: dict[str, bool]) -> str:
+    """The one that is asked for."""
+    if sum(modes.values()) != 1:
+        raise typer.BadParameter("give one of --type, --fit, --tune and --compare")
+    return next(name for name, is_given in modes.items() if is_given)
+
+
+def _check_options(mode: str, given: dict[str, bool], measure: MeasureOptions) -> None:
+    """Misuse where an option goes with another mode than this."""
+    if mode == "--fit" and measure.imatrix is not None:
+        raise typer.BadParameter("--fit computes an importance matrix of its own: no --imatrix")
+    for option, is_given in given.items():
+        if is_given and mode not in _GOES_WITH[option]:
+            raise typer.BadParameter(f"{option} goes with {' and '.join(_GOES_WITH[option])}")
+    if mode == "--type" and measure.data is not None and measure.imatrix != "auto":
+        raise typer.BadParameter("--data goes with --imatrix auto here")
+
+
+def _check_files(mode: str, count: int, *, kv: bool) -> None:
+    """Misuse where there are too few or too many files: the source is one of them."""
+    is_compared = mode == "--compare"
+    least = 1 if kv or mode == "--tune" else 2
+    most = 99 if is_compared else 2
+    if not least <= count <= most:
+        other = "other files" if is_compared else "a target"
+        raise typer.BadParameter(f"name a source and {other}")
+
+
+# -- what is asked for ---------------------------------------------------------------------
+
+
 def _change_type(
     spec: ModelSpec,
     target: Path,
@@ -173,7 +202,7 @@ def _change_type(
     progress: Progress,
 ) -> dict[str, Any]:
     from edgespec.files.quantizing import importance_matrix, require_matrix, unheeded
-    from edgespec.memory.device import device
+    from edgespec.memory.device import host
     from edgespec.quantize.convert import (
         Recipe,
         check_target,
@@ -193,7 +222,7 @@ def _change_type(
     with importance_matrix(spec, measure.imatrix, measure.path(), progress) as (path, named):
         recipe = Recipe(recipe.file_type, recipe.overrides, path, named)
         convert(
-            spec.path, target, recipe, threads=threads or device.usable_cores(), progress=progress
+            spec.path, target, recipe, threads=threads or host.usable_cores(), progress=progress
         )
     return {"target": str(target), "type": recipe.file_type, **_sizes(spec, target)}
 

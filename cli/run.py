@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.cli import options
+from edgespec.cli import answer_options, options
+from edgespec.cli.connect import ConnectOption, Settings, run_connected
 from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.cli.tint import COLORS, NONE, ColorOption, Tint
-from edgespec.common import expanded
 from edgespec.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -22,19 +22,21 @@ if TYPE_CHECKING:
     from edgespec.decode.generation import Result
     from edgespec.measure.divergence import Divergence
     from edgespec.memory.plan.plan import Plan
+    from edgespec.memory.plan.request import Request
     from edgespec.models.chat import Message
     from edgespec.models.spec import ModelSpec
-    from edgespec.sampling.sampling import SamplingParams
+    from edgespec.sampling.params import SamplingParams
 
 _WORTH_TELLING = 0.1  # of the steps
 
 
 @options.takes_shared_options
 def run(
-    model: Annotated[
-        str | None, typer.Argument(help="GGUF file or ONNX folder. Default: embedded.")
-    ] = None,
+    model: options.ModelOptions = options.EMBEDDED,
     prompt: Annotated[str | None, typer.Argument(help="Text. Default: --file or stdin.")] = None,
+    asked: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="The prompt, as an option.")
+    ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt here.")] = None,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
     raw: Annotated[
@@ -43,44 +45,46 @@ def run(
     max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
     plan_options: options.PlanOptions = options.DEFAULTS,
-    sampling_options: options.SamplingOptions = options.GREEDY,
-    format_options: options.FormatOptions = options.ANY_FORMAT,
+    sampling_options: answer_options.SamplingOptions = answer_options.GREEDY,
+    format_options: answer_options.FormatOptions = answer_options.ANY_FORMAT,
     color: ColorOption = NONE,
     check: Annotated[
         bool, typer.Option("--check", help="Generate again plainly and compare.")
     ] = False,
+    connect: ConnectOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Answer one prompt. Example: edgespec run model.gguf "Why is the sky blue?"
 
-    With one argument that is no model, it is the prompt of the embedded model.
+    One argument with a space in it is a prompt for the embedded model; one word names a model.
     """
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.prompt_size import most_prompt_tokens
 
     options.one_of("--color", color, COLORS)
-    model, prompt = _model_and_prompt(model, prompt)
+    if connect is not None:
+        if check:
+            raise typer.BadParameter("--check decodes plainly, which a server is not asked to do")
+        model, prompt = _served_and_prompt(model, prompt, asked)
+        settings = Settings.of(
+            model, max_tokens, stop, plan_options, sampling_options, format_options
+        )
+        text = _prompt_text(prompt, file)
+        run_connected(connect, settings, system, text, raw=raw, color=color, as_json=as_json)
+        return
+    model, prompt = _model_and_prompt(model, prompt, asked)
     text = _prompt_text(prompt, file)
     sampling = sampling_options.params()
     texts = format_options.texts()
-    spec = read_model(options.model_path(model))
+    spec = read_model(model.path(plan_options))
     messages = text if raw else _messages(system, text, spec)
     request = plan_options.request(
         prompt_tokens=most_prompt_tokens(spec, [messages], raw=raw),
         max_tokens=max_tokens,
         is_plain_greedy=sampling.is_plain_greedy and not any(texts.values()),
     )
-    if check and request.draft_model is not None and not sampling.is_greedy:
-        raise UnsupportedError(
-            "--check compares token by token, and drafts that a model draws give the same seed "
-            "another text of the same distribution",
-            hint="use --temperature 0, or leave out --draft-model",
-        )
-    if check and request.switch is not None:
-        raise UnsupportedError(
-            "--check compares with one model's plain decoding, and with --switch two models write",
-            hint="leave out one of them",
-        )
+    if check:
+        _require_comparable(request, sampling)
     cancel = cancel_on_interrupt()
     plan, engine = load_engine(spec, request, cancel, quiet=as_json)
     with engine:
@@ -109,18 +113,35 @@ def run(
 # -- what to run ---------------------------------------------------------------------------
 
 
-def _model_and_prompt(model: str | None, prompt: str | None) -> tuple[str | None, str | None]:
-    """With one argument, tell a model file from a prompt."""
-    if model is None or prompt is not None:
-        return model, prompt
-    return (model, None) if model.lower().endswith(".gguf") or _exists(model) else (None, model)
+def _model_and_prompt(
+    model: options.ModelOptions, prompt: str | None, asked: str | None
+) -> tuple[options.ModelOptions, str | None]:
+    """Tell what names a model from a prompt, where only one argument is given.
+
+    Raises ModelNotFoundError for a word that is neither.
+    """
+    from edgespec.models.hub.resolve import is_name, missing
+
+    if asked is not None and prompt is not None:
+        raise typer.BadParameter("give the prompt as an argument or with --prompt, not both")
+    given = model.model
+    if given is None or prompt is not None or is_name(given):
+        return model, asked if prompt is None else prompt
+    is_named = model.named is not None or model.hf_repo is not None
+    if asked is None and (is_named or not given.strip() or " " in given.strip() or "\n" in given):
+        return dataclasses.replace(model, model=None), given
+    problem = missing(given)
+    problem.hint = f"a prompt of one word is --prompt {given[:40]}; {problem.hint}"
+    raise problem
 
 
-def _exists(text: str) -> bool:
-    try:
-        return expanded(text).exists()
-    except (OSError, ValueError):  # too long for a name
-        return False
+def _served_and_prompt(
+    model: options.ModelOptions, prompt: str | None, asked: str | None
+) -> tuple[options.ModelOptions, str | None]:
+    """The same where a server has the model: one argument is the prompt."""
+    if prompt is None and asked is None:
+        return dataclasses.replace(model, model=None), model.model
+    return model, asked if prompt is None else prompt
 
 
 def _prompt_text(prompt: str | None, file: Path | None) -> str:
@@ -148,6 +169,21 @@ def _messages(system: str | None, text: str, spec: ModelSpec) -> str | list[Mess
     if spec.chat_template is None:
         raise UnsupportedError("this model has no chat template, so --system has no place")
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]
+
+
+def _require_comparable(request: Request, sampling: SamplingParams) -> None:
+    """Raise UnsupportedError where another text than plain decoding's is no mistake."""
+    if request.draft_model is not None and not sampling.is_greedy:
+        raise UnsupportedError(
+            "--check compares token by token, and drafts that a model draws give the same seed "
+            "another text of the same distribution",
+            hint="use --temperature 0, or leave out --draft-model",
+        )
+    if request.switch is not None:
+        raise UnsupportedError(
+            "--check compares with one model's plain decoding, and with --switch two models write",
+            hint="leave out one of them",
+        )
 
 
 # -- running -------------------------------------------------------------------------------

@@ -37,13 +37,15 @@ def load_engine(
     spec: ModelSpec, request: Request, cancel: threading.Event, *, quiet: bool
 ) -> tuple[Plan, Engine]:
     """Plan and load a model with a progress line; KeyboardInterrupt when cancelled meanwhile."""
-    from edgespec.setup.loading import load_plan
-    from edgespec.setup.planning import make_run_plan
+    from edgespec.setup.loading import load_plan, plan_to_load
 
-    plan = make_run_plan(spec, request)
+    progress = Progress()
+    try:
+        plan = plan_to_load(spec, request, progress)
+    finally:
+        progress.clear()
     if not quiet:
         note(headline(spec, plan))
-    progress = Progress()
     try:
         engine = load_plan(spec, plan, progress=progress)
     finally:

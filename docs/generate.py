@@ -83,7 +83,8 @@ def _command_text(name: str, command: Any) -> str:
             words.append(f"[{parameter.name.upper()}]")
             rows.append((parameter.name.upper(), getattr(parameter, "help", "") or ""))
         else:
-            names = ", ".join(f"`{option}`" for option in parameter.opts)
+            longs_first = sorted(parameter.opts, key=lambda option: not option.startswith("--"))
+            names = ", ".join(f"`{option}`" for option in longs_first)
             rows.append((names, (parameter.help or "") + _default(parameter)))
     table = "".join(f"| {left} | {_one_line(right)} |\n" for left, right in rows)
     head = "| argument or option | |\n| --- | --- |\n" if rows else ""

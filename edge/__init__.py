@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         BackendError,
         ContextFullError,
         DoesNotFitError,
+        DownloadError,
         EdgespecError,
         MissingDependencyError,
         ModelFileError,
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
         SessionFileError,
         UnsupportedError,
     )
+    from edgespec.memory.plan.options import LoadOptions
     from edgespec.memory.plan.plan import Plan
-    from edgespec.sampling.sampling import SamplingParams
+    from edgespec.sampling.params import SamplingParams
+    from edgespec.serve.server import Server
     from edgespec.setup.loading import load, plan
     from edgespec.switching.policy import SwitchPolicy
 
@@ -39,16 +42,19 @@ __all__ = [
     "ContextFullError",
     "Counters",
     "DoesNotFitError",
+    "DownloadError",
     "DraftModelWarning",
     "EdgespecError",
     "Engine",
     "GenerationOptions",
+    "LoadOptions",
     "MissingDependencyError",
     "ModelFileError",
     "ModelNotFoundError",
     "Plan",
     "Result",
     "SamplingParams",
+    "Server",
     "Session",
     "SessionFileError",
     "Span",
@@ -65,10 +71,12 @@ _MODULES = {
     "Counters": "decode.stats",
     "Engine": "decode.engine",
     "GenerationOptions": "decode.options",
+    "LoadOptions": "memory.plan.options",
     "Result": "decode.generation",
     "Stream": "decode.generation",
     "Plan": "memory.plan.plan",
-    "SamplingParams": "sampling.sampling",
+    "SamplingParams": "sampling.params",
+    "Server": "serve.server",
     "Session": "decode.session",
     "Span": "decode.generation",
     "SwitchPolicy": "switching.policy",

@@ -6,6 +6,7 @@
     ├── DoesNotFitError       (MemoryError)   the request needs more memory than there is
     ├── ContextFullError      (ValueError)    the prompt or the answer leaves no room in the context
     ├── UnsupportedError      (ValueError)    a backend, model or setting cannot do what was asked
+    ├── DownloadError         (OSError)       a model could not be fetched
     ├── SessionFileError      (ValueError)    a saved conversation cannot be read or written
     ├── MissingDependencyError (ImportError)  an optional package is not installed
     └── BackendError          (RuntimeError)  the inference library failed
@@ -47,6 +48,10 @@ class ContextFullError(EdgespecError, ValueError):
 
 class UnsupportedError(EdgespecError, ValueError):
     """A backend, model file or setting cannot honour what was asked."""
+
+
+class DownloadError(EdgespecError, OSError):
+    """A model could not be fetched: no connection, no permission, or not what was announced."""
 
 
 class SessionFileError(EdgespecError, ValueError):

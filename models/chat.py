@@ -49,6 +49,7 @@ def render_chat(
     bos_token: str = "",
     eos_token: str = "",
     add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """The prompt text of a conversation.
 
@@ -56,6 +57,7 @@ def render_chat(
         template: Jinja source (`tokenizer.chat_template`).
         messages: `{"role": ..., "content": ...}` in order; content is text or a list of
             `{"type": "text", "text": ...}`.
+        variables: what else the template may use by name, such as `tools`.
 
     Raises:
         UnsupportedError: the template refuses these messages (with its own words), or they are
@@ -70,21 +72,19 @@ def render_chat(
             f"the chat template has {len(template)} characters; that is no template"
         )
 
-    def refuse(message: str) -> NoReturn:
-        raise _Refused(message)
-
-    environment = _environment_class()(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = _now
-    environment.filters["tojson"] = _to_json
     try:
-        pieces = environment.from_string(template).generate(
-            messages=plain,
-            add_generation_prompt=add_generation_prompt,
-            bos_token=bos_token,
-            eos_token=eos_token,
+        pieces = (
+            _environment()
+            .from_string(template)
+            .generate(
+                {
+                    **(variables or {}),
+                    "messages": plain,
+                    "add_generation_prompt": add_generation_prompt,
+                    "bos_token": bos_token,
+                    "eos_token": eos_token,
+                }
+            )
         )
         return _joined(pieces)
     except _Refused as error:
@@ -102,6 +102,21 @@ def render_chat(
             f"the model's chat template fails: {error}",
             hint="use --raw to send the prompt as it is",
         ) from error
+
+
+def _environment() -> Any:
+    """What templates are rendered in, with the functions that they expect."""
+
+    def refuse(message: str) -> NoReturn:
+        raise _Refused(message)
+
+    environment = _environment_class()(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = _now
+    environment.filters["tojson"] = _to_json
+    return environment
 
 
 def plain_message(message: Message) -> dict[str, Any]:

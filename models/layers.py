@@ -6,6 +6,7 @@ Follows llama.cpp's reading of the same keys (`llama.cpp: src/llama-model.cpp`, 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 from edgespec.errors import ModelFileError
@@ -126,7 +127,7 @@ class Keys:
 
 
 class Layers:
-    """The per-layer facts; each is worked out from the ones above it."""
+    """The per-layer facts of a model. Raises ModelFileError, some of them when they are asked."""
 
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
@@ -141,33 +142,30 @@ class Layers:
         self.num_trunk = max(self.num - self.num_prediction, 0)
         self.embedding_size = keys.integer("embedding_length", low=1)
         self.feed_forward_size = keys.per_layer("feed_forward_length", self.num, 0)
-        self._kind()
-        heads_default = 0 if self.is_recurrent else None
-        self.num_heads = keys.per_layer("attention.head_count", self.num, heads_default)
-        self.kv_heads = self._kv_heads()
-        self.is_recurrent_layer = tuple(self._recurs(index) for index in range(self.num))
-        self.num_cached_heads = self._cached_heads()
-        self.window = self._window()
-        self.is_sliding = self._sliding()
-        if not any(self.is_sliding):
-            self.window = 0
-        self.key_length = self._head_lengths("key")
-        self.value_length = self._head_lengths("value")
-        if keys.integer("attention.key_length_mla", 0):
-            self.value_length = (0,) * self.num
-        self.state_values = self._state_values()
 
-    def _kind(self) -> None:
-        arch = self.keys.arch
-        unknown = arch not in _RECURRENT | _HYBRID and self.keys.has("ssm.")
-        has_heads = self.keys.has("attention.head_count")
-        self.is_recurrent = arch in _RECURRENT or (unknown and not has_heads)
-        self.is_hybrid = arch in _HYBRID or (unknown and has_heads)
+    # -- what has recurrent state ----------------------------------------------------------
 
-    def _kv_heads(self) -> tuple[int, ...]:
-        if self.keys.value("attention.head_count_kv") is None:
-            return self.num_heads
-        return self.keys.per_layer("attention.head_count_kv", self.num, None)
+    @cached_property
+    def _is_unknown(self) -> bool:
+        """Whether the file has recurrent state and the architecture is not in our tables."""
+        return self.keys.arch not in _RECURRENT | _HYBRID and self.keys.has("ssm.")
+
+    @cached_property
+    def is_recurrent(self) -> bool:
+        """Whether no layer has attention."""
+        unknown = self._is_unknown and not self.keys.has("attention.head_count")
+        return self.keys.arch in _RECURRENT or unknown
+
+    @cached_property
+    def is_hybrid(self) -> bool:
+        """Whether some layers have attention and others recurrent state."""
+        unknown = self._is_unknown and self.keys.has("attention.head_count")
+        return self.keys.arch in _HYBRID or unknown
+
+    @cached_property
+    def is_recurrent_layer(self) -> tuple[bool, ...]:
+        """Which layers have recurrent state."""
+        return tuple(self._recurs(index) for index in range(self.num))
 
     def _recurs(self, index: int) -> bool:
         arch = self.keys.arch
@@ -187,7 +185,24 @@ class Layers:
         interval = max(self.keys.integer("full_attention_interval", default), 1)
         return index < self.num_trunk and (index + 1) % interval != 0
 
-    def _cached_heads(self) -> tuple[int, ...]:
+    # -- heads -----------------------------------------------------------------------------
+
+    @cached_property
+    def num_heads(self) -> tuple[int, ...]:
+        """Query heads, by layer."""
+        return self.keys.per_layer(
+            "attention.head_count", self.num, 0 if self.is_recurrent else None
+        )
+
+    @cached_property
+    def kv_heads(self) -> tuple[int, ...]:
+        """Key-value heads, by layer."""
+        if self.keys.value("attention.head_count_kv") is None:
+            return self.num_heads
+        return self.keys.per_layer("attention.head_count_kv", self.num, None)
+
+    @cached_property
+    def num_cached_heads(self) -> tuple[int, ...]:
         """Key-value heads where a layer has its own cache, else 0."""
         arch = self.keys.arch
         end = self.num_trunk or self.num
@@ -202,6 +217,14 @@ class Layers:
             )
         )
 
+    # -- sliding windows -------------------------------------------------------------------
+
+    @property
+    def window(self) -> int:
+        """Tokens that a sliding layer sees; 0 where none slides."""
+        return self._window if any(self.is_sliding) else 0
+
+    @cached_property
     def _window(self) -> int:
         rule = _SLIDING.get(self.keys.arch)
         if rule is None or (self.keys.arch == "exaone4" and self.num_trunk != _EXAONE4_SLIDING):
@@ -209,9 +232,10 @@ class Layers:
         window = self.keys.integer("attention.sliding_window", rule.window)
         return rule.forced or window if window else 0
 
-    def _sliding(self) -> tuple[bool, ...]:
+    @cached_property
+    def is_sliding(self) -> tuple[bool, ...]:
         """Which layers slide, by the file's pattern if it has one, else by the table's period."""
-        if not self.window:
+        if not self._window:
             return (False,) * self.num
         rule = _SLIDING[self.keys.arch]
         pattern = self.keys.value("attention.sliding_window_pattern")
@@ -228,6 +252,18 @@ class Layers:
             for index in range(self.num)
         )
 
+    @cached_property
+    def key_length(self) -> tuple[int, ...]:
+        """Values in a head's key, by layer."""
+        return self._head_lengths("key")
+
+    @cached_property
+    def value_length(self) -> tuple[int, ...]:
+        """Values in a head's value, by layer; latent attention keeps them in the key."""
+        if self.keys.integer("attention.key_length_mla", 0):
+            return (0,) * self.num
+        return self._head_lengths("value")
+
     def _head_lengths(self, which: str) -> tuple[int, ...]:
         """Values in a head's key or value, by layer; sliding layers may have their own."""
         default = self.embedding_size // self.num_heads[0] if self.num_heads[0] else 0
@@ -235,7 +271,8 @@ class Layers:
         sliding = self.keys.integer(f"attention.{which}_length_swa", length)
         return tuple(sliding if slides else length for slides in self.is_sliding)
 
-    def _state_values(self) -> int:
+    @cached_property
+    def state_values(self) -> int:
         """Numbers of recurrent state of one sequence, as `llama_hparams::n_embd_r` and `_s`."""
         embedding, integer = self.embedding_size, self.keys.integer
         conv, inner = integer("ssm.conv_kernel", 0), integer("ssm.inner_size", 0)

@@ -17,7 +17,8 @@ from typing import TypeVar
 
 from edgespec.errors import ModelFileError
 from edgespec.models.content import content_hash
-from edgespec.models.gguf.reader import Gguf, GgufSpan, GgufTensor, GgufValue, read_gguf_shards
+from edgespec.models.gguf.reader import Gguf, GgufSpan, GgufTensor, GgufValue
+from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.layers import Keys, Layers
 
 _K = TypeVar("_K", bound=Hashable)
@@ -160,9 +161,7 @@ def read_model_spec(path: str | os.PathLike[str]) -> ModelSpec:
         files=tuple(shard.path for shard in shards),
         file_bytes=sum(shard.file_bytes for shard in shards),
         weight_bytes=sum(by_type.values()),
-        fingerprint=content_hash(
-            ((shard.path, shard.file_bytes) for shard in shards), header_hash(shards)
-        ),
+        fingerprint=_fingerprint(shards),
         arch=keys.arch,
         name=_label(first.text("general.name")) or first.path.stem,
         file_type=_file_type(first, by_type),
@@ -292,6 +291,11 @@ def _bytes_by(tensors: list[GgufTensor], key: Callable[[GgufTensor], _K]) -> Cou
     for tensor in tensors:
         sums[key(tensor)] += tensor.data_bytes
     return sums
+
+
+def _fingerprint(shards: Sequence[Gguf]) -> str:
+    files = ((shard.path, shard.file_bytes) for shard in shards)
+    return content_hash(files, header_hash(shards))
 
 
 def header_hash(shards: Sequence[Gguf]) -> str:

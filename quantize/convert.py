@@ -22,7 +22,8 @@ from typing import Any
 
 from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.models.gguf.ggml_types import GGML_TYPES, GgmlType
-from edgespec.models.gguf.reader import Gguf, GgufTensor, read_gguf, read_gguf_shards
+from edgespec.models.gguf.reader import Gguf, GgufTensor, read_gguf
+from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.processes import start_module
 from edgespec.models.writing import making, put_in_place, reason
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from edgespec.backends.llama.library import interrupts_kept
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
-from edgespec.models.gguf.reader import GgufSpan, read_gguf, read_part
+from edgespec.models.gguf.access import read_part
+from edgespec.models.gguf.reader import GgufSpan, read_gguf
 from edgespec.quantize.context import EvalContext
 from edgespec.quantize.gguf_writer import write_gguf
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.memory.report.page import (
     BLUE,
@@ -15,6 +15,9 @@ from edgespec.memory.report.page import (
     size_of,
     table_of,
 )
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 
 def render_losses(document: dict[str, Any], name: str) -> str:
@@ -63,7 +66,7 @@ def _draw_speeds(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.legend(loc="lower left")
 
 
-def _table(document: dict[str, Any]) -> str:
+def _table(document: dict[str, Any]) -> Markup:
     head = ["file", "size", "KL", "agreement", "perplexity", "t(1)", "t(4)", "t(8)"]
     head += ["plain t/s", "speculative t/s"]
     rows = []

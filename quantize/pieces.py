@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import UnsupportedError
+from edgespec.models.gguf.access import read_part
 from edgespec.models.gguf.ggml_types import GGML_TYPES
-from edgespec.models.gguf.reader import Gguf, GgufTensor, read_gguf, read_gguf_shards, read_part
+from edgespec.models.gguf.reader import Gguf, GgufTensor, read_gguf
+from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.writing import making, whole_file
 from edgespec.quantize.convert import TENSOR_TYPES, Recipe, convert, predict, require_disk
 from edgespec.quantize.gguf_writer import ALIGNMENT, i32, keys_of, u16, write_raw

@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 
 from edgespec.models.gguf.ggml_types import GgmlType
-from edgespec.models.gguf.reader import read_gguf_shards
+from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.quantize.context import EvalContext
 from edgespec.quantize.convert import Recipe, convert, kept_tensors
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.exits.texts import Chat
+from edgespec.models.exits.openings import Chat
 from edgespec.quantize.context import EvalContext
 
 LENGTH = 256  # tokens of a text

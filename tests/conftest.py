@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from edgespec.decode.engine import Engine
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+    parser.addoption("--slow", action="store_true", help="also run the slow tests, as CI does")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow"):
+    if config.getoption("--slow") or os.environ.get("CI"):
         return
     for item in items:
         if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason="takes minutes; run with --slow"))
+            item.add_marker(pytest.mark.skip(reason="slow; runs in CI and with --slow"))
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +37,29 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fresh_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are those of a process that holds nothing else, not those of a test runner."""
     if request.node.get_closest_marker("own_memory") is None:
-        monkeypatch.setattr("edgespec.memory.plan.plan.resident_bytes", lambda: 0)
-        monkeypatch.setattr("edgespec.memory.plan.plan.private_bytes", lambda: 0)
+        monkeypatch.setattr("edgespec.memory.plan.machine.resident_bytes", lambda: 0)
+        monkeypatch.setattr("edgespec.memory.plan.machine.private_bytes", lambda: 0)
+
+
+@pytest.fixture(scope="session")
+def measured_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache directory for tests that need measurements, but not to make them themselves."""
+    return tmp_path_factory.mktemp("measured-cache")
+
+
+@pytest.fixture(scope="session")
+def exact_engine(measured_cache: Path) -> Iterator[Engine]:
+    """The embedded model with exact settings, 256 tokens of context and drafts of up to 7.
+
+    One thread: a second one waits in a busy loop, which is slow wherever something else runs.
+    """
+    import edgespec
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGESPEC_CACHE", str(measured_cache))
+        patch.setattr("edgespec.backends.llama.context.TEAMS", _WholeTeams())
+        with edgespec.load(context_size=256, threads=1, draft_max=7, exact=True) as engine:
+            yield engine
 
 
 class _WholeTeams:
@@ -45,4 +72,4 @@ class _WholeTeams:
 @pytest.fixture(autouse=True)
 def whole_teams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps have all of their threads, whatever else computes while tests run."""
-    monkeypatch.setattr("edgespec.backends.llama.backend.TEAMS", _WholeTeams())
+    monkeypatch.setattr("edgespec.backends.llama.context.TEAMS", _WholeTeams())

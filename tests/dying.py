@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
+
+from edgespec.models.processes import stand_back
 
 DIED = 86
 LIMIT_S = 120.0
@@ -69,3 +72,20 @@ def dies_in_a_write(code: str, folder: Path, size: int) -> bool:
 def on_a_full_disk(code: str, folder: Path, size: int) -> subprocess.CompletedProcess[str]:
     """Run `code` where no file can get larger than `size` bytes."""
     return _run(code, folder, 0, size)
+
+
+# -- what a worker of `edgespec.bench.worker` can do instead of its work -----------------------
+
+
+def ends_with_status_3(_parent: Connection) -> None:
+    """Read no call and send no answer."""
+    sys.exit(3)
+
+
+def chatters(parent: Connection) -> None:
+    """Answer one call, printing from Python and from below it meanwhile."""
+    stand_back()
+    print("welcome\n" * 10_000, flush=True)
+    os.write(1, b"welcome\n" * 10_000)
+    _method, (model, *_) = parent.recv()
+    parent.send(("result", [str(model)]))

@@ -14,10 +14,13 @@ import pytest
 from hypothesis import settings
 
 from edgespec.errors import DoesNotFitError
+from edgespec.memory.bytes.footprint import RunShape, footprint
 from edgespec.memory.device.accelerators import Accelerator
-from edgespec.memory.plan.plan import Device, Plan, Settings
+from edgespec.memory.plan.machine import Machine
+from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.planner import make_plan
 from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.settings import Settings
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.gguf.ggml_types import GGML_TYPES
@@ -27,7 +30,7 @@ from edgespec.models.spec import ModelSpec
 MIB = 1 << 20
 INF = float("inf")
 TABLES = 3 * MIB  # of the drafter
-PLENTY = Device(64 << 30)
+PLENTY = Machine(64 << 30)
 TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
 quick = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 thorough = settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -114,7 +117,7 @@ def unmeasured(_settings: Settings) -> SpeedModel:
 
 def plan_of(
     spec: ModelSpec = SPEC,
-    machine: Device = PLENTY,
+    machine: Machine = PLENTY,
     speed_of: Callable[[Settings], SpeedModel] | None = None,
     max_step: int | None = None,
     kv_losses: Any = None,
@@ -150,3 +153,9 @@ def reason(plan: Plan, name: str) -> str:
 
 def gpu(free: int, shares: bool = False) -> tuple[Accelerator, ...]:
     return (Accelerator("GPU0", "Some GPU", 2 * free, free, shares),)
+
+
+def peak(**request: Any) -> int:
+    """Bytes of a plan with the smallest batch and no drafts."""
+    shape = RunShape(request.pop("context_size"), 32, 1, threads=2, **request)
+    return sum(part.nbytes for part in footprint(SPEC, shape))

@@ -18,8 +18,22 @@ IDS = np.array(sorted({*range(0, VOCABULARY, 2), VOCABULARY - 1}), np.int32)  # 
 Q4_0, Q8_0, F32 = (getattr(gguf.GGMLQuantizationType, name) for name in ("Q4_0", "Q8_0", "F32"))
 
 
-def write_model(path: Path, arch: str, kind: Any, seed: int = 5) -> Path:
-    """Random weights of type `kind`; gemma3 layers slide over 48 tokens, every other one."""
+def byte_tokens() -> list[str]:
+    """The 256 tokens of a byte-level BPE, as GPT-2 names them."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    names = {byte: chr(byte) for byte in shown}
+    hidden = (byte for byte in range(256) if byte not in names)
+    names |= {byte: chr(256 + place) for place, byte in enumerate(hidden)}
+    return [names[byte] for byte in range(256)]
+
+
+def write_model(
+    path: Path, arch: str, kind: Any, seed: int = 5, *, reads_bytes: bool = False
+) -> Path:
+    """Random weights of type `kind`; gemma3 layers slide over 48 tokens, every other one.
+
+    No text has tokens, unless it `reads_bytes`.
+    """
     source = np.random.default_rng(seed)
 
     def normal(rows: int, columns: int) -> NDArray[np.float32]:
@@ -48,7 +62,8 @@ def write_model(path: Path, arch: str, kind: Any, seed: int = 5) -> Path:
     writer.add_float32(f"{arch}.rope.freq_base", 10_000.0)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([f"<{i}>" for i in range(VOCABULARY)])
+    tokens = [*(byte_tokens() if reads_bytes else ()), *(f"<{i}>" for i in range(VOCABULARY))]
+    writer.add_token_list(tokens[:VOCABULARY])
     writer.add_token_types([gguf.TokenType.NORMAL] * VOCABULARY)
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(VOCABULARY - 1)

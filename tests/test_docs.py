@@ -23,7 +23,13 @@ def test_every_public_name_is_in_the_document_or_is_an_error() -> None:
 
 
 @pytest.mark.model
-def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("exact_engine")  # which has measured what exact settings are
+def test_the_examples_run(
+    measured_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread: a second one waits in a busy loop, which is slow wherever something else runs."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(measured_cache))
+    monkeypatch.setattr("edgespec.memory.device.host.usable_cores", lambda: 1)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "examples"}
     try:

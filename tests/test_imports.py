@@ -81,10 +81,10 @@ FOLDERS = {
 # The rooms (docs/architecture.md). What a module needs when it runs is in its own room or in one to
 # the right of it, whether it is imported at the top of a file or inside a function.
 ROOMS = (
-    *("cli", "bench", "files", "exits", "setup", "switching", "decode", "drafting"),
+    *("cli", "serve", "bench", "files", "exits", "setup", "switching", "decode", "drafting"),
     *("measure", "sampling", "quantize", "backends", "memory", "models"),
 )
-BASE = ("edgespec.errors", "edgespec.progress", "edgespec.common")  # everybody's
+BASE = ("edgespec.errors", "edgespec.progress", "edgespec.paths", "edgespec.prefix")  # everybody's
 
 # Rooms that know no inference library, and what they may import of the backends; and the library
 # of which the quantizer and the values of its types are functions.
@@ -180,8 +180,10 @@ def test_imports_point_one_way() -> None:
 
 def test_imports_for_types_are_what_is_left_out() -> None:
     tree = MODULES["edgespec.backends.tree"]
-    assert "edgespec.sampling.laws" in {target for _, target in imports_of(tree)}
-    assert "edgespec.sampling.laws" not in {target for _, target in imports_of(tree, types=False)}
+    assert "edgespec.sampling.distributions" in {target for _, target in imports_of(tree)}
+    assert "edgespec.sampling.distributions" not in {
+        target for _, target in imports_of(tree, types=False)
+    }
 
 
 def test_imports_are_absolute_and_name_the_file_that_defines() -> None:

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "compiler.h"
 #include "tables.h"
 
 namespace edgespec {
@@ -11,8 +12,17 @@ namespace {
 
 // Best first. Every set has all types; what a set lacks would be left out of its table.
 const InstructionSet* const kSets[] = {
-#if defined(__x86_64__) || defined(_M_X64)
-    &kAvx512Vnni,
+#if defined(__x86_64__)
+#if defined(__linux__)
+    &kAmx,
+#endif
+    &kAvx512Vnni, &kAvxVnni,     &kAvx2,
+#endif
+#if defined(HAVE_I8MM)
+    &kNeonI8mm,
+#endif
+#if defined(HAVE_DOTPROD)
+    &kNeonDotprod,
 #endif
     &kScalar,
 };

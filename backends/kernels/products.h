@@ -59,6 +59,9 @@ struct Format {
                      float* out, int64_t out_stride);
 };
 
+// Values [k] of one row of panels, as floats.
+void unpack_row(const Format& format, const uint8_t* panels, int64_t row, int64_t k, float* values);
+
 // The product for this processor, or nullptr for what has none (odd sizes too).
 const Format* find(int ggml_type, int64_t rows, int64_t k);
 

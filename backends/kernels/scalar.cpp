@@ -3,34 +3,11 @@
 #include <cmath>
 #include <cstring>
 
+#include "panel_values.h"
 #include "tables.h"
 
 namespace edgespec {
 namespace {
-
-float half(const uint8_t* at) {
-    uint16_t bits;
-    memcpy(&bits, at, 2);
-    int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    float value = exponent == 31   ? (fraction ? NAN : INFINITY)
-                  : exponent == 0 ? std::ldexp(float(fraction), -24)
-                                  : std::ldexp(float(1024 + fraction), exponent - 25);
-    return bits >> 15 ? -value : value;
-}
-
-// The signed weight of one row and column of a group.
-template <class F>
-int weight(const uint8_t* group, int row, int column) {
-    int quad = column / 4, at = 4 * row + column % 4;
-    if (F::type == Q8_0::type) return group[F::low + 64 * quad + at] - 128;
-    int low = group[F::low + 64 * (quad % 4) + at] >> (quad / 4 * 4) & 15;
-    if (F::type == Q4_0::type) return low - 8;
-    if (F::type == IQ4_NL::type) return kIq4nl[low] - 128;
-    if (F::type == Q5_K::type) return low | (group[F::high + at] >> quad & 1) << 4;
-    if (F::type == Q6_K::type)
-        return (low | (group[F::high + 64 * (quad / 4) + at] >> (quad % 4 * 2) & 3) << 4) - 32;
-    return low;
-}
 
 template <class F>
 int32_t dot(const uint8_t* group, int row, const int8_t* x, int first, int end) {
@@ -44,12 +21,12 @@ template <class F>
 float add_group(float sum, const uint8_t* block, int g, int row, const ActivationBlock& x) {
     const uint8_t* group = block + F::header + g * F::group_bytes;
     float scale = half(block + 2 * row);
-    int32_t product = dot<F>(group, row, x.values, 0, 32);
+    float product = float(dot<F>(group, row, x.values, 0, 32));
     if (F::type == Q6_K::type)
-        product = dot<F>(group, row, x.values, 0, 16) * int8_t(group[row]) +
-                  dot<F>(group, row, x.values, 16, 32) * int8_t(group[16 + row]);
+        product = std::fma(float(dot<F>(group, row, x.values, 16, 32)), float(int8_t(group[16 + row])),
+                           float(dot<F>(group, row, x.values, 0, 16)) * float(int8_t(group[row])));
     if (F::type == Q4_K::type || F::type == Q5_K::type) scale = scale * float(group[row]);
-    sum = std::fma(float(product), scale * x.scale, sum);
+    sum = std::fma(product, scale * x.scale, sum);
     if (F::header < 64) return sum;
     float minimum = half(block + 32 + 2 * row);
     if (F::groups > 1) minimum = minimum * -float(group[16 + row]);
@@ -77,20 +54,26 @@ struct Multiply {
     }
 };
 
+// The largest size of a block's activations, or NaN if one of them is not finite.
 float largest(const float* x) {
     float max = 0;
-    for (int i = 0; i < 32; i++) max = std::fmax(max, std::fabs(x[i]));
+    for (int i = 0; i < 32; i++) {
+        if (!std::isfinite(x[i])) return NAN;
+        max = std::fmax(max, std::fabs(x[i]));
+    }
     return max;
 }
 
+// Blocks whose largest value is below 1e-36 count as zero. Those that are not finite have a scale of NaN.
 void quantize_block(const float* x, ActivationBlock& to) {
-    float max = largest(x), inverse = max > 0 ? 127 / max : 0;
+    float max = largest(x);
+    bool counts = max >= 1e-36f;
     int32_t sums[2] = {0, 0};
     for (int i = 0; i < 32; i++) {
-        to.values[i] = int8_t(std::nearbyint(x[i] * inverse));
+        to.values[i] = counts ? int8_t(std::nearbyint(x[i] * (127 / max))) : 0;
         sums[i / 16] += to.values[i];
     }
-    to.scale = max / 127;
+    to.scale = counts ? max / 127 : 0 * max;
     to.scaled_sum = to.scale * float(sums[0] + sums[1]);
     to.less_8 = -8 * (sums[0] + sums[1]);
     to.less_128 = -128 * (sums[0] + sums[1]);

@@ -34,8 +34,16 @@ constexpr InstructionSet table(const char* name, bool (*runs_here)(), Quantize q
 }
 
 extern const InstructionSet kScalar;
-#if defined(__x86_64__) || defined(_M_X64)
-extern const InstructionSet kAvx512Vnni;
+#if defined(__x86_64__)
+extern const InstructionSet kAmx, kAvx512Vnni, kAvxVnni, kAvx2;
+// What compilers' own __builtin_cpu_supports does not know, or not all of them.
+bool has_f16c();
+bool has_avx_vnni();
+bool has_amx();
+#elif defined(__aarch64__)
+extern const InstructionSet kNeonI8mm, kNeonDotprod;
+bool has_dotprod();
+bool has_i8mm();
 #endif
 
 }  // namespace edgespec

@@ -2,114 +2,161 @@
 // of vectors V (see avx512_vnni.cpp) under its own target and then includes this file inside its namespace,
 // so that no code of one instruction set is linked into another's.
 
-// Weights of one group, unpacked for all columns of a tile.
-template <class V>
-struct Group {
-    typename V::Bytes quads[8];
-    typename V::Float scale, minimum;
-    typename V::Int small[2];
-};
-
-template <class V, class F>
-INLINE void unpack_high(const uint8_t* group, Group<V>& to) {
-    typename V::Bytes bits = V::load(group + F::high);
-    if constexpr (F::type == Q5_K::type) {
-        to.quads[0] = V::with_bits(to.quads[0], V::template left<4>(bits), 0x10);
-        to.quads[1] = V::with_bits(to.quads[1], V::template left<3>(bits), 0x10);
-        to.quads[2] = V::with_bits(to.quads[2], V::template left<2>(bits), 0x10);
-        to.quads[3] = V::with_bits(to.quads[3], V::template left<1>(bits), 0x10);
-        to.quads[4] = V::with_bits(to.quads[4], bits, 0x10);
-        to.quads[5] = V::with_bits(to.quads[5], V::template right<1>(bits), 0x10);
-        to.quads[6] = V::with_bits(to.quads[6], V::template right<2>(bits), 0x10);
-        to.quads[7] = V::with_bits(to.quads[7], V::template right<3>(bits), 0x10);
-    } else {
-        for (int half = 0; half < 2; half++) {
-            typename V::Bytes* quads = to.quads + 4 * half;
-            bits = V::load(group + F::high + 64 * half);
-            quads[0] = V::with_bits(quads[0], V::template left<4>(bits), 0x30);
-            quads[1] = V::with_bits(quads[1], V::template left<2>(bits), 0x30);
-            quads[2] = V::with_bits(quads[2], bits, 0x30);
-            quads[3] = V::with_bits(quads[3], V::template right<2>(bits), 0x30);
-        }
-    }
-}
-
-template <class V, class F>
-INLINE void unpack_values(const uint8_t* group, Group<V>& to) {
+// Quad I of a group: 4 unsigned weights of 16 rows.
+template <class V, class F, int I>
+INLINE typename V::Bytes quad(const uint8_t* group) {
     if constexpr (F::type == Q8_0::type) {
-        for (int i = 0; i < 8; i++) to.quads[i] = V::load(group + 64 * i);
-        return;
+        return V::load(group + 64 * I);
+    } else {
+        typename V::Bytes pair = V::load(group + F::low + 64 * (I % 4));
+        typename V::Bytes low = V::masked(V::template left<I < 4 ? 0 : -4>(pair), 15);
+        if constexpr (F::type == IQ4_NL::type) return V::lookup(kIq4nl, low);
+        if constexpr (F::type == Q5_K::type)
+            return V::with_bits(low, V::template left<4 - I>(V::load(group + F::high)), 0x10);
+        if constexpr (F::type == Q6_K::type)
+            return V::with_bits(low, V::template left<4 - I % 4 * 2>(V::load(group + F::high + 64 * (I / 4))), 0x30);
+        return low;
     }
-    for (int i = 0; i < 4; i++) {
-        typename V::Bytes pair = V::load(group + F::low + 64 * i);
-        to.quads[i] = V::masked(pair, 15);
-        to.quads[i + 4] = V::masked(V::template right<4>(pair), 15);
-    }
-    if constexpr (F::type == IQ4_NL::type)
-        for (int i = 0; i < 8; i++) to.quads[i] = V::lookup(kIq4nl, to.quads[i]);
-    if constexpr (F::high < F::group_bytes) unpack_high<V, F>(group, to);
 }
 
+// What a column's integer sum starts with: unsigned weights are that much too large.
 template <class V, class F>
-INLINE void unpack(const uint8_t* block, int g, Group<V>& to) {
-    const uint8_t* group = block + F::header + g * F::group_bytes;
-    unpack_values<V, F>(group, to);
-    to.scale = V::halves(block);
-    if constexpr (F::header == 64) to.minimum = V::halves(block + 32);
+INLINE int32_t start(const ActivationBlock& x, int half) {
+    if (F::type == Q4_0::type) return x.less_8;
+    if (F::type == Q8_0::type || F::type == IQ4_NL::type) return V::signed_wide ? 0 : x.less_128;
+    return F::type == Q6_K::type ? x.less_32[half] : 0;
+}
+
+// One quad for all columns and P panels before the next quad: sums do not wait for each other, and every
+// broadcast of activations serves P panels. Panels lie `apart` bytes from each other.
+template <class V, class F, int I, int P, int N>
+INLINE void add_quad(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
+                     typename V::Int (*sums)[P]) {
+    constexpr bool wide = F::type == Q8_0::type || F::type == IQ4_NL::type;
+    typename V::Bytes weights[P];
+    for (int p = 0; p < P; p++) weights[p] = quad<V, F, I>(group + p * apart);
+    UNROLL for (int t = 0; t < N; t++) {
+        auto four = V::all_quads(x[t * stride].values + 4 * I);
+        for (int p = 0; p < P; p++) sums[t][p] = V::template dot<wide>(sums[t][p], weights[p], four);
+    }
+}
+
+template <class V, class F, int First, int P, int N>
+INLINE void add_half(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
+                     typename V::Int (*sums)[P]) {
+    add_quad<V, F, First, P, N>(group, apart, x, stride, sums);
+    add_quad<V, F, First + 1, P, N>(group, apart, x, stride, sums);
+    add_quad<V, F, First + 2, P, N>(group, apart, x, stride, sums);
+    add_quad<V, F, First + 3, P, N>(group, apart, x, stride, sums);
+}
+
+template <class V, class F, int P, int N>
+INLINE void start_sums(const ActivationBlock* x, int64_t stride, int half, typename V::Int (*sums)[P]) {
+    UNROLL for (int t = 0; t < N; t++)
+        for (int p = 0; p < P; p++) sums[t][p] = V::all(start<V, F>(x[t * stride], half));
+}
+
+// Products of a group and a block of N columns as floats; all are exact.
+template <class V, class F, int P, int N>
+INLINE void group_products(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
+                           typename V::Float (*to)[P]) {
+    typename V::Int sums[N][P];
+    start_sums<V, F, P, N>(x, stride, 0, sums);
+    add_half<V, F, 0, P, N>(group, apart, x, stride, sums);
     if constexpr (F::type == Q6_K::type) {
-        to.small[0] = V::signed_bytes(group);
-        to.small[1] = V::signed_bytes(group + 16);
-    } else if constexpr (F::groups > 1) {
-        to.scale = V::times(to.scale, V::to_float(V::unsigned_bytes(group)));
-        to.minimum = V::times(to.minimum, V::to_float(V::negative(V::unsigned_bytes(group + 16))));
+        for (int p = 0; p < P; p++) {
+            typename V::Float small = V::signed_bytes(group + p * apart);
+            UNROLL for (int t = 0; t < N; t++) to[t][p] = V::times(V::to_float(sums[t][p]), small);
+        }
+        start_sums<V, F, P, N>(x, stride, 1, sums);
     }
-}
-
-// Integer product of a group and a block of one column.
-template <class V, class F>
-INLINE typename V::Int product(const Group<V>& w, const ActivationBlock& x) {
-    if constexpr (F::type == Q8_0::type || F::type == IQ4_NL::type) return V::template dot_wide<0, 8>(w.quads, x, x.less_128);
-    if constexpr (F::type == Q6_K::type)
-        return V::scaled_sum(V::template dot<0, 4>(w.quads, x, x.less_32[0]), w.small[0],
-                             V::template dot<4, 8>(w.quads, x, x.less_32[1]), w.small[1]);
-    return V::template dot<0, 8>(w.quads, x, F::type == Q4_0::type ? x.less_8 : 0);
-}
-
-// One panel and N columns. Weights are unpacked once for all of them.
-template <class V, class F, int N>
-void tile(const uint8_t* panel, int64_t blocks, Activations x, float* out, int64_t out_stride) {
-    typename V::Float sums[N];
-    for (int t = 0; t < N; t++) sums[t] = V::zero();
-    for (int64_t b = 0; b < blocks; b++, panel += F::bytes) {
-        for (int g = 0; g < F::groups; g++) {
-            const char* ahead = reinterpret_cast<const char*>(panel + g * F::group_bytes + kPrefetch);
-            for (int line = 0; line < (F::group_bytes + F::header / F::groups + 63) / 64; line++)
-                __builtin_prefetch(ahead + 64 * line);
-            Group<V> w;
-            unpack<V, F>(panel, g, w);
-            for (int t = 0; t < N; t++) {
-                const ActivationBlock& block = x.blocks[t * x.stride + b * F::groups + g];
-                typename V::Float value = V::to_float(product<V, F>(w, block));
-                sums[t] = V::add_product(value, V::times(w.scale, V::all(block.scale)), sums[t]);
-                if constexpr (F::header == 64) sums[t] = V::add_product(w.minimum, V::all(block.scaled_sum), sums[t]);
-            }
+    add_half<V, F, 4, P, N>(group, apart, x, stride, sums);
+    for (int p = 0; p < P; p++) {
+        if constexpr (F::type == Q6_K::type) {
+            typename V::Float small = V::signed_bytes(group + p * apart + 16);
+            UNROLL for (int t = 0; t < N; t++) to[t][p] = V::add_product(V::to_float(sums[t][p]), small, to[t][p]);
+        } else {
+            UNROLL for (int t = 0; t < N; t++) to[t][p] = V::to_float(sums[t][p]);
         }
     }
-    for (int t = 0; t < N; t++) V::store(out + t * out_stride, sums[t]);
 }
 
 template <class V, class F>
-void columns(const uint8_t* panel, int64_t blocks, Activations x, int64_t n, float* out, int64_t out_stride) {
+INLINE typename V::Float scale_of(const uint8_t* block, const uint8_t* group) {
+    if constexpr (F::groups > 1 && F::header == 64) return V::times(V::halves(block), V::unsigned_bytes(group));
+    return V::halves(block);
+}
+
+template <class V, class F>
+INLINE typename V::Float minimum_of(const uint8_t* block, const uint8_t* group) {
+    if constexpr (F::groups > 1) return V::times(V::halves(block + 32), V::negative(V::unsigned_bytes(group + 16)));
+    return V::halves(block + 32);
+}
+
+template <class V, class F, int P, int N>
+INLINE void add_group(const uint8_t* block, int g, int64_t apart, const ActivationBlock* x, int64_t stride,
+                      typename V::Float (*sums)[P]) {
+    const uint8_t* group = block + F::header + g * F::group_bytes;
+    typename V::Float values[N][P];
+    // Some sets multiply two columns at once.
+    if constexpr (V::pairs && N > 1)
+        V::template group_products<F, N>(group, x, stride, values);
+    else
+        group_products<V, F, P, N>(group, apart, x, stride, values);
+    for (int p = 0; p < P; p++, block += apart, group += apart) {
+        typename V::Float scale = scale_of<V, F>(block, group);
+        UNROLL for (int t = 0; t < N; t++)
+            sums[t][p] = V::add_product(values[t][p], V::times(scale, V::all(x[t * stride].scale)), sums[t][p]);
+        if constexpr (F::header == 64) {
+            typename V::Float minimum = minimum_of<V, F>(block, group);
+            UNROLL for (int t = 0; t < N; t++)
+                sums[t][p] = V::add_product(minimum, V::all(x[t * stride].scaled_sum), sums[t][p]);
+        }
+    }
+}
+
+template <class F>
+INLINE void prefetch_group(const uint8_t* ahead) {
+    constexpr int bytes = F::group_bytes + F::header / F::groups;
+    for (int line = 0; line < (bytes + 63) / 64; line++) __builtin_prefetch(ahead + 64 * line);
+}
+
+// P panels and N columns. Weights are unpacked once for all of them.
+template <class V, class F, int P, int N>
+void tile(const uint8_t* panel, int64_t blocks, Activations x, float* out, int64_t out_stride) {
+    typename V::Float sums[N][P];
+    UNROLL for (int t = 0; t < N; t++)
+        for (int p = 0; p < P; p++) sums[t][p] = V::all(0.0f);
+    const ActivationBlock* column = x.blocks;
+    const int64_t apart = blocks * int64_t(F::bytes);
+    for (int64_t b = 0; b < blocks; b++, panel += F::bytes) {
+        for (int g = 0; g < F::groups; g++, column++) {
+            for (int p = 0; p < P; p++) prefetch_group<F>(panel + p * apart + g * F::group_bytes + kPrefetch);
+            add_group<V, F, P, N>(panel, g, apart, column, x.stride, sums);
+        }
+    }
+    UNROLL for (int t = 0; t < N; t++)
+        for (int p = 0; p < P; p++) V::store(out + t * out_stride + p * kRows, sums[t][p]);
+}
+
+template <class V, class F, int P, int... N>
+INLINE void tile_of(int64_t columns, std::integer_sequence<int, N...>, const uint8_t* panel, int64_t blocks,
+                    Activations x, float* out, int64_t out_stride) {
     using Tile = void (*)(const uint8_t*, int64_t, Activations, float*, int64_t);
-    static constexpr Tile tiles[] = {tile<V, F, 1>, tile<V, F, 2>, tile<V, F, 3>, tile<V, F, 4>,
-                                     tile<V, F, 5>, tile<V, F, 6>, tile<V, F, 7>, tile<V, F, 8>};
-    for (int64_t left = n; left > 0;) {
-        // Even tiles: 9 columns are 5 and 4, not 8 and 1.
-        int64_t size = (left + (left + 7) / 8 - 1) / ((left + 7) / 8);
-        tiles[size - 1](panel, blocks, x, out, out_stride);
+    static constexpr Tile tiles[] = {tile<V, F, P, N + 1>...};
+    tiles[columns - 1](panel, blocks, x, out, out_stride);
+}
+
+template <class V, class F, int P>
+void columns(const uint8_t* panel, int64_t blocks, Activations x, int64_t n, float* out, int64_t out_stride) {
+    constexpr int widest = V::template widest<F>(P);
+    // Even tiles: 9 columns of at most 8 are 5 and 4, not 8 and 1.
+    for (int64_t tiles = (n + widest - 1) / widest; tiles > 0; tiles--) {
+        int64_t size = (n + tiles - 1) / tiles;
+        tile_of<V, F, P>(size, std::make_integer_sequence<int, widest>(), panel, blocks, x, out, out_stride);
         x.blocks += size * x.stride;
         out += size * out_stride;
-        left -= size;
+        n -= size;
     }
 }
 
@@ -119,12 +166,24 @@ inline int64_t cached_columns(int64_t k) {
     return fit < 16 ? 16 : fit / 8 * 8;
 }
 
-template <class V, class F>
+// One panel after the other; two at a time where one tile has all columns. Vs are the parts of a panel's rows.
+template <class F, class... Vs>
+void multiply_columns(const uint8_t* panels, int64_t first, int64_t end, int64_t k, Activations x, int64_t n,
+                      float* out, int64_t out_stride) {
+    const int64_t blocks = k / F::columns, bytes = blocks * int64_t(F::bytes);
+    constexpr int widest = std::min({Vs::template widest<F>(2)...});
+    if constexpr (widest > 0)
+        for (; n <= widest && first + 1 < end; first += 2)
+            (columns<Vs, F, 2>(panels + first * bytes, blocks, x, n, out + first * kRows, out_stride), ...);
+    for (; first < end; first++)
+        (columns<Vs, F, 1>(panels + first * bytes, blocks, x, n, out + first * kRows, out_stride), ...);
+}
+
+template <class F, class... Vs>
 void multiply(const uint8_t* panels, int64_t first, int64_t end, int64_t k, Activations x, int64_t n, float* out,
               int64_t out_stride) {
-    int64_t blocks = k / F::columns, step = cached_columns(k);
+    const int64_t step = cached_columns(k);
     for (int64_t t = 0; t < n; t += step)
-        for (int64_t p = first; p < end; p++)
-            columns<V, F>(panels + p * blocks * F::bytes, blocks, {x.blocks + t * x.stride, x.stride},
-                          n - t < step ? n - t : step, out + t * out_stride + p * kRows, out_stride);
+        multiply_columns<F, Vs...>(panels, first, end, k, {x.blocks + t * x.stride, x.stride}, std::min(step, n - t),
+                                   out + t * out_stride, out_stride);
 }

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.ggml_values import FloatRows
 from edgespec.errors import BackendError, ModelFileError
-from edgespec.models.gguf.reader import read_gguf_shards, read_part
+from edgespec.models.gguf.access import read_part
+from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.spec import ModelSpec
 
 _TABLE = "token_embd.weight"

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from edgespec.backends.llama.library import ggml_function
 from edgespec.errors import UnsupportedError
-from edgespec.models.gguf.ggml_types import GGML_TYPES, GgmlType
+from edgespec.models.gguf.ggml_types import GGML_NUMBERS, GgmlType
 
 _F32 = "F32"  # ggml has no conversion of what is float32 already
 _TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-_NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
 
 
 class _Traits(ctypes.Structure):
@@ -54,7 +53,7 @@ class FloatRows:
 
 def _conversion(kind: GgmlType) -> Callable[[int, int, int], None]:
     get_traits = ggml_function("ggml_get_type_traits", ctypes.POINTER(_Traits), ctypes.c_int)
-    traits = get_traits(_NUMBERS[kind.name]).contents
+    traits = get_traits(GGML_NUMBERS[kind.name]).contents
     fits = (traits.blck_size, traits.type_size) == (kind.block_size, kind.block_bytes)
     if not fits or not traits.to_float:
         raise UnsupportedError(f"llama.cpp cannot read single rows of type {kind.name}")

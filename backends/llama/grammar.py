@@ -30,6 +30,11 @@ _REWRITTEN = (
     (re.compile(r"^space ::= .*$", re.MULTILINE), 'space ::= ""'),
     (re.compile(r'^char ::= \[\^"\\\\\]', re.MULTILINE), r'char ::= [^"\\\\\\x7F\\x00-\\x1F]'),
 )
+# What the converter raises for documents that are no schema.
+_NO_SCHEMA = (
+    *(ValueError, LookupError, TypeError, AttributeError, AssertionError),
+    *(ArithmeticError, RecursionError),
+)
 
 
 class Vocabulary(Protocol):
@@ -189,7 +194,7 @@ def json_grammar(schema: str) -> str:
     try:
         json.loads(schema)
         grammar = str(json_schema_to_gbnf(schema))
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as problem:
+    except _NO_SCHEMA as problem:
         raise UnsupportedError(
             f"the JSON schema cannot be used: {problem}",
             hint="references to other files are not followed; see llama.cpp's grammars/README.md",

@@ -7,6 +7,7 @@ for the whole context and hides the sequence functions.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import signal
 import threading
@@ -16,11 +17,12 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from edgespec.errors import MissingDependencyError
+from edgespec.errors import BackendError, MissingDependencyError
 from edgespec.memory.device import llama_binary
 
 _WARN, _ERROR, _CONTINUATION = 3, 4, 5  # values of ggml_log_level
 _BUFFER_LINE = re.compile(r"(\S+) +(model|KV|RS|compute) buffer size = +([\d.]+) MiB")
+_REPACKED = ("CPU_REPACK", "CPU_EDGESPEC")  # buffer types of weights that kernels read
 _COMPONENT = {"model": "weights", "KV": "kv_cache", "RS": "recurrent_state"}
 
 
@@ -66,7 +68,7 @@ class LibraryLog(threading.local):
         """Bytes llama.cpp allocated or mapped since `clear`, by component."""
         total: dict[str, int] = {}
         for device, component, size_bytes in self._buffers:
-            name = "weights_repacked" if "REPACK" in device.upper() else component
+            name = "weights_repacked" if device.upper() in _REPACKED else component
             on_gpu = (
                 not device.upper().startswith(("CPU", "HOST")) and "_HOST" not in device.upper()
             )
@@ -86,6 +88,7 @@ def library() -> ModuleType:
 
     Raises:
         MissingDependencyError: llama-cpp-python is not installed.
+        BackendError: its library is not there, or is not for this system.
     """
     with _first_use:  # a second initialisation would take the log from the first one's listener
         return _initialised()
@@ -99,6 +102,14 @@ def _initialised() -> ModuleType:
         raise MissingDependencyError(
             f"llama-cpp-python cannot be imported: {error}",
             hint="pip install 'llama-cpp-python==0.3.36' (builds from source with a C++ compiler)",
+        ) from error
+    except (OSError, RuntimeError) as error:
+        named = os.environ.get("LLAMA_CPP_LIB_PATH")
+        raise BackendError(
+            f"llama.cpp's library cannot be loaded: {error}",
+            hint=f"LLAMA_CPP_LIB_PATH is {named}: name the folder of libllama, or unset it"
+            if named
+            else "pip install --force-reinstall --no-deps llama-cpp-python==0.3.36",
         ) from error
 
     def receive(level: int, text: bytes | None, _data: Any) -> None:

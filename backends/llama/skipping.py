@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings, _Batch
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.batch import Batch
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.library import ggml_function, interrupts_kept
 
 _RESULT = b"l_out-"  # what llama.cpp calls the result of a block, and its number
@@ -35,7 +37,7 @@ class SkippingBackend(LlamaBackend):
         self._get = ggml_function("ggml_backend_tensor_get", None, *move)
         self._set = ggml_function("ggml_backend_tensor_set", None, *move)
         super().__init__(path, settings)
-        self._width = int(self._lib.llama_model_n_embd(self._model))
+        self._width = self._context.width
 
     def take_similarities(self) -> dict[int, float]:
         """Mean cosine of what goes into a block and what comes out, by block, since last asked."""
@@ -45,10 +47,10 @@ class SkippingBackend(LlamaBackend):
 
     def _adjust(self, params: Any) -> None:
         # C keeps the pointer: the function must outlive this call.
-        self._callback = self._lib.ggml_backend_sched_eval_callback(self._look)
+        self._callback = self._context.lib.ggml_backend_sched_eval_callback(self._look)
         params.cb_eval = self._callback
 
-    def _decode(self, batch: _Batch, count: int) -> None:
+    def _decode(self, batch: Batch, count: int) -> None:
         self._state = self._problem = None
         with interrupts_kept():
             super()._decode(batch, count)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from time import perf_counter
 
-from edgespec.memory.device.device import granted_cpus
+from edgespec.memory.device.host import granted_cpus
 from edgespec.memory.device.neighbours import Look, Neighbours, alone
 
 _PERIOD_S = 0.25  # between two looks; processors' times are counted in hundredths of a second

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from edgespec.bench.interleaving import interleaved
 from edgespec.bench.profiling import machine_facts, model_facts
 from edgespec.bench.summary import Prompted, speed_by_position, summary
-from edgespec.bench.turns import take_turns
 from edgespec.bench.worker import Worker, WorkerContender
+from edgespec.decode.stats import Counters
 from edgespec.errors import UnsupportedError
 from edgespec.measure.prompts import TaskPrompt
 from edgespec.memory.device.bandwidth import memory_bandwidth
@@ -56,37 +58,10 @@ def bench(
             stack.enter_context(Worker(spec.path, request, drafters, progress))
             for _, request in settings
         ]
-        contenders = [
-            WorkerContender(_name(drafter, label), worker, place)
-            for (label, _), worker in zip(settings, workers, strict=True)
-            for place, drafter in enumerate(worker.drafters)
-        ]
-        for worker in workers:
-            worker.call("mark", "warm-up")
-        for contender in contenders:
-            contender.answer(_WARM_UP, _WARM_TOKENS)
-        for worker in workers:
-            worker.call("mark", "answers")
-        neighbours = Neighbours()
-        taken = _answers(contenders, prompts, max_tokens, repeats, progress)
-        busy = neighbours.share()
-        loads = [worker.call("facts") for worker in workers]
-        noises = [
-            _compare(worker, prompts, taken[place * len(drafters) : (place + 1) * len(drafters)])
-            for place, worker in enumerate(workers)
-        ]
-    variants = []
-    for number, contender in enumerate(contenders):
-        load = number // len(drafters)
-        variants.append(
-            {
-                "name": contender.name,
-                "drafter": workers[load].drafters[number % len(drafters)],
-                "settings": settings[load][0],
-                "load": load,
-                **_numbers(prompts, taken[number], taken[0], noises[load]),
-            }
+        run = _measured(
+            workers, [label for label, _ in settings], prompts, max_tokens, repeats, progress
         )
+    variants = list(_variants(run, prompts))
     plain = next((one for one in variants if one["drafter"] == "none"), None)
     if plain is not None:
         ceiling["plain_tokens_per_s"] = plain["overall"]["tokens_per_s"]
@@ -99,15 +74,84 @@ def bench(
             "prompts": len(prompts),
             "tasks": len({prompt.task for prompt in prompts}),
         },
-        "busy_neighbours": busy,
+        "busy_neighbours": run.busy,
         "ceiling": ceiling,
         "loads": [
-            {"settings": label, "batch_noise": noise, **facts}
-            for (label, _), noise, facts in zip(settings, noises, loads, strict=True)
+            {"settings": load.label, "batch_noise": load.noise, **load.facts} for load in run.loads
         ],
         "variants": variants,
-        "answers": list(_rows(prompts, [one.name for one in contenders], taken)),
+        "answers": list(_rows(prompts, run)),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What one process measured with its model loaded."""
+
+    label: str  # of its settings
+    drafters: Sequence[str]
+    answers: Sequence[list[Prompted]]  # by drafter and prompt
+    noise: float
+    facts: dict[str, Any]
+
+    @property
+    def names(self) -> list[str]:
+        """What its drafters are called beside those of other loads."""
+        return [_name(drafter, self.label) for drafter in self.drafters]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What all processes measured; `busy` are the cores that other programs kept meanwhile."""
+
+    loads: Sequence[_Load]
+    busy: float
+
+
+def _measured(
+    workers: Sequence[Worker],
+    labels: Sequence[str],
+    prompts: Sequence[TaskPrompt],
+    max_tokens: int,
+    repeats: int,
+    progress: Progress,
+) -> _Run:
+    """All answers of all workers, interleaved, and what the workers say about their loads."""
+    contenders = [
+        WorkerContender(_name(drafter, label), worker, place)
+        for worker, label in zip(workers, labels, strict=True)
+        for place, drafter in enumerate(worker.drafters)
+    ]
+    for worker in workers:
+        worker.call("mark", "warm-up")
+    for contender in contenders:
+        contender.answer(_WARM_UP, _WARM_TOKENS)
+    for worker in workers:
+        worker.call("mark", "answers")
+    neighbours = Neighbours()
+    taken = iter(_answers(contenders, prompts, max_tokens, repeats, progress))
+    busy = neighbours.share()
+    facts = [worker.call("facts") for worker in workers]  # before what comparing allocates
+    loads = []
+    for worker, label, found in zip(workers, labels, facts, strict=True):
+        answers = [next(taken) for _ in worker.drafters]
+        noise = _compare(worker, prompts, answers)
+        loads.append(_Load(label, worker.drafters, answers, noise, found))
+    return _Run(loads, busy)
+
+
+def _variants(run: _Run, prompts: Sequence[TaskPrompt]) -> Iterator[dict[str, Any]]:
+    """The numbers of every drafter of every load, beside those of the very first."""
+    baseline = run.loads[0].answers[0]
+    for number, load in enumerate(run.loads):
+        for name, drafter, answers in zip(load.names, load.drafters, load.answers, strict=True):
+            yield {
+                "name": name,
+                "drafter": drafter,
+                "settings": load.label,
+                "load": number,
+                **_numbers(prompts, answers, baseline, load.noise),
+            }
 
 
 def _name(drafter: str, label: str) -> str:
@@ -139,10 +183,10 @@ def _answers(
     taken = [[Prompted([]) for _ in prompts] for _ in contenders]
     texts = [prompt.text for prompt in prompts]
     total = repeats * len(prompts) * len(contenders)
-    turns = take_turns(contenders, texts, max_tokens=max_tokens, repeats=repeats)
+    answers = interleaved(contenders, texts, max_tokens=max_tokens, repeats=repeats)
     done, start = 0, perf_counter()
     progress(f"answer 1 of {total}", 0.0)
-    for _, number, place, answer in turns:
+    for _, number, place, answer in answers:
         taken[place][number].answers.append(answer)
         done += 1
         left_s = (perf_counter() - start) / done * (total - done)
@@ -194,26 +238,35 @@ def _numbers(
     }
 
 
-def _rows(
-    prompts: Sequence[TaskPrompt], names: Sequence[str], taken: Sequence[Sequence[Prompted]]
-) -> Iterator[dict[str, Any]]:
+def _rows(prompts: Sequence[TaskPrompt], run: _Run) -> Iterator[dict[str, Any]]:
     """One flat row for every answer."""
+    variants = [
+        (name, answers)
+        for load in run.loads
+        for name, answers in zip(load.names, load.answers, strict=True)
+    ]
     for number, prompt in enumerate(prompts):
-        for name, ours in zip(names, taken, strict=True):
-            for repeat, answer in enumerate(ours[number].answers):
-                counters = answer.counters
+        for name, answers in variants:
+            ours = answers[number]
+            for repeat, answer in enumerate(ours.answers):
                 yield {
                     "prompt": number + 1,
                     "task": prompt.task,
                     "variant": name,
                     "repeat": repeat + 1,
-                    "prompt_tokens": counters.prompt_tokens,
-                    "generated_tokens": counters.generated_tokens,
-                    "time_to_first_token_s": counters.time_to_first_token_s,
-                    "decode_s": counters.decode_s,
-                    "tokens_per_s": counters.tokens_per_s,
-                    "acceptance_length": counters.acceptance_length,
-                    "drafted_tokens": counters.drafted_tokens,
-                    "accepted_tokens": counters.accepted_tokens,
-                    "identical": ours[number].gap is None,
+                    **_counts(answer.counters),
+                    "identical": ours.gap is None,
                 }
+
+
+def _counts(counters: Counters) -> dict[str, Any]:
+    return {
+        "prompt_tokens": counters.prompt_tokens,
+        "generated_tokens": counters.generated_tokens,
+        "time_to_first_token_s": counters.time_to_first_token_s,
+        "decode_s": counters.decode_s,
+        "tokens_per_s": counters.tokens_per_s,
+        "acceptance_length": counters.acceptance_length,
+        "drafted_tokens": counters.drafted_tokens,
+        "accepted_tokens": counters.accepted_tokens,
+    }

@@ -19,18 +19,18 @@ from edgespec.errors import DoesNotFitError
 from edgespec.measure.noise import largest_invariant_step
 from edgespec.measure.prompts import PROMPTS
 from edgespec.measure.timing import one_step, some_tokens
-from edgespec.memory.device import device
+from edgespec.memory.device import host
 from edgespec.memory.device.accelerators import gpu_kinds
 from edgespec.memory.device.bandwidth import memory_bandwidth
 from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes, resident_parts
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 from edgespec.progress import Progress
-from edgespec.setup.loading import load_plan
+from edgespec.setup.loading import load_plan, plan_to_load
 from edgespec.setup.planning import make_run_plan, speed_model
-from edgespec.setup.stored import settings_of
 
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32)
 _DEPTHS = (0, 512, 2048)
@@ -49,7 +49,7 @@ def profile(
     Times are in ms or seconds, memory in bytes, as the keys say.
     """
     report = progress or (lambda _what, _fraction: None)
-    plan = make_run_plan(spec, request)
+    plan = plan_to_load(spec, request, report)
     with MemoryTracker() as tracker:
         tracker.mark("load")
         with load_plan(spec, plan, progress=report) as engine:
@@ -103,11 +103,11 @@ def model_facts(spec: ModelSpec) -> dict[str, Any]:
 def machine_facts() -> dict[str, Any]:
     """What this machine is, for reports."""
     return {
-        "cpu": device.cpu_name(),
-        "cores": device.usable_cores(),
-        "features": sorted(device.cpu_features()),
-        "memory_bytes": device.total_bytes(),
-        "available_bytes": device.available_bytes(),
+        "cpu": host.cpu_name(),
+        "cores": host.usable_cores(),
+        "features": sorted(host.cpu_features()),
+        "memory_bytes": host.total_bytes(),
+        "available_bytes": host.available_bytes(),
         "gpu_kinds": list(gpu_kinds()),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),

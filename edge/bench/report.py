@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.bench.ratios import interval_text, ratio_text
 from edgespec.bench.summary import BIN_TOKENS, table_rows
@@ -22,6 +22,9 @@ from edgespec.memory.report.page import (
     tiles_of,
     write_page,
 )
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 _COLORS = (GREY, BLUE, ORANGE, GREEN, "#8a5fbf", "#c4513b")
 
@@ -89,7 +92,7 @@ def _facts(document: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _task_table(variant: dict[str, Any], baseline: dict[str, Any]) -> str:
+def _task_table(variant: dict[str, Any], baseline: dict[str, Any]) -> Markup:
     head = (
         variant["name"],
         f"{baseline['name']} tokens/s",
@@ -103,7 +106,7 @@ def _task_table(variant: dict[str, Any], baseline: dict[str, Any]) -> str:
     return table_of(head, table_rows(variant, baseline), numbers=7)
 
 
-def _memory_section(load: dict[str, Any]) -> str:
+def _memory_section(load: dict[str, Any]) -> Markup:
     memory = load["memory"]
     lead = (
         f"Peak of the process: {size_of(memory['measured_peak_bytes'])} measured, "
@@ -113,7 +116,7 @@ def _memory_section(load: dict[str, Any]) -> str:
     return section_of(title, lead, figure_of(draw_timeline, memory))
 
 
-def _source_table(variants: list[dict[str, Any]]) -> str:
+def _source_table(variants: list[dict[str, Any]]) -> Markup:
     rows = [
         (one["name"], source, str(drafted), str(one["overall"]["accepted_by"].get(source, 0)))
         for one in variants
@@ -122,7 +125,7 @@ def _source_table(variants: list[dict[str, Any]]) -> str:
     return table_of(("variant", "drafter", "drafted", "accepted"), rows or [("-",) * 4], numbers=3)
 
 
-def _machine_table(document: dict[str, Any]) -> str:
+def _machine_table(document: dict[str, Any]) -> Markup:
     machine, settings = document["machine"], document["settings"]
     rows = [
         ("processor", f"{machine['cpu']}, {machine['cores']} cores"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.bench.interleaving import Answer
 from edgespec.bench.ratios import (
     Ratio,
     Timed,
@@ -18,7 +19,6 @@ from edgespec.bench.ratios import (
     ratio_text,
     together,
 )
-from edgespec.bench.turns import Answer
 from edgespec.decode.stats import Counters, host_share
 
 BIN_TOKENS = 32  # of the speed by output position

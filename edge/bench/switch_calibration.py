@@ -24,12 +24,18 @@ from edgespec.measure.timing import reading_ms
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
-from edgespec.setup.loading import load_plan
-from edgespec.setup.planning import make_run_plan
+from edgespec.setup.loading import load_plan, plan_to_load
 from edgespec.switching.engine import SwitchingEngine
 from edgespec.switching.entropy import entropy_nats
-from edgespec.switching.forecast import Trace, accepted_drafts, choose, forecast, sweep
-from edgespec.switching.planning import Calibrated, store
+from edgespec.switching.forecast import (
+    Forecast,
+    Trace,
+    accepted_drafts,
+    choose,
+    forecast,
+    sweep,
+)
+from edgespec.switching.planning import Calibrated, keep_switch
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 
 _SECONDS = 60.0
@@ -63,40 +69,20 @@ def calibrate(
             raise UnsupportedError(f"{name} {wish} is not between 0 and 1")
     small_spec = read_model_spec(request.switch)
     wishes = {"large_share": large_share, "quality": quality}
-    with load_plan(spec, make_run_plan(spec, request), progress=report) as engine:
+    plan = plan_to_load(spec, request, report)
+    with load_plan(spec, plan, progress=report) as engine:
         assert isinstance(engine, SwitchingEngine)
         prices = prices_of(engine)
-        tokens = _tokens_of_a_text(prices)
-        half = len(PROMPTS) // 2
-        traces = []
-        for number, prompt in enumerate(PROMPTS[:half]):
-            report("writing with both models", number / half)
-            for model in (LARGE, SMALL):
-                traces.append(_written(engine, SwitchPolicy.always(model), prompt.text, tokens)[0])
-        found, _ = choose(traces, prices, **wishes)
-        results = []
-        for number, prompt in enumerate(PROMPTS[half:]):
-            report("writing in turns", number / half)
-            trace, result = _written(engine, found.policy, prompt.text, tokens)
-            traces.append(trace)
-            results.append(result)
-    depth = sum(trace.depth for trace in traces) // len(traces)
+        traces, results = _texts(engine, prices, wishes, report)
     found, shape = choose(traces, prices, **wishes)
-    policy = replace(found.policy, expected_stay=found.small_stay, only_where_it_pays=True)
-    as_run = forecast(policy, traces, prices)
-    kept = Calibrated(
-        policy,
-        as_run.large_share,
-        as_run.quality,
-        as_run.turns,
-        accepted_drafts(traces, _MOST_DRAFTED),
-    )
-    store(spec, small_spec, kept)
+    as_run, kept = _as_it_runs(found, traces, prices)
+    keep_switch(spec, small_spec, kept)
+    depth = sum(trace.depth for trace in traces) // len(traces)
     return {
         "large": spec.path.name,
         "small": small_spec.path.name,
         "wanted": {name: wish for name, wish in wishes.items() if wish is not None},
-        "policy": policy.as_json(),
+        "policy": kept.policy.as_json(),
         "expected": found.as_json(),
         "expected_where_it_pays": as_run.as_json(),
         "alone": {
@@ -111,6 +97,43 @@ def calibrate(
             "tokens_per_s": _speed(results),
         },
     }
+
+
+def _texts(
+    engine: SwitchingEngine,
+    prices: SwitchPrices,
+    wishes: dict[str, float | None],
+    report: Progress,
+) -> tuple[list[Trace], list[Result]]:
+    """What both models make of texts by either, and of texts by the policy that this asks for.
+
+    The results are those of the policy's texts.
+    """
+    tokens = _tokens_of_a_text(prices)
+    half = len(PROMPTS) // 2
+    traces, results = list[Trace](), list[Result]()
+    for number, prompt in enumerate(PROMPTS[:half]):
+        report("writing with both models", number / half)
+        for model in (LARGE, SMALL):
+            traces.append(_written(engine, SwitchPolicy.always(model), prompt.text, tokens)[0])
+    found, _ = choose(traces, prices, **wishes)
+    for number, prompt in enumerate(PROMPTS[half:]):
+        report("writing in turns", number / half)
+        trace, result = _written(engine, found.policy, prompt.text, tokens)
+        traces.append(trace)
+        results.append(result)
+    return traces, results
+
+
+def _as_it_runs(
+    found: Forecast, traces: Sequence[Trace], prices: SwitchPrices
+) -> tuple[Forecast, Calibrated]:
+    """What a choice comes to where it hands over only if that pays, and what is kept of it."""
+    policy = replace(found.policy, expected_stay=found.small_stay, only_where_it_pays=True)
+    as_run = forecast(policy, traces, prices)
+    drafted = accepted_drafts(traces, _MOST_DRAFTED)
+    kept = Calibrated(policy, as_run.large_share, as_run.quality, as_run.turns, drafted)
+    return as_run, kept
 
 
 def prices_of(engine: SwitchingEngine) -> SwitchPrices:

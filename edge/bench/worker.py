@@ -1,24 +1,22 @@
-"""A subject in a process of its own, so that its memory is its own and several take turns.
+"""A loaded model in a process of its own, so that its memory is its own and several take turns.
 
-The two processes send each other pickled tuples over the child's standard streams: a method's name
-and arguments one way; progress, and then a result or an error, the other way. The child ends when
-its parent does.
+The parent asks for a method with its arguments and gets progress, and then a result or an error.
+The process ends when its parent does.
 """
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from edgespec.bench.turns import Answer
+from edgespec.bench.interleaving import Answer
 from edgespec.decode.engine import Prompt
 from edgespec.errors import BackendError, EdgespecError
 from edgespec.memory.plan.request import Request
-from edgespec.models.processes import messages_out, start_module
+from edgespec.models.processes import importing_safely, stand_back
 
 _PROGRESS, _RESULT, _ERROR = "progress", "result", "error"
 _PATIENCE_S = 20.0
@@ -35,46 +33,47 @@ class Worker:
         report: Callable[[str, float], None] = lambda _what, _fraction: None,
     ) -> None:
         self._report = report
-        self._process = start_module("edgespec.bench.worker", stdin=subprocess.PIPE)
+        context = multiprocessing.get_context("spawn")  # a fork would share what is loaded here
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
         try:
+            with theirs, importing_safely():
+                self._process.start()
             self.drafters: list[str] = self.call("open", model, request, list(drafters))
         except BaseException:
             self.close(at_once=True)
             raise
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What `Subject.method` returns or raises."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        """What `LoadedModel.method` returns or raises."""
         try:
-            pickle.dump((method, arguments), self._process.stdin)
-            self._process.stdin.flush()
+            self._connection.send((method, arguments))
             while True:
-                kind, value = pickle.load(self._process.stdout)
+                kind, value = self._connection.recv()
                 if kind == _PROGRESS:
                     self._report(*value)
                 elif kind == _ERROR:
                     raise value
                 else:
                     return value
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as problem:
-            self.close()  # which ends one that waits for a question, too
+        except (EOFError, ConnectionError) as problem:
+            self.close()
             raise BackendError(
-                f"the process that ran the model ended with status {self._process.returncode}",
+                f"the process that ran the model ended with status {self._process.exitcode}",
                 hint="status -9 means that the system took its memory back: try --ctx or --budget",
             ) from problem
 
     def close(self, *, at_once: bool = False) -> None:
         """End the process: politely, or in the middle of what it does."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            if at_once:
-                self._process.kill()
-            self._process.stdin.close()
-            self._process.wait(_PATIENCE_S)
-        except (OSError, subprocess.TimeoutExpired):
+        self._connection.close()
+        if self._process.pid is None:  # it could not be started
+            return
+        if at_once:
             self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+        self._process.join(_PATIENCE_S)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
 
     def __enter__(self) -> Worker:
         return self
@@ -102,43 +101,31 @@ class WorkerContender:
         return answer
 
 
-def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    from edgespec.bench.subject import open_subject
+def _serve(parent: Connection) -> None:
+    """What the process does: answer the parent's calls until it closes, or is gone."""
+    from edgespec.bench.loaded_model import LoadedModel, open_model
     from edgespec.models.onnx.folder import read_model
 
-    def reply(kind: str, value: Any) -> None:
-        pickle.dump((kind, value), replies)
-        replies.flush()
+    stand_back()
 
     def report(what: str, fraction: float) -> None:
-        reply(_PROGRESS, (what, fraction))
+        parent.send((_PROGRESS, (what, fraction)))
 
-    subject = None
+    loaded: LoadedModel | None = None
     try:
         while True:
-            method, arguments = pickle.load(requests)
+            method, arguments = parent.recv()
             try:
                 if method == "open":
-                    model, request, drafters = arguments
-                    subject, resolved = open_subject(read_model(model), request, drafters, report)
-                    reply(_RESULT, resolved)
+                    path, request, drafters = arguments
+                    loaded, resolved = open_model(read_model(path), request, drafters, report)
+                    parent.send((_RESULT, resolved))
                 else:
-                    reply(_RESULT, getattr(subject, method)(*arguments))
+                    parent.send((_RESULT, getattr(loaded, method)(*arguments)))
             except EdgespecError as problem:
-                reply(_ERROR, problem)
-    except EOFError:  # the parent has closed, or is gone
+                parent.send((_ERROR, problem))
+    except (EOFError, ConnectionError):
         pass
     finally:
-        if subject is not None:
-            subject.close()
-
-
-def _main() -> None:
-    try:
-        _serve(sys.stdin.buffer, messages_out())
-    except BrokenPipeError:
-        pass
-
-
-if __name__ == "__main__":
-    _main()
+        if loaded is not None:
+            loaded.close()

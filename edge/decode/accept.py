@@ -57,7 +57,7 @@ def cut(
     """What `accept` would have returned of a round that was accepted without `hands_over`.
 
     It is told no token, so where it ends a text depends on the tokens before that place alone, and
-    those that are dropped may be drawn again by another law.
+    those that are dropped may be drawn again by another distribution.
     """
     for place, node in enumerate(path):
         if hands_over(logits[node]):

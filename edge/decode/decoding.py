@@ -14,18 +14,18 @@ from time import perf_counter
 
 from edgespec.backends.base import Backend, Logits
 from edgespec.backends.tree import DraftTree
-from edgespec.common import common_length
 from edgespec.decode.accept import accept, cut
 from edgespec.decode.generation import Rounds, Run
 from edgespec.decode.verification import accept_sampled
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.controller import build_tree, choose_size, likeliest_chain
-from edgespec.drafting.drafters.base import Drafter, Outcome, Successors
+from edgespec.drafting.drafters.base import Drafter, Outcome, TopTokens
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
 from edgespec.drafting.proposal import Stakes
-from edgespec.drafting.successors import successors_of
+from edgespec.drafting.top_tokens import top_tokens_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory
+from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import ConstrainedSampler
 
 
@@ -146,7 +146,7 @@ class Decoding:
     def _read(self) -> Logits | None:
         """Logits after the text, or None when cancelled on the way."""
         began, text, backend = perf_counter(), self._text, self._backend
-        known = common_length(backend.tokens, text[:-1]) if self._reuse else 0
+        known = common_prefix_length(backend.tokens, text[:-1]) if self._reuse else 0
         kept = backend.truncate(known)
         logits, size = None, backend.batch_size
         for start in range(kept, len(text), size):
@@ -206,10 +206,15 @@ class Decoding:
     def _accept(self, tree: DraftTree, logits: Logits) -> tuple[list[int], list[int]]:
         """Nodes to keep and tokens to emit: each rule where its proposals need it."""
         sampler, hands_over = self._run.sampler, self._run.writers.hands_over
-        if not tree.laws or isinstance(sampler, ConstrainedSampler):
+        if not tree.distributions or isinstance(sampler, ConstrainedSampler):
             path, emitted = accept(tree, logits, sampler.pick, hands_over)
         else:
-            kept = accept_sampled(tree, tree.laws, lambda node: sampler.law(logits[node]), sampler)
+            kept = accept_sampled(
+                tree,
+                tree.distributions,
+                lambda node: sampler.unsorted_distribution(logits[node]),
+                sampler,
+            )
             path, emitted = cut(*kept, logits, hands_over)
         return _until_end(path, emitted, self._backend.tokenizer.is_end)
 
@@ -225,8 +230,8 @@ class Decoding:
         tree, stakes = done.draft.tree, done.draft.stakes
         if self._drafter is None or stakes is None or not done.emitted:
             return
-        successors = _successors(done.logits)
-        self._drafter.observe(Outcome(tree, done.path, done.emitted, stakes, successors))
+        top_tokens = _top_tokens(done.logits)
+        self._drafter.observe(Outcome(tree, done.path, done.emitted, stakes, top_tokens))
         self._model.history.observe(len(tree), len(done.emitted))
         self._previous = len(tree) + stakes.extra
         if stakes.curve is self._model.curve_now():  # else the team changed for this step
@@ -236,8 +241,8 @@ class Decoding:
             )
 
 
-def _successors(logits: Logits) -> Callable[[int], Successors]:
-    return lambda node: successors_of(logits[node])
+def _top_tokens(logits: Logits) -> Callable[[int], TopTokens]:
+    return lambda node: top_tokens_of(logits[node])
 
 
 def _until_end(

@@ -26,7 +26,8 @@ from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory
 from edgespec.models.chat import Message, prompt_text
 from edgespec.sampling.constrained import ConstrainedSampler, make_grammar
-from edgespec.sampling.sampling import Sampler, SamplingParams
+from edgespec.sampling.params import SamplingParams
+from edgespec.sampling.sampling import Sampler
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -131,7 +132,7 @@ class Engine:
                 hint="raise --ctx, or shorten the prompt",
             )
         params = asked.sampling or SamplingParams()
-        sampler = Sampler(params, self.vocab_size, ids)
+        sampler = Sampler(params, self.vocab_size, ids, self.backend.tokenizer.token_bytes)
         grammar = make_grammar(self.backend.tokenizer, asked.grammar, asked.json_schema)
         is_free = params.draws_freely and grammar is None
         return Run(

@@ -27,6 +27,8 @@ class Chunk:
     # How many of the ids, and how much of the text, came from drafts; they come first.
     num_drafted: int = field(default=0, compare=False)
     drafted_chars: int = field(default=0, compare=False)
+    # Of each drafted id: who drafted it, and how much of the text it brought.
+    sources: tuple[tuple[str, int], ...] = field(default=(), compare=False)
     model: str = field(default="", compare=False)  # which one wrote it, where there are two
 
 
@@ -182,7 +184,9 @@ class Stream:
             self._add_span(model, used)
         drafted = min(used, len(emitted) - 1)  # the last one is the target's own
         drafted_chars = sum(map(len, pieces[:drafted]))
-        return Chunk("".join(pieces), tuple(emitted[:used]), drafted, drafted_chars, model)
+        names = self._run.counters.accepted_last
+        sources = tuple(zip(names, map(len, pieces[:drafted]), strict=False))
+        return Chunk("".join(pieces), tuple(emitted[:used]), drafted, drafted_chars, sources, model)
 
     def _add_span(self, model: str, count: int) -> None:
         start = end = len(self._ids) - count

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgespec.errors import UnsupportedError
-from edgespec.sampling.sampling import SamplingParams
+from edgespec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack

@@ -1,9 +1,8 @@
 """A conversation: messages that are kept, and a cache that is not computed twice.
 
-A new turn prefills only what is new. What is kept of an answer are the ids the model wrote, not
-those its text would be cut into: the ids of a prompt are the known ids as far as the text is the
-same, and the rest of the text encoded. So `engine.generate(turn.prompt_ids)` is the turn computed
-from scratch, and with settings of `--exact` it gives the same tokens.
+A new turn prefills only what is new: `edgespec.decode.known` has the ids of what was said. So
+`engine.generate(turn.prompt_ids)` is the turn computed from scratch, and with settings of
+`--exact` it gives the same tokens.
 
 When the context is full, the oldest turns are hidden from the model, whole, until half of it is
 free, so that the shortened conversation is prefilled seldom. The system message stays.
@@ -13,20 +12,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.base import KeepsCache
-from edgespec.common import common_length
 from edgespec.decode.asynchronous import chunks_of
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Chunk, Result, Stream
+from edgespec.decode.known import KnownText
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.session_file import read_session, write_session
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
 from edgespec.models.chat import Message, plain_message
-from edgespec.sampling.sampling import SamplingParams
+from edgespec.prefix import common_prefix_length
+from edgespec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,28 +35,6 @@ if TYPE_CHECKING:
 
 Content = str | Sequence[dict[str, Any]]
 _FORMAT = 1  # of the document in a session file
-
-
-@dataclass(slots=True)
-class _Known:
-    """Text whose ids are known, and the places at which both may be cut."""
-
-    text: str
-    ids: list[int]
-    places: list[tuple[int, int]]  # (characters, ids), ascending; at the ends of prompts, answers
-
-    def cut(self, num_chars: int) -> int:
-        """Forget what goes beyond a common text of `num_chars`; the characters that are left."""
-        while self.places and self.places[-1][0] > num_chars:
-            self.places.pop()
-        chars, ids = self.places[-1] if self.places else (0, 0)
-        self.text, self.ids = self.text[:chars], self.ids[:ids]
-        return chars
-
-    def add(self, text: str, ids: Sequence[int]) -> None:
-        self.text += text
-        self.ids += ids
-        self.places.append((len(self.text), len(self.ids)))
 
 
 class Session:
@@ -99,7 +77,7 @@ class Session:
         if self._messages and self._messages[0]["role"] == "system" and system is None:
             self.system = self._messages.pop(0)["content"]
         self._hidden = 0  # messages that the model does not see any more
-        self._known = _Known("", [], [])
+        self._known = KnownText()
 
     # -- what was said ---------------------------------------------------------------------
 
@@ -223,7 +201,7 @@ class Session:
         with self.engine.exclusive():
             ids = list(backend.tokens[: backend.length - backend.pending])
             keeps = cache and bool(self.engine.cache_key) and isinstance(backend, KeepsCache)
-            keeps = keeps and common_length(ids, self._known.ids) > 0
+            keeps = keeps and common_prefix_length(ids, self._known.ids) > 0
             kept = {"key": self.engine.cache_key, "token_ids": ids} if keeps else None
             write = backend.save_cache if keeps and isinstance(backend, KeepsCache) else None
             write_session(Path(path), {**self._document(), "cache": kept}, write)
@@ -280,7 +258,7 @@ class Session:
             session._hidden = min(max(0, int(document["hidden"])), len(session._messages))
             if document.get("cache") and document["cache"]["key"] == engine.cache_key:
                 places = [(int(chars), int(ids)) for chars, ids in known["places"]]
-                session._known = _Known(str(known["text"]), list(map(int, known["ids"])), places)
+                session._known = KnownText(str(known["text"]), list(map(int, known["ids"])), places)
         except (KeyError, TypeError, ValueError, AttributeError) as problem:
             if isinstance(problem, UnsupportedError) and "chat format" in str(problem):
                 raise
@@ -328,18 +306,8 @@ class Session:
     def _encode(self, messages: list[dict[str, Any]]) -> tuple[str, list[int]]:
         """The prompt's text and ids; known ids where the text is the same."""
         text = self.engine.prompt_text([*self._system_message(), *messages])
-        tokenizer = self.engine.backend.tokenizer
-        chars, ids = self._known_part(text)
-        rest = tokenizer.encode(text[chars:], add_special=False) if chars else []
-        if chars and (not rest or tokenizer.token_bytes(rest[0]) == b""):
-            return text, [*ids, *rest]  # text is cut alike on both sides of a control token
-        return text, self.engine.encode(text, raw=True)
-
-    def _known_part(self, text: str) -> tuple[int, list[int]]:
-        common = common_length(self._known.text, text)
-        places = [place for place in self._known.places if place[0] <= common]
-        chars, count = places[-1] if places else (0, 0)
-        return chars, self._known.ids[:count]
+        ids = self._known.encode(text, self.engine.backend.tokenizer)
+        return text, self.engine.encode(ids)
 
     def _end_turn(self, turn: Turn) -> None:
         """Take message and answer into the conversation."""
@@ -351,14 +319,7 @@ class Session:
         self._messages += [turn.user, {"role": "assistant", "content": result.text}]
         self._hidden = turn.hidden
         tokenizer = self.engine.backend.tokenizer
-        known = self._known
-        known.cut(common_length(known.text, turn.text))
-        while known.ids != list(turn.prompt_ids[: len(known.ids)]):  # this turn was encoded anew
-            known.cut(len(known.text) - 1)
-        known.add(turn.text[len(known.text) :], turn.prompt_ids[len(known.ids) :])
-        ids = [token for token in result.token_ids if not tokenizer.is_end(token)]
-        if b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace") == result.text:
-            known.add(result.text, ids)
+        self._known.learn(turn.text, turn.prompt_ids, result.text, result.token_ids, tokenizer)
 
 
 class Turn:

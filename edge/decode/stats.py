@@ -19,7 +19,8 @@ class Counters:
     `reused_tokens` were in the cache already. Where two models take turns, the one that takes over
     read `caught_up_tokens` in `catch_up_s`, and its first token comes of that. `switches` are all
     hand-overs, those to a small model that hands back at once included. `crowded_rounds` had fewer
-    threads than the plan, because other processes computed.
+    threads than the plan, because other processes computed. `accepted_last` are the drafters of the
+    last round's accepted tokens, in order.
     """
 
     prompt_tokens: int = 0
@@ -39,6 +40,7 @@ class Counters:
     caught_up_tokens: int = 0
     catch_up_s: float = 0.0
     crowded_rounds: int = 0
+    accepted_last: tuple[str, ...] = ()
 
     def add_reading(self, num_tokens: int, num_reused: int, seconds: float) -> None:
         """Count what was read before a first token: a prompt, or what another model wrote."""
@@ -50,6 +52,7 @@ class Counters:
 
     def add_first(self) -> None:
         """Count a token that came of reading; only that of the prompt is no round."""
+        self.accepted_last = ()
         self.rounds += self.generated_tokens > 0
         self.generated_tokens += 1
 
@@ -67,11 +70,10 @@ class Counters:
         self.step_s += step_s
         self.draft_s += draft_s
         self.host_s += max(0.0, round_s - step_s - draft_s)
+        self.accepted_last = tuple(tree.sources[node] for node in path[1:] if tree.sources)
         if tree.sources:
-            for name in tree.sources[1:]:
-                self.drafted_by[name] += 1
-            for node in path[1:]:
-                self.accepted_by[tree.sources[node]] += 1
+            self.drafted_by.update(tree.sources[1:])
+            self.accepted_by.update(self.accepted_last)
 
     @property
     def acceptance_length(self) -> float:

@@ -1,22 +1,22 @@
 """Which drafted tokens are kept when some were drawn from a draft model: traversal verification.
 
-law             the distribution q a node's token was drawn from; a point mass for a deterministic
-                node (a suffix match, a table, a top-k choice)
+distribution    q, what a node's token was drawn from; a point mass for a deterministic node (a
+                suffix match, a table, a top-k choice)
 weight          of a node: the chance that the path down to it, or a longer one, is accepted
 rest            of a node: what its next tokens still owe the target after its rejected children
 residual token  what is drawn from the rest of the last accepted node; a bonus at a leaf
 
 Leaves are judged first, so a long path may be accepted whose prefix alone would have been
 rejected (arXiv 2505.12398, stated there for one draft model; on a chain it is block verification,
-arXiv 2403.10444). Here every node has a law of its own. With p the target's distribution at node
-v, w its weight and m = w p its rest before any child was judged, for each child x, in node order:
+arXiv 2403.10444). Here every node has a distribution of its own. With p the target's at node v, w
+its weight and m = w p its rest before any child was judged, for each child x, in node order:
 
     weight of x   min(1, m(x) / q(x))
     judge x       with its children, the same way
     x rejected    r = max(m - q, 0),  R = sum r,  w <- R / (R + 1 - w),  m <- r / (R + 1 - w)
 
 After its last child v is accepted with chance w, and the next token is drawn from m / w. The root
-has the weight 1. A tree of point masses gives the same law of the same lengths as
+has the weight 1. A tree of point masses gives the same distribution of the same lengths as
 sample-and-match (`edgespec.decode.accept`), which needs fewer of the target's rows and keeps the
 seed's tokens: use that one for them.
 
@@ -24,22 +24,23 @@ Why it is lossless. Take any tree with its tokens and add one node as the last c
 token drawn from q. Where v used to be accepted with w and to go on with p, the new child is
 accepted with q(x) min(1, m(x) / q(x)) = min(q, m) and goes on with the target; v itself gives the
 rest, m - min(q, m). Together that is m again, and nothing else in the tree notices. So no added
-node changes the law of the output *given the tokens that were there before*, and a tree that is
-grown node by node, by whatever rule, has the law of the root alone: the target's. That needs:
+node changes the distribution of the output *given the tokens that were there before*, and a tree
+that is grown node by node, by whatever rule, has that of the root alone: the target's. That needs:
 
-    1. Whether a node is added, where, and its law depend only on tokens drawn before it. Growing
-       where the tokens so far look good is fine; so is stopping, or not drawing, because of them.
+    1. Whether a node is added, where, and its distribution depend only on tokens drawn before it.
+       Growing where the tokens so far look good is fine; so is stopping, or not drawing, because of
+       them.
     2. What was drawn stays. Dropping a sampled node because of its own token, or of tokens drawn
        later (as when a size is chosen for a whole proposal after drawing it), biases the output.
     3. Siblings are numbered in the order in which they were added.
-    4. A law is the one given what was drawn before: without replacement, `laws.without` the
-       siblings.
+    4. A distribution is the one given what was drawn before: without replacement,
+       `distributions.without` the siblings.
 
 A deterministic token may be chosen, or merged, because of what was drawn: if it repeats an earlier
-sibling it adds nothing, the sibling keeps its law, and both share what grows below. A sampled
-sibling after a deterministic one is best drawn without that token; if the deterministic tokens
-are known beforehand, the sampled sibling is better drawn first and without them, since more is
-then accepted.
+sibling it adds nothing, the sibling keeps its distribution, and both share what grows below. A
+sampled sibling after a deterministic one is best drawn without that token; if the deterministic
+tokens are known beforehand, the sampled sibling is better drawn first and without them, since more
+is then accepted.
 
 Pure: no model inside, and no random generator either.
 """
@@ -53,7 +54,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.tree import DraftTree
-from edgespec.sampling.laws import DraftLaw, TargetLaw
+from edgespec.sampling.distributions import DraftDistribution, TargetDistribution
 
 
 class Dice(Protocol):
@@ -68,39 +69,39 @@ class Dice(Protocol):
 
 def accept_sampled(
     tree: DraftTree,
-    laws: Sequence[DraftLaw | None],
-    target: Callable[[int], TargetLaw],
+    distributions: Sequence[DraftDistribution | None],
+    target: Callable[[int], TargetDistribution],
     dice: Dice,
 ) -> tuple[list[int], list[int]]:
     """Judge a tree with sampled nodes, leaves first.
 
     Args:
         tree: the verified tree, grown by the rules above.
-        laws: by node, the distribution [V] its token was drawn from given its earlier siblings,
+        distributions: by node, what its token was drawn from [V] given its earlier siblings,
             summing to 1; None for a deterministic node, and for the root. Never written to.
         target: the target's distribution at a node, summing to 1, ids in any order, as
-            `Sampler.law` gives it. Asked for when it is needed, and written on; one row for each
-            node of a path is kept at a time. With penalties use sample-and-match.
+            `Sampler.unsorted_distribution` gives it. Asked for when it is needed, and written on;
+            one row for each node of a path is kept at a time. With penalties use sample-and-match.
         dice: independent of the tokens drawn for the tree: not a generator of the same seed.
 
     Returns:
         The nodes to commit (root first) and the tokens emitted. Both have the same length: the
         last token is the residual token and becomes the next root.
     """
-    assert len(laws) == len(tree)
-    children = _children(tree, laws)
+    assert len(distributions) == len(tree)
+    children = _children(tree, distributions)
 
     def judge(node: int, weight: float) -> tuple[int, int] | None:
         """The last accepted node, here or below, and the residual token; None if rejected."""
         rest = _Rest(weight, lambda: target(node))
         for child in children[node]:
-            token, law = tree.tokens[child], laws[child]
-            child_weight = rest.child_weight(token, law)
+            token, distribution = tree.tokens[child], distributions[child]
+            child_weight = rest.child_weight(token, distribution)
             # Nothing below a weight of 0 can be accepted, and nothing there need be computed.
             found = judge(child, child_weight) if child_weight > 0.0 else None
             if found is not None:
                 return found
-            rest.remove(token, law)
+            rest.remove(token, distribution)
         if rest.weight >= 1.0 or dice.accepts(rest.weight):
             return node, rest.draw(dice)
         return None
@@ -111,13 +112,15 @@ def accept_sampled(
     return path, [*(tree.tokens[node] for node in path[1:]), found[1]]
 
 
-def _children(tree: DraftTree, laws: Sequence[DraftLaw | None]) -> list[list[int]]:
+def _children(
+    tree: DraftTree, distributions: Sequence[DraftDistribution | None]
+) -> list[list[int]]:
     """By node, its children in node order."""
     children: list[list[int]] = [[] for _ in tree.tokens]
     for node in range(1, len(tree)):
         siblings = children[tree.parents[node]]
         repeats = any(tree.tokens[sibling] == tree.tokens[node] for sibling in siblings)
-        assert laws[node] is not None or not repeats, "a repeated token has to be merged"
+        assert distributions[node] is not None or not repeats, "a repeated token has to be merged"
         siblings.append(node)
     return children
 
@@ -125,27 +128,27 @@ def _children(tree: DraftTree, laws: Sequence[DraftLaw | None]) -> list[list[int
 class _Rest:
     """The weight of a node and the mass its next tokens still owe, m = scale * mass."""
 
-    def __init__(self, weight: float, target: Callable[[], TargetLaw]) -> None:
+    def __init__(self, weight: float, target: Callable[[], TargetDistribution]) -> None:
         self.weight = weight
         self._target = target
         self._ids: NDArray[np.int64] | None = None
         self._mass: NDArray[np.float64] | None = None  # [k], computed when first needed
         self._scale = weight
 
-    def child_weight(self, token: int, law: DraftLaw | None) -> float:
+    def child_weight(self, token: int, distribution: DraftDistribution | None) -> float:
         """Chance to accept a child that carries `token`, or a node below it."""
         mass, place = self._open(), self._place(token)
         owed = 0.0 if place is None else self._scale * float(mass[place])
-        if law is None:
+        if distribution is None:
             return min(1.0, owed)
-        drawn = float(law[token])
-        assert drawn > 0.0, "a token was drawn that its law does not have"
+        drawn = float(distribution[token])
+        assert drawn > 0.0, "a token was drawn that its distribution does not have"
         return min(1.0, owed / drawn)
 
-    def remove(self, token: int, law: DraftLaw | None) -> None:
-        """The child was rejected: take away what its law gives to each token."""
+    def remove(self, token: int, distribution: DraftDistribution | None) -> None:
+        """The child was rejected: take away what its distribution gives to each token."""
         mass = self._open()
-        if law is None:
+        if distribution is None:
             place = self._place(token)
             if place is not None:
                 mass[place] = 0.0
@@ -153,7 +156,7 @@ class _Rest:
         else:
             if self._scale != 1.0:
                 mass *= self._scale
-            mass -= law if self._ids is None else law[self._ids]
+            mass -= distribution if self._ids is None else distribution[self._ids]
             np.maximum(mass, 0.0, out=mass)
             self._scale = 1.0
             owed = float(mass.sum())

@@ -79,7 +79,7 @@ def build_tree(root: int, proposal: Proposal, num_drafted: int) -> DraftTree:
         (root, *proposal.tokens[:num_drafted]),
         range(-1, num_drafted) if is_chain else [-1, *(parent + 1 for parent in proposal.parents)],
         ("", *proposal.sources[:num_drafted]) if proposal.sources else (),
-        (None, *proposal.laws[:num_drafted]) if proposal.laws else (),
+        (None, *proposal.distributions[:num_drafted]) if proposal.distributions else (),
     )
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from edgespec.memory.times.curve import CostCurve
 
 if TYPE_CHECKING:
-    from edgespec.sampling.laws import DraftLaw
+    from edgespec.sampling.distributions import DraftDistribution
     from edgespec.sampling.sampling import Sampler
 
 
-MOST_DRAWN = 8  # nodes of a proposal that carry a law, which is a number for each token
+MOST_DRAWN = 8  # nodes of a proposal that carry a distribution, which is a number for each token
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,9 @@ class Proposal:
     parents: Sequence[int]  # [n], index into this proposal; -1 is the root
     probabilities: Sequence[float]  # [n], non-increasing behind the kept ones
     sources: Sequence[str] = ()  # [n], the drafter of each node; empty: there is only one
-    laws: Sequence[DraftLaw | None] = ()  # [n], what each was drawn from; empty: none was drawn
+    distributions: Sequence[
+        DraftDistribution | None
+    ] = ()  # [n], what each was drawn from; empty: none was drawn
     kept: int = 0
     draft_ms: float = 0.0  # time that models took to make it
 
@@ -45,7 +47,7 @@ class Proposal:
             [places[self.parents[node]] for node in nodes],
             [self.probabilities[node] for node in nodes],
             [self.sources[node] for node in nodes] if self.sources else (),
-            [self.laws[node] for node in nodes] if self.laws else (),
+            [self.distributions[node] for node in nodes] if self.distributions else (),
             sum(node < self.kept for node in nodes),
             self.draft_ms,
         )

@@ -1,4 +1,4 @@
-"""How a model's conversations begin, in tokens: what `edgespec.models.exits.texts` writes with."""
+"""How a model's conversations begin, in tokens: what `models.exits.text_writer` writes with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from edgespec.backends.base import Tokenizer
 from edgespec.errors import ModelFileError, ModelNotFoundError
 from edgespec.models.chat import render_chat
-from edgespec.models.exits.texts import OPENINGS, PASSAGE_TASKS, Chat
+from edgespec.models.exits.openings import OPENINGS, PASSAGE_TASKS, Chat
 from edgespec.models.spec import ModelSpec
 
 _MARK = "\u2402user\u2402"  # in place of the user's words

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
@@ -20,14 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.llama.backend import LlamaSettings
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.skipping import SkippingBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import UnsupportedError
 from edgespec.measure.prompts import PROMPTS
 from edgespec.measure.timing import one_step
-from edgespec.memory.device import device
-from edgespec.memory.times.curve import measure_curve
+from edgespec.memory.device import host
+from edgespec.memory.times.measuring import measure_curve
 from edgespec.memory.times.speed import predicted_speedup
 from edgespec.models.exits.training import LONGEST_RUN, agreement_of, gains_of
 from edgespec.models.exits.writer import choose_tokens, import_gguf, write_pruned
@@ -70,6 +71,10 @@ class Skipping:
     draft_step_ms: float
     predicted_speedup: float
 
+    def kept_of(self, spec: ModelSpec) -> list[int]:
+        """The blocks of a target that are kept."""
+        return [block for block in range(spec.num_layers) if block not in self.skipped]
+
 
 def build_skipping(
     spec: ModelSpec,
@@ -98,8 +103,7 @@ def build_skipping(
     seen, unseen, target_ms = _texts(spec, progress)
     counts = np.bincount(np.concatenate([t.answer for t in seen]), minlength=spec.vocab_size)
     ids = choose_tokens(spec, counts, min(head_size or HEAD_SIZE, spec.vocab_size))
-    trial = BlockTrial(spec, ids, target_ms)
-    try:
+    with closing(BlockTrial(spec, ids, target_ms)) as trial:
         if skip is None:
             tried = search(trial, seen, 60 * minutes, progress, note)
         else:
@@ -110,28 +114,36 @@ def build_skipping(
             )
         best = max(tried, key=lambda skipping: skipping.predicted_speedup)
         result = trial.score(unseen, best.skipped)
-    finally:
-        trial.close()
-    blocks = [block for block in range(spec.num_layers) if block not in best.skipped]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "timed.gguf"
-        write_pruned(spec, path, blocks=blocks, token_ids=ids, report={})
-        draft_ms = draft_step_ms(read_model_spec(path), spec, progress)
-    speed, length = predicted_speedup(result.gains, target_ms, draft_ms)
-    result = replace(
-        result, draft_step_ms=draft_ms, predicted_speedup=speed, acceptance_length=length
-    )
+    result = _timed(spec, result, ids, target_ms, progress)
     report = {
         "text_tokens": sum(len(text.answer) for text in seen),
         "minutes": minutes,
-        "skipped": list(best.skipped),
+        "skipped": list(result.skipped),
         "agreement": result.agreement,
         "gains": result.gains,
         "result": asdict(result),
         "compared": [asdict(skipping) for skipping in tried],
     }
-    write_pruned(spec, output, blocks=blocks, token_ids=ids, report=report)
+    write_pruned(spec, output, blocks=result.kept_of(spec), token_ids=ids, report=report)
     return report
+
+
+def _timed(
+    spec: ModelSpec,
+    result: Skipping,
+    ids: NDArray[np.int32],
+    target_ms: Sequence[float],
+    progress: Progress,
+) -> Skipping:
+    """`result` with the measured time of a step instead of the one that its bytes have it take."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "timed.gguf"
+        write_pruned(spec, path, blocks=result.kept_of(spec), token_ids=ids, report={})
+        draft_ms = draft_step_ms(read_model_spec(path), spec, progress)
+    speed, length = predicted_speedup(result.gains, target_ms, draft_ms)
+    return replace(
+        result, draft_step_ms=draft_ms, predicted_speedup=speed, acceptance_length=length
+    )
 
 
 def search(
@@ -178,7 +190,7 @@ class BlockTrial:
             batch_size=_ANSWER,
             max_nodes=_ANSWER,
             max_leaves=1,
-            threads=device.usable_cores(),
+            threads=host.usable_cores(),
         )
         self._ids = ids
         self._target_ms = target_ms

@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
@@ -21,20 +22,19 @@ from numpy.typing import NDArray
 from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.exits.chat import chat_of, read_prompts
-from edgespec.memory.device import device
+from edgespec.memory.device import host
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import predicted_speedup
 from edgespec.models.exits.early_exit import ExitInfo, check_exit, read_exit, target_hash
 from edgespec.models.exits.network import Weights, check_architecture, import_torch
-from edgespec.models.exits.texts import (
+from edgespec.models.exits.text_writer import (
     LENGTH,
     LONG_LENGTH,
     LONG_PART,
     TextWriter,
-    load_texts,
     write_texts,
-    written,
 )
+from edgespec.models.exits.training_texts import load_training_texts, written
 from edgespec.models.exits.writer import choose_tokens, write_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
@@ -42,8 +42,8 @@ from edgespec.setup.draft_loading import draft_step_ms
 from edgespec.setup.loading import load
 
 if TYPE_CHECKING:
-    from edgespec.models.exits.texts import Text
     from edgespec.models.exits.training import ExitTrainer, Quality
+    from edgespec.models.exits.training_texts import TrainingText
 
 QUICK_MINUTES, FULL_MINUTES = 12.0, 120.0
 # Of the time: writing text, comparing exits, training one.
@@ -102,43 +102,24 @@ def train_draft(
     earlier = _earlier(spec, begin)
     if earlier is not None:
         exit_layer, head_size = _same(exit_layer, head_size, *earlier)
-    import_torch().set_num_threads(device.usable_cores())
+    import_torch().set_num_threads(host.usable_cores())
     layers, sizes = _choices(spec, exit_layer, head_size)
     folder = output.with_name(f"{output.name}.{target_hash(spec)[:8]}.training")
     folder.mkdir(parents=True, exist_ok=True)
+    job = _Job(spec, folder, minutes, progress, note)
     costs = _Costs(spec, layers, sizes, progress)
-    _write(spec, folder, data, minutes * 60 * _WRITING, progress)
-    texts = load_texts(folder)
+    _write(job, data)
+    texts = load_training_texts(folder)
     counts = np.bincount(np.concatenate([t.tokens for t in texts]), minlength=spec.vocab_size)
     rows = {size: choose_tokens(spec, counts, size) for size in sizes}
-    compared = f"compared-{_joined(layers)}-{_joined(sizes)}"
-    kept = folder / f"{compared}-{minutes:g}.json"
-    candidates = _read_candidates(folder, compared, minutes)
-    if not candidates:
-        candidates = _compare(spec, texts, layers, rows, costs, minutes * 60 * _SEARCHING, progress)
-        kept.write_text(json.dumps([asdict(candidate) for candidate in candidates]))
+    candidates = _candidates(job, texts, layers, rows, costs)
     best = max(candidates, key=lambda candidate: candidate.predicted_speedup)
     note(f"exit after block {best.exit_layer} with {best.head_size} tokens is predicted best")
-    trainer, quality = _train(
-        spec,
-        texts,
-        best,
-        rows[best.head_size],
-        folder,
-        minutes * 60 * _TRAINING,
-        earlier,
-        progress,
-        note,
-    )
-    trained = costs.candidate(best.exit_layer, best.head_size, quality)
+    trainer, quality = _train(job, texts, best, rows[best.head_size], earlier)
     report = {
         "text_tokens": sum(len(text.tokens) for text in texts),
         "minutes": minutes,
-        "loss": quality.loss,
-        "agreement": quality.agreement,
-        "gains": quality.gains,
-        "result": asdict(trained),
-        "compared": [asdict(candidate) for candidate in candidates if len(candidates) > 1],
+        **_result(costs.candidate(best.exit_layer, best.head_size, quality), quality, candidates),
     }
     write_exit(
         spec,
@@ -151,6 +132,33 @@ def train_draft(
         report=report,
     )
     return report
+
+
+def _result(
+    trained: Candidate, quality: Quality, candidates: Sequence[Candidate]
+) -> dict[str, Any]:
+    return {
+        "loss": quality.loss,
+        "agreement": quality.agreement,
+        "gains": quality.gains,
+        "result": asdict(trained),
+        "compared": [asdict(candidate) for candidate in candidates if len(candidates) > 1],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A drafter being made: of which target, where its parts are kept, and how long it may take."""
+
+    spec: ModelSpec
+    folder: Path
+    minutes: float
+    progress: Progress
+    note: Note
+
+    def seconds_for(self, part: float) -> float:
+        """Of the whole time, in seconds."""
+        return self.minutes * 60 * part
 
 
 def _earlier(spec: ModelSpec, path: Path | None) -> tuple[ModelSpec, ExitInfo] | None:
@@ -202,6 +210,23 @@ def _choices(
 
 def _joined(numbers: Sequence[int]) -> str:
     return "-".join(map(str, numbers))
+
+
+def _candidates(
+    job: _Job,
+    texts: Sequence[TrainingText],
+    layers: Sequence[int],
+    rows: Mapping[int, NDArray[np.int32]],
+    costs: _Costs,
+) -> list[Candidate]:
+    """What each exit is worth: compared by an earlier run in this folder, or now."""
+    name = f"compared-{_joined(layers)}-{_joined(list(rows))}"
+    candidates = _read_candidates(job.folder, name, job.minutes)
+    if not candidates:
+        candidates = _compare(job, texts, layers, rows, costs)
+        kept = job.folder / f"{name}-{job.minutes:g}.json"
+        kept.write_text(json.dumps([asdict(candidate) for candidate in candidates]))
+    return candidates
 
 
 def _read_candidates(folder: Path, name: str, minutes: float) -> list[Candidate]:
@@ -261,12 +286,11 @@ def _exit_step_ms(spec: ModelSpec, layer: int, size: int, progress: Progress) ->
         return draft_step_ms(read_model_spec(path), spec, progress)
 
 
-def _write(
-    spec: ModelSpec, folder: Path, data: Path | None, seconds: float, progress: Progress
-) -> None:
-    """Write text until it took so long, earlier runs included."""
+def _write(job: _Job, data: Path | None) -> None:
+    """Write text until that took its part of the time, earlier runs included."""
+    spec, folder = job.spec, job.folder
     num_written, spent = written(folder)
-    missing = seconds - spent
+    missing = job.seconds_for(_WRITING) - spent
     if missing <= 0 and data is None:
         return
     with open_tokenizer(spec.path) as tokenizer:
@@ -294,7 +318,7 @@ def _write(
         folder,
         seconds=max(missing, _LEAST_S),
         at_least=max(64, len(prompts)),
-        progress=lambda part, tokens: progress(f"writing text, {tokens} tokens", part),
+        progress=lambda part, tokens: job.progress(f"writing text, {tokens} tokens", part),
     )
     if prompts:
         answered.touch()
@@ -303,7 +327,7 @@ def _write(
 def _batch_size(spec: ModelSpec) -> int:
     """As many conversations at once as fit. Raises DoesNotFitError where too few do."""
     values = sum(tensor.dims[0] * prod(tensor.dims[1:]) for tensor in spec.tensors.values())
-    free = int(_MOST_MEMORY * device.available_bytes()) - _BF16 * values
+    free = int(_MOST_MEMORY * host.available_bytes()) - _BF16 * values
     cells = LENGTH + LONG_PART * (LONG_LENGTH - LENGTH)
     fitting = int(free / (_BF16 * cells * spec.kv_values_per_token))
     if fitting < _LEAST_BATCH:
@@ -316,13 +340,11 @@ def _batch_size(spec: ModelSpec) -> int:
 
 
 def _compare(
-    spec: ModelSpec,
-    texts: Sequence[Text],
+    job: _Job,
+    texts: Sequence[TrainingText],
     layers: Sequence[int],
     rows: Mapping[int, NDArray[np.int32]],
     costs: _Costs,
-    seconds: float,
-    progress: Progress,
 ) -> list[Candidate]:
     """Each exit after a short training, with each size of the head; nothing where one is asked.
 
@@ -332,30 +354,32 @@ def _compare(
 
     if len(layers) == len(rows) == 1:
         return [costs.candidate(layers[0], next(iter(rows)), None)]
-    some = _fitting(spec, texts[:_SEARCH_TEXTS], len(layers))
-    states = exit_states(spec, some, layers, lambda part: progress("reading the text", part))
+    some = _fitting(job.spec, texts[:_SEARCH_TEXTS], len(layers))
+    states = exit_states(job.spec, some, layers, partial(job.progress, "reading the text"))
     middle = sorted(rows)[len(rows) // 2]
     candidates = []
     for layer in layers:
-        trainer = ExitTrainer(spec, layer, rows[middle], some, states.pop(layer))
+        trainer = ExitTrainer(job.spec, layer, rows[middle], some, states.pop(layer))
         what = f"trying an exit after block {layer}"
 
         def report(part: float, _quality: Quality | None, what: str = what) -> None:
-            progress(what, part)
+            job.progress(what, part)
 
-        trainer.train(seconds / len(layers), progress=report)
+        trainer.train(job.seconds_for(_SEARCHING) / len(layers), progress=report)
         candidates += [
             costs.candidate(layer, size, trainer.quality(ids)) for size, ids in rows.items()
         ]
     return candidates
 
 
-def _fitting(spec: ModelSpec, texts: Sequence[Text], num_layers: int = 1) -> Sequence[Text]:
+def _fitting(
+    spec: ModelSpec, texts: Sequence[TrainingText], num_layers: int = 1
+) -> Sequence[TrainingText]:
     """As many texts as there is memory for: states after so many layers are kept in 16 bits.
 
     Raises DoesNotFitError where there is memory for none.
     """
-    room = _MOST_MEMORY * device.available_bytes() / (_BF16 * spec.embedding_size * num_layers)
+    room = _MOST_MEMORY * host.available_bytes() / (_BF16 * spec.embedding_size * num_layers)
     ends = np.cumsum([len(text.tokens) for text in texts])
     count = int(np.searchsorted(ends, room))
     if count == 0:
@@ -367,33 +391,30 @@ def _fitting(spec: ModelSpec, texts: Sequence[Text], num_layers: int = 1) -> Seq
 
 
 def _train(
-    spec: ModelSpec,
-    texts: Sequence[Text],
+    job: _Job,
+    texts: Sequence[TrainingText],
     best: Candidate,
     ids: NDArray[np.int32],
-    folder: Path,
-    seconds: float,
     earlier: tuple[ModelSpec, ExitInfo] | None,
-    progress: Progress,
-    note: Note,
 ) -> tuple[ExitTrainer, Quality]:
+    """Train the best exit, or train it further from an earlier one."""
     from edgespec.models.exits.training import ExitTrainer, exit_states
 
-    layer, fitting = best.exit_layer, _fitting(spec, texts)
+    layer, fitting = best.exit_layer, _fitting(job.spec, texts)
     if len(fitting) < len(texts):
-        note(f"memory for {len(fitting)} of {len(texts)} texts: the others are not trained on")
-    texts = fitting
-    states = exit_states(spec, texts, [layer], lambda part: progress("reading the text", part))
-    trainer = ExitTrainer(spec, layer, ids, texts, states.pop(layer))
+        job.note(f"memory for {len(fitting)} of {len(texts)} texts: the others are not trained on")
+    states = exit_states(job.spec, fitting, [layer], partial(job.progress, "reading the text"))
+    trainer = ExitTrainer(job.spec, layer, ids, fitting, states.pop(layer))
     if earlier is not None:
         trainer.go_on_from(*earlier)
 
     def report(part: float, quality: Quality | None) -> None:
         if quality is None:
-            progress("training", part)
+            job.progress("training", part)
         else:
-            note(f"{part:4.0%}  loss {quality.loss:.3f}, agreement {quality.agreement:.3f}")
+            job.note(f"{part:4.0%}  loss {quality.loss:.3f}, agreement {quality.agreement:.3f}")
 
     begun = f"-from-{earlier[0].fingerprint[:8]}" if earlier else ""
-    checkpoint = folder / f"exit-{layer}-{best.head_size}{begun}.pt"
+    checkpoint = job.folder / f"exit-{layer}-{best.head_size}{begun}.pt"
+    seconds = job.seconds_for(_TRAINING)
     return trainer, trainer.train(seconds, checkpoint=checkpoint, progress=report)

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 
 from edgespec.backends.base import Backend
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import UnsupportedError
 from edgespec.files.quantizing import HELD_OUT_SEED, texts_for
 from edgespec.measure.noise import largest_invariant_step
 from edgespec.measure.timing import one_step
 from edgespec.memory.bytes.footprint import kv_type_fits
-from edgespec.memory.device import device
-from edgespec.memory.times.curve import CostCurve, measure_curve
+from edgespec.memory.device import host
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.measuring import measure_curve
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.progress import Progress
@@ -59,7 +61,7 @@ def held_out(
     return make_reference(
         spec.path,
         texts,
-        threads=device.usable_cores(),
+        threads=host.usable_cores(),
         top=_TOP,
         progress=lambda part: progress("reading the text", part),
     )
@@ -128,7 +130,7 @@ def compare_kv_types(
             hint="compare cache types of a GGUF file",
         )
     texts = joined(texts_for(spec, 2 * TEXTS, progress, data=data, seed=HELD_OUT_SEED))
-    threads = device.usable_cores()
+    threads = host.usable_cores()
     reference = make_reference(spec.path, texts, threads=threads, top=_TOP)
     rows: list[dict[str, Any]] = []
     for kind in _KV_TYPES:
@@ -191,7 +193,7 @@ def _places(backend: Backend, texts: Sequence[Text]) -> Places:
 
 def _scores(spec: ModelSpec, reference: Reference) -> Scores:
     if spec.format != ONNX_FORMAT:
-        return score(spec.path, reference, threads=device.usable_cores())
+        return score(spec.path, reference, threads=host.usable_cores())
     with _opened(spec) as backend:
         return scores_of(reference, _places(backend, reference.texts))
 
@@ -203,7 +205,7 @@ def _curve_of(spec: ModelSpec) -> CostCurve:
             for start in range(0, DEPTH, step):
                 backend.prefill([_TOKEN % spec.vocab_size] * min(step, DEPTH - start))
             return measure_curve(lambda nodes: one_step(backend, nodes), backend.max_nodes)
-    return curve_from(step_ms(spec.path, threads=device.usable_cores()))
+    return curve_from(step_ms(spec.path, threads=host.usable_cores()))
 
 
 def curve_from(times: dict[int, float]) -> CostCurve:
@@ -230,7 +232,7 @@ def invariant_step(spec: ModelSpec) -> int:
         context_size=_CONTEXT,
         batch_size=64,
         max_leaves=1,
-        threads=device.usable_cores(),
+        threads=host.usable_cores(),
         kv_type_k="bf16",
     )
     backend = LlamaBackend(spec.path, settings)

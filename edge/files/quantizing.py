@@ -20,12 +20,12 @@ import numpy as np
 
 from edgespec.backends.base import Tokenizer
 from edgespec.backends.llama.tokenizer import open_tokenizer
-from edgespec.common import expanded
 from edgespec.errors import UnsupportedError
 from edgespec.exits.chat import chat_of, read_prompts
-from edgespec.memory.device import device
+from edgespec.memory.device import host
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.models.writing import reason, whole_file
+from edgespec.paths import expanded
 from edgespec.progress import Progress
 from edgespec.quantize.convert import Prediction, Recipe, check_target, convert, predict
 from edgespec.quantize.fit import Fit, fit, require_room
@@ -70,7 +70,7 @@ def texts_for(
         spec.path,
         chat,
         count,
-        threads=device.usable_cores(),
+        threads=host.usable_cores(),
         seed=seed,
         progress=lambda part: progress("writing text", part),
     )
@@ -160,7 +160,7 @@ def _compute(
         spec.path,
         [text.tokens.tolist() for text in texts],
         path,
-        threads=device.usable_cores(),
+        threads=host.usable_cores(),
         dataset=_MATRIX_NAME[data is not None],
         progress=lambda part: progress("computing the importance matrix", part),
     )
@@ -201,7 +201,7 @@ def fit_file(
     if not matrix.exists():
         with whole_file(matrix) as partial:
             _compute(spec, texts, data, partial, progress)
-    threads = device.usable_cores()
+    threads = host.usable_cores()
     pieces.make(threads, progress)
     reference = make_reference(
         spec.path, texts, threads=threads, progress=lambda part: progress("reading the text", part)

@@ -17,7 +17,7 @@ from typing import Any
 
 from edgespec.errors import UnsupportedError
 from edgespec.files.comparison import curve_from, held_out, invariant_step, speed_of
-from edgespec.memory.device import device
+from edgespec.memory.device import host
 from edgespec.models.gguf.ggml_types import GgmlType
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.models.writing import making, put_in_place
@@ -141,9 +141,9 @@ def _measure_together(
     spec: ModelSpec, source: dict[str, Any], chosen: dict[str, Any], path: Path
 ) -> None:
     """Set what both files really take, measured in turns where both fit into memory."""
-    threads = device.usable_cores()
+    threads = host.usable_cores()
     paths = (spec.path, path)
-    if 2 * (source["bytes"] + chosen["bytes"]) < device.available_bytes():
+    if 2 * (source["bytes"] + chosen["bytes"]) < host.available_bytes():
         times = step_ms_in_turns(paths, threads=threads)
     else:
         times = [step_ms(path, threads=threads) for path in paths]
@@ -172,7 +172,7 @@ def _nothing_found(rows: Sequence[dict[str, Any]], max_kl: float) -> Unsupported
 
 def _source_row(spec: ModelSpec) -> dict[str, Any]:
     """The source itself, measured as it is."""
-    curve = curve_from(step_ms(spec.path, threads=device.usable_cores()))
+    curve = curve_from(step_ms(spec.path, threads=host.usable_cores()))
     return {
         "type": spec.file_type,
         "bytes": spec.file_bytes,
@@ -189,7 +189,7 @@ def _candidate_rows(
     # One candidate at a time is written whole; before that three small files, each with a head.
     largest = max(found.file_bytes for found in predicted.values())
     require_disk(folder / "candidate", largest + 3 * spec.tensors[spec.head_name].data_bytes)
-    threads = device.usable_cores()
+    threads = host.usable_cores()
     with pace(spec.path, spec.num_layers, folder, threads=threads) as now:
         usual = before = now()
         for number, (kind, recipe) in enumerate(recipes.items()):
@@ -233,14 +233,14 @@ class _Judge:
         if not path.exists():
             for old in self._folder.glob("*.gguf"):
                 old.unlink()
-            threads = device.usable_cores()
+            threads = host.usable_cores()
             convert(self._spec.path, path, self._recipes[kind], threads=threads, synced=False)
         return path
 
     def kl(self, kind: str) -> float:
         """Mean divergence of a type from the source."""
         if kind not in self._known:
-            scores = score(self.file(kind), self._reference, threads=device.usable_cores())
+            scores = score(self.file(kind), self._reference, threads=host.usable_cores())
             self._known[kind] = quality_of(self._reference, scores).kl.value
         return self._known[kind]
 

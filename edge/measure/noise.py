@@ -174,5 +174,8 @@ def _text(backend: Backend, length: int) -> list[int]:
     i = 0
     while len(ids) < length:
         i += 1
-        ids += backend.tokenizer.encode(_TEXT.format(i=i, n=7 * i % 31), add_special=i == 1)
+        part = backend.tokenizer.encode(_TEXT.format(i=i, n=7 * i % 31), add_special=i == 1)
+        if not part:
+            raise UnsupportedError("the model's vocabulary has no tokens for plain English text")
+        ids += part
     return ids[:length]

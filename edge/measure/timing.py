@@ -7,7 +7,8 @@ from time import perf_counter
 
 from edgespec.backends.base import Backend
 from edgespec.backends.tree import DraftTree
-from edgespec.memory.times.curve import CostCurve, measure_depth
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.measuring import measure_depth
 
 _DEPTH_SECONDS = 0.6
 _PROBES = 3  # single steps that tell whether a stored curve still holds

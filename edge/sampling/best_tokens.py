@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 # The smallest finite logit: at or above it is every token that is not masked.
 LOWEST = float(np.finfo(np.float32).min)
+# Keeps 1/temperature away from 0 and infinity, where float32 would turn 0 * inf into NaN.
+_INVERSE_TEMPERATURE_RANGE = (1e-30, 1e30)
 # How many of the best tokens to sort before sorting all of them.
 _HEAD_SIZES = (256, 4096)
 
@@ -27,6 +29,12 @@ class Head(NamedTuple):
 
     def first(self, count: int) -> Head:
         return Head(self.ids[:count], self.logits[:count])
+
+
+def inverse_of(temperature: float) -> float:
+    """1 / temperature, within what float32 can multiply with."""
+    low, high = _INVERSE_TEMPERATURE_RANGE
+    return high if temperature == 0.0 else min(max(1.0 / temperature, low), high)
 
 
 def softmax_weights(

@@ -2,10 +2,10 @@
 
 The grammar constrains the target's distribution at every position: tokens it forbids get no
 probability, before anything else is computed. Masking a whole vocabulary takes longer than a pick,
-so a token is picked first and checked, wherever that has the same law:
+so a token is picked first and checked, wherever that has the same distribution:
 
 - greedy: an allowed best token is the best allowed token
-- sampling without top-k, top-p and min-p: a forbidden pick is replaced by one from the masked row,
+- sampling where no sampler removes tokens: a forbidden pick is replaced by one from the masked row,
   so an allowed token of probability p is emitted with p + (1 - a) p / a = p / a, where a is the
   probability of all allowed ones; that is its probability after masking
 
@@ -40,8 +40,7 @@ class ConstrainedSampler:
         self._sampler = sampler
         self._grammar = grammar
         params = sampler.params
-        unfiltered = params.top_k == 0 and params.top_p >= 1.0 and params.min_p <= 0.0
-        self._picks_first = params.is_greedy or unfiltered
+        self._picks_first = params.is_greedy or params.keeps_all
 
     @property
     def seed(self) -> int:

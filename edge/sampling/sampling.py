@@ -1,22 +1,25 @@
 """Choosing the next token from one row of logits: the sampler chain, in numpy.
 
 The chain is the one a llama.cpp user gets by default (`llama.cpp: common/sampling.cpp`,
-`common_sampler_init`, and `common/common.h`, the default of `samplers`), without the samplers
-edgespec does not offer (DRY, top-n-sigma, typical-p, XTC):
+`common_sampler_init`, and `common/common.h`, the default of `samplers`):
 
-    logit bias -> penalties -> top-k -> top-p -> min-p -> temperature -> one draw
+    logit bias -> penalties -> DRY -> top-n-sigma -> top-k -> typical -> top-p -> min-p -> XTC
+        -> temperature, fixed or by entropy -> one draw
+
+What most people use has shortcuts here that never sort a vocabulary; another order and the rarer
+samplers run one after another (`chain.py`), as does mirostat, which takes the place of them all.
 
 So top-p and min-p look at the probabilities *before* the temperature, top-p at those that top-k
 left over (renormalised), and min-p at the ratio to the best token. Every filter keeps a prefix of
 one order: best logit first, equal logits by token id. Temperature 0 takes the first token of that
 order, which no filter removes.
 
-A sampled pick costs exactly one uniform random number, which is looked up in the cumulative
-probabilities of that order. The token is therefore a function of (seed, number of picks so far,
-history, logits), and not of how the logits were computed: plain decoding, and speculative decoding
-that picks at every node of a draft tree and accepts when the pick is a child, emit the same tokens
-(sample-and-match). The random numbers are those of Python's `random.Random(seed).random()`, whose
-sequence is promised to stay the same between Python versions.
+A sampled pick costs exactly one uniform random number (and XTC one before it), which is looked up
+in the cumulative probabilities of that order. The token is therefore a function of (seed, number of
+picks so far, history, logits), and not of how the logits were computed: plain decoding, and
+speculative decoding that picks at every node of a draft tree and accepts when the pick is a child,
+emit the same tokens (sample-and-match). The random numbers are those of Python's
+`random.Random(seed).random()`, whose sequence is promised to stay the same between versions.
 
 Nothing here knows of models, trees or text, and no input array is ever written to.
 """
@@ -26,10 +29,8 @@ from __future__ import annotations
 import math
 import random
 import secrets
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,98 +42,30 @@ from edgespec.sampling.best_tokens import (
     floor_of_best,
     head_above,
     head_reaching,
+    inverse_of,
     softmax_weights,
     top_p_head,
 )
-from edgespec.sampling.laws import TargetLaw
-
-# Keeps 1/temperature away from 0 and infinity, where float32 would turn 0 * inf into NaN.
-_INVERSE_TEMPERATURE_RANGE = (1e-30, 1e30)
-# Penalties up to this size leave finite logits finite.
-_LARGEST_PENALTY = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """What to sample; the default is greedy decoding. Raises `UnsupportedError` out of range.
-
-    Names and meanings are llama.cpp's. `logit_bias` may be given as a mapping or as pairs and is
-    kept as pairs sorted by token, so that two equal settings compare and hash as equal.
-    """
-
-    # 0 is greedy.
-    temperature: float = 0.0
-    # Keep this many of the best tokens; 0 keeps all.
-    top_k: int = 0
-    # Keep the fewest best tokens whose probabilities sum to this; 1 keeps all.
-    top_p: float = 1.0
-    # Keep the tokens with at least this fraction of the best one's probability; 0 keeps all.
-    min_p: float = 0.0
-    # Divides positive and multiplies other logits of recent tokens (CTRL, arXiv 1909.05858).
-    repetition_penalty: float = 1.0
-    # Subtracted once from the logit of every recent token.
-    presence_penalty: float = 0.0
-    # Subtracted for every occurrence of a recent token.
-    frequency_penalty: float = 0.0
-    # How many last tokens are recent, the prompt's included; 0 is none, -1 all.
-    penalty_last_n: int = 64
-    # Added to logits before everything else; minus infinity forbids a token.
-    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
-    # None draws a seed; `Sampler.seed` tells which.
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_filters(self)
-        _check_penalties(self)
-        object.__setattr__(self, "logit_bias", _bias_pairs(self.logit_bias))
-        if self.seed is not None and self.seed < 0:
-            raise UnsupportedError(
-                f"seed must be 0 or more, got {self.seed}",
-                hint="leave the seed out to have one drawn",
-            )
-
-    @property
-    def is_greedy(self) -> bool:
-        """True when the best token is always taken, which needs no random numbers."""
-        return self.temperature == 0.0
-
-    @property
-    def draws_freely(self) -> bool:
-        """True when tokens are drawn from a law that earlier picks of the round do not change."""
-        return not self.is_greedy and not self.uses_history
-
-    @property
-    def uses_history(self) -> bool:
-        """True when earlier tokens change the logits of later ones."""
-        subtracts = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-        return self.penalty_last_n != 0 and (self.repetition_penalty != 1.0 or subtracts)
-
-    @property
-    def changes_logits(self) -> bool:
-        """True when penalties or a bias change logits, which needs a copy of the row."""
-        return self.uses_history or bool(self.logit_bias)
-
-    @property
-    def is_plain_greedy(self) -> bool:
-        """True when the best logit is taken as it is, which needs no memory either."""
-        return self.is_greedy and not self.changes_logits
-
-    @property
-    def sums_vocabulary(self) -> bool:
-        """True when a pick needs the weights of all tokens: top-p without top-k, or no filter."""
-        unfiltered = self.top_k == 0 and (self.top_p < 1.0 or self.min_p == 0.0)
-        return unfiltered and not self.is_greedy
+from edgespec.sampling.chain import Chain, Mirostat
+from edgespec.sampling.distributions import TargetDistribution
+from edgespec.sampling.history import Dry, Penalties, TokenText
+from edgespec.sampling.params import SamplingParams, bias_pairs
 
 
 class Sampler:
     """Picks token after token under one `SamplingParams`, and remembers what it picked.
 
     One sampler serves one answer. The history starts with `prompt_ids`, as in llama.cpp, and is
-    kept only where penalties are on. Raises `UnsupportedError` for a token outside the vocabulary.
+    kept only where penalties are on. `text_of` gives the bytes of a token, which only DRY's
+    breakers are looked for in. Raises `UnsupportedError` for a token outside the vocabulary.
     """
 
     def __init__(
-        self, params: SamplingParams, vocab_size: int, prompt_ids: Iterable[int] = ()
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        prompt_ids: Iterable[int] = (),
+        text_of: TokenText | None = None,
     ) -> None:
         if vocab_size < 1:
             raise UnsupportedError(f"a vocabulary needs at least one token, got {vocab_size}")
@@ -140,17 +73,26 @@ class Sampler:
         self.vocab_size = vocab_size
         self.seed = secrets.randbits(32) if params.seed is None else params.seed
         self._random = random.Random(self.seed)
-        self._inverse_temperature = _inverse(params.temperature)
+        self._inverse_temperature = inverse_of(params.temperature)
 
-        pairs = _bias_pairs(params.logit_bias)
-        self._bias_ids = np.array([token for token, _ in pairs], dtype=np.int64)
-        self._biases = np.array([bias for _, bias in pairs], dtype=np.float32)
+        pairs = bias_pairs(params.logit_bias)
+        self._bias = (
+            np.array([token for token, _ in pairs], dtype=np.int64),
+            np.array([bias for _, bias in pairs], dtype=np.float32),
+        )
         self._check_tokens("logit_bias", (token for token, _ in pairs))
 
-        self._window: deque[int] = deque()
-        self._counts: Counter[int] = Counter()
-        if params.uses_history:
-            self._start_history(list(prompt_ids))
+        history = list(prompt_ids) if params.uses_history else []
+        self._check_tokens("the prompt", history)
+        self._past = (
+            Penalties(params, history) if params.uses_penalties else None,
+            Dry(params, history, text_of) if params.uses_dry else None,
+        )
+        self._chain: Chain | Mirostat | None = None
+        if params.mirostat:
+            self._chain = Mirostat(params)
+        elif params.uses_chain:
+            self._chain = Chain(params, *self._past, self._random.random)
 
         self._changes_logits = params.changes_logits
         self._takes_argmax = params.is_plain_greedy
@@ -182,15 +124,11 @@ class Sampler:
 
     def record(self, token: int) -> None:
         """Count a token that was chosen elsewhere as emitted; `pick` does so by itself."""
-        if not self.params.uses_history:
-            return
-        self._window.append(token)
-        self._counts[token] += 1
-        if len(self._window) > self.params.penalty_last_n >= 0:
-            oldest = self._window.popleft()
-            self._counts[oldest] -= 1
-            if not self._counts[oldest]:
-                del self._counts[oldest]
+        for past in self._past:
+            if past is not None:
+                past.record(token)
+        if isinstance(self._chain, Mirostat):
+            self._chain.record(token)
 
     def distribution(
         self, logits_row: NDArray[np.float32]
@@ -198,29 +136,34 @@ class Sampler:
         """What `pick` would sample from now: token ids [k] and their probabilities [k].
 
         Best first; neither the history nor the random numbers move. Where nothing but the
-        temperature is set, `pick` normalises with a float32 sum: then the two agree to 1e-6.
+        temperature is set, `pick` normalises with a float32 sum: then the two agree to 1e-6. XTC
+        has no such distribution, as it tosses a coin first.
         """
+        assert not self.params.uses_xtc
         with np.errstate(all="ignore"):
             row = self._change(logits_row)
             if self.params.is_greedy:
                 return np.array([_argmax(row)], dtype=np.int64), np.ones(1)
             best = _finite_max(row)
-            head = self._kept(row, best)
-            if head is None:
-                head = head_above(row, LOWEST)
+            if self._chain is not None:
+                head = self._chain(row)
+                weights = softmax_weights(head.logits, float(head.logits[0]), 1.0)
+                return head.ids, weights / weights.sum()
+            kept = self._kept(row, best)
+            head = head_above(row, LOWEST) if kept is None else kept
             weights = softmax_weights(head.logits, best, self._inverse_temperature)
             return head.ids, weights / weights.sum()
 
-    def law(self, logits_row: NDArray[np.float32]) -> TargetLaw:
+    def unsorted_distribution(self, logits_row: NDArray[np.float32]) -> TargetDistribution:
         """The same as `distribution`, for verifying draws: unsorted where nothing is filtered.
 
         Then the ids are None and the probabilities [V] stand at their tokens; their weights are
-        float32, as in `pick`. The arrays are the caller's to write on. Penalties make the law of a
-        node depend on its path, which this does not know: such samplers must not be asked.
+        float32, as in `pick`. The arrays are the caller's to write on. With penalties a node's
+        distribution depends on its path, which this does not know: do not ask such samplers.
         """
         params = self.params
         assert not params.uses_history
-        if params.is_greedy or params.top_k or params.top_p < 1.0 or params.min_p > 0.0:
+        if params.is_greedy or not params.keeps_all:
             return self.distribution(logits_row)
         with np.errstate(all="ignore"):
             row = self._change(logits_row)
@@ -238,12 +181,6 @@ class Sampler:
         cumulative = np.cumsum(weights)
         return _index_at(cumulative, self._random.random() * float(cumulative[-1]))
 
-    def _start_history(self, prompt_ids: list[int]) -> None:
-        self._check_tokens("the prompt", prompt_ids)
-        last_n = self.params.penalty_last_n
-        self._window.extend(prompt_ids if last_n < 0 else prompt_ids[-last_n:])
-        self._counts.update(self._window)
-
     def _check_tokens(self, where: str, tokens: Iterable[int]) -> None:
         for token in tokens:
             if not 0 <= token < self.vocab_size:
@@ -255,32 +192,27 @@ class Sampler:
     def _change(self, logits_row: NDArray[np.float32]) -> NDArray[np.float32]:
         """The row with bias and penalties, in a work array, or the row itself without any.
 
-        Rule and order of the penalties: `llama.cpp: src/llama-sampler.cpp`,
-        `llama_sampler_penalties_apply`. Only tokens of the history and the bias are touched.
+        A chain penalises by itself, where its order says. Only a few tokens are touched.
         """
         if not self._changes_logits:
             return logits_row
         row = self._changed
         np.copyto(row, logits_row)
-        row[self._bias_ids] += self._biases
-        if self._counts:
-            size = len(self._counts)
-            ids = np.fromiter(self._counts.keys(), dtype=np.int64, count=size)
-            counts = np.fromiter(self._counts.values(), dtype=np.float32, count=size)
-            row[ids] = self._penalised(row[ids], counts)
+        biased, biases = self._bias
+        row[biased] += biases
+        if self._chain is None:
+            for past in self._past:
+                if past is not None:
+                    past.change(row, None)
         return row
-
-    def _penalised(
-        self, logits: NDArray[np.float32], counts: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
-        params = self.params
-        factor = params.repetition_penalty
-        repeated = np.where(logits > 0, logits / factor, logits * factor)
-        subtracted = counts * params.frequency_penalty + params.presence_penalty
-        return repeated - subtracted  # type: ignore[no-any-return]
 
     def _draw(self, row: NDArray[np.float32]) -> int:
         best = _finite_max(row)
+        if self._chain is not None:
+            left = self._chain(row)
+            return int(
+                left.ids[self.draw(softmax_weights(left.logits, float(left.logits[0]), 1.0))]
+            )
         uniform = self._random.random()
         head = self._kept(row, best)
         if head is None:
@@ -353,67 +285,3 @@ def _check_best(best: float) -> None:
             f"no token can be chosen: the best logit is {best}",
             hint="if nothing masks every token, the model file or the backend is broken",
         )
-
-
-def _inverse(temperature: float) -> float:
-    if temperature == 0.0:
-        return 1.0
-    low, high = _INVERSE_TEMPERATURE_RANGE
-    return min(max(1.0 / temperature, low), high)
-
-
-def _check_filters(params: SamplingParams) -> None:
-    if not (math.isfinite(params.temperature) and params.temperature >= 0.0):
-        raise UnsupportedError(
-            f"temperature must be a number of 0 or more, got {params.temperature}",
-            hint="0 is greedy, 0.8 is llama.cpp's default",
-        )
-    if params.top_k < 0:
-        raise UnsupportedError(
-            f"top_k must be 0 or more, got {params.top_k}",
-            hint="0 keeps all tokens, 40 is llama.cpp's default",
-        )
-    for name, value, off in (("top_p", params.top_p, 1), ("min_p", params.min_p, 0)):
-        if not 0.0 <= value <= 1.0:
-            raise UnsupportedError(
-                f"{name} must be from 0 to 1, got {value}", hint=f"{off} keeps all tokens"
-            )
-
-
-def _check_penalties(params: SamplingParams) -> None:
-    factor = params.repetition_penalty
-    if not 1.0 / _LARGEST_PENALTY <= factor <= _LARGEST_PENALTY:
-        raise UnsupportedError(
-            f"repetition_penalty must be from 1e-6 to 1e6, got {factor}",
-            hint="1 is no penalty, 1.1 is a usual one",
-        )
-    for name in ("presence_penalty", "frequency_penalty"):
-        value = getattr(params, name)
-        if not -_LARGEST_PENALTY <= value <= _LARGEST_PENALTY:
-            raise UnsupportedError(
-                f"{name} must be from -1e6 to 1e6, got {value}", hint="0 is no penalty"
-            )
-    if params.penalty_last_n < -1:
-        raise UnsupportedError(
-            f"penalty_last_n must be -1 or more, got {params.penalty_last_n}",
-            hint="-1 counts the whole history, 0 none of it, 64 is the default",
-        )
-
-
-def _bias_pairs(
-    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...],
-) -> tuple[tuple[int, float], ...]:
-    items = logit_bias.items() if isinstance(logit_bias, Mapping) else logit_bias
-    pairs = tuple(sorted((int(token), float(bias)) for token, bias in items))
-    for token, bias in pairs:
-        if not (bias == -math.inf or LOWEST <= bias <= -LOWEST):
-            raise UnsupportedError(
-                f"the logit bias of token {token} must be a float32 number or -inf, got {bias}",
-                hint="a bias of 100 makes a token all but certain, -inf forbids it",
-            )
-    for (token, _), (following, _) in pairwise(pairs):
-        if token == following:
-            raise UnsupportedError(
-                f"logit_bias names token {token} twice", hint="give each token one bias"
-            )
-    return pairs

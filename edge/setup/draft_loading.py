@@ -7,13 +7,15 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 
 from edgespec.backends.base import Backend
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.early_exit import ExitBackend
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.measure.timing import measure_depths, measured_while_busy, one_step
-from edgespec.memory.device import device
+from edgespec.memory.device import host
 from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan, draft_context
-from edgespec.memory.times.curve import CostCurve, measure_curve
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.measuring import measure_curve
 from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
@@ -41,6 +43,8 @@ def load_draft_model(
         kv_type_v=chosen.kv_type_v,
         gpu_layers=chosen.gpu_layers,
         mapped=plan.draft_mapped,
+        kernels=chosen.kernels,
+        tied=draft_spec.tied_embeddings,
     )
     stored = stored_curve(draft_spec, chosen)
     with ExitStack() as opened:
@@ -84,7 +88,7 @@ def draft_step_ms(draft_spec: ModelSpec, target: ModelSpec, report: Progress) ->
         batch_size=DRAFT_MODEL_BATCH,
         max_nodes=DRAFT_MODEL_NODES,
         max_leaves=1,
-        threads=device.usable_cores(),
+        threads=host.usable_cores(),
     )
     with closing(_open(draft_spec, target, settings, report)) as backend:
         return _curve(backend, report).base[1]

@@ -5,20 +5,24 @@ Imports no inference library and no numpy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from typing import Any
 
-from edgespec.drafting.drafters.merits import MERITS
-from edgespec.errors import UnsupportedError
-from edgespec.memory.plan.request import Request
+from edgespec.drafting.drafters import MODEL
+from edgespec.drafting.drafters.model_savings import SAVINGS
+from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Choice, Request
+from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import predicted_speedup
 from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.exits.early_exit import ExitInfo, check_exit, read_exit
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.setup.stored import draft_settings_of, stored_curve, stored_learned
 
 # Predicted gain for which one is loaded unseen. Files tell of text of their own, which flatters:
 # the shipped one says 1.57 tokens a round of one draft, and answers to people's prompts had 1.38
@@ -55,7 +59,7 @@ class Experience:
     @classmethod
     def from_json(cls, document: Mapping[str, Any] | None) -> Experience | None:
         """Of the document that a run has left; None where it says too little or is old."""
-        values = [(document or {}).get(name) for name in MERITS]
+        values = [(document or {}).get(name) for name in SAVINGS]
         if not all(isinstance(value, float) and isfinite(value) for value in values):
             return None
         rounds, usual_ms, saved_ms = (float(value) for value in values if value is not None)
@@ -86,6 +90,36 @@ def exit_of(spec: ModelSpec, request: Request) -> EarlyExit | None:
     except UnsupportedError:
         return None
     return EarlyExit(draft_spec, info, is_named=False)
+
+
+def with_early_exit(
+    spec: ModelSpec,
+    request: Request,
+    plan: Plan,
+    early_exit: EarlyExit,
+    plan_of: Callable[[Request], Plan],
+) -> Plan:
+    """The plan with an early exit drafting, where that pays; else `plan`, which says why not."""
+    draft_spec = early_exit.spec
+    draft_curve = stored_curve(draft_spec, draft_settings_of(plan, draft_spec))
+    curve = stored_curve(spec, settings_of(plan))
+    experience = Experience.from_json(stored_learned(spec, plan, draft_spec))
+    verdict = judge(early_exit, spec, curve, draft_curve, experience)
+    names = f"{plan.drafter},{MODEL}"
+    if verdict.pays:
+        wider = replace(request, drafter=names, draft_model=draft_spec.path)
+        try:
+            drafting = plan_of(wider)
+        except DoesNotFitError as problem:
+            verdict = Verdict(False, str(problem))
+        else:
+            if drafting.draft_max and not drafting.is_limited:
+                reason = "what the text repeats, and the model's own first words of what follows"
+                drafting = drafting.with_reason("drafter", reason)
+                return drafting.with_choice(Choice("early_exit", "used", verdict.reason))
+            verdict = Verdict(False, f"{verdict.reason}; but context would be left out for it")
+    hint = f"; --drafter {names} uses it" if early_exit.is_named else ""
+    return plan.with_choice(Choice("early_exit", "not used", verdict.reason + hint))
 
 
 def judge(

@@ -8,7 +8,8 @@ from edgespec.drafting.drafters import MODEL, make_drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.memory.plan.plan import Plan
-from edgespec.memory.store.texts import add_texts, load_texts
+from edgespec.memory.plan.settings import settings_of
+from edgespec.memory.store.texts import add_texts, remembered_texts
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory
 from edgespec.models.spec import ModelSpec, read_model_spec
@@ -57,14 +58,14 @@ class Learning:
         self.drafter.load_state({**stored.stored_calibration(spec), MODEL: learned})
         self._loaded = self.drafter.state()
         if plan.remember:
-            texts = load_texts(spec.fingerprint)
+            texts = remembered_texts(spec.fingerprint)
             self.drafter.recall([one for one in texts if max(one, default=0) < vocab_size])
 
     def keep(self) -> None:
         """Add what the run has learned to what is stored now, and free the draft model."""
         try:
             if self._curve is not None:
-                settings = stored.settings_of(self._plan)
+                settings = settings_of(self._plan)
                 stored.learn_curve(self._spec, settings, self._curve)
             if self.drafter is not None:
                 self._add(self.drafter)

@@ -7,43 +7,42 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from edgespec.backends.base import Backend
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.decode.engine import Engine
-from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant, tested_depth
+from edgespec.errors import DoesNotFitError
 from edgespec.measure.timing import measure_depths, measure_reads, measured_while_busy, one_step
-from edgespec.memory.device import device
-from edgespec.memory.plan.plan import Plan, Settings, reachable_bytes
-from edgespec.memory.plan.request import LLAMACPP, ONNX, Request
+from edgespec.memory.device import host
+from edgespec.memory.plan.machine import reachable_bytes
+from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
-from edgespec.memory.times.curve import CostCurve, measure_curve
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.measuring import measure_curve
 from edgespec.models.embedded import embedded_model
+from edgespec.models.hub.resolve import model_file
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup.draft_loading import load_draft_model
+from edgespec.setup.exactness import largest_exact_step, prefill_is_exact
+from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.learning import Learning
 from edgespec.setup.planning import make_run_plan
-from edgespec.setup.stored import (
-    KnownStep,
-    keep_curve,
-    keep_known_step,
-    keep_prefill,
-    keep_reads,
-    known_prefill,
-    known_step,
-    settings_key,
-    settings_of,
-    stored_curve,
-    stored_reads,
-)
+from edgespec.setup.stored import keep_curve, keep_reads, settings_key, stored_curve, stored_reads
 from edgespec.switching.engine import SwitchingEngine
-from edgespec.switching.planning import stored
+from edgespec.switching.planning import stored_switch
 from edgespec.switching.policy import SwitchPolicy
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from edgespec.memory.plan.options import LoadKeywords
 
 # Together with warm-up and one large step too many these stay below two seconds.
 _CURVE_SECONDS = 1.1
@@ -51,50 +50,21 @@ _CURVE_SECONDS = 1.1
 
 def load(
     model: str | os.PathLike[str] | None = None,
+    options: LoadOptions | None = None,
     *,
-    budget_bytes: int | None = None,
-    prefer: str = "speed",
-    backend: str = "auto",
-    device: str = "auto",
-    context_size: int | None = None,
-    threads: int | None = None,
-    kv_type: str | None = None,
-    gpu_layers: int | None = None,
-    drafter: str = "auto",
-    draft_model: str | os.PathLike[str] | None = None,
-    switch: str | os.PathLike[str] | None = None,
     switch_policy: SwitchPolicy | None = None,
-    draft_max: int | None = None,
-    exact: bool = False,
-    remember: bool = False,
     progress: Progress | None = None,
+    **changes: Unpack[LoadKeywords],
 ) -> Engine:
     """Load a model: a GGUF file, or a folder that `edgespec models export` made.
 
-    Without a path it is the embedded one of the `demo` extra.
-
     Args:
-        budget_bytes: most memory the whole process may take; None takes what is free.
-        prefer: "speed", "context" or "quality": what a tight budget is spent on.
-        backend: "auto", "llamacpp" or "onnx" (ONNX Runtime; converts the file on first use).
-        device: "auto", "cpu", "gpu" or "npu"; with llama.cpp a GPU is what `gpu_layers` offloads
-            to, an NPU is reached through ONNX Runtime alone.
-        context_size: tokens of context; None lets the planner choose.
-        threads: most CPU threads; None takes the physical cores this process may use. Steps take
-            fewer while other programs compute.
-        kv_type: f16, q8_0 or q4_0.
-        gpu_layers: layers on the GPU; None takes all of them where llama.cpp has one.
-        drafter: "auto", "none" or a list of `edgespec.drafting.drafters.NAMES`, such as
-            "suffix,recycling".
-        draft_model: a smaller GGUF model with the same vocabulary, or an early exit of this one,
-            which with `drafter="auto"` is used unless measured times say that it does not pay.
-        switch: a smaller GGUF model with the same vocabulary, which writes where it is sure: faster
-            where the pair allows it, and lossy.
-        switch_policy: which of the two writes when; None takes what was calibrated for the pair.
-        draft_max: most tokens drafted at once.
-        exact: only settings in which a token's logits do not depend on what else is in its step.
-        remember: keep generated texts in the cache directory, to draft from them later.
-        progress: called while it works.
+        model: path of it, or the name of one that is on this machine, such as "ollama:qwen3:4b" or
+            "hf:OWNER/REPO"; None takes the embedded one of the `demo` extra.
+        options: how to; the defaults of `LoadOptions` if None.
+        switch_policy: which of two models writes when; None takes what was calibrated for the pair.
+        progress: called while it works, with what it does and the part that is done.
+        changes: fields of `LoadOptions`, in place of those of `options`.
 
     Raises:
         ModelNotFoundError, ModelFileError: no such file, or not a model.
@@ -102,77 +72,36 @@ def load(
         UnsupportedError: an option cannot be honoured with this model.
         BackendError: llama.cpp failed, with its own words.
     """
-    spec, chosen = _plan(
-        model,
-        budget_bytes=budget_bytes,
-        prefer=prefer,
-        backend=backend,
-        device=device,
-        context_size=context_size,
-        threads=threads,
-        kv_type=kv_type,
-        gpu_layers=gpu_layers,
-        drafter=drafter,
-        draft_model=draft_model,
-        switch=switch,
-        draft_max=draft_max,
-        exact=exact,
-        remember=remember,
-    )
+    report = progress or (lambda _what, _fraction: None)
+    spec = _spec_of(model)
+    chosen = plan_to_load(spec, Request.loading(LoadOptions.of(options, **changes)), report)
     return load_plan(spec, chosen, progress=progress, switch_policy=switch_policy)
 
 
 def plan(
     model: str | os.PathLike[str] | None = None,
-    *,
-    budget_bytes: int | None = None,
-    prefer: str = "speed",
-    backend: str = "auto",
-    device: str = "auto",
-    context_size: int | None = None,
-    threads: int | None = None,
-    kv_type: str | None = None,
-    gpu_layers: int | None = None,
-    drafter: str = "auto",
-    draft_model: str | os.PathLike[str] | None = None,
-    switch: str | os.PathLike[str] | None = None,
-    draft_max: int | None = None,
-    exact: bool = False,
+    options: LoadOptions | None = None,
+    **changes: Unpack[LoadKeywords],
 ) -> Plan:
     """What `load` would allocate and choose, and why; loads nothing.
 
     Arguments and errors as in `load`.
     """
-    _, chosen = _plan(
-        model,
-        budget_bytes=budget_bytes,
-        prefer=prefer,
-        backend=backend,
-        device=device,
-        context_size=context_size,
-        threads=threads,
-        kv_type=kv_type,
-        gpu_layers=gpu_layers,
-        drafter=drafter,
-        draft_model=draft_model,
-        switch=switch,
-        draft_max=draft_max,
-        exact=exact,
-    )
-    return chosen
+    spec = _spec_of(model)
+    return make_run_plan(spec, Request.loading(LoadOptions.of(options, **changes)))
 
 
-def _plan(
-    model: str | os.PathLike[str] | None,
-    *,
-    draft_model: str | os.PathLike[str] | None,
-    switch: str | os.PathLike[str] | None,
-    **options: Any,
-) -> tuple[ModelSpec, Plan]:
-    spec = read_model(model if model is not None else embedded_model())
-    draft = None if draft_model is None else Path(draft_model)
-    small = None if switch is None else Path(switch)
-    return spec, make_run_plan(spec, Request(draft_model=draft, switch=small, **options))
+def _spec_of(model: str | os.PathLike[str] | None) -> ModelSpec:
+    return read_model(embedded_model() if model is None else model_file(os.fspath(model)))
+
+
+def plan_to_load(spec: ModelSpec, request: Request, report: Progress) -> Plan:
+    """A plan that is loaded next: what it depends on is tried and timed first, once for a device.
+
+    Raises as `make_run_plan`.
+    """
+    prepare_kernels(spec, request, report)
+    return make_run_plan(spec, request)
 
 
 def load_plan(
@@ -188,7 +117,7 @@ def load_plan(
     if plan.switch is None:
         return _load_one(spec, plan, report)
     small_spec = read_model_spec(plan.switch)
-    found = stored(spec, small_spec)
+    found = stored_switch(spec, small_spec)
     policy = switch_policy or (found.policy if found is not None else SwitchPolicy())
     with ExitStack() as opened:
         small = opened.enter_context(closing(_load_one(small_spec, plan.of_small(), report)))
@@ -235,8 +164,8 @@ def _load_one(
         backend = stack.enter_context(closing(_BACKENDS[plan.backend](spec, plan, report)))
         max_nodes, reuses_cache = backend.max_nodes, True
         if plan.exact:
-            max_nodes = _largest_exact_step(backend, spec, settings, report)
-            reuses_cache = _prefill_is_exact(backend, spec, settings, max_nodes)
+            max_nodes = largest_exact_step(backend, spec, settings, report)
+            reuses_cache = prefill_is_exact(backend, spec, settings, max_nodes)
         if backend.capabilities.rollback:
             one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
         curve = _curve(backend, spec, plan, report) if plan.drafter != "none" else None
@@ -271,6 +200,8 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         kv_type_v=plan.kv_type_v,
         gpu_layers=plan.gpu_layers,
         mapped=plan.mapped,
+        kernels=plan.kernels,
+        tied=spec.tied_embeddings,
     )
     return LlamaBackend(spec.path, settings, progress=lambda fraction: report("loading", fraction))
 
@@ -295,7 +226,7 @@ def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
     folder = converted(
         spec,
         cache.cache_directory() / "onnx",
-        device.cpu_name(),
+        host.cpu_name(),
         lambda fraction: report("converting for ONNX Runtime (once)", fraction),
         graphs_for(place, plan.context_size),
     )
@@ -344,43 +275,3 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     keep_curve(spec, settings, curve, replaced=stored is None)
     report("measuring step times", 1.0)
     return curve
-
-
-def _largest_exact_step(
-    backend: Backend, spec: ModelSpec, settings: Settings, report: Progress
-) -> int:
-    """Nodes a step may have with `--exact`; measured once for these settings.
-
-    Again where this plan has larger steps than were tried, or a context that goes deeper.
-    """
-    largest, depth = backend.max_nodes, tested_depth(backend)
-    if largest == 1:
-        return 1
-    known = known_step(spec, settings)
-    if known is None or known.depth < depth or not (known.is_limit or known.tried >= largest):
-        size = largest_invariant_step(
-            backend,
-            progress=lambda part: report("checking that batches round like single tokens", part),
-        )
-        known = KnownStep(size, largest, depth)
-        keep_known_step(spec, settings, known)
-    if known.largest_step == 1:
-        raise UnsupportedError(
-            "--exact is not possible: logits of this file change with the number of tokens in a "
-            "step, on this device",
-            hint="Q4_0, Q4_1 and Q8_0 files are batch-invariant on CPUs; or leave out --exact",
-        )
-    return min(known.largest_step, largest)  # an earlier plan may have had larger steps
-
-
-def _prefill_is_exact(backend: Backend, spec: ModelSpec, settings: Settings, step: int) -> bool:
-    """Whether a conversation may keep its cache with `--exact`; measured once for these settings.
-
-    Where it may not, every turn is prefilled again.
-    """
-    compared = [backend.batch_size, step, tested_depth(backend)]
-    known = known_prefill(spec, settings, compared)
-    if known is None:
-        known = prefill_is_invariant(backend, step)
-        keep_prefill(spec, settings, compared, known)
-    return known

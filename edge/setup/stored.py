@@ -24,11 +24,13 @@ from typing import Any
 
 from edgespec.drafting.calibration import merged_counts
 from edgespec.drafting.drafters import MODEL
-from edgespec.drafting.drafters.merits import merged, recalled
+from edgespec.drafting.drafters.model_savings import merged, recalled
 from edgespec.memory.bytes.footprint import KV_TYPE_BYTES
-from edgespec.memory.device import device
-from edgespec.memory.plan.plan import Plan, Settings, draft_kv_type
-from edgespec.memory.plan.request import ONNX
+from edgespec.memory.device import host
+from edgespec.memory.device.kernels import kernels_key
+from edgespec.memory.plan.options import ONNX
+from edgespec.memory.plan.plan import Plan, draft_kv_type
+from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round, RoundHistory, merged_rounds
@@ -36,6 +38,7 @@ from edgespec.models.spec import ModelSpec
 
 _CURVES, _READS, _INVARIANCE = "curves", "reads", "invariance"
 _CALIBRATION, _LEARNED, _ROUNDS, _KV_LOSSES = "calibration", "learned", "rounds", "kv_losses"
+_MOST_PREFILLS = 32  # comparisons that are kept; each is of one plan's sizes
 _TELLING_ROUNDS = 500  # fewer say little about what comes next
 # Packages that are ONNX Runtime, with one provider or another.
 _RUNTIMES = (
@@ -47,33 +50,21 @@ _RUNTIMES = (
 )
 
 
-def settings_of(plan: Plan) -> Settings:
-    """What decides the step times of a plan."""
-    return Settings(
-        plan.threads,
-        plan.kv_type_k,
-        plan.kv_type_v,
-        plan.gpu_layers,
-        plan.drafter,
-        plan.backend,
-        plan.backend == ONNX and plan.exact,
-        plan.device if plan.backend == ONNX else "cpu",
-    )
-
-
 def draft_settings_of(plan: Plan, draft_spec: ModelSpec) -> Settings:
     """What decides the step times of a draft model beside a plan's target."""
     key, value = (draft_kv_type(draft_spec, kind) for kind in (plan.kv_type_k, plan.kv_type_v))
-    return Settings(plan.threads, key, value, -1 if plan.gpu_layers else 0, MODEL)
+    layers = -1 if plan.gpu_layers else 0
+    return Settings(plan.threads, key, value, layers, MODEL, kernels=plan.kernels)
 
 
 def settings_key(spec: ModelSpec, settings: Settings) -> str:
     """Under what step times and batch invariance are stored: device, file, settings, library."""
     return (
-        f"{device.device_key()} | {spec.fingerprint} | {settings.threads} threads | "
+        f"{host.device_key()} | {spec.fingerprint} | {settings.threads} threads | "
         f"{settings.kv_type_k}/{settings.kv_type_v} | {settings.gpu_layers} gpu layers | "
         f"{_library(settings.backend)}{' padded' * settings.padded}"
         + (f" on {settings.device}" if settings.device != "cpu" else "")
+        + (f" with {kernels_key()}" if settings.kernels else "")
     )
 
 
@@ -227,51 +218,83 @@ class KnownStep:
         """Whether a larger step was seen to round differently."""
         return self.largest_step < self.tried
 
+    def covers(self, tried: int, depth: int) -> bool:
+        """Whether it says all that a comparison of so large steps and caches would."""
+        return self.depth >= depth and (self.is_limit or self.tried >= tried)
+
     @classmethod
-    def from_json(cls, document: Mapping[str, Any] | None) -> KnownStep | None:
+    def from_json(cls, document: object) -> KnownStep | None:
         """What an earlier run has stored; None from anything else."""
-        values = [(document or {}).get(field.name) for field in fields(cls)]
+        if not isinstance(document, Mapping):
+            return None
+        values = [document.get(field.name) for field in fields(cls)]
         numbers = [value for value in values if isinstance(value, int) and value > 0]
         return cls(*numbers) if len(numbers) == len(values) else None
 
 
-def known_step(spec: ModelSpec, settings: Settings) -> KnownStep | None:
-    """What is known of steps that round alike under these settings."""
-    return KnownStep.from_json(cache.load(_INVARIANCE, settings_key(spec, settings)))
+def known_steps(spec: ModelSpec, settings: Settings) -> list[KnownStep]:
+    """What is known of steps that round alike under these settings, none covered by another."""
+    return _steps_of(cache.load(_INVARIANCE, settings_key(spec, settings)))
 
 
-def keep_known_step(spec: ModelSpec, settings: Settings, known: KnownStep) -> None:
-    """Keep it, beside what is known of prefills."""
-    found = asdict(known)
-    key = settings_key(spec, settings)
-    cache.update(_INVARIANCE, key, lambda now: {**(now or {}), **found})
+def keep_known_step(spec: ModelSpec, settings: Settings, found: KnownStep) -> None:
+    """Add it to what plans of other sizes have found, and to what is known of prefills."""
+
+    def change(now: dict[str, Any] | None) -> dict[str, Any]:
+        others = (one for one in _steps_of(now) if not found.covers(one.tried, one.depth))
+        return {**(now or {}), "steps": [asdict(one) for one in (*others, found)]}
+
+    cache.update(_INVARIANCE, settings_key(spec, settings), change)
+
+
+def _steps_of(document: Mapping[str, Any] | None) -> list[KnownStep]:
+    known = map(KnownStep.from_json, _list_of(document, "steps"))
+    return [one for one in known if one is not None]
+
+
+def _list_of(document: Mapping[str, Any] | None, name: str) -> list[Any]:
+    found = (document or {}).get(name)
+    return found if isinstance(found, list) else []
 
 
 def known_exact_step(spec: ModelSpec, settings: Settings) -> int | None:
     """The largest step that rounds alike, where an earlier run found that there is a limit."""
-    known = known_step(spec, settings)
-    if known is None or not known.is_limit or known.largest_step == 1:  # which loading refuses
-        return None
-    return known.largest_step
+    limits = [one.largest_step for one in known_steps(spec, settings) if one.is_limit]
+    least = min(limits, default=1)
+    return least if least > 1 else None  # loading refuses a model without such steps
 
 
-def known_prefill(spec: ModelSpec, settings: Settings, compared: list[int]) -> bool | None:
+def known_prefill(spec: ModelSpec, settings: Settings, compared: Sequence[int]) -> bool | None:
     """Whether prefills in pieces round alike, if that was compared with these sizes."""
-    document = cache.load(_INVARIANCE, settings_key(spec, settings)) or {}
-    known = document.get("prefill")
-    return known if isinstance(known, bool) and document.get("prefill_of") == compared else None
+    document = cache.load(_INVARIANCE, settings_key(spec, settings))
+    return _prefills_of(document).get(tuple(compared))
 
 
-def keep_prefill(spec: ModelSpec, settings: Settings, compared: list[int], alike: bool) -> None:
-    """Keep it, beside what is known of steps."""
-    found = {"prefill": alike, "prefill_of": compared}
-    key = settings_key(spec, settings)
-    cache.update(_INVARIANCE, key, lambda now: {**(now or {}), **found})
+def keep_prefill(spec: ModelSpec, settings: Settings, compared: Sequence[int], alike: bool) -> None:
+    """Add it to what was compared with other sizes, and to what is known of steps."""
+
+    def change(now: dict[str, Any] | None) -> dict[str, Any]:
+        known = {**_prefills_of(now), tuple(compared): alike}
+        kept = list(known.items())[-_MOST_PREFILLS:]
+        return {**(now or {}), "prefills": [[list(sizes), same] for sizes, same in kept]}
+
+    cache.update(_INVARIANCE, settings_key(spec, settings), change)
+
+
+def _prefills_of(document: Mapping[str, Any] | None) -> dict[tuple[int, ...], bool]:
+    found = {}
+    for item in _list_of(document, "prefills"):
+        try:
+            sizes, alike = item
+            found[tuple(int(size) for size in sizes)] = bool(alike)
+        except (TypeError, ValueError, OverflowError):
+            continue
+    return found
 
 
 def _library(backend: str) -> str:
     if backend != ONNX:
-        return f"llama-cpp-python {device.llama_build()}"
+        return f"llama-cpp-python {host.llama_build()}"
     for name in _RUNTIMES:
         with suppress(PackageNotFoundError):
             return f"{name} {version(name)}"

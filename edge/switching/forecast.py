@@ -24,7 +24,7 @@ _NEAR = 0.03  # of a wanted share
 DEFAULT_SHARE = 0.4  # of the large model, where nothing is wanted
 
 
-class Shape(NamedTuple):
+class PolicyShape(NamedTuple):
     """What a policy has besides its threshold up.
 
     `way_down` is the part of the large model's entropies that is low enough to go down, where the
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
     way_down: float
 
 
-_SHAPES = tuple(starmap(Shape, product((1, 5), (0, 1, 4, 10), (0.5, 0.7, 0.9, 1.0))))
+_SHAPES = tuple(starmap(PolicyShape, product((1, 5), (0, 1, 4, 10), (0.5, 0.7, 0.9, 1.0))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def choose(
     *,
     large_share: float | None = None,
     quality: float | None = None,
-) -> tuple[Forecast, Shape]:
+) -> tuple[Forecast, PolicyShape]:
     """The policy for a wanted share of the large model, or a wanted quality (both 0 to 1).
 
     Each shape (window, minimum stay, way down) gets the threshold that meets the wish. For a
@@ -158,7 +158,7 @@ def choose(
 
 
 def meet(
-    shape: Shape,
+    shape: PolicyShape,
     traces: Sequence[Trace],
     prices: SwitchPrices,
     suffices: Callable[[Forecast], bool],
@@ -192,7 +192,7 @@ def meet(
 
 
 def sweep(
-    shape: Shape, traces: Sequence[Trace], prices: SwitchPrices, count: int
+    shape: PolicyShape, traces: Sequence[Trace], prices: SwitchPrices, count: int
 ) -> list[Forecast]:
     """Policies of a shape from the small model alone to the large one alone, by equal shares."""
     between = [

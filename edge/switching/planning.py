@@ -66,26 +66,26 @@ def check_switch(spec: ModelSpec, small: ModelSpec) -> None:
         )
 
 
-def stored(spec: ModelSpec, small: ModelSpec) -> Calibrated | None:
+def stored_switch(spec: ModelSpec, small: ModelSpec) -> Calibrated | None:
     """What was calibrated for a pair, or None."""
     return read_calibrated(cache.load(_KIND, _key(spec, small)))
 
 
 def read_calibrated(document: object) -> Calibrated | None:
-    """What `store` kept; None of anything else."""
+    """What `keep_switch` kept; None of anything else."""
     try:
         return _read(document) if isinstance(document, dict) else None
     except (KeyError, IndexError, TypeError, ValueError, UnsupportedError):
         return None
 
 
-def store(spec: ModelSpec, small: ModelSpec, found: Calibrated) -> None:
+def keep_switch(spec: ModelSpec, small: ModelSpec, found: Calibrated) -> None:
     """Remember it for the pair."""
     document = {**asdict(found), "policy": found.policy.as_json()}
     cache.store(_KIND, _key(spec, small), document)
 
 
-def reason(
+def switch_reason(
     found: Calibrated | None, prices: SwitchPrices, depth: int, alone: float
 ) -> tuple[str, float]:
     """Why and at what cost, in words, and the tokens/s to expect.

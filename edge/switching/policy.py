@@ -13,7 +13,7 @@ going down   the large model's mean is at most `down_nats`: its token is there a
              the small one writes what follows
 
 Each decision depends on the tokens before it and never on the one to come, so every token is drawn
-from the law of the model that writes it, and drafts change nothing. Pure: no model inside.
+from the distribution of the model that writes it, and drafts change nothing. Pure: no model inside.
 """
 
 from __future__ import annotations

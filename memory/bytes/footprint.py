@@ -7,10 +7,17 @@ exactly that and touches it) or a ceiling (it may grow to that, or is touched as
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 from edgespec.memory.bytes.graph import BatchShape, compute_buffer_bytes
+from edgespec.memory.device.kernels import (
+    attention_work_bytes,
+    packed_bytes,
+    product_work_bytes,
+)
+from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.onnx.packing import BLOCK, packed_bits
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
@@ -32,6 +39,7 @@ _REPACKED_ON = {
     "MXFP4": ({"avx2"}, {"neon", "dotprod"}),
 }
 _REPACKED_ROWS = 8
+_TABLE = "token_embd.weight"
 _LOOKUP_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")
 _CELL_PADDING = 256  # llama.cpp rounds caches up to this many cells
 _F32 = 4
@@ -88,6 +96,7 @@ class RunShape:
     gpu_layers: int = 0  # negative: all
     mapped: bool = True
     features: frozenset[str] = frozenset()  # of the processor
+    kernels: bool = False  # edgespec's own, where they fit
 
 
 def padded(cells: int) -> int:
@@ -149,15 +158,16 @@ def work_bytes(spec: ModelSpec, shape: RunShape) -> int:
     """
     tokens = min(shape.batch_size, shape.context_size)
     products = (
-        tokens
-        * tensor.dims[0]
-        * _ACTIVATION_BYTES.get(tensor.type.name, _QUANTIZED_ACTIVATION_BYTES)
+        _activation_bytes(tensor, tokens, shape)
         for tensor in spec.tensors.values()
         if len(tensor.dims) > 1 and not tensor.name.startswith(_LOOKUP_TABLES)
     )
     head = max(spec.key_length, default=0)
     tile = _ATTENTION_TILE
     attention = _F32 * shape.threads * (4 * tile * head + 2 * tile * tile)
+    if shape.kernels:
+        heads, cells = max(spec.num_heads, default=0), padded(shape.context_size)
+        attention = max(attention, attention_work_bytes(tokens, heads, cells))
     return int(max(attention, *products, 0))
 
 
@@ -168,17 +178,19 @@ def weights_bytes(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
     for tensor in spec.tensors.values():
         if _layer_of(spec, tensor) >= first:
             gpu += tensor.data_bytes
-        elif _is_repacked(tensor, shape.features):
-            repacked += tensor.data_bytes
+        elif tensor.name == _TABLE and _packs_table(spec, shape):
+            repacked += _packed_bytes(tensor)
+        elif copy := _repacked_bytes(tensor, shape):
+            repacked += copy
         else:
             host += tensor.data_bytes
-    if spec.tied_embeddings and (table := spec.tensors.get("token_embd.weight")):
+    if spec.tied_embeddings and (table := spec.tensors.get(_TABLE)):
         # The head reads the table in its own format or place, so it gets a copy of it there.
         head = replace(table, name="output.weight")
         if spec.num_layers >= first:
             gpu += head.data_bytes
-        elif _is_repacked(head, shape.features):
-            repacked += head.data_bytes
+        elif not _packs_table(spec, shape):
+            repacked += _repacked_bytes(head, shape)
     if shape.mapped:
         host = spec.weight_bytes - gpu
     return (
@@ -315,12 +327,46 @@ def _layer_of(spec: ModelSpec, tensor: GgufTensor) -> int:
     return -1 if tensor.name.startswith(_LOOKUP_TABLES) else spec.num_layers
 
 
-def _is_repacked(tensor: GgufTensor, features: frozenset[str]) -> bool:
-    """Whether the CPU backend rewrites this tensor: it must be multiplied by, not looked up in."""
+def _repacked_bytes(tensor: GgufTensor, shape: RunShape) -> int:
+    """Bytes of the copy that kernels read: of weights that are multiplied by, not looked up in."""
+    if len(tensor.dims) < 2 or tensor.name.startswith(_LOOKUP_TABLES):
+        return 0
+    if shape.kernels and (packed := _packed_bytes(tensor)):
+        return packed
     sets = _REPACKED_ON.get(tensor.type.name, ())
-    return (
-        len(tensor.dims) > 1
-        and tensor.dims[1] % _REPACKED_ROWS == 0
-        and not tensor.name.startswith(_LOOKUP_TABLES)
-        and any(needed <= features for needed in sets)
-    )
+    whole = tensor.dims[1] % _REPACKED_ROWS == 0
+    return tensor.data_bytes if whole and any(needed <= shape.features for needed in sets) else 0
+
+
+def multiplied_tensors(spec: ModelSpec) -> Iterator[GgufTensor]:
+    """Matrices that every step multiplies by: a tied table as well, which is the head."""
+    for tensor in spec.tensors.values():
+        is_head = spec.tied_embeddings and tensor.name == _TABLE
+        if len(tensor.dims) > 1 and (is_head or not tensor.name.startswith(_LOOKUP_TABLES)):
+            yield tensor
+
+
+def has_packed_weights(spec: ModelSpec) -> bool:
+    """Whether edgespec's kernels read any matrix of this file."""
+    return any(_packed_bytes(tensor) for tensor in multiplied_tensors(spec))
+
+
+def _packs_table(spec: ModelSpec, shape: RunShape) -> bool:
+    """Whether the embedding table is packed, which is the head, too, and kept once."""
+    table = spec.tensors.get(_TABLE) if shape.kernels and spec.tied_embeddings else None
+    return table is not None and _packed_bytes(table) > 0
+
+
+def _packed_bytes(tensor: GgufTensor) -> int:
+    """As edgespec's kernels read it; 0 for a matrix that they leave to llama.cpp."""
+    columns, rows, *others = tensor.dims
+    return packed_bytes(GGML_NUMBERS[tensor.type.name], rows, columns) * prod(others)
+
+
+def _activation_bytes(tensor: GgufTensor, tokens: int, shape: RunShape) -> float:
+    """Bytes of `tokens` activations in the format of the kernel that multiplies this tensor."""
+    columns = tensor.dims[0]
+    if shape.kernels and _packed_bytes(tensor):
+        return product_work_bytes(columns, tokens)
+    kind = tensor.type.name
+    return tokens * columns * _ACTIVATION_BYTES.get(kind, _QUANTIZED_ACTIVATION_BYTES)

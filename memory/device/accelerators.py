@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from edgespec.memory.device import device
+from edgespec.memory.device import host
 from edgespec.memory.device.llama_binary import ggml_function
 
 _GPU, _INTEGRATED_GPU = 1, 2  # values of ggml_backend_dev_type
@@ -80,7 +80,7 @@ def _describe(library: Any, number: int) -> Accelerator | None:
         description=library.ggml_backend_dev_description(handle).decode(errors="replace"),
         total_bytes=total.value,
         free_bytes=free.value,
-        shares_memory=kind == _INTEGRATED_GPU or device.has_unified_memory(),
+        shares_memory=kind == _INTEGRATED_GPU or host.has_unified_memory(),
     )
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from edgespec.memory.device import device
+from edgespec.memory.device import host
 from edgespec.memory.store import cache
 
 _TOTAL_BYTES = 96 << 20  # beyond most caches, and less than any model takes afterwards
@@ -19,7 +19,7 @@ _REPEATS = 4
 
 def stored_bandwidth() -> float | None:
     """Bytes per second measured earlier, or None."""
-    document = cache.load("bandwidth", device.device_key())
+    document = cache.load("bandwidth", host.device_key())
     value = document.get("bytes_per_s") if document else None
     return float(value) if isinstance(value, int | float) and value > 0 else None
 
@@ -29,14 +29,14 @@ def memory_bandwidth() -> float:
     known = stored_bandwidth()
     if known is not None:
         return known
-    measured = _measure(device.usable_cores())
-    cache.store("bandwidth", device.device_key(), {"bytes_per_s": measured})
+    measured = _measure(host.usable_cores())
+    cache.store("bandwidth", host.device_key(), {"bytes_per_s": measured})
     return measured
 
 
 def _measure(threads: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Copies in all threads at once: a copy reads and writes, and ctypes lets threads overlap."""
-    size = max(1 << 16, min(_TOTAL_BYTES, device.available_bytes() // 8) // (2 * threads))
+    size = max(1 << 16, min(_TOTAL_BYTES, host.available_bytes() // 8) // (2 * threads))
     pairs = [(bytearray(size), bytearray(size)) for _ in range(threads)]
     best = 0.0
     for _ in range(_REPEATS):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import psutil
 
-from edgespec.memory.device.device import allowed_cpus, cgroup_busy_s
+from edgespec.memory.device.host import allowed_cpus, cgroup_busy_s
 
 BUSY = 0.15  # of a core, beyond which speeds are not those of this machine
 

@@ -16,16 +16,18 @@ from edgespec.memory.bytes.footprint import (
     beside_another,
     draft_model_footprint,
     footprint,
+    has_packed_weights,
     onnx_footprint,
 )
+from edgespec.memory.plan.machine import Machine
+from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import (
     DRAFT_MODEL_BATCH,
     DRAFT_MODEL_NODES,
-    Device,
     draft_context,
     draft_kv_type,
 )
-from edgespec.memory.plan.request import ONNX
+from edgespec.memory.plan.request import ContextRange, Request, contexts_of
 from edgespec.models.spec import ModelSpec
 
 BATCH_SIZES = (512, 256, 128, 64, 32)
@@ -40,18 +42,16 @@ class Layout:
     """
 
     spec: ModelSpec
-    machine: Device
-    backend: str
+    machine: Machine
+    request: Request
     threads: int
-    key_type: str
-    value_type: str
+    kv_type_k: str
+    kv_type_v: str
+    drafter: str = "none"
     gpu_layers: int = 0
     drafter_bytes: int = 0  # ceiling of the drafters' tables
     draft_spec: ModelSpec | None = None
     switch_spec: ModelSpec | None = None
-    interface_bytes: int = 0
-    is_plain_greedy: bool = False
-    budget_bytes: int | None = None
 
     @property
     def specs(self) -> tuple[ModelSpec, ...]:
@@ -59,10 +59,62 @@ class Layout:
         return (self.spec,) if self.switch_spec is None else (self.spec, self.switch_spec)
 
     @property
+    def backend(self) -> str:
+        """llama.cpp unless the other one is asked for."""
+        return ONNX if self.request.backend == ONNX else LLAMACPP
+
+    @property
+    def device(self) -> str:
+        """Where steps run: "cpu", "gpu" or "npu"."""
+        if self.request.device != "auto":
+            return self.request.device
+        return "gpu" if self.backend == LLAMACPP and self.gpu_layers else "cpu"
+
+    @property
+    def exact(self) -> bool:
+        """Whether tokens may not depend on what else is in their step."""
+        return self.request.exact
+
+    @property
+    def has_drafter(self) -> bool:
+        """Whether anything drafts."""
+        return self.drafter != "none"
+
+    @cached_property
+    def contexts(self) -> ContextRange:
+        """Which contexts there may be. Raises UnsupportedError where too much is asked for."""
+        return contexts_of(self.specs, self.request)
+
+    @property
+    def least_batch(self) -> int:
+        """Prompt tokens evaluated at once when memory is tight."""
+        return smallest_batch(self.request.draft_max or 0)
+
+    @property
     def limit_bytes(self) -> int:
         """What may be taken of the processor's memory."""
         free = self.machine.free_bytes
-        return min(free, self.budget_bytes or free)
+        return min(free, self.request.budget_bytes or free)
+
+    # -- kernels ---------------------------------------------------------------------------
+
+    @cached_property
+    def kernels(self) -> bool:
+        """Whether edgespec's own matrix kernels multiply: in llama.cpp, on the CPU."""
+        return self.request.kernels != "off" and not self.kernels_obstacle
+
+    @cached_property
+    def kernels_obstacle(self) -> str:
+        """What keeps them away, or ""."""
+        if self.backend == ONNX:
+            return "ONNX Runtime has its own"
+        if self.gpu_layers:
+            return "layers are on the GPU"
+        if self.machine.missing_kernels:
+            return self.machine.missing_kernels
+        return (
+            "" if has_packed_weights(self.spec) else "this file's weights have none of their types"
+        )
 
     # -- mapping ---------------------------------------------------------------------------
 
@@ -88,7 +140,7 @@ class Layout:
         """Whether llama.cpp reads these weights in the file: not where it makes copies anyway."""
         if self.machine.accelerators and self.gpu_layers:
             return self.machine.is_one_pool  # there the GPU reads the mapped pages themselves
-        shape = RunShape(256, 32, 1, features=self.machine.features, mapped=True)
+        shape = RunShape(256, 32, 1, features=self.machine.features, kernels=self.kernels)
         return not any(part.name == "weights_repacked" for part in footprint(spec, shape))
 
     # -- bytes -----------------------------------------------------------------------------
@@ -106,9 +158,9 @@ class Layout:
         if self.draft_spec is not None and draft_max:
             shape = self._draft_shape(self.draft_spec, context)
             parts += draft_model_footprint(self.draft_spec, shape)
-        if self.interface_bytes:
-            parts += (Component("interface", self.interface_bytes, is_ceiling=True),)
-        if not self.is_plain_greedy:
+        if self.request.interface_bytes:
+            parts += (Component("interface", self.request.interface_bytes, is_ceiling=True),)
+        if not self.request.is_plain_greedy:
             vocabulary = max(spec.vocab_size for spec in self.specs)
             parts += (Component("sampling", SAMPLING_TOKEN_BYTES * vocabulary, is_ceiling=True),)
         if held := self._held_bytes():
@@ -122,7 +174,7 @@ class Layout:
 
         An onnxruntime that is loaded already counts twice on that backend.
         """
-        return max(0, self.machine.process_bytes - RUNTIME_BYTES - self.interface_bytes)
+        return max(0, self.machine.process_bytes - RUNTIME_BYTES - self.request.interface_bytes)
 
     def nbytes(self, context: int, batch: int, draft_max: int) -> int:
         """Everything a budget covers: the processor's memory and the GPU's."""
@@ -136,8 +188,8 @@ class Layout:
         """What does not suffice and how many bytes of it there are, or None."""
         gpu = sum(part.nbytes for part in parts if part.device == GPU)
         host = sum(part.nbytes for part in parts if part.device == HOST)
-        if self.budget_bytes and host + gpu > self.budget_bytes:
-            return "budget", self.budget_bytes
+        if self.request.budget_bytes and host + gpu > self.request.budget_bytes:
+            return "budget", self.request.budget_bytes
         if host > self.machine.free_bytes:
             return "free", self.machine.free_bytes
         if gpu > self.machine.gpu_free_bytes:
@@ -149,12 +201,13 @@ class Layout:
             context_size=context,
             batch_size=max(batch, draft_max + 1),
             max_nodes=draft_max + 1,
-            type_k=self.key_type,
-            type_v=self.value_type,
+            type_k=self.kv_type_k,
+            type_v=self.kv_type_v,
             threads=self.threads,
             gpu_layers=self.gpu_layers,
             mapped=self.mapped,
             features=self.machine.features,
+            kernels=self.kernels,
         )
 
     def _draft_shape(self, spec: ModelSpec, context: int) -> RunShape:
@@ -163,17 +216,18 @@ class Layout:
             context_size=draft_context(spec, context),
             batch_size=DRAFT_MODEL_BATCH,
             max_nodes=DRAFT_MODEL_NODES,
-            type_k=draft_kv_type(spec, self.key_type),
-            type_v=draft_kv_type(spec, self.value_type),
+            type_k=draft_kv_type(spec, self.kv_type_k),
+            type_v=draft_kv_type(spec, self.kv_type_v),
             threads=self.threads,
             gpu_layers=-1 if self.gpu_layers else 0,
             mapped=self.draft_mapped,
             features=self.machine.features,
+            kernels=self.kernels,
         )
 
 
 def smallest_batch(draft_max: int) -> int:
-    """Prompt tokens evaluated at once when memory is tight; a step has to fit too."""
+    """The least batch there is that has room for a step with this draft."""
     return next(size for size in reversed(BATCH_SIZES) if size > draft_max)
 
 

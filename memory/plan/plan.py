@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,67 +10,16 @@ from typing import Any
 from edgespec.memory.bytes.footprint import (
     GPU,
     HOST,
-    LIBRARY_BYTES,
     Component,
     is_block_type,
     kv_type_fits,
 )
-from edgespec.memory.device import device
-from edgespec.memory.device.accelerators import Accelerator
-from edgespec.memory.device.track import private_bytes, resident_bytes
-from edgespec.memory.plan.request import LLAMACPP
+from edgespec.memory.plan.request import Choice
 from edgespec.models.spec import ModelSpec
 
 # A draft model writes one token a step; a few more catch up with what others drafted.
 DRAFT_MODEL_NODES = 8
 DRAFT_MODEL_BATCH = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One setting, its value and why it has it."""
-
-    name: str
-    value: str | int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What may be used: bytes that are free, the GPUs, and the processor's instruction sets.
-
-    Of the free bytes some are taken already: by this process, which holds `process_bytes` before
-    it loads anything.
-    """
-
-    free_bytes: int
-    accelerators: tuple[Accelerator, ...] = ()
-    features: frozenset[str] = frozenset()
-    process_bytes: int = 0
-
-    @property
-    def is_one_pool(self) -> bool:
-        """Whether GPU and processor share their memory."""
-        return any(gpu.shares_memory for gpu in self.accelerators)
-
-    @property
-    def gpu_free_bytes(self) -> int:
-        """Free bytes of the GPU's own memory; all GPUs together."""
-        return sum(gpu.free_bytes for gpu in self.accelerators if not gpu.shares_memory)
-
-
-def this_device() -> Device:
-    """The machine this process runs on."""
-    from edgespec.memory.device.accelerators import accelerators
-
-    found = accelerators()
-    held = resident_bytes() + (0 if "llama_cpp" in sys.modules else LIBRARY_BYTES)
-    return Device(reachable_bytes(), found, device.cpu_features(), held)
-
-
-def reachable_bytes() -> int:
-    """Memory that this process may hold altogether: what is free, and what it holds now."""
-    return device.available_bytes() + private_bytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +63,7 @@ class Plan:
     exact: bool
     remember: bool
     mapped: bool
+    kernels: bool
     choices: tuple[Choice, ...]
     components: tuple[Component, ...]
     limit_bytes: int
@@ -135,6 +84,15 @@ class Plan:
             drafter=",".join(names) or "suffix",
             mapped=self.switch_mapped,
         )
+
+    def with_choice(self, choice: Choice) -> Plan:
+        """The same plan, which says this first."""
+        return replace(self, choices=(choice, *self.choices))
+
+    def with_reason(self, name: str, reason: str) -> Plan:
+        """The same plan, which gives another reason for one of its choices."""
+        choices = [replace(c, reason=reason) if c.name == name else c for c in self.choices]
+        return replace(self, choices=tuple(choices))
 
     @property
     def is_limited(self) -> bool:
@@ -166,20 +124,6 @@ def component_bytes(components: Sequence[Component]) -> dict[str, int]:
     """Bytes by component; those on the GPU are called `gpu_...`."""
     names = (c.name if c.device == HOST else f"gpu_{c.name}" for c in components)
     return {name: c.nbytes for name, c in zip(names, components, strict=True)}
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What decides step times; a cost curve is stored under these."""
-
-    threads: int
-    kv_type_k: str
-    kv_type_v: str
-    gpu_layers: int
-    drafter: str
-    backend: str = LLAMACPP
-    padded: bool = False  # one-token steps take two rows
-    device: str = "cpu"  # of ONNX Runtime; with llama.cpp the layers on the GPU say it
 
 
 def draft_context(spec: ModelSpec, context: int) -> int:

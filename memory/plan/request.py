@@ -2,106 +2,109 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 from edgespec.errors import UnsupportedError
-from edgespec.memory.bytes.footprint import KV_TYPE_BYTES
-from edgespec.memory.device import device
+from edgespec.memory.device import host
+from edgespec.memory.plan.options import LoadOptions
 from edgespec.models.spec import ModelSpec
 
 DEFAULT_CONTEXT = 4096
-LLAMACPP, ONNX = "llamacpp", "onnx"
-PREFERENCES = ("speed", "context", "quality")
-DEVICES = ("auto", "cpu", "gpu", "npu")
 CONTEXT_STEP = 256
+_LEAST_CONTEXT = 512  # offered unasked; a question and its answer
+_USUAL_ANSWER = 256  # tokens, where nobody says how many
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a person asked for; None leaves the choice to the planner."""
+class Choice:
+    """One setting, its value and why it has it."""
 
-    budget_bytes: int | None = None
-    prefer: str = "speed"
-    backend: str = "auto"  # or "llamacpp" or "onnx"
-    device: str = "auto"  # or "cpu", "gpu" or "npu"
-    context_size: int | None = None
-    threads: int | None = None
-    kv_type: str | None = None
-    gpu_layers: int | None = None
-    draft_max: int | None = None
-    drafter: str = "auto"
-    draft_model: Path | None = None
-    switch: Path | None = None  # a smaller model that writes where it is sure
-    exact: bool = False
-    remember: bool = False  # generated texts, for the drafters of later runs
+    name: str
+    value: str | int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request(LoadOptions):
+    """What a plan is made for: the options of a load, and how much will be read and written."""
+
     prompt_tokens: int = 0  # a ceiling is enough
     max_tokens: int = 0
     interface_bytes: int = 0  # of what the process holds besides, such as a line editor
     is_plain_greedy: bool = False  # no answer is sampled, penalised or kept to a grammar
 
+    @classmethod
+    def loading(cls, options: LoadOptions) -> Request:
+        """Of a load alone, whose prompts are not known yet."""
+        return cls(**{field.name: getattr(options, field.name) for field in fields(options)})
 
-def check(request: Request) -> None:
-    """Refuse values that no model could honour."""
-    if request.kv_type is not None and request.kv_type not in KV_TYPE_BYTES:
-        raise UnsupportedError(
-            f"there is no KV cache type {request.kv_type!r}",
-            hint=f"use one of {', '.join(KV_TYPE_BYTES)}",
-        )
-    if request.prefer not in PREFERENCES:
-        raise UnsupportedError(
-            f"there is no preference {request.prefer!r}", hint=f"use {', '.join(PREFERENCES)}"
-        )
-    if request.device not in DEVICES:
-        raise UnsupportedError(
-            f"there is no device {request.device!r}", hint=f"use {', '.join(DEVICES)}"
-        )
-    for option, value, low, high in (
-        ("--threads", request.threads, 1, 1 << 16),
-        ("--draft-max", request.draft_max, 0, 255),
-        ("--ctx", request.context_size, 1, 1 << 31),
-        ("--budget", request.budget_bytes, 1, 1 << 62),
-    ):
-        if value is not None and not low <= value <= high:
-            raise UnsupportedError(f"{option} {value} is not possible", hint=f"use {low} to {high}")
+    @property
+    def depth(self) -> int:
+        """Tokens in the cache halfway through the answer: where speed is predicted."""
+        return self.prompt_tokens + (self.max_tokens or _USUAL_ANSWER) // 2
 
 
-def threads_of(request: Request) -> tuple[int, str]:
+@dataclass(frozen=True, slots=True)
+class ContextRange:
+    """Tokens of context that plans of a request may have."""
+
+    least: int  # without which it makes no sense
+    longest: int  # of a plan that memory does not limit
+    trained: int  # what its models are made for
+    reason: str  # for the longest one
+
+
+def threads_of(request: Request) -> Choice:
     if request.threads is not None:
-        return request.threads, "as asked"
-    return device.usable_cores(), "physical cores this process may use"
+        return Choice("threads", request.threads, "as asked")
+    return Choice("threads", host.usable_cores(), "physical cores this process may use")
 
 
-def drafter_of(spec: ModelSpec, request: Request) -> tuple[str, str]:
+def drafter_of(spec: ModelSpec, request: Request) -> Choice:
+    """The drafters, by name. Raises UnsupportedError where the model cannot have any."""
     if spec.is_recurrent or spec.is_hybrid:
+        state = "a recurrent state that cannot be rolled back"
         if request.drafter not in ("auto", "none"):
             raise UnsupportedError(
-                f"{spec.arch} models keep a recurrent state that cannot be rolled back, "
-                f"so drafts cannot be verified",
+                f"{spec.arch} models keep {state}, so drafts cannot be verified",
                 hint="leave out --drafter",
             )
-        return "none", f"{spec.arch} keeps a recurrent state that cannot be rolled back"
+        return Choice("drafter", "none", f"{spec.arch} keeps {state}")
     if request.drafter != "auto":
-        return ",".join(name.strip() for name in request.drafter.split(",")), "as asked"
+        names = ",".join(name.strip() for name in request.drafter.split(","))
+        return Choice("drafter", names, "as asked")
     if request.draft_model is not None:
-        return "suffix,model", "the draft model writes where it is worth its time"
-    return "suffix", "free: repeats what the text repeats, used only where it pays"
+        reason = "the draft model writes where it is worth its time"
+        return Choice("drafter", "suffix,model", reason)
+    reason = "free: repeats what the text repeats, used only where it pays"
+    return Choice("drafter", "suffix", reason)
 
 
-def wanted_context(spec: ModelSpec, request: Request) -> tuple[int, str]:
-    trained = spec.context_length or DEFAULT_CONTEXT
-    if request.context_size is not None:
-        if request.context_size > trained:
+def contexts_of(specs: Sequence[ModelSpec], request: Request) -> ContextRange:
+    """The contexts that a request asks for or needs, no longer than its models are made for.
+
+    Raises UnsupportedError where it asks for more.
+    """
+    trained = min(spec.context_length or DEFAULT_CONTEXT for spec in specs)
+    asked = request.context_size
+    if asked is not None:
+        if asked > trained:
             raise UnsupportedError(
-                f"--ctx {request.context_size} exceeds the {trained} tokens the model is made for",
+                f"--ctx {asked} exceeds the {trained} tokens the model is made for",
                 hint=f"use --ctx {trained} or less",
             )
-        return request.context_size, "as asked"
-    wanted = request.prompt_tokens + request.max_tokens
-    if wanted > DEFAULT_CONTEXT:
-        return min(trained, rounded(wanted)), "room for the prompt and the answer"
-    return min(trained, DEFAULT_CONTEXT), "enough for most prompts; --ctx changes it"
+        return ContextRange(asked, asked, trained, "as asked")
+    needed = request.prompt_tokens + request.max_tokens
+    usual, reason = DEFAULT_CONTEXT, "enough for most prompts; --ctx changes it"
+    if needed > DEFAULT_CONTEXT:
+        usual, reason = _rounded(needed), "room for the prompt and the answer"
+    usual = min(trained, usual)
+    least = min(usual, max(_LEAST_CONTEXT, _rounded(needed)))
+    if request.prefer == "context":
+        return ContextRange(least, trained, trained, "all the model is made for, and it fits")
+    return ContextRange(least, usual, trained, reason)
 
 
-def rounded(tokens: int) -> int:
+def _rounded(tokens: int) -> int:
     return -(-tokens // CONTEXT_STEP) * CONTEXT_STEP

@@ -1,22 +1,27 @@
 """Pages of measurements: one HTML file that opens offline, prints, and follows the theme.
 
 Plots are SVG by matplotlib, with text and axes in the page's own colour, so that light, dark and
-paper all read well. Nothing is fetched and nothing runs in the page. What is on a page is the
-business of the modules that call this one.
+paper all read well. Nothing is fetched and nothing runs in the page. How it looks is written in the
+templates beside this module; what is on a page is the business of the modules that call it.
 """
 
 from __future__ import annotations
 
-import html
 import importlib.util
 import io
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
 from edgespec.models.writing import reason, whole_file
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
 
 MEBIBYTE = 1 << 20
 BLUE, ORANGE, GREEN, GREY = "#3b82c4", "#e08a2e", "#3fa66b", "#9aa0a6"
@@ -60,42 +65,47 @@ def require_place(path: Path) -> None:
         raise UnsupportedError(f"cannot write {path}: {reason}", hint="name another file")
 
 
-def page_of(title: str, file: str, kind: str, sections: Sequence[str]) -> str:
-    """A whole page about a model; `kind` says what it is of it."""
-    return _PAGE.format(title=text_of(title), file=text_of(file), kind=kind, body="".join(sections))
-
-
 # -- parts of a page -----------------------------------------------------------------------
 
 
-def tiles_of(facts: Sequence[tuple[str, str, str]]) -> str:
+def page_of(title: str, file: str, kind: str, sections: Sequence[Markup]) -> str:
+    """A whole page about a model; `kind` says what it is of it."""
+    page = _templates().get_template("page.html")
+    return page.render(title=title, file=file, kind=kind, sections=sections)
+
+
+def tiles_of(facts: Sequence[tuple[str, str, str]]) -> Markup:
     """The most important numbers: name, value, and what to compare it with."""
-    tiles = "".join(
-        f"<div class='tile'><span>{text_of(name)}</span><b>{text_of(value)}</b>"
-        f"<small>{text_of(note)}</small></div>"
-        for name, value, note in facts
-    )
-    return f"<div class='tiles'>{tiles}</div>"
+    return _part("tiles", facts)
 
 
-def section_of(title: str, lead: str, *parts: str) -> str:
+def section_of(title: str, lead: str, *parts: Markup) -> Markup:
     """A heading, a sentence, and what follows."""
-    lead = f"<p>{text_of(lead)}</p>" if lead else ""
-    return f"<section><h2>{text_of(title)}</h2>{lead}{''.join(parts)}</section>"
+    return _part("section", title, lead, parts)
 
 
-def table_of(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
+def table_of(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> Markup:
     """A table; the cells of columns 1 to `numbers` are aligned to the right."""
+    return _part("table", head, rows, numbers)
 
-    def line(cells: Sequence[str], tag: str) -> str:
-        styled = (
-            f"<{tag}{' class=n' if 1 <= i <= numbers else ''}>{text_of(cell)}</{tag}>"
-            for i, cell in enumerate(cells)
-        )
-        return f"<tr>{''.join(styled)}</tr>"
 
-    body = "".join(line(row, "td") for row in rows)
-    return f"<div class='scroll'><table>{line(head, 'th')}{body}</table></div>"
+@cache
+def _templates() -> Environment:
+    """Whatever a template is given is text, and only what another one made is markup."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    folder = files("edgespec.memory.report") / "templates"
+    return Environment(
+        loader=FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+
+
+def _part(name: str, *arguments: Any) -> Markup:
+    made: Markup = getattr(_templates().get_template("parts.html").module, name)(*arguments)
+    return made
 
 
 def ms_of(ms: float | None) -> str:
@@ -114,17 +124,13 @@ def _gib(size_bytes: float) -> str:
     return f"{size_bytes / (1 << 30):.2f} GiB"
 
 
-def text_of(text: str) -> str:
-    """`text` without markup."""
-    return html.escape(text)
-
-
 # -- plots ---------------------------------------------------------------------------------
 
 
-def figure_of(draw: Callable[[Any, Any], None], data: Any) -> str:
+def figure_of(draw: Callable[[Any, Any], None], data: Any) -> Markup:
     """An SVG element of what `draw` puts on a pair of axes."""
     import matplotlib
+    from markupsafe import Markup
     from matplotlib.figure import Figure
 
     settings: Any = {
@@ -151,7 +157,7 @@ def figure_of(draw: Callable[[Any, Any], None], data: Any) -> str:
         figure.savefig(out, format="svg", metadata={"Date": None})
     svg = out.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
-    return f"<figure>{svg}</figure>"
+    return _part("figure", Markup(svg))  # matplotlib escapes its texts
 
 
 def draw_timeline(axes: Any, memory: dict[str, Any]) -> None:
@@ -173,49 +179,3 @@ def draw_timeline(axes: Any, memory: dict[str, Any]) -> None:
             last = phase["time_s"]
     axes.set_xlabel("seconds")
     axes.set_ylabel("MiB")
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}: {kind}</title>
-<style>
-:root {{ --page: #ffffff; --card: #f5f6f8; --ink: #1c2024; --soft: #5c6570; --line: #d9dde2; }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --page: #14171a; --card: #1d2126; --ink: #e8eaed; --soft: #a3abb5; --line: #343a41; }}
-}}
-body {{ margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 56rem; background: var(--page);
-  color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }}
-h1 {{ font-size: 1.6rem; line-height: 1.2; margin: 0; overflow-wrap: anywhere; }}
-h2 {{ font-size: 1.15rem; margin: 2rem 0 .25rem; }}
-p, header small {{ color: var(--soft); margin: .25rem 0 .75rem; overflow-wrap: anywhere; }}
-.tiles {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr));
-  gap: .75rem; margin-top: 1.25rem; }}
-.tile {{ background: var(--card); border-radius: .5rem; padding: .75rem 1rem; }}
-.tile span, .tile small {{ display: block; color: var(--soft); font-size: .85rem; }}
-.tile b {{ font-size: 1.35rem; font-variant-numeric: tabular-nums; }}
-figure {{ margin: 0; }}
-figure svg {{ width: 100%; height: auto; color: var(--ink); }}
-.scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; width: 100%; font-size: .92rem; }}
-th, td {{ text-align: left; padding: .3rem .75rem .3rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; }}
-th {{ color: var(--soft); font-weight: 600; }}
-.n {{ text-align: right; font-variant-numeric: tabular-nums; }}
-@media print {{
-  :root {{ --page: #ffffff; --card: #ffffff; --ink: #000000; --soft: #333333; --line: #999999; }}
-  body {{ max-width: none; font-size: 11pt; }}
-  section {{ break-inside: avoid; }}
-  .tile {{ border: 1px solid var(--line); }}
-}}
-</style>
-</head>
-<body>
-<header><h1>{title}</h1><small>{kind} of {file}</small></header>
-{body}
-</body>
-</html>
-"""

@@ -29,7 +29,7 @@ class Remembered:
     file_bytes: int
 
 
-def load_texts(fingerprint: str) -> list[list[int]]:
+def remembered_texts(fingerprint: str) -> list[list[int]]:
     """Texts that a model wrote, oldest first, as token ids."""
     return _texts_of(cache.load(_KIND, fingerprint))
 

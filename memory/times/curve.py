@@ -18,13 +18,10 @@ curve that stops fitting is measured again.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-_MEASURE_ORDER = (4, 8, 2, 16, 3, 12, 32, 6, 5, 24, 7, 20, 10, 28, 9, 11, 14, 13, 15)
 _AGREEMENT = 1.3  # samples further apart than this: the slower one was disturbed
 _SCALE_RATE = 0.05  # of a single-token step
 _BASE_RATE = 0.03  # of any other step
@@ -38,6 +35,19 @@ _TRIED_MS = 1000.0  # of answers after which predictions rest on them
 _MISFIT_RATE = 0.02
 _MISFIT_LIMIT = 0.35
 _SHORTEST_MS, _LONGEST_MS = 1e-6, 1e9  # of any step there is
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """What rounds took since a curve was made, and what was predicted for their steps."""
+
+    spent_ms: float = 0.0
+    expected_ms: float = 0.0
+
+    @property
+    def level(self) -> float:
+        """How many times as long they took."""
+        return min(max(self.spent_ms / self.expected_ms, 1 / _MOST_LEVEL), _MOST_LEVEL)
 
 
 @dataclass(slots=True)
@@ -61,8 +71,7 @@ class CostCurve:
     _measured: list[float] = field(init=False)
     _seen: list[int] = field(init=False, repr=False, compare=False)
     _tried_ms: dict[int, float] = field(default_factory=dict, init=False, compare=False)
-    _spent_ms: float = field(default=0.0, init=False, compare=False)  # by rounds since it was made
-    _expected_ms: float = field(default=0.0, init=False, compare=False)
+    _rounds: _Rounds = field(default_factory=_Rounds, init=False, compare=False)
 
     def __post_init__(self) -> None:
         self._measured = list(self.base)
@@ -124,6 +133,23 @@ class CostCurve:
         curve = CostCurve(measured, *slopes, newer.level, newer.answered_ms)
         curve.base = _filled(newer.base, older.base)
         return curve
+
+    def measured_ms(self, max_nodes: int) -> dict[int, float]:
+        """Steps of at most `max_nodes` by size, as measured, without what answers taught."""
+        pairs = enumerate(self._measured[: max_nodes + 1])
+        return {n: ms for n, ms in pairs if n > 0 and ms != float("inf")}
+
+    def go_on_from(self, known: CostCurve, speed: float) -> None:
+        """Take over what answers and deep caches taught a curve of another moment.
+
+        `speed` is how many times as long its steps take now.
+        """
+        self.level, self.answered_ms = known.level, known.answered_ms
+        self.scale = self.level
+        self.depth_ms, self.depth_node_ms = known.depth_ms, known.depth_node_ms
+        for n, ms in enumerate(known.base[: len(self.base)]):
+            if n > 1 and ms != float("inf"):
+                self._correct(n, ms * speed)
 
     def step_ms(self, num_nodes: int, depth: int, previous: int = 0) -> float:
         """Predicted milliseconds of a step, infinite for a size that was not measured.
@@ -202,8 +228,8 @@ class CostCurve:
         self.misfit += _MISFIT_RATE * (min(1.0, abs(ratio / self.scale - 1.0)) - self.misfit)
         if ratio > _HICCUP * self.scale:
             return
-        self._spent_ms += ms if round_ms is None else round_ms
-        self._expected_ms += predicted
+        self._rounds.spent_ms += ms if round_ms is None else round_ms
+        self._rounds.expected_ms += predicted
         self._seen[num_nodes] += 1
         first = 1.0 / (_FIRST_STEPS + self._seen[num_nodes])
         if num_nodes == 1:
@@ -219,7 +245,7 @@ class CostCurve:
         if num_nodes not in self._tried_ms:
             self._tried_ms[num_nodes] = ms
             return
-        self.base[num_nodes] = self._measured[num_nodes] = _typical(
+        self.base[num_nodes] = self._measured[num_nodes] = typical_ms(
             [self._tried_ms.pop(num_nodes), ms]
         )
 
@@ -241,12 +267,11 @@ class CostCurve:
             elif n > 1 and measured != float("inf"):  # by answers
                 self._measured[n] = measured * self._measured[1] / used._measured[1]
                 self._correct(n, self._measured[n] * learned / measured)
-        if used._expected_ms == 0.0:
+        if used._rounds.expected_ms == 0.0:
             return
-        spent_ms = used._spent_ms
-        level = min(max(spent_ms / used._expected_ms, 1 / _MOST_LEVEL), _MOST_LEVEL)
+        spent_ms = used._rounds.spent_ms
         self.answered_ms = min(self.answered_ms, _LEVEL_MEMORY_MS) + spent_ms
-        self.level += spent_ms / self.answered_ms * (level - self.level)
+        self.level += spent_ms / self.answered_ms * (used._rounds.level - self.level)
 
     @property
     def is_tried(self) -> bool:
@@ -316,114 +341,7 @@ def _between(value: Any, least: float, most: float) -> float:
     return float(value)
 
 
-def measure_curve(
-    run: Callable[[int], None],
-    max_nodes: int,
-    *,
-    seconds: float = 1.2,
-    known: CostCurve | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> CostCurve:
-    """Measure t(n) in about `seconds`, the most useful n first.
-
-    `run(n)` performs one step over n tokens and takes it back. A slow model leaves some n
-    unmeasured, but never all of those above 1, or it would never draft; answers try the others, and
-    passing the result as `known` on a later occasion goes on with those.
-    """
-    deadline = clock() + seconds
-
-    def timed(n: int) -> float:
-        start = clock()
-        run(n)
-        return (clock() - start) * 1e3
-
-    def single_after_two() -> float:
-        run(2)
-        return timed(1)
-
-    def a_few(most: int, sample: Callable[[], float]) -> list[float]:
-        # Two, of which one may be disturbed; a slow model needs its time for other sizes.
-        enough = clock() + seconds / 8
-        found = [sample(), sample()]
-        while len(found) < most and clock() < enough:
-            found.append(sample())
-        return found
-
-    run(1)
-    same = min(a_few(4, lambda: timed(1)))
-    if max_nodes == 1:
-        return CostCurve([float("inf"), same])
-    changed = a_few(3, single_after_two)
-    change_ms = max(0.0, min(changed) - same)
-    times, speed = {1: [same]}, 1.0
-    if known is not None:  # times of another moment: bring them to the speed of this one
-        speed = same / known.base[1]
-        pairs = enumerate(known._measured[: max_nodes + 1])
-        times = {n: [ms * speed] for n, ms in pairs if n > 0 and ms != float("inf")}
-    order = [n for n in _MEASURE_ORDER if n <= max_nodes]
-    order += [n for n in range(2, max_nodes + 1) if n not in order]
-    order.sort(key=lambda n: n in times)  # stable: those never measured come first
-    before = changed[-1]
-    for n in (*order, *order):
-        if clock() > deadline and len(times) > 1:
-            break
-        ms, after = timed(n), timed(1)
-        # The machine's speed drifts, so each size is compared with the single tokens beside it: the
-        # faster one, because a single token that was disturbed would make a size look cheap.
-        drift = min(max(min(before, after) / (same + change_ms), 0.7), 1.5)
-        times.setdefault(n, []).append(max(ms / drift - change_ms, same / 2))
-        before = after
-    base = [float("inf")] * (max_nodes + 1)
-    for n, samples in times.items():
-        base[n] = _typical(samples)
-    curve = CostCurve(base, change_ms=change_ms)
-    if known is not None:
-        curve.level, curve.answered_ms = known.level, known.answered_ms
-        curve.scale = curve.level
-        curve.depth_ms, curve.depth_node_ms = known.depth_ms, known.depth_node_ms
-        for n, ms in enumerate(known.base[: max_nodes + 1]):
-            if n > 1 and ms != float("inf"):
-                curve._correct(n, ms * speed)
-    return curve
-
-
-def _typical(samples: list[float]) -> float:
-    """Their mean; the fastest, where they are so far apart that others were disturbed."""
+def typical_ms(samples: list[float]) -> float:
+    """The mean; the fastest, where they are so far apart that others were disturbed."""
     agree = max(samples) <= _AGREEMENT * min(samples)
     return sum(samples) / len(samples) if agree else min(samples)
-
-
-def measure_depth(
-    curve: CostCurve,
-    run: Callable[[int], None],
-    fill: Callable[[], int],
-    empty: Callable[[], None],
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-) -> None:
-    """Set the slopes over depth: each t(n) grows by a part per step and a part per node.
-
-    `fill()` puts tokens into the empty cache and returns how many, `empty()` takes them out again;
-    `run` as in `measure_curve`. The machine's speed drifts, so the slower one of the empty caches
-    before and after counts: what else got slower in between must not look like depth.
-    """
-    few, many = 1, min(8, curve.max_nodes)
-    before = {n: _best_ms(run, n, clock) for n in (few, many)}
-    depth = fill()
-    deep = {n: _best_ms(run, n, clock) for n in (few, many)}
-    empty()
-    after = {n: _best_ms(run, n, clock) for n in (few, many)}
-    growth = {n: max(0.0, deep[n] - max(before[n], after[n])) / depth for n in (few, many)}
-    if many > few:
-        curve.depth_node_ms = max(0.0, (growth[many] - growth[few]) / (many - few))
-    curve.depth_ms = max(0.0, growth[few] - few * curve.depth_node_ms)
-
-
-def _best_ms(run: Callable[[int], None], n: int, clock: Callable[[], float]) -> float:
-    run(n)
-    best = float("inf")
-    for _ in range(3):
-        start = clock()
-        run(n)
-        best = min(best, (clock() - start) * 1e3)
-    return best

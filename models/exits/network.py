@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
-from edgespec.models.gguf.reader import read_gguf_shards
+from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.onnx.weights import float_rows
 from edgespec.models.spec import ModelSpec
 
@@ -28,7 +28,7 @@ Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Hyperparameters:
     """What the blocks of a model have in common."""
 
     width: int
@@ -76,7 +76,7 @@ def check_architecture(spec: ModelSpec) -> None:
     )
 
 
-def shape_of(spec: ModelSpec) -> Shape:
+def hyperparameters_of(spec: ModelSpec) -> Hyperparameters:
     """Read from the model's metadata. Raises UnsupportedError as `check_architecture`."""
     check_architecture(spec)
     metadata = read_gguf_shards(spec.path)[0].metadata
@@ -85,7 +85,7 @@ def shape_of(spec: ModelSpec) -> Shape:
         value = metadata.get(f"{spec.arch}.{key}", default)
         return float(value) if isinstance(value, (int, float)) else default
 
-    return Shape(
+    return Hyperparameters(
         width=spec.embedding_size,
         num_heads=spec.num_heads[0],
         num_kv_heads=spec.num_kv_heads[0],
@@ -138,7 +138,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return (wide * scale).to(x.dtype) * weight
 
 
-def rotations(shape: Shape, positions: Tensor) -> tuple[Tensor, Tensor]:
+def rotations(shape: Hyperparameters, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of positions [..., T], each [..., T, 1, head_length / 2]."""
     torch = import_torch()
     half = shape.head_length // 2
@@ -148,7 +148,11 @@ def rotations(shape: Shape, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def run_block(
-    shape: Shape, block: Block, x: Tensor, angles: tuple[Tensor, Tensor], attention: Attention
+    shape: Hyperparameters,
+    block: Block,
+    x: Tensor,
+    angles: tuple[Tensor, Tensor],
+    attention: Attention,
 ) -> Tensor:
     """One block on x [B, T, width]; `attention` takes q, k, v as [B, T, heads, head_length]."""
     functional = import_torch().nn.functional
@@ -177,7 +181,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attend(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
-def _rotate(shape: Shape, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+def _rotate(shape: Hyperparameters, x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = (angle.to(x.dtype) for angle in angles)
     if shape.paired:
         first, second = x[..., 0::2], x[..., 1::2]

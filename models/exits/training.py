@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import cos, pi
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +24,14 @@ from edgespec.models.exits.network import (
     Tensor,
     Weights,
     causal_attention,
+    hyperparameters_of,
     import_torch,
     rms_norm,
     rotations,
     run_block,
-    shape_of,
     work_s,
 )
-from edgespec.models.exits.texts import ANSWER, FORCED, Text, is_held_out
+from edgespec.models.exits.training_texts import ANSWER, FORCED, TrainingText, is_held_out
 from edgespec.models.spec import ModelSpec
 from edgespec.models.writing import whole_file
 
@@ -78,13 +78,13 @@ class _Batch:
 
 def exit_states(
     spec: ModelSpec,
-    texts: Sequence[Text],
+    texts: Sequence[TrainingText],
     layers: Sequence[int],
     progress: Callable[[float], None] = lambda _part: None,
 ) -> dict[int, list[Tensor]]:
     """The states of each text after so many blocks, [T, width] in bfloat16, by number of blocks."""
     torch = import_torch()
-    shape, weights = shape_of(spec), Weights(spec, torch.bfloat16)
+    shape, weights = hyperparameters_of(spec), Weights(spec, torch.bfloat16)
     blocks = [weights.block(number) for number in range(max(layers))]
     embedding = weights.embedding()
     states: dict[int, list[Tensor]] = {layer: [torch.empty(0)] * len(texts) for layer in layers}
@@ -103,7 +103,7 @@ def exit_states(
     return states
 
 
-def _groups(texts: Sequence[Text]) -> list[list[int]]:
+def _groups(texts: Sequence[TrainingText]) -> list[list[int]]:
     """Texts of about one length, some thousand tokens together."""
     order = sorted(range(len(texts)), key=lambda index: len(texts[index].tokens))
     groups: list[list[int]] = []
@@ -117,6 +117,13 @@ def _groups(texts: Sequence[Text]) -> list[list[int]]:
 
 def _padded(rows: Sequence[Tensor]) -> Tensor:
     return import_torch().nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+
+
+class _Rows(NamedTuple):
+    """The head's rows for the tokens that can be drafted, V' of the vocabulary's V."""
+
+    head: Tensor  # [V', width]
+    row_of: Tensor  # [V]; -1 for other tokens
 
 
 class ExitTrainer:
@@ -133,18 +140,17 @@ class ExitTrainer:
         spec: ModelSpec,
         exit_layer: int,
         token_ids: NDArray[np.int32],
-        texts: Sequence[Text],
+        texts: Sequence[TrainingText],
         states: Sequence[Tensor],
     ) -> None:
         torch = self._torch = import_torch()
-        self._shape = shape_of(spec)
-        self._vocab_size = spec.vocab_size
+        self._hyperparameters = hyperparameters_of(spec)
         self._texts, self._states = texts, states
         weights = Weights(spec, torch.float32)
         self._all_rows = weights.head().to(torch.bfloat16)
         parameters = weights.block(exit_layer)
-        parameters["output_norm.weight"] = torch.ones(self._shape.width)
-        parameters["lens"] = torch.eye(self._shape.width)
+        parameters["output_norm.weight"] = torch.ones(self._hyperparameters.width)
+        parameters["lens"] = torch.eye(self._hyperparameters.width)
         self._parameters = {name: value.requires_grad_() for name, value in parameters.items()}
         self._has_begun = False
         self._spec, self._norm = spec, weights.tensor("output_norm.weight")
@@ -174,7 +180,7 @@ class ExitTrainer:
 
     def fit_lens(self) -> None:
         """Ridge regression from the adapter's normalized states to the target's, on some texts."""
-        torch, spec, width = self._torch, self._spec, self._shape.width
+        torch, spec, width = self._torch, self._spec, self._hyperparameters.width
         lengths = np.cumsum([len(text.tokens) for text in self._texts])
         some = 1 + int(np.searchsorted(lengths, _LENS_TOKENS))
         final = exit_states(spec, self._texts[:some], [spec.num_layers])[spec.num_layers]
@@ -182,7 +188,7 @@ class ExitTrainer:
         for states, last in zip(self._states[:some], final, strict=True):
             with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
                 ours = self._normalized(states[None].float())[0].float()
-            theirs = rms_norm(last.float(), self._norm, self._shape.epsilon)
+            theirs = rms_norm(last.float(), self._norm, self._hyperparameters.epsilon)
             inner += ours.T @ ours
             outer += theirs.T @ ours
             tokens += len(ours)
@@ -191,11 +197,10 @@ class ExitTrainer:
             self._parameters["lens"].copy_(torch.linalg.solve(inner, outer, left=False))
 
     def _use_rows(self, token_ids: NDArray[np.int32]) -> None:
-        self._head = self._all_rows[self._torch.from_numpy(token_ids.astype(np.int64))]
-        self._row_of = self._torch.full((self._vocab_size,), -1)
-        self._row_of[self._torch.from_numpy(token_ids.astype(np.int64))] = self._torch.arange(
-            len(token_ids)
-        )
+        ids = self._torch.from_numpy(token_ids.astype(np.int64))
+        row_of = self._torch.full((self._spec.vocab_size,), -1)
+        row_of[ids] = self._torch.arange(len(token_ids))
+        self._rows = _Rows(self._all_rows[ids], row_of)
 
     # -- training --------------------------------------------------------------------------
 
@@ -272,7 +277,7 @@ class ExitTrainer:
             for part, logits, ids, shares in self._parts(x, batch):
                 difference = logits.softmax(1).scatter_add_(1, ids, -shares)
                 difference *= (weights[part] / total)[:, None]
-                gradient[part] = difference.to(x.dtype) @ self._head
+                gradient[part] = difference.to(x.dtype) @ self._rows.head
         x.backward(gradient)
         self._torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), _CLIP)
         optimizer.step()
@@ -280,9 +285,9 @@ class ExitTrainer:
 
     def _normalized(self, states: Tensor) -> Tensor:
         """The adapter's normalized states, [B, T, width]."""
-        angles = rotations(self._shape, self._torch.arange(states.shape[1])[None])
-        x = run_block(self._shape, self._parameters, states, angles, causal_attention)
-        return rms_norm(x, self._parameters["output_norm.weight"], self._shape.epsilon)
+        angles = rotations(self._hyperparameters, self._torch.arange(states.shape[1])[None])
+        x = run_block(self._hyperparameters, self._parameters, states, angles, causal_attention)
+        return rms_norm(x, self._parameters["output_norm.weight"], self._hyperparameters.epsilon)
 
     def _adapted(self, batch: _Batch) -> Tensor:
         """What the head takes where something is learnt or asked, [n, width]."""
@@ -297,7 +302,7 @@ class ExitTrainer:
         ids, shares = batch.ids[chosen], batch.shares[chosen]
         for start in range(0, len(x), _HEAD_ROWS):
             part = slice(start, start + _HEAD_ROWS)
-            yield part, (x[part] @ self._head.T).float(), ids[part], shares[part]
+            yield part, (x[part] @ self._rows.head.T).float(), ids[part], shares[part]
 
     def _batch(self, indices: Sequence[int]) -> _Batch:
         torch = self._torch
@@ -305,7 +310,7 @@ class ExitTrainer:
         kinds = _padded([torch.from_numpy(text.kinds) for text in texts])
         teacher_ids = _padded([torch.from_numpy(text.teacher_ids) for text in texts]).long()
         logits = _padded([torch.from_numpy(text.teacher_logits) for text in texts]).float()
-        rows = self._row_of[teacher_ids]
+        rows = self._rows.row_of[teacher_ids]
         shares = logits.softmax(-1) * (rows >= 0)
         mass = shares.sum(-1, keepdim=True)
         weights = torch.where(kinds == ANSWER, 1.0, _USER_WEIGHT) * (kinds != FORCED)
@@ -322,7 +327,7 @@ class ExitTrainer:
 
     def quality(self, token_ids: NDArray[np.int32] | None = None) -> Quality:
         """On the texts held out; with other rows of the head, if they are named."""
-        kept = self._head, self._row_of
+        kept = self._rows
         if token_ids is not None:
             self._use_rows(token_ids)
         losses, hits = [], []
@@ -341,7 +346,7 @@ class ExitTrainer:
                 hits += [
                     row[asked].numpy() for row, asked in zip(right, batch.answers, strict=True)
                 ]
-        self._head, self._row_of = kept
+        self._rows = kept
         mean = float(self._torch.cat(losses).mean())
         return Quality(mean, agreement_of(hits), gains_of(hits))
 
@@ -351,7 +356,9 @@ class ExitTrainer:
 
     def head(self) -> NDArray[np.float32]:
         """The head's rows after the lens, [V', width]."""
-        rows: NDArray[np.float32] = (self._head.float() @ self._parameters["lens"].detach()).numpy()
+        rows: NDArray[np.float32] = (
+            self._rows.head.float() @ self._parameters["lens"].detach()
+        ).numpy()
         return rows
 
     def norm(self) -> NDArray[np.float32]:

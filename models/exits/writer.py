@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
 from edgespec.models.exits.early_exit import CONTEXT, PREFIX, VERSION, target_hash
-from edgespec.models.gguf.reader import Gguf, GgufTensor, read_gguf_shards
+from edgespec.models.gguf.reader import Gguf, GgufTensor
+from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.gguf.values import read_numbers, read_strings
 from edgespec.models.onnx.weights import raw_rows
 from edgespec.models.spec import ModelSpec

@@ -12,20 +12,16 @@ the 303,000 strings of a 1.5B Qwen file are walked and hashed, and none becomes 
 
 from __future__ import annotations
 
-import mmap
 import os
-import re
-import stat
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
-from edgespec.errors import ModelFileError, ModelNotFoundError
+from edgespec.errors import ModelFileError
 from edgespec.models.gguf import foreign_files
+from edgespec.models.gguf.access import mapped
 from edgespec.models.gguf.ggml_types import GGML_TYPES, GgmlType
 
 # Ceilings no real model comes near; they bound what a hostile file can make us allocate.
@@ -65,7 +61,6 @@ _TOKENIZER_ARRAYS = (
     "tokenizer.ggml.scores",
     "tokenizer.ggml.merges",
 )
-_SHARD_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 _AGAIN = "the file is damaged; download it again"
 _OTHER_SOURCE = "the file was converted wrongly; get it from another source"
 
@@ -141,128 +136,11 @@ def read_gguf(path: str | os.PathLike[str]) -> Gguf:
     that llama.cpp would read. 40 ms for 152,000 tokens and as many merges.
     """
     path = Path(path)
-    with _mapped(path) as data:
+    with mapped(path) as data:
         if bytes(data[:4]) != b"GGUF":
             what, hint = foreign_files.describe(bytes(data[:512]))
             raise ModelFileError(f"{path} is {what}, not a GGUF model", hint=hint)
         return _Reader(path, data).file()
-
-
-def read_gguf_shards(path: str | os.PathLike[str]) -> tuple[Gguf, ...]:
-    """Reads all parts of a model, in order; `path` may be any one of them, or the only one.
-
-    Parts are found by name (`name-00001-of-00003.gguf`) beside the given one, as llama.cpp does.
-    """
-    given = read_gguf(path)
-    count = given.integer("split.count", 1)
-    if count <= 1:
-        return (given,)
-    paths = _shard_paths(given.path, count)
-    shards = tuple(given if shard == given.path else read_gguf(shard) for shard in paths)
-    for number, shard in enumerate(shards):
-        found = shard.integer("split.no"), shard.integer("split.count")
-        if found != (number, count):
-            raise ModelFileError(
-                f"{shard.path} is named part {number + 1} of {count}, and says inside that it is "
-                f"part {found[0] + 1} of {found[1]}",
-                hint="give the parts back their original names",
-            )
-    _check_shard_tensors(shards)
-    return shards
-
-
-def _shard_paths(path: Path, count: int) -> list[Path]:
-    match = _SHARD_NAME.fullmatch(path.name)
-    if match is None or int(match[3]) != count:
-        raise ModelFileError(
-            f"{path} is part of a model in {count} files, and its name does not end in "
-            f"-NNNNN-of-{count:05}.gguf",
-            hint="give the parts back their original names",
-        )
-    paths = [path.with_name(f"{match[1]}-{n:05}-of-{match[3]}.gguf") for n in range(1, count + 1)]
-    missing = [shard for shard in paths if not os.path.exists(shard)]
-    if missing:
-        raise ModelFileError(
-            f"{missing[0]} is missing: {len(missing)} of the {count} parts of this model are not "
-            "there",
-            hint=f"download the missing parts into {path.parent}",
-        )
-    return paths
-
-
-def _check_shard_tensors(shards: tuple[Gguf, ...]) -> None:
-    names = [tensor.name for shard in shards for tensor in shard.tensors]
-    expected = shards[0].integer("split.tensors.count", len(names))
-    if len(set(names)) != len(names) or len(names) != expected:
-        raise ModelFileError(
-            f"{shards[0].path} and its {len(shards) - 1} other parts hold {len(set(names))} "
-            f"different tensors in {len(names)}, and {expected} were announced",
-            hint="the parts are not of one model; download them again",
-        )
-
-
-def read_part(file: IO[bytes], offset: int, size_bytes: int) -> bytes:
-    """Bytes of an open model file whose size was checked when its header was read.
-
-    Raises ModelFileError where the file has become shorter since, or the disk fails.
-    """
-    try:
-        file.seek(offset)
-        found = file.read(size_bytes)
-        while len(found) < size_bytes and (part := file.read(size_bytes - len(found))):
-            found += part
-    except OSError as error:
-        raise ModelFileError(f"{file.name!r} cannot be read: {error.strerror}") from None
-    if len(found) < size_bytes:
-        raise _shrunk(Path(file.name))
-    return found
-
-
-@contextmanager
-def whole(path: Path) -> Iterator[None]:
-    """Let an error of mapping a part of a model file be ours. Raises ModelFileError."""
-    try:
-        yield
-    except ValueError:  # numpy's: the part goes beyond the end
-        raise _shrunk(path) from None
-    except OSError as error:
-        raise ModelFileError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-
-
-def _shrunk(path: Path) -> ModelFileError:
-    return ModelFileError(
-        f"{str(path)!r} has become shorter since it was opened",
-        hint="something writes to it; start again when that has ended",
-    )
-
-
-@contextmanager
-def _mapped(path: Path) -> Iterator[memoryview]:
-    """Maps a regular file for reading; turns all that the system can say into our errors."""
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise ModelFileError(f"{path} is a folder", hint="name the .gguf file in it")
-        if not stat.S_ISREG(mode):
-            raise ModelFileError(f"{path} is a device or pipe", hint="name a .gguf file")
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise ModelFileError(f"{path} is empty", hint="download it again")
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (FileNotFoundError, NotADirectoryError):
-        raise ModelNotFoundError(
-            f"there is no file {path}",
-            hint="check the path",
-        ) from None
-    except ModelFileError:
-        raise
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ModelFileError(
-            f"{str(path)!r} cannot be read: {reason}", hint="check its name and permissions"
-        ) from None
-    with mapping, memoryview(mapping) as data:
-        yield data
 
 
 class _Reader:

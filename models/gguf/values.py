@@ -8,7 +8,8 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from edgespec.models.gguf.reader import GgufSpan, GgufValue, read_part
+from edgespec.models.gguf.access import read_part
+from edgespec.models.gguf.reader import GgufSpan, GgufValue
 
 _LENGTH = struct.Struct("<Q")
 _NUMBERS = {"i32": "i", "u32": "I", "f32": "f"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-Shape = list[int | str]
+TensorShape = list[int | str]
 
 _SMALL = 16  # values of a tensor that may be a shape
 
@@ -43,7 +43,7 @@ def freeze_shapes(model: Any) -> None:
     _remove_unused(graph)
 
 
-def _inferred_shapes(model: Any) -> dict[str, Shape]:
+def _inferred_shapes(model: Any) -> dict[str, TensorShape]:
     from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
     try:
@@ -60,7 +60,7 @@ def _inferred_shapes(model: Any) -> dict[str, Shape]:
     }
 
 
-def _known_sizes(model: Any, shapes: dict[str, Shape]) -> dict[str, Any]:
+def _known_sizes(model: Any, shapes: dict[str, TensorShape]) -> dict[str, Any]:
     """Tensors that are one size of another one, and which size: `Gather(Shape(x), constant)`."""
     import onnx
 
@@ -97,7 +97,7 @@ def _without_weights(model: Any) -> Any:
     return onnx.helper.make_model(graph, opset_imports=model.opset_import)
 
 
-def _frozen_shape(node: Any, shapes: dict[str, Shape]) -> list[int] | None:
+def _frozen_shape(node: Any, shapes: dict[str, TensorShape]) -> list[int] | None:
     """What the shape of a `Reshape` or `Expand` can be written as; None if sizes are not known."""
     if node.op_type not in ("Reshape", "Expand"):
         return None

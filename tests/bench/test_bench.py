@@ -7,20 +7,20 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import dying
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from edgespec.bench.interleaving import Answer, interleaved, order_of
 from edgespec.bench.ratios import Ratio, Timed, middle_repeats, rate, ratio_of
 from edgespec.bench.report import render_bench_report
 from edgespec.bench.summary import Prompted, speed_by_position, summary
-from edgespec.bench.turns import Answer, order_of, take_turns
 from edgespec.bench.worker import Worker
 from edgespec.cli.bench import bench_text
 from edgespec.cli.main import app
@@ -71,10 +71,10 @@ class Scripted:
         return answer(1.0, max_tokens)
 
 
-def test_contenders_take_turns_and_all_prompts_come_before_any_again() -> None:
+def test_contenders_interleaved_and_all_prompts_come_before_any_again() -> None:
     log: list[str] = []
     contenders = [Scripted("A", log), Scripted("B", log)]
-    taken = list(take_turns(contenders, ["1", "2", "3"], max_tokens=4, repeats=2))
+    taken = list(interleaved(contenders, ["1", "2", "3"], max_tokens=4, repeats=2))
     assert log[:2] == ["renew A", "renew B"] and log[8:10] == log[:2]
     for repeat, asked in enumerate((log[2:8], log[10:])):
         assert asked == [
@@ -106,7 +106,7 @@ def test_every_contender_is_as_often_early_as_late(contenders: int) -> None:
 def test_a_failed_prompt_fails_the_run_and_is_named() -> None:
     contenders = [Scripted("A", []), Scripted("B", [], fails_on="2")]
     with pytest.raises(ContextFullError, match="prompt 2, B: too long") as caught:
-        list(take_turns(contenders, ["1", "2"], max_tokens=4))
+        list(interleaved(contenders, ["1", "2"], max_tokens=4))
     assert caught.value.hint == "raise --ctx"
 
 
@@ -421,29 +421,37 @@ def test_what_loading_raises_comes_through(tmp_path: Path) -> None:
     assert "none.gguf" in str(caught.value)
 
 
-def test_a_worker_that_says_something_else_is_an_error_and_not_a_deadlock(
+def test_a_worker_that_ends_by_itself_is_an_error_and_not_a_deadlock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It waits for the next question, and its parent must not wait for it."""
-    program = "print('welcome', flush=True); import sys; sys.stdin.read(); sys.exit(3)"
-    start, problems = subprocess.Popen, list[str]()
+    monkeypatch.setattr("edgespec.bench.worker._serve", dying.ends_with_status_3)
+    with pytest.raises(BackendError, match=r"^the process that ran the model ended with status 3$"):
+        Worker(Path("none.gguf"), Request(), ["none"])
 
-    def other(_command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        return start([sys.executable, "-c", program], **options)
 
-    monkeypatch.setattr("edgespec.bench.worker.subprocess.Popen", other)
+_CHATTING = f"""
+import sys
+sys.path.append({str(Path(__file__).parents[1])!r})
+import dying
+import edgespec.bench.worker as worker
+from edgespec.memory.plan.request import Request
+if __name__ == "__main__":
+    worker._serve = dying.chatters
+    print(worker.Worker("none.gguf", Request(), []).drafters)
+"""
 
-    def work() -> None:
-        try:
-            Worker(Path("none.gguf"), Request(), ["none"])
-        except BackendError as problem:
-            problems.append(str(problem))
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(15)
-    assert not thread.is_alive()
-    assert problems == ["the process that ran the model ended with status 3"]
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs PYTHONSAFEPATH")
+def test_a_worker_neither_prints_on_stdout_nor_imports_from_the_folder(tmp_path: Path) -> None:
+    folder, script = tmp_path / "here", tmp_path / "script.py"
+    folder.mkdir()
+    (folder / "pickle.py").write_text("raise SystemExit('the wrong one')\n")
+    script.write_text(_CHATTING)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, cwd=folder
+    )
+    assert (done.returncode, done.stdout) == (0, "['none.gguf']\n"), done.stderr
+    assert done.stderr.count("welcome") == 20_000
 
 
 @pytest.mark.model
@@ -456,7 +464,8 @@ def test_a_worker_that_dies_is_an_error() -> None:
 
 
 @pytest.mark.model
-def test_bench_on_the_embedded_model(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("exact_engine")  # which has measured what exact settings are
+def test_bench_on_the_embedded_model(measured_cache: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     texts = ("Say blue ten times: blue blue blue blue blue", "Count: 1 2 3 4 1 2 3 4 1 2 3 4 1")
     lines = [{"category": f"task {i % 2}", "turns": [text]} for i, text in enumerate(texts)]
@@ -472,7 +481,7 @@ def test_bench_on_the_embedded_model(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=170,
-        env={**os.environ, "COLUMNS": "100"},
+        env={**os.environ, "EDGESPEC_CACHE": str(measured_cache), "COLUMNS": "100"},
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

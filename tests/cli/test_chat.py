@@ -22,9 +22,9 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One cache folder for all processes of this file, so that steps are timed once."""
-    return str(tmp_path_factory.mktemp("chat-cache"))
+def measured(measured_cache: Path) -> str:
+    """One cache folder for all processes, so that steps are timed once."""
+    return str(measured_cache)
 
 
 class Person:

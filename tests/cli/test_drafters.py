@@ -38,11 +38,13 @@ def report_of(cache: Path, *arguments: str) -> dict[str, Any]:
     return document
 
 
-def test_a_draft_model_is_planned_priced_and_lossless(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("exact_engine")  # which has measured what exact settings are
+def test_a_draft_model_is_planned_priced_and_lossless(measured_cache: Path) -> None:
     """The model drafts for itself: it cannot be wrong, and can hardly pay."""
     itself = str(embedded_model())
-    report = report_of(tmp_path, "--draft-model", itself, "--exact")
-    plain = report_of(tmp_path, "--drafter", "none", "--exact")
+    exact = ("--exact", "--draft-max", "7")
+    report = report_of(measured_cache, "--draft-model", itself, *exact)
+    plain = report_of(measured_cache, "--drafter", "none", *exact)
     assert report["token_ids"] == plain["token_ids"]
     assert report["plan"]["drafter"]["value"] == "suffix,model"
     memory = report["memory"]
@@ -86,12 +88,18 @@ def test_which_files_can_draft(tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         (("--drafter", "model"), "needs a draft model"),
-        (("--drafter", "suffix", "--draft-model", "x.gguf"), "is not used by --drafter suffix"),
+        (
+            ("--drafter", "suffix", "--draft-model", str(embedded_model())),
+            "is not used by --drafter suffix",
+        ),
         (("--draft-model", "nowhere.gguf"), "there is no file"),
-        (("--draft-model", "x.gguf", "--check", "--temperature", "1"), "--temperature 0"),
+        (
+            ("--draft-model", str(embedded_model()), "--check", "--temperature", "1"),
+            "--temperature 0",
+        ),
     ],
 )
 def test_refusals(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
-    done = run(tmp_path, "run", "hello", *options)
+    done = run(tmp_path, "run", "hello there", *options)
     assert done.returncode == 1 and done.stdout == ""
     assert sentence in done.stderr and "hint:" in done.stderr

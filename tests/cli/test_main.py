@@ -20,9 +20,11 @@ import gguf
 import numpy as np
 import pytest
 
+from edgespec.backends.llama.tokenizer import open_tokenizer
 from edgespec.cli.main import main
 from edgespec.cli.start import cancel_on_interrupt
-from edgespec.memory.device import device
+from edgespec.memory.device import host
+from edgespec.memory.device.kernels import missing_kernels
 from edgespec.models.embedded import embedded_model
 
 ESCAPE = "\x1b"
@@ -73,9 +75,9 @@ def command(
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One cache folder for all processes of this file, so that steps are timed once."""
-    return str(tmp_path_factory.mktemp("cli-cache"))
+def measured(measured_cache: Path) -> str:
+    """One cache folder for all processes, so that steps are timed once."""
+    return str(measured_cache)
 
 
 def start(arguments: Sequence[str], cache: str, **environment: str) -> subprocess.Popen[bytes]:
@@ -171,22 +173,26 @@ MISUSES = {
     "blank prompt": (["run", EMBEDDED, " \n\t"], "the prompt is empty"),
     "nothing on stdin": (["run"], "the prompt is empty"),
     "two prompts": (["run", EMBEDDED, "Hi", "--file", "FOLDER/p.txt"], "not both"),
-    "logit bias without a value": (["run", "Hi", "--logit-bias", "junk"], "--logit-bias junk"),
-    "logit bias of a word": (["run", "Hi", "--logit-bias", "the=2"], "--logit-bias the=2"),
-    "no tokens": (["run", "Hi", "--max-tokens", "0"], "--max-tokens"),
-    "tokens in words": (["run", "Hi", "--max-tokens", "ten"], "--max-tokens"),
-    "threads in words": (["run", "Hi", "--threads", "all"], "--threads"),
-    "layers in words": (["run", "Hi", "--gpu-layers", "x"], "--gpu-layers"),
-    "layers with two signs": (["run", "Hi", "--gpu-layers=--5"], "--gpu-layers"),
-    "a temperature below zero": (["run", "Hi", "--temperature=-1"], "temperature"),
-    "no threads": (["run", "Hi", "--threads", "0"], "--threads"),
-    "no context": (["run", "Hi", "--ctx", "0"], "--ctx"),
-    "unheard-of cache type": (["run", "Hi", "--kv-type", "q9_9"], "q9_9"),
-    "unheard-of drafter": (["run", "Hi", "--drafter", "psychic"], "psychic"),
-    "unheard-of backend": (["run", "Hi", "--backend", "abacus"], "abacus"),
+    "a prompt twice": (["run", EMBEDDED, "Hi", "--prompt", "Hi"], "not both"),
+    "logit bias without a value": (
+        ["run", "-p", "Hi", "--logit-bias", "junk"],
+        "--logit-bias junk",
+    ),
+    "logit bias of a word": (["run", "-p", "Hi", "--logit-bias", "the=2"], "--logit-bias the=2"),
+    "no tokens": (["run", "-p", "Hi", "--max-tokens", "0"], "--max-tokens"),
+    "tokens in words": (["run", "-p", "Hi", "--max-tokens", "ten"], "--max-tokens"),
+    "threads in words": (["run", "-p", "Hi", "--threads", "all"], "--threads"),
+    "layers in words": (["run", "-p", "Hi", "--gpu-layers", "x"], "--gpu-layers"),
+    "layers with two signs": (["run", "-p", "Hi", "--gpu-layers=--5"], "--gpu-layers"),
+    "a temperature below zero": (["run", "-p", "Hi", "--temperature=-1"], "temperature"),
+    "no threads": (["run", "-p", "Hi", "--threads", "0"], "--threads"),
+    "no context": (["run", "-p", "Hi", "--ctx", "0"], "--ctx"),
+    "unheard-of cache type": (["run", "-p", "Hi", "--kv-type", "q9_9"], "q9_9"),
+    "unheard-of drafter": (["run", "-p", "Hi", "--drafter", "psychic"], "psychic"),
+    "unheard-of backend": (["run", "-p", "Hi", "--backend", "abacus"], "abacus"),
     "unheard-of preference": (["plan", "--prefer", "beauty"], "beauty"),
     "a budget without a unit": (["plan", "--budget", "512"], "--budget 512"),
-    "a budget in words": (["run", "Hi", "--budget", "much"], "--budget much"),
+    "a budget in words": (["run", "-p", "Hi", "--budget", "much"], "--budget much"),
     "a budget of bits": (["plan", "--budget", "4Gib/s"], "--budget 4Gib/s"),
     "a budget below zero": (["plan", "--budget=-1GiB"], "--budget -1GiB"),
     "no budget at all": (["plan", "--budget", "0MiB"], "--budget 0MiB"),
@@ -213,7 +219,7 @@ def test_wrong_usage_names_the_option_or_value(
 def test_what_does_not_fit_names_the_largest_that_does(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "available_bytes", lambda: 300 << 20)
+    monkeypatch.setattr(host, "available_bytes", lambda: 300 << 20)
     done = command("plan", "--ctx", "8192")
     assert (done.status, done.out) == (1, "")
     match = re.fullmatch(
@@ -284,11 +290,15 @@ def test_version(command: Command, asked: str) -> None:
 
 CHOICES = {"backend", "early_exit", 
     "kv_type", "threads", "drafter", "draft_max", "gpu_layers", "batch_size", "context_size",
-    "mapped", "device",
+    "mapped", "device", "kernels",
 }  # fmt: skip
 COMPONENTS = {
     "weights", "kv_cache", "compute", "work", "logits", "drafter_tables", "runtime",
 }  # fmt: skip
+EXACT = {"kv_cache"}  # components that are no ceilings
+if not missing_kernels():  # which pack all weights of the embedded model
+    COMPONENTS.add("weights_repacked")
+    EXACT |= {"weights", "weights_repacked"}
 
 
 def first_column(block: str) -> list[str]:
@@ -303,7 +313,7 @@ SPEED = re.compile(r"predicted  [\d.]+ tokens/s, plain [\d.]+ \([a-z ,]+\)")
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 GiB are free whenever it is asked, and nobody measures bandwidth: 20 GB/s."""
-    monkeypatch.setattr(device, "available_bytes", lambda: 8 << 30)
+    monkeypatch.setattr(host, "available_bytes", lambda: 8 << 30)
     monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda: 20e9)
 
 
@@ -403,7 +413,7 @@ def test_plan_json(command: Command) -> None:
     assert memory["components"]["kv_cache"] == 30 * 3 * 128 * 34 // 32 * 512
     assert (memory["available_bytes"], memory["limit_bytes"]) == (8 << 30, 1 << 30)
     assert memory["predicted_gpu_bytes"] == 0
-    assert set(memory["ceilings"]) == COMPONENTS - {"kv_cache"}
+    assert set(memory["ceilings"]) == COMPONENTS - EXACT
     assert document["predicted_tokens_per_s"] >= document["predicted_plain_tokens_per_s"] > 0
     assert "not measured" in document["speed_source"]
     for other in document["alternatives"]:
@@ -535,8 +545,9 @@ def test_run_json_has_every_promised_key(report: dict[str, Any]) -> None:
         "predicted_peak_bytes", "predicted_gpu_bytes", "available_bytes", "limit_bytes",
         "components", "ceilings", "measured_peak_bytes", "allocated_bytes",
     }  # fmt: skip
-    assert set(report["memory"]["allocated_bytes"]) == {"weights", "kv_cache", "compute", "logits"}
-    assert set(report["plan"]) == CHOICES
+    allocated = {name.removeprefix("draft_") for name in report["memory"]["allocated_bytes"]}
+    assert allocated == {"compute", "logits"} | EXACT | ({"weights"} & COMPONENTS)
+    assert set(report["plan"]) - {"draft_model"} == CHOICES
     for name, choice in report["plan"].items():
         assert choice["reason"], name
 
@@ -643,12 +654,40 @@ def test_a_prompt_longer_than_the_context(measured: str) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("word", ["mistral", "/a/b?", "*.txt?", "~nobody", "é" * 300])
+def test_a_single_word_names_a_model(command: Command, word: str) -> None:
+    """Even if there is none: an answer of another model than was meant is no answer."""
+    done = command("run", word)
+    assert (done.status, done.out) == (1, "")
+    assert re.match(rf"error: there is no (model or )?file {re.escape(word[:200])}", done.err)
+    assert f"a prompt of one word is --prompt {word[:40]}; " in done.err
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--prompt", "Hello"),
+        ("-m", "embedded", "Hello"),
+        ("embedded", "Hello"),
+        ("embedded", "-p", "Hello"),
+        ("-p", "Hello", "-m", "embedded"),
+    ],
+)
+def test_models_and_prompts_are_arguments_or_options(
+    command: Command, arguments: tuple[str, ...]
+) -> None:
+    done = command("run", *arguments, "--ctx", "100000")
+    assert done.err.startswith("error: --ctx 100000 exceeds the 8192 tokens"), done.err
+
+
+@pytest.mark.model
 @pytest.mark.parametrize(
     "prompt",
-    ["Say one word. " * 30, "~nobody was here", "/a/b or c?", "*.txt?", "é" * 200],
+    ["Say one word. " * 30, "~nobody was here", "/a/b or c?", "*.txt or so", "é " * 200],
     ids=["longer than a file name", "a tilde", "slashes", "a pattern", "long in bytes"],
 )
-def test_any_single_argument_that_is_no_file_is_a_prompt(command: Command, prompt: str) -> None:
+def test_a_single_argument_of_several_words_is_a_prompt(command: Command, prompt: str) -> None:
     """The context is refused after the arguments were understood, and before anything loads."""
     done = command("run", prompt, "--ctx", "100000")
     assert (done.status, done.out) == (1, "")
@@ -758,11 +797,27 @@ def test_an_output_that_is_full_is_a_sentence(arguments: tuple[str, ...]) -> Non
     assert "Traceback" not in done.stderr
 
 
+RARE_SCRIPT = "\u1780\u17d2\u1798\u17c2\u179a " * 330  # its tokens are nearly as many as its bytes
+
+
 @pytest.mark.model
-def test_a_long_prompt_in_a_rare_script_has_room(measured: str, tmp_path: Path) -> None:
-    """Its tokens are nearly as many as its bytes: planned by halves it did not fit."""
+def test_a_long_prompt_in_a_rare_script_is_planned_for(measured: str, tmp_path: Path) -> None:
+    """Planned by halves of its bytes it did not fit."""
     prompt = tmp_path / "prompt.txt"
-    prompt.write_text("\u1780\u17d2\u1798\u17c2\u179a " * 330, encoding="utf-8")
+    prompt.write_text(RARE_SCRIPT, encoding="utf-8")
+    options = ("--max-tokens", "4", "--json")
+    done = run("plan", "--file", str(prompt), *options, cache=measured)
+    assert (done.status, done.err) == (0, "")
+    with open_tokenizer(embedded_model()) as tokenizer:
+        num_tokens = len(tokenizer.encode(RARE_SCRIPT))
+    assert 4096 < num_tokens + 4 <= done.document["plan"]["context_size"]["value"]
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_a_long_prompt_in_a_rare_script_has_room(measured: str, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(RARE_SCRIPT, encoding="utf-8")
     options = ("--raw", "--max-tokens", "4", "--json")
     done = run("run", "--file", str(prompt), *options, cache=measured)
     assert done.status == 0, done.err

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from edgespec.cli.main import app
 from edgespec.errors import EdgespecError
 from edgespec.files import comparison, quantizing, tuning
-from edgespec.memory.device import device
+from edgespec.memory.device import host
 from edgespec.models.gguf.ggml_types import GGML_TYPES
 from edgespec.models.spec import read_model_spec
 from edgespec.quantize import fit, step_times
@@ -42,7 +42,7 @@ def little_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(comparison.held_out, "__defaults__", (2,))
     monkeypatch.setattr(step_times, "_FLUSHED_FLOATS", 1)
     monkeypatch.setattr(step_times, "_REPEATS", 1)
-    monkeypatch.setattr(device, "usable_cores", lambda: 1)
+    monkeypatch.setattr(host, "usable_cores", lambda: 1)
 
 
 def run(*arguments: object, code: int = 0) -> Result:

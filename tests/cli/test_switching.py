@@ -16,7 +16,8 @@ from edgespec.decode.generation import Chunk, Result, Span
 from edgespec.decode.stats import Counters
 from edgespec.decode.writers import LARGE, SMALL
 from edgespec.errors import UnsupportedError
-from edgespec.memory.report.report import render_switching
+from edgespec.memory.report.profile_page import render_switching
+from edgespec.models.embedded import embedded_model
 
 CYAN, PLAIN = "\x1b[36m", "\x1b[39m"
 
@@ -55,7 +56,7 @@ def test_what_is_tinted(
     color: str, model: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    chunk = Chunk("two \x07words", (1, 2), 1, 3, model)
+    chunk = Chunk("two \x07words", (1, 2), 1, 3, model=model)
     assert Tint(color).text(chunk) == shown
     monkeypatch.setenv("NO_COLOR", "1")
     underlined = shown.replace(CYAN, "\x1b[4m").replace(PLAIN, "\x1b[24m")
@@ -100,7 +101,7 @@ def test_the_page_of_a_pair() -> None:
     [
         ["profile", "--large-share", "0.4"],
         ["profile", "--switch", "x.gguf", "--large-share", "0.4", "--quality", "0.9"],
-        ["run", "hello", "--color", "rainbow"],
+        ["run", "hello there", "--color", "rainbow"],
     ],
 )
 def test_misuse(arguments: list[str]) -> None:
@@ -108,7 +109,9 @@ def test_misuse(arguments: list[str]) -> None:
 
 
 def test_a_check_of_two_models_is_refused() -> None:
-    done = CliRunner().invoke(app, ["run", "hello", "--check", "--switch", "x.gguf"])
+    done = CliRunner().invoke(
+        app, ["run", "hello there", "--check", "--switch", str(embedded_model())]
+    )
     assert isinstance(done.exception, UnsupportedError)
     assert "two models write" in str(done.exception)
 

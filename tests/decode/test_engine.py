@@ -28,7 +28,7 @@ from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.errors import BackendError, ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
-from edgespec.sampling.sampling import SamplingParams
+from edgespec.sampling.params import SamplingParams
 
 Model = Callable[[tuple[int, ...]], Sequence[float]]
 INF = float("inf")

@@ -16,16 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import edgespec
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
-from edgespec.common import common_length
 from edgespec.decode.engine import Engine
 from edgespec.decode.session import Session
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
-from edgespec.sampling.sampling import SamplingParams
+from edgespec.sampling.params import SamplingParams
 
 END = 256
 VOCAB = 257
@@ -449,37 +447,29 @@ def test_errors_reach_the_task() -> None:
     asyncio.run(main())
 
 
-# ------------------------------------------------------------------------------ details
-
-
-@pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 511, 512, 513, 1000])
-def test_common_length(size: int) -> None:
-    a = list(range(1000))
-    assert common_length(a, [*a[:size], -1, *a]) == size
-    assert common_length(a[:size], a) == common_length(a, a[:size]) == size
-
-
 # ------------------------------------------------------------------------------ the real thing
 
 
 @pytest.mark.model
-def test_turns_of_a_real_model_are_exact_and_survive_a_file(tmp_path: Path) -> None:
-    with edgespec.load(exact=True, context_size=1024) as engine:
-        session = Session(engine, max_tokens=24)
-        turns = [session.stream(text) for text in ("Name three colours.",)]
-        list(turns[0])
-        turns.append(session.stream("Repeat them."))
-        list(turns[1])
-        session.save(tmp_path / "a.session")
-        held = len(engine.backend.tokens)
-        for turn in turns:
-            fresh = engine.generate(list(turn.prompt_ids), max_tokens=24, speculate=False)
-            assert turn.result.token_ids == fresh.token_ids
-        assert turns[1].result.counters.reused_tokens > len(turns[0].prompt_ids)
-        again = Session.load(engine, tmp_path / "a.session")
-        assert len(engine.backend.tokens) == held
-        third = again.stream("Thanks.")
-        list(third)
-        assert third.result.counters.reused_tokens >= held
-        fresh = engine.generate(list(third.prompt_ids), max_tokens=24, speculate=False)
-        assert third.result.token_ids == fresh.token_ids
+def test_turns_of_a_real_model_are_exact_and_survive_a_file(
+    exact_engine: Engine, tmp_path: Path
+) -> None:
+    engine = exact_engine
+    session = Session(engine, max_tokens=24)
+    turns = [session.stream(text) for text in ("Name three colours.",)]
+    list(turns[0])
+    turns.append(session.stream("Repeat them."))
+    list(turns[1])
+    session.save(tmp_path / "a.session")
+    held = len(engine.backend.tokens)
+    for turn in turns:
+        fresh = engine.generate(list(turn.prompt_ids), max_tokens=24, speculate=False)
+        assert turn.result.token_ids == fresh.token_ids
+    assert turns[1].result.counters.reused_tokens > len(turns[0].prompt_ids)
+    again = Session.load(engine, tmp_path / "a.session")
+    assert len(engine.backend.tokens) == held
+    third = again.stream("Thanks.")
+    list(third)
+    assert third.result.counters.reused_tokens >= held
+    fresh = engine.generate(list(third.prompt_ids), max_tokens=24, speculate=False)
+    assert third.result.token_ids == fresh.token_ids

@@ -1,8 +1,8 @@
 """Verification of sampled drafts, proved by enumeration: every draw and every coin is followed.
 
 An experiment grows a tree and judges it, asking `dice` for everything random. `outcomes` runs it
-once for each sequence of answers and gives the exact chance of each, so laws are compared to
-rounding. The last tests draw with the real sampler through the fake backend.
+once for each sequence of answers and gives the exact chance of each, so distributions are compared
+to rounding. The last tests draw with the real sampler through the fake backend.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.accept import accept
 from edgespec.decode.verification import Dice, accept_sampled
-from edgespec.sampling.laws import DraftLaw, TargetLaw, without
+from edgespec.sampling.distributions import DraftDistribution, TargetDistribution, without
 
 Row = NDArray[np.float64]
 # Distributions [V] by the tokens after the root.
@@ -98,18 +98,18 @@ def table(kind: str, size: int, seed: int) -> Model:
     """A random distribution for every prefix, rough, with zeros, or one-hot."""
 
     @cache
-    def law(prefix: tuple[int, ...]) -> Row:
+    def distribution(prefix: tuple[int, ...]) -> Row:
         rng = np.random.default_rng((seed, *prefix, len(prefix)))
         weights = rng.exponential(size=size) ** 1.5
         if kind == "zeros":
             weights[rng.permutation(size)[: size // 2]] = 0.0
         if kind == "one-hot":
             weights = np.eye(size)[rng.integers(size)]
-        law: Row = weights / weights.sum()
-        law.flags.writeable = False
-        return law
+        distribution: Row = weights / weights.sum()
+        distribution.flags.writeable = False
+        return distribution
 
-    return law
+    return distribution
 
 
 # Target and draft model. The third draft model is the target, the fifth is never right at first.
@@ -129,14 +129,14 @@ MODELS: dict[str, tuple[Model, Model]] = {
 # ------------------------------------------------------------------------------ growing
 
 
-class Growth:
-    """A tree that grows node by node, and remembers the law of each."""
+class TreeBuilder:
+    """A tree that grows node by node, and remembers the distribution of each."""
 
     def __init__(self, model: Model, dice: Dice) -> None:
         self.model = model
         self.dice = dice
         self.tokens, self.parents = [ROOT], [-1]
-        self.laws: list[DraftLaw | None] = [None]
+        self.distributions: list[DraftDistribution | None] = [None]
 
     def text(self, node: int) -> tuple[int, ...]:
         """The tokens after the root."""
@@ -146,41 +146,47 @@ class Growth:
     def tree(self) -> DraftTree:
         return DraftTree(self.tokens, self.parents)
 
-    def law(self, parent: int, excluded: Sequence[int] = ()) -> Row | None:
+    def distribution(self, parent: int, excluded: Sequence[int] = ()) -> Row | None:
         """What the next child is drawn from without replacement."""
-        law: DraftLaw | None = self.model(self.text(parent))
+        distribution: DraftDistribution | None = self.model(self.text(parent))
         siblings = [self.tokens[i] for i, p in enumerate(self.parents) if p == parent]
         for token in (*siblings, *excluded):
-            law = None if law is None else without(law, token)
-        return None if law is None else law.astype(np.float64)
+            distribution = None if distribution is None else without(distribution, token)
+        return None if distribution is None else distribution.astype(np.float64)
 
     def draw(
         self, parent: int, *, replace: bool = False, excluded: Sequence[int] = ()
     ) -> int | None:
         """Add a sampled child; None where nothing is left to draw."""
-        law = self.model(self.text(parent)) if replace else self.law(parent, excluded)
-        return None if law is None else self._add(parent, self.dice.draw(law), law)
+        distribution = (
+            self.model(self.text(parent)) if replace else self.distribution(parent, excluded)
+        )
+        return (
+            None
+            if distribution is None
+            else self._add(parent, self.dice.draw(distribution), distribution)
+        )
 
     def put(self, parent: int, token: int) -> int:
         """Add a deterministic child, or find the one that has the token."""
         node = self.tree.child(parent, token)
         return self._add(parent, token, None) if node < 0 else node
 
-    def _add(self, parent: int, token: int, law: Row | None) -> int:
+    def _add(self, parent: int, token: int, distribution: Row | None) -> int:
         self.tokens.append(token)
         self.parents.append(parent)
-        self.laws.append(law)
+        self.distributions.append(distribution)
         return len(self.tokens) - 1
 
 
-Grower = Callable[[Growth], None]
+Grower = Callable[[TreeBuilder], None]
 
 
 def chain(length: int) -> Grower:
-    def grow(growth: Growth) -> None:
+    def grow(builder: TreeBuilder) -> None:
         node = 0
         for _ in range(length):
-            node = growth.draw(node) or 0
+            node = builder.draw(node) or 0
             assert node
 
     return grow
@@ -189,11 +195,11 @@ def chain(length: int) -> Grower:
 def sampled_tree(parents: Sequence[int], *, replace: bool) -> Grower:
     """A shape that does not depend on the tokens, but for nodes that cannot be drawn."""
 
-    def grow(growth: Growth) -> None:
+    def grow(builder: TreeBuilder) -> None:
         nodes: list[int | None] = [0]
         for place in parents:
             parent = nodes[place]
-            nodes.append(None if parent is None else growth.draw(parent, replace=replace))
+            nodes.append(None if parent is None else builder.draw(parent, replace=replace))
 
     return grow
 
@@ -201,44 +207,44 @@ def sampled_tree(parents: Sequence[int], *, replace: bool) -> Grower:
 def given_tree(nodes: Sequence[tuple[int, int]]) -> Grower:
     """Deterministic nodes as pairs of parent and token."""
 
-    def grow(growth: Growth) -> None:
+    def grow(builder: TreeBuilder) -> None:
         for parent, token in nodes:
-            growth.put(parent, token)
+            builder.put(parent, token)
 
     return grow
 
 
-def given_before_sampled(growth: Growth) -> None:
+def given_before_sampled(builder: TreeBuilder) -> None:
     """A suffix match with a sampled continuation, then sampled siblings of both kinds."""
-    match = growth.put(0, 1)
-    growth.draw(match)
-    growth.put(match, 0)
-    sibling = growth.draw(0)
+    match = builder.put(0, 1)
+    builder.draw(match)
+    builder.put(match, 0)
+    sibling = builder.draw(0)
     if sibling is not None:
-        growth.put(sibling, 2)
+        builder.put(sibling, 2)
 
 
-def given_after_sampled(growth: Growth) -> None:
+def given_after_sampled(builder: TreeBuilder) -> None:
     """A match after a sampled sibling: merged if it repeats it, with its own continuation."""
-    sampled = growth.draw(0)
+    sampled = builder.draw(0)
     assert sampled is not None
-    growth.draw(sampled)
-    match = growth.put(0, 1)
-    growth.put(growth.put(match, 1), 0)
-    growth.draw(0)
+    builder.draw(sampled)
+    match = builder.put(0, 1)
+    builder.put(builder.put(match, 1), 0)
+    builder.draw(0)
 
 
-def given_known_beforehand(growth: Growth) -> None:
+def given_known_beforehand(builder: TreeBuilder) -> None:
     """Two matches, and a token drawn from what they leave, which is judged first."""
-    sampled = growth.draw(0, excluded=(0, 1))
-    growth.put(0, 0)
-    match = growth.put(0, 1)
+    sampled = builder.draw(0, excluded=(0, 1))
+    builder.put(0, 0)
+    match = builder.put(0, 1)
     for node in (match, sampled):
         if node is not None:
-            growth.draw(node)
+            builder.draw(node)
 
 
-def by_value(growth: Growth, num_nodes: int = 4) -> None:
+def by_value(builder: TreeBuilder, num_nodes: int = 4) -> None:
     """Always the place with the highest estimate, until none is worth it (DySpec 2410.11744).
 
     Where a token is drawn next, and whether, depends on all tokens drawn before.
@@ -248,31 +254,31 @@ def by_value(growth: Growth, num_nodes: int = 4) -> None:
     for _ in range(num_nodes):
         parent = max(places, key=lambda node: reached[node] * places[node])
         value = reached[parent] * places[parent]
-        law = growth.law(parent)
-        if value < 0.2 or law is None:
+        distribution = builder.distribution(parent)
+        if value < 0.2 or distribution is None:
             break
-        node = growth.draw(parent)
+        node = builder.draw(parent)
         assert node is not None
-        chance = float(law[growth.tokens[node]])
+        chance = float(distribution[builder.tokens[node]])
         reached[node], places[node] = value * chance, 1.0
         places[parent] *= 1.0 - chance
 
 
-def by_tokens(growth: Growth) -> None:
+def by_tokens(builder: TreeBuilder) -> None:
     """Shape, order and deterministic tokens all follow what was drawn."""
-    first = growth.draw(0)
+    first = builder.draw(0)
     assert first is not None
-    if growth.tokens[first] == 0:
-        second = growth.draw(0)
-        below = growth.draw(first)
-        if second is not None and below is not None and growth.tokens[below] == 1:
-            growth.put(second, growth.tokens[second])
-            growth.draw(second)
-            growth.draw(first)
+    if builder.tokens[first] == 0:
+        second = builder.draw(0)
+        below = builder.draw(first)
+        if second is not None and below is not None and builder.tokens[below] == 1:
+            builder.put(second, builder.tokens[second])
+            builder.draw(second)
+            builder.draw(first)
     else:
-        growth.put(0, 2)
-        growth.put(first, growth.tokens[first] - 1)
-        growth.draw(0)
+        builder.put(0, 2)
+        builder.put(first, builder.tokens[first] - 1)
+        builder.draw(0)
 
 
 GROWERS: dict[str, Grower] = {
@@ -294,18 +300,21 @@ GROWERS: dict[str, Grower] = {
     "by tokens": by_tokens,
 }
 
-# ------------------------------------------------------------------------------ laws
+# ------------------------------------------------------------------------------ distributions
 
-Rule = Callable[[DraftTree, Sequence[DraftLaw | None], Callable[[int], TargetLaw], Dice], list[int]]
+Rule = Callable[
+    [DraftTree, Sequence[DraftDistribution | None], Callable[[int], TargetDistribution], Dice],
+    list[int],
+]
 
 
 def traversal(
     tree: DraftTree,
-    laws: Sequence[DraftLaw | None],
-    target: Callable[[int], TargetLaw],
+    distributions: Sequence[DraftDistribution | None],
+    target: Callable[[int], TargetDistribution],
     dice: Dice,
 ) -> list[int]:
-    path, emitted = accept_sampled(tree, laws, target, dice)
+    path, emitted = accept_sampled(tree, distributions, target, dice)
     assert path == tree.path(path[-1])
     assert emitted[:-1] == [tree.tokens[node] for node in path[1:]]
     assert len(emitted) == len(path)
@@ -314,8 +323,8 @@ def traversal(
 
 def token_level(
     tree: DraftTree,
-    laws: Sequence[DraftLaw | None],
-    target: Callable[[int], TargetLaw],
+    distributions: Sequence[DraftDistribution | None],
+    target: Callable[[int], TargetDistribution],
     dice: Dice,
 ) -> list[int]:
     """The rule it is compared with: rejection child by child (RRS, without replacement RRSw)."""
@@ -325,8 +334,8 @@ def token_level(
         for child in range(node + 1, len(tree)):
             if tree.parents[child] != node:
                 continue
-            token, law = tree.tokens[child], laws[child]
-            q = np.eye(rest.size)[token] if law is None else law
+            token, distribution = tree.tokens[child], distributions[child]
+            q = np.eye(rest.size)[token] if distribution is None else distribution
             if dice.accepts(min(1.0, rest[token] / q[token])):
                 break
             rest = np.maximum(rest - q, 0.0)
@@ -339,8 +348,8 @@ def token_level(
 
 def sample_and_match(
     tree: DraftTree,
-    laws: Sequence[DraftLaw | None],
-    target: Callable[[int], TargetLaw],
+    distributions: Sequence[DraftDistribution | None],
+    target: Callable[[int], TargetDistribution],
     dice: Dice,
 ) -> list[int]:
     """Logits of node i are the number i."""
@@ -348,17 +357,17 @@ def sample_and_match(
     return accept(tree, logits, lambda row: dice.draw(target(int(row[0]))[1]))[1]
 
 
-def dense_target(model: Model, growth: Growth) -> Callable[[int], TargetLaw]:
-    return lambda node: (None, model(growth.text(node)).copy())
+def dense_target(model: Model, builder: TreeBuilder) -> Callable[[int], TargetDistribution]:
+    return lambda node: (None, model(builder.text(node)).copy())
 
 
-def sparse_target(model: Model, growth: Growth) -> Callable[[int], TargetLaw]:
+def sparse_target(model: Model, builder: TreeBuilder) -> Callable[[int], TargetDistribution]:
     """Only the possible tokens, best first."""
 
-    def target(node: int) -> TargetLaw:
-        law = model(growth.text(node))
-        ids = np.argsort(-law)[: np.count_nonzero(law)]
-        return ids, law[ids]
+    def target(node: int) -> TargetDistribution:
+        distribution = model(builder.text(node))
+        ids = np.argsort(-distribution)[: np.count_nonzero(distribution)]
+        return ids, distribution[ids]
 
     return target
 
@@ -367,19 +376,19 @@ def emissions(
     models: tuple[Model, Model],
     grow: Grower,
     rule: Rule = traversal,
-    target: Callable[[Model, Growth], Callable[[int], TargetLaw]] = dense_target,
+    target: Callable[[Model, TreeBuilder], Callable[[int], TargetDistribution]] = dense_target,
 ) -> dict[tuple[int, ...], float]:
     """Emitted tokens of one round, and their probability."""
 
     def experiment(dice: Dice) -> tuple[int, ...]:
-        growth = Growth(models[1], dice)
-        grow(growth)
-        return tuple(rule(growth.tree, growth.laws, target(models[0], growth), dice))
+        builder = TreeBuilder(models[1], dice)
+        grow(builder)
+        return tuple(rule(builder.tree, builder.distributions, target(models[0], builder), dice))
 
-    law: defaultdict[tuple[int, ...], float] = defaultdict(float)
+    distribution: defaultdict[tuple[int, ...], float] = defaultdict(float)
     for probability, emitted in outcomes(experiment):
-        law[emitted] += probability
-    return law
+        distribution[emitted] += probability
+    return distribution
 
 
 def chance_of(model: Model, tokens: Sequence[int], start: int = 0) -> float:
@@ -387,11 +396,11 @@ def chance_of(model: Model, tokens: Sequence[int], start: int = 0) -> float:
     return math.prod(float(model(tuple(tokens[:i]))[tokens[i]]) for i in range(start, len(tokens)))
 
 
-def law_error(target: Model, law: dict[tuple[int, ...], float]) -> float:
+def law_error(target: Model, distribution: dict[tuple[int, ...], float]) -> float:
     """Largest error of a text's probability, when the target completes what a round emitted."""
-    length = max(map(len, law))
+    length = max(map(len, distribution))
     texts: defaultdict[tuple[int, ...], float] = defaultdict(float)
-    for emitted, probability in law.items():
+    for emitted, probability in distribution.items():
         for ending in product(range(target(()).size), repeat=length - len(emitted)):
             text = (*emitted, *ending)
             texts[text] += probability * chance_of(target, text, len(emitted))
@@ -399,17 +408,17 @@ def law_error(target: Model, law: dict[tuple[int, ...], float]) -> float:
     return max(abs(texts[text] - chance_of(target, text)) for text in every)
 
 
-def mean_length(law: dict[tuple[int, ...], float]) -> float:
+def mean_length(distribution: dict[tuple[int, ...], float]) -> float:
     """Expected tokens a round, the target's own included."""
-    return math.fsum(len(emitted) * probability for emitted, probability in law.items())
+    return math.fsum(len(emitted) * probability for emitted, probability in distribution.items())
 
 
 @pytest.mark.parametrize("models", MODELS)
 @pytest.mark.parametrize("grower", GROWERS)
 def test_the_output_has_the_targets_law(grower: str, models: str) -> None:
-    law = emissions(MODELS[models], GROWERS[grower])
-    assert math.fsum(law.values()) == pytest.approx(1.0, abs=1e-12)
-    assert law_error(MODELS[models][0], law) < 1e-12
+    distribution = emissions(MODELS[models], GROWERS[grower])
+    assert math.fsum(distribution.values()) == pytest.approx(1.0, abs=1e-12)
+    assert law_error(MODELS[models][0], distribution) < 1e-12
 
 
 @pytest.mark.parametrize("grower", ["chain of 1", "siblings", "given after sampled", "by tokens"])
@@ -428,9 +437,12 @@ def test_a_target_without_its_impossible_tokens_is_the_same(grower: str, models:
 
 
 def test_a_float32_law_is_as_good_as_its_rounding() -> None:
-    def rounded(growth: Growth) -> None:
-        GROWERS["tree"](growth)
-        growth.laws = [None if law is None else law.astype(np.float32) for law in growth.laws]
+    def rounded(builder: TreeBuilder) -> None:
+        GROWERS["tree"](builder)
+        builder.distributions = [
+            None if distribution is None else distribution.astype(np.float32)
+            for distribution in builder.distributions
+        ]
 
     assert 0.0 < law_error(MODELS["rough"][0], emissions(MODELS["rough"], rounded)) < 1e-6
 
@@ -497,17 +509,17 @@ def test_the_example_of_block_verification() -> None:
 @pytest.mark.parametrize("grower", ["root", "given chain", "given tree"])
 def test_a_deterministic_tree_is_sample_and_match(grower: str, models: str) -> None:
     """Not only the same texts: the same lengths with the same chances."""
-    law = emissions(MODELS[models], GROWERS[grower])
-    assert_same(law, emissions(MODELS[models], GROWERS[grower], sample_and_match))
+    distribution = emissions(MODELS[models], GROWERS[grower])
+    assert_same(distribution, emissions(MODELS[models], GROWERS[grower], sample_and_match))
 
 
 @pytest.mark.parametrize("models", MODELS)
 @pytest.mark.parametrize("grower", GROWERS)
 def test_no_fewer_tokens_than_with_rejection_by_token(grower: str, models: str) -> None:
-    law = emissions(MODELS[models], GROWERS[grower])
+    distribution = emissions(MODELS[models], GROWERS[grower])
     by_token = emissions(MODELS[models], GROWERS[grower], token_level)
     assert law_error(MODELS[models][0], by_token) < 1e-12
-    assert mean_length(law) >= mean_length(by_token) - 1e-12
+    assert mean_length(distribution) >= mean_length(by_token) - 1e-12
 
 
 def test_more_tokens_than_with_rejection_by_token() -> None:
@@ -524,8 +536,8 @@ def test_more_tokens_than_with_rejection_by_token() -> None:
 
 
 def test_a_draft_model_equal_to_the_target_is_always_accepted() -> None:
-    law = emissions(MODELS["equal"], GROWERS["chain of 3"])
-    assert {len(emitted) for emitted in law} == {4}
+    distribution = emissions(MODELS["equal"], GROWERS["chain of 3"])
+    assert {len(emitted) for emitted in distribution} == {4}
 
 
 def test_beside_known_tokens_the_sampled_one_is_best_judged_first() -> None:
@@ -538,15 +550,15 @@ def test_beside_known_tokens_the_sampled_one_is_best_judged_first() -> None:
     q[:2] = 0.0
     bound = float(p[:2].sum() + np.minimum(p, q / q.sum())[2:].sum())
 
-    def known_last(growth: Growth) -> None:
-        growth.draw(0, excluded=(0, 1))
-        growth.put(0, 0)
-        growth.put(0, 1)
+    def known_last(builder: TreeBuilder) -> None:
+        builder.draw(0, excluded=(0, 1))
+        builder.put(0, 0)
+        builder.put(0, 1)
 
-    def known_first(growth: Growth) -> None:
-        growth.put(0, 0)
-        growth.put(0, 1)
-        growth.draw(0)
+    def known_first(builder: TreeBuilder) -> None:
+        builder.put(0, 0)
+        builder.put(0, 1)
+        builder.draw(0)
 
     assert mean_length(emissions(models, known_last)) == pytest.approx(1.0 + bound, abs=1e-12)
     assert mean_length(emissions(models, known_first)) < 0.99 + bound
@@ -554,46 +566,46 @@ def test_beside_known_tokens_the_sampled_one_is_best_judged_first() -> None:
 
 # ------------------------------------------------------------------------------ not allowed
 
-Choice = Callable[[Growth], list[int]]
+Choice = Callable[[TreeBuilder], list[int]]
 
 
 def chosen(choose: Choice, grow: Grower) -> Grower:
     """A tree of which only some nodes are sent, chosen when all are drawn."""
 
-    def growing(growth: Growth) -> None:
-        grow(growth)
-        kept = [0, *choose(growth)]
-        growth.parents = [-1, *(kept.index(growth.parents[node]) for node in kept[1:])]
-        growth.tokens = [growth.tokens[node] for node in kept]
-        growth.laws = [growth.laws[node] for node in kept]
+    def growing(builder: TreeBuilder) -> None:
+        grow(builder)
+        kept = [0, *choose(builder)]
+        builder.parents = [-1, *(kept.index(builder.parents[node]) for node in kept[1:])]
+        builder.tokens = [builder.tokens[node] for node in kept]
+        builder.distributions = [builder.distributions[node] for node in kept]
 
     return growing
 
 
-def drawn_chance(growth: Growth, node: int) -> float:
-    law = growth.laws[node]
-    assert law is not None
-    return float(law[growth.tokens[node]])
+def drawn_chance(builder: TreeBuilder, node: int) -> float:
+    distribution = builder.distributions[node]
+    assert distribution is not None
+    return float(distribution[builder.tokens[node]])
 
 
-def likely_tokens(growth: Growth) -> list[int]:
+def likely_tokens(builder: TreeBuilder) -> list[int]:
     """Drops a drawn token that the draft model itself finds unlikely."""
-    return [node for node in range(1, len(growth.tokens)) if drawn_chance(growth, node) > 0.3]
+    return [node for node in range(1, len(builder.tokens)) if drawn_chance(builder, node) > 0.3]
 
 
-def best_size(growth: Growth) -> list[int]:
+def best_size(builder: TreeBuilder) -> list[int]:
     """Drops the last token when it turns out unlikely, as a rule for sizes would."""
-    return [1, 2] if drawn_chance(growth, 2) > 0.3 else [1]
+    return [1, 2] if drawn_chance(builder, 2) > 0.3 else [1]
 
 
-def other_order(growth: Growth) -> list[int]:
+def other_order(builder: TreeBuilder) -> list[int]:
     """Siblings not in the order in which they were drawn."""
     return [2, 1]
 
 
-def second_if_first_is_likely(growth: Growth) -> list[int]:
+def second_if_first_is_likely(builder: TreeBuilder) -> list[int]:
     """Decides by what was drawn before: as if the second had not been drawn."""
-    return [1, 2] if drawn_chance(growth, 1) > 0.3 else [1]
+    return [1, 2] if drawn_chance(builder, 1) > 0.3 else [1]
 
 
 @pytest.mark.parametrize(
@@ -608,36 +620,38 @@ def second_if_first_is_likely(growth: Growth) -> list[int]:
 )
 def test_a_tree_chosen_by_what_was_drawn_is_biased(choose: Choice, grow: Grower) -> None:
     """A warning to authors of drafters: these trees look harmless, and their output is wrong."""
-    law = emissions(MODELS["another"], chosen(choose, grow))
-    assert law_error(MODELS["another"][0], law) > 1e-3
+    distribution = emissions(MODELS["another"], chosen(choose, grow))
+    assert law_error(MODELS["another"][0], distribution) > 1e-3
 
 
 @pytest.mark.parametrize("grow", [chain(2), GROWERS["siblings"]])
 def test_a_tree_chosen_by_what_was_drawn_before_is_not_biased(grow: Grower) -> None:
-    law = emissions(MODELS["another"], chosen(second_if_first_is_likely, grow))
-    assert law_error(MODELS["another"][0], law) < 1e-12
+    distribution = emissions(MODELS["another"], chosen(second_if_first_is_likely, grow))
+    assert law_error(MODELS["another"][0], distribution) < 1e-12
 
 
 def test_forgetting_that_a_sibling_was_not_replaced_is_biased() -> None:
-    def grow(growth: Growth) -> None:
-        GROWERS["siblings"](growth)
-        growth.laws[2] = growth.model(())
+    def grow(builder: TreeBuilder) -> None:
+        GROWERS["siblings"](builder)
+        builder.distributions[2] = builder.model(())
 
     assert law_error(MODELS["another"][0], emissions(MODELS["another"], grow)) > 1e-3
 
 
 def test_a_deterministic_token_that_repeats_a_sibling_is_refused() -> None:
-    law = np.array([0.5, 0.5])
+    distribution = np.array([0.5, 0.5])
     tree = DraftTree((ROOT, 1, 1), (-1, 0, 0))
-    for first in (law, None):
+    for first in (distribution, None):
         with pytest.raises(AssertionError, match="merged"):
-            accept_sampled(tree, [None, first, None], lambda node: (None, law), AllDice(()))
+            accept_sampled(
+                tree, [None, first, None], lambda node: (None, distribution), AllDice(())
+            )
 
 
 def test_a_token_that_its_law_does_not_have_is_refused() -> None:
-    tree, law = DraftTree.chain((ROOT, 1)), np.array([1.0, 0.0])
-    with pytest.raises(AssertionError, match="its law does not have"):
-        accept_sampled(tree, [None, law], lambda node: (None, np.ones(2) / 2), AllDice(()))
+    tree, distribution = DraftTree.chain((ROOT, 1)), np.array([1.0, 0.0])
+    with pytest.raises(AssertionError, match="its distribution does not have"):
+        accept_sampled(tree, [None, distribution], lambda node: (None, np.ones(2) / 2), AllDice(()))
 
 
 # ------------------------------------------------------------------------------ cost, rounding
@@ -656,7 +670,7 @@ class Stubborn:
         return int(weights.argmax())
 
 
-def copy_of(p: Row, node: int) -> TargetLaw:
+def copy_of(p: Row, node: int) -> TargetDistribution:
     """The same distribution at every node."""
     return None, p.copy()
 
@@ -673,24 +687,31 @@ def test_only_rows_that_matter_are_asked_for(
     p: tuple[float, ...], answer: bool, rows: list[int]
 ) -> None:
     """Root -> {1 -> 2, 3 -> 4}; a leaf's own row is wanted only when it is accepted."""
-    tree, law = DraftTree((ROOT, 1, 2, 3, 4), (-1, 0, 1, 0, 3)), np.full(5, 0.2)
+    tree, distribution = DraftTree((ROOT, 1, 2, 3, 4), (-1, 0, 1, 0, 3)), np.full(5, 0.2)
     asked = []
 
-    def target(node: int) -> TargetLaw:
+    def target(node: int) -> TargetDistribution:
         asked.append(node)
         return None, np.array(p)
 
-    accept_sampled(tree, [None, law, law, law, law], target, Stubborn(answer))
+    accept_sampled(
+        tree,
+        [None, distribution, distribution, distribution, distribution],
+        target,
+        Stubborn(answer),
+    )
     assert asked == rows
 
 
 def test_a_rejection_that_only_rounding_allows_does_no_harm() -> None:
-    """The draft's law is the target's but for one bit, and dice that reject all the same."""
-    law = np.array([0.1, 0.2, 0.7])
+    """The draft's distribution is the target's but for a bit, and dice reject all the same."""
+    distribution = np.array([0.1, 0.2, 0.7])
     for change in (0.0, -(2.0**-53), 2.0**-53):
-        p = law * np.array([1.0, 1.0 + change, 1.0])
+        p = distribution * np.array([1.0, 1.0 + change, 1.0])
         tree, target = DraftTree((ROOT, 1, 2, 0), (-1, 0, 0, 1)), partial(copy_of, p)
-        path, emitted = accept_sampled(tree, [None, law, law, law], target, Stubborn(False))
+        path, emitted = accept_sampled(
+            tree, [None, distribution, distribution, distribution], target, Stubborn(False)
+        )
         assert len(path) == len(emitted)
         assert 0 <= emitted[-1] < 3
 
@@ -704,18 +725,18 @@ def test_a_lone_root_with_one_possible_token() -> None:
 
 
 def test_laws_are_not_written_to() -> None:
-    laws = [None, np.array([0.9, 0.1, 0.0]), np.array([0.0, 1.0, 0.0])]
-    for law in laws[1:]:
-        assert law is not None
-        law.flags.writeable = False
+    distributions = [None, np.array([0.9, 0.1, 0.0]), np.array([0.0, 1.0, 0.0])]
+    for distribution in distributions[1:]:
+        assert distribution is not None
+        distribution.flags.writeable = False
     tree, p = DraftTree((ROOT, 0, 1), (-1, 0, 0)), np.array([0.1, 0.1, 0.8])
-    assert accept_sampled(tree, laws, partial(copy_of, p), Stubborn(False)) == ([0], [2])
+    assert accept_sampled(tree, distributions, partial(copy_of, p), Stubborn(False)) == ([0], [2])
 
 
 def test_without_is_what_is_left() -> None:
-    law = np.array([0.5, 0.25, 0.25])
-    rest = without(law, 0)
+    distribution = np.array([0.5, 0.25, 0.25])
+    rest = without(distribution, 0)
     assert rest is not None
     assert rest.tolist() == [0.0, 0.5, 0.5]
-    assert law.tolist() == [0.5, 0.25, 0.25]
+    assert distribution.tolist() == [0.5, 0.25, 0.25]
     assert without(np.array([0.0, 1.0]), 1) is None

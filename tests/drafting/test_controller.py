@@ -277,21 +277,23 @@ def test_sources_and_laws_go_with_their_nodes(proposal: Proposal, size: int) -> 
     """Siblings keep their order, which is the one in which they were drawn."""
     size = min(size, len(proposal))
     names = [str(node) for node in range(len(proposal))]
-    laws = [np.array([float(node)]) for node in range(len(proposal))]
-    tree = build_tree(5, replace(proposal, sources=names, laws=laws), size)
+    distributions = [np.array([float(node)]) for node in range(len(proposal))]
+    tree = build_tree(5, replace(proposal, sources=names, distributions=distributions), size)
     if size == 0:
-        assert (tree.sources, tree.laws) == ((), ())
+        assert (tree.sources, tree.distributions) == ((), ())
         return
-    assert (tree.sources[0], tree.laws[0]) == ("", None)
+    assert (tree.sources[0], tree.distributions[0]) == ("", None)
     nodes = [int(name) for name in tree.sources[1:]]
     assert sorted(nodes) == list(range(size))
-    assert all(tree.laws[place] is laws[node] for place, node in enumerate(nodes, 1))
+    assert all(
+        tree.distributions[place] is distributions[node] for place, node in enumerate(nodes, 1)
+    )
     assert list(tree.tokens[1:]) == [proposal.tokens[node] for node in nodes]
     for parent in range(-1, size):
         siblings = [node for node in nodes if proposal.parents[node] == parent]
         assert siblings == sorted(siblings)
     unnamed = build_tree(5, proposal, size)
-    assert (unnamed.sources, unnamed.laws) == ((), ())
+    assert (unnamed.sources, unnamed.distributions) == ((), ())
     assert list(unnamed.tokens) == list(tree.tokens)
 
 

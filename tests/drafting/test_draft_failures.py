@@ -14,7 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_lossless import LAW_V, Frozen, chi_square_p, law_of_words, twisted_model, words_model
+from test_lossless import (
+    WORD_V,
+    Frozen,
+    chi_square_p,
+    distribution_of_words,
+    twisted_model,
+    words_model,
+)
 
 from edgespec import DraftModelWarning
 from edgespec.backends.base import Logits
@@ -27,7 +34,7 @@ from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import BackendError, ContextFullError, DoesNotFitError
-from edgespec.sampling.sampling import SamplingParams
+from edgespec.sampling.params import SamplingParams
 
 INF = float("inf")
 V = 12
@@ -140,8 +147,9 @@ def test_rounds_after_a_failure_are_not_held_against_it() -> None:
     assert drafter.state()["model"]["rounds"] == kept["rounds"] > 0
 
 
-def test_what_was_drawn_before_a_failure_is_judged() -> None:
-    """6,000 words of three letters, each of an engine whose draft model cannot read a 0.
+@pytest.mark.parametrize("num_words", [2_500, pytest.param(6_000, marks=pytest.mark.slow)])
+def test_what_was_drawn_before_a_failure_is_judged(num_words: int) -> None:
+    """Words of three letters, each of an engine whose draft model cannot read a 0.
 
     That it fails depends on the drawn token: an answer that dropped it then would have too few of
     them. A right program fails once in a million seeds; the seeds are fixed.
@@ -150,16 +158,16 @@ def test_what_was_drawn_before_a_failure_is_judged() -> None:
     failed = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DraftModelWarning)
-        for seed in range(6_000):
-            draft = Failing(BackendError("0"), on=0, model=twisted_model, vocab_size=LAW_V)
-            backend = FakeBackend(words_model, LAW_V, max_nodes=7)
+        for seed in range(num_words):
+            draft = Failing(BackendError("0"), on=0, model=twisted_model, vocab_size=WORD_V)
+            backend = FakeBackend(words_model, WORD_V, max_nodes=7)
             engine = Engine(backend, curve=flat(), drafter=model_of(draft))
             params = SamplingParams(temperature=0.8, top_p=0.95, seed=seed)
             ids = engine.generate([0, 0, 0], max_tokens=9, sampling=params).token_ids
             counts[ids[:3]] += 1
             failed += engine.draft_failure is not None
-    assert failed > 1_000
-    assert chi_square_p(counts, law_of_words(0.8, 0.95)) > 1e-6
+    assert failed > num_words / 6
+    assert chi_square_p(counts, distribution_of_words(0.8, 0.95)) > 1e-6
 
 
 # ------------------------------------------------------------------------------ on the command line
@@ -181,14 +189,14 @@ FAILS = """
 import sys
 from edgespec.cli.main import main
 from edgespec.drafting.drafters import combined
-from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.model_text import ModelText
 from edgespec.errors import BackendError
 
 def fails(self, tokens):
     raise BackendError("llama_decode failed with -3")
 
 combined._Source.buy = lambda *_: True
-ModelDrafter._feed = fails
+ModelText._feed = fails
 main()
 """
 

@@ -14,7 +14,8 @@ from random_gguf import Q4_0, Q8_0, VOCABULARY, write_model
 from typer.testing import CliRunner
 
 import edgespec
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.skipping import SkippingBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.cli.draft import _blocks, _listed

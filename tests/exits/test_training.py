@@ -12,7 +12,8 @@ import pytest
 from random_gguf import F32, Q4_0, VOCABULARY, write_model, write_untrained
 from typer.testing import CliRunner
 
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.cli.main import app
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
@@ -25,7 +26,8 @@ from edgespec.models.exits.writer import write_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 if TYPE_CHECKING:
-    from edgespec.models.exits.texts import Chat, Text
+    from edgespec.models.exits.openings import Chat
+    from edgespec.models.exits.training_texts import TrainingText
 
 SETTINGS = LlamaSettings(context_size=512, batch_size=64, max_nodes=32, max_leaves=1)
 
@@ -79,10 +81,10 @@ def test_gains_are_those_of_rounds_that_follow_one_another() -> None:
 
 
 def test_a_killed_run_leaves_nothing_that_is_read(tmp_path: Path) -> None:
-    from edgespec.models.exits.texts import load_texts, written
+    from edgespec.models.exits.training_texts import load_training_texts, written
 
     (tmp_path / ".texts-00000.partial.npz").write_bytes(b"half")
-    assert (load_texts(tmp_path), written(tmp_path)) == ([], (0, 0.0))
+    assert (load_training_texts(tmp_path), written(tmp_path)) == ([], (0, 0.0))
 
 
 def test_a_model_that_does_not_fit_is_a_sentence(
@@ -90,7 +92,7 @@ def test_a_model_that_does_not_fit_is_a_sentence(
 ) -> None:
     spec = read_model_spec(write_model(tmp_path / "model.gguf", "llama", Q4_0))
     assert _batch_size(spec) == 128
-    monkeypatch.setattr("edgespec.memory.device.device.available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("edgespec.memory.device.host.available_bytes", lambda: 1 << 20)
     with pytest.raises(DoesNotFitError, match=r"weights in 16 bits, 0 MiB"):
         _batch_size(spec)
 
@@ -114,7 +116,7 @@ def test_the_torch_network_is_llama_cpps(arch: str, tmp_path: Path) -> None:
     backend = LlamaBackend(spec.path, SETTINGS)
     expected = backend.verify(DraftTree.chain(tokens)).copy()
     backend.close()
-    shape, weights = network.shape_of(spec), network.Weights(spec, torch.float32)
+    shape, weights = network.hyperparameters_of(spec), network.Weights(spec, torch.float32)
     x = weights.embedding()[torch.tensor(tokens)][None]
     angles = network.rotations(shape, torch.arange(len(tokens))[None])
     for number in range(spec.num_layers):
@@ -125,7 +127,7 @@ def test_the_torch_network_is_llama_cpps(arch: str, tmp_path: Path) -> None:
 
 
 def test_written_text_carries_the_targets_logits(target: ModelSpec) -> None:
-    from edgespec.models.exits.texts import Chat
+    from edgespec.models.exits.openings import Chat
 
     chat = Chat([1, 2], [3, 4], frozenset([VOCABULARY - 1]), [[5], [6, 7]], words=[8])
     check_written(target, chat, 4)
@@ -137,8 +139,8 @@ def test_passages_of_earlier_answers_are_read(
     sizes = {"LENGTH": 40, "LONG_LENGTH": 90, "_USER_LENGTH": 6, "_ANSWER_ROOM": 30}
     parts = {"LONG_PART": 0.4, "_PASSAGE_LENGTH": 10, "_LEAST_DISTINCT": 0.0}
     for name, value in {**sizes, **parts}.items():
-        monkeypatch.setattr(f"edgespec.models.exits.texts.{name}", value)
-    from edgespec.models.exits.texts import Chat
+        monkeypatch.setattr(f"edgespec.models.exits.text_writer.{name}", value)
+    from edgespec.models.exits.openings import Chat
 
     chat = Chat([1, 2], [3, 4], frozenset(), [], tasks=[([5, 6], [7]), ([8], [])])
     texts = check_written(target, chat, 24)
@@ -149,11 +151,12 @@ def test_passages_of_earlier_answers_are_read(
     assert any(pair in written for pairs in passages for pair in pairs)
 
 
-def check_written(target: ModelSpec, chat: Chat, count: int) -> list[Text]:
+def check_written(target: ModelSpec, chat: Chat, count: int) -> list[TrainingText]:
     """Some texts, each of which has the logits that llama.cpp has."""
     import torch
 
-    from edgespec.models.exits.texts import ANSWER, FORCED, USER, TextWriter
+    from edgespec.models.exits.text_writer import TextWriter
+    from edgespec.models.exits.training_texts import ANSWER, FORCED, USER
 
     writer = TextWriter(target, chat, batch=5, dtype=torch.float32, seed=1)
     writer.answer_first([[9, 9, 9]])
@@ -178,14 +181,16 @@ def check_written(target: ModelSpec, chat: Chat, count: int) -> list[Text]:
 def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path) -> None:
     import torch
 
-    from edgespec.models.exits.texts import Chat, TextWriter, load_texts, save_texts
+    from edgespec.models.exits.openings import Chat
+    from edgespec.models.exits.text_writer import TextWriter
     from edgespec.models.exits.training import ExitTrainer, exit_states
+    from edgespec.models.exits.training_texts import load_training_texts, save_training_texts
 
     chat = Chat([1, 2], [3, 4], frozenset(range(200, VOCABULARY)), [])
     writer = TextWriter(target, chat, batch=32, dtype=torch.float32, seed=1)
     written = [text for _, text in zip(range(60), writer.write(), strict=False)]
-    save_texts(tmp_path / "texts-00000.npz", written, 1.0)
-    texts = load_texts(tmp_path)
+    save_training_texts(tmp_path / "texts-00000.npz", written, 1.0)
+    texts = load_training_texts(tmp_path)
     assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(texts, written, strict=True))
     states = exit_states(target, texts, [1, 2])[1]
     ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
@@ -209,7 +214,8 @@ def test_a_drafter_is_trained_further(target: ModelSpec, tmp_path: Path) -> None
     """What is read back from its file is what was written, but for the rounding of its types."""
     import torch
 
-    from edgespec.models.exits.texts import Chat, TextWriter
+    from edgespec.models.exits.openings import Chat
+    from edgespec.models.exits.text_writer import TextWriter
     from edgespec.models.exits.training import ExitTrainer, exit_states
 
     chat = Chat([1, 2], [3, 4], frozenset(range(200, VOCABULARY)), [])
@@ -264,7 +270,7 @@ def test_what_cannot_be_trained_further_is_said(
 def test_the_command_makes_a_drafter(
     target: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.models.exits.texts.LENGTH", 48)
+    monkeypatch.setattr("edgespec.models.exits.text_writer.LENGTH", 48)
     monkeypatch.setattr("edgespec.exits.training._BATCH", 32)
     drafter = tmp_path / "drafter.gguf"
     arguments = ["draft", "train", str(target.path), "-o", str(drafter), "--minutes", "0.06"]

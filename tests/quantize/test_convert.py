@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from edgespec.backends.base import Logits
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.library import library
 from edgespec.errors import EdgespecError, ModelFileError, ModelNotFoundError, UnsupportedError
 from edgespec.memory.plan.request import Request

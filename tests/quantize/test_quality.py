@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from random_gguf import F32, VOCABULARY, write_model
 
 from edgespec.errors import DoesNotFitError
-from edgespec.models.exits.texts import Chat
+from edgespec.models.exits.openings import Chat
 from edgespec.quantize import quality
 from edgespec.quantize.context import EvalContext
 from edgespec.quantize.convert import Recipe, convert, predict

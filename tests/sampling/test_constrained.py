@@ -1,4 +1,4 @@
-"""Grammars: the answer fits, its law is that of masking first, and drafts change nothing."""
+"""Grammars: answers fit, are distributed as by masking first, and drafts change nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,8 @@ from edgespec.memory.bytes.footprint import SAMPLING_TOKEN_BYTES
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
 from edgespec.sampling.constrained import ConstrainedSampler
-from edgespec.sampling.sampling import Sampler, SamplingParams
+from edgespec.sampling.params import SamplingParams
+from edgespec.sampling.sampling import Sampler
 
 V = 8
 
@@ -151,14 +151,6 @@ SCHEMA = json.dumps(
 )
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[edgespec.Engine]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EDGESPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
-        with edgespec.load(context_size=512, exact=True) as loaded:
-            yield loaded
-
-
 def grammar_of(engine: edgespec.Engine, text: str) -> LlamaGrammar:
     tokenizer = engine.backend.tokenizer
     return LlamaGrammar(tokenizer, text)  # type: ignore[arg-type]
@@ -167,12 +159,12 @@ def grammar_of(engine: edgespec.Engine, text: str) -> LlamaGrammar:
 @pytest.mark.model
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_documents_fit_the_schema_and_drafts_change_nothing(
-    engine: edgespec.Engine, temperature: float
+    exact_engine: edgespec.Engine, temperature: float
 ) -> None:
     for seed in range(3):
         sampling = edgespec.SamplingParams(temperature=temperature, seed=seed)
         results = [
-            engine.generate(
+            exact_engine.generate(
                 f"Invent person {seed}, as JSON.",
                 json_schema=SCHEMA,
                 sampling=sampling,
@@ -190,15 +182,16 @@ def test_documents_fit_the_schema_and_drafts_change_nothing(
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("exact_engine")  # which has measured what exact settings are
 def test_documents_with_several_drafters_and_small_drafts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Branches leave tokens to be fed again, and the next round is forced."""
-    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    monkeypatch.setenv("EDGESPEC_CACHE", str(measured_cache))
     options: dict[str, Any] = {"json_schema": SCHEMA, "max_tokens": 60}
     drafters = "suffix,recycling"
     with edgespec.load(
-        context_size=512, threads=1, exact=True, drafter=drafters, draft_max=2
+        context_size=256, threads=1, exact=True, drafter=drafters, draft_max=2
     ) as engine:
         engine.curve = Free([_INF, 1.0, 1.0, 1.0])
         for seed, temperature in enumerate((0.0, 1.5)):
@@ -210,9 +203,9 @@ def test_documents_with_several_drafters_and_small_drafts(
 
 
 @pytest.mark.model
-def test_what_may_come_next(engine: edgespec.Engine) -> None:
-    tokenizer = engine.backend.tokenizer
-    grammar = grammar_of(engine, 'root ::= "yes, it is" | "yes, it was"')
+def test_what_may_come_next(exact_engine: edgespec.Engine) -> None:
+    tokenizer = exact_engine.backend.tokenizer
+    grammar = grammar_of(exact_engine, 'root ::= "yes, it is" | "yes, it was"')
     assert grammar.forced_bytes(64) == b"yes, it "
     assert grammar.forced_bytes(3) == b"yes"
     row = np.zeros(tokenizer.vocab_size, np.float32)
@@ -231,9 +224,9 @@ def test_what_may_come_next(engine: edgespec.Engine) -> None:
 
 
 @pytest.mark.model
-def test_strings_have_no_raw_control_characters(engine: edgespec.Engine) -> None:
-    grammar = grammar_of(engine, json_grammar('{"type": "string"}'))
-    tokenizer = engine.backend.tokenizer
+def test_strings_have_no_raw_control_characters(exact_engine: edgespec.Engine) -> None:
+    grammar = grammar_of(exact_engine, json_grammar('{"type": "string"}'))
+    tokenizer = exact_engine.backend.tokenizer
     for token in tokenizer.encode('"a', add_special=False):
         grammar.accept(token)
     assert not any(grammar.allows(t) for t in tokenizer.encode("\n", add_special=False))
@@ -253,11 +246,13 @@ def test_strings_have_no_raw_control_characters(engine: edgespec.Engine) -> None
     ],
     ids=str,
 )
-def test_unreadable_grammars_are_refused(engine: edgespec.Engine, options: dict[str, str]) -> None:
+def test_unreadable_grammars_are_refused(
+    exact_engine: edgespec.Engine, options: dict[str, str]
+) -> None:
     with pytest.raises(UnsupportedError) as caught:
-        engine.generate("x", max_tokens=3, **options)  # type: ignore[arg-type]
+        exact_engine.generate("x", max_tokens=3, **options)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
-    assert engine.generate("x", max_tokens=3).token_ids
+    assert exact_engine.generate("x", max_tokens=3).token_ids
 
 
 @pytest.mark.model

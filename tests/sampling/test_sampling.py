@@ -1,4 +1,4 @@
-"""The sampler chain against a slow one, hand-worked numbers, and the law it claims to follow."""
+"""The sampler chain against a slow one, numbers worked by hand, and its own distribution."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.bytes.footprint import SAMPLING_TOKEN_BYTES
-from edgespec.sampling.sampling import Sampler, SamplingParams, top_two_gap
+from edgespec.sampling.params import SamplingParams
+from edgespec.sampling.sampling import Sampler, top_two_gap
 
 Row = NDArray[np.float32]
 
@@ -296,12 +297,12 @@ def test_law_equals_the_slow_one_as_the_history_grows(
         history.append(token)
 
 
-def assert_inverse_cdf(law: Mapping[int, float], uniform: float, token: int) -> None:
-    """`token` owns `uniform` in the cumulative law, give or take the rounding of the sums."""
-    position = list(law).index(token)
-    before = math.fsum(list(law.values())[:position])
-    assert law[token] > 0.0
-    assert before - 1e-5 <= uniform <= before + law[token] + 1e-5
+def assert_inverse_cdf(distribution: Mapping[int, float], uniform: float, token: int) -> None:
+    """`token` owns `uniform` in the cumulative distribution, but for the rounding of the sums."""
+    position = list(distribution).index(token)
+    before = math.fsum(list(distribution.values())[:position])
+    assert distribution[token] > 0.0
+    assert before - 1e-5 <= uniform <= before + distribution[token] + 1e-5
 
 
 LARGE: list[dict[str, Any]] = [
@@ -425,6 +426,13 @@ def test_vocabulary_of_152k(name: str) -> None:
         {"min_p": 1e-6},
         {"presence_penalty": 1.0, "logit_bias": {0: 1.0}},
         {"presence_penalty": 1.0, "top_p": 0.999999},
+        {"typical_p": 0.99},
+        {"typical_p": 0.9, "presence_penalty": 1.0},
+        {"dynatemp_range": 0.5},
+        {"xtc_probability": 0.5},
+        {"top_n_sigma": 3.0},
+        {"mirostat": 2, "mirostat_tau": 100.0},
+        {"samplers": ("min_p", "penalties", "temperature"), "presence_penalty": 1.0},
     ],
     ids=str,
 )
@@ -488,7 +496,7 @@ def chi_square_odds(statistic: float, degrees: int) -> float:
 def test_picks_follow_the_distribution(settings_of_case: dict[str, Any]) -> None:
     """20,000 picks, chi-square; the seed is fixed, with a fresh one 1 run in 1,000,000 would fail.
 
-    All five laws keep all nine tokens (eight degrees of freedom).
+    All five distributions keep all nine tokens (eight degrees of freedom).
     """
     params = SamplingParams(**{"temperature": 1.0, "seed": 2024, **settings_of_case})
     row = row_of(0.3, -1.0, 1.2, 0.0, 0.9, -0.5, 1.2, -0.2, 0.6)
@@ -504,7 +512,7 @@ def test_picks_follow_the_distribution(settings_of_case: dict[str, Any]) -> None
 
 
 def test_chi_square_would_notice_a_shift_of_one_percent() -> None:
-    """The test above has teeth: counts of a law that is 1 point off fail it by far."""
+    """The test above has teeth: counts of a distribution that is 1 point off fail it by far."""
     expected = 20_000 * np.full(9, 1 / 9)
     seen = expected + 200.0 * np.array([1, -1, 1, -1, 1, -1, 1, -1, 0])
     assert chi_square_odds(float(((seen - expected) ** 2 / expected).sum()), 8) < 1e-6
@@ -688,7 +696,7 @@ def test_the_law_is_the_distribution(changes: dict[str, Any]) -> None:
     """Exactly where a filter is on; to float32 where not, and then by token."""
     row = random_row(np.random.default_rng(17), 3000)
     sampler = Sampler(SamplingParams(**{"temperature": 1.0, **changes}), row.size)
-    ids, probabilities = sampler.law(row)
+    ids, probabilities = sampler.unsorted_distribution(row)
     expected_ids, expected = sampler.distribution(row)
     if ids is None:
         assert probabilities.shape == (row.size,)

@@ -13,26 +13,29 @@ from planning_cases import SPEC, thorough
 
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.device.accelerators import Accelerator
-from edgespec.memory.plan.plan import Device, Plan, Settings
-from edgespec.memory.plan.request import LLAMACPP, ONNX, Request
+from edgespec.memory.plan.machine import Machine
+from edgespec.memory.plan.options import LLAMACPP, ONNX
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.setup import planning
+from edgespec.setup import backend_choice, planning
 from edgespec.setup.planning import make_run_plan
-from edgespec.setup.stored import settings_key, settings_of
+from edgespec.setup.stored import settings_key
 
 pytestmark = pytest.mark.model
 INF = float("inf")
-MACHINE = Device(8 << 30, (), frozenset({"avx2"}))
+MACHINE = Machine(8 << 30, (), frozenset({"avx2"}))
 
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
     """The embedded model, nothing measured yet, onnxruntime installed."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
-    monkeypatch.setattr(planning, "find_spec", lambda _name: object())
+    monkeypatch.setattr(backend_choice, "find_spec", lambda _name: object())
     return read_model_spec(embedded_model())
 
 
@@ -41,12 +44,12 @@ def small_spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelSpec]:
     """A small model without an early exit, for all examples of a property."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGESPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(planning, "find_spec", lambda _name: object())
+        patch.setattr(backend_choice, "find_spec", lambda _name: object())
         patch.setattr(planning, "exit_of", lambda _spec, _request: None)
         yield SPEC
 
 
-def plan(spec: ModelSpec, machine: Device = MACHINE, **request: Any) -> Plan:
+def plan(spec: ModelSpec, machine: Machine = MACHINE, **request: Any) -> Plan:
     return make_run_plan(spec, Request(**{"threads": 2, **request}), machine)
 
 
@@ -117,7 +120,7 @@ def test_what_was_asked_for_is_taken(spec: ModelSpec) -> None:
 def test_a_gpu_is_llama_cpps(spec: ModelSpec) -> None:
     measured(spec, ONNX, 1.0)
     gpu = Accelerator("CUDA0", "a GPU", 8 << 30, 7 << 30, shares_memory=False)
-    made = plan(spec, Device(8 << 30, (gpu,)))
+    made = plan(spec, Machine(8 << 30, (gpu,)))
     assert choice(made) == (LLAMACPP, "runs on the GPU")
 
 
@@ -125,7 +128,7 @@ def test_without_onnxruntime_the_reason_says_so(
     spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured(spec, ONNX, 1.0)
-    monkeypatch.setattr(planning, "find_spec", lambda _name: None)
+    monkeypatch.setattr(backend_choice, "find_spec", lambda _name: None)
     assert choice(plan(spec)) == (LLAMACPP, "ONNX Runtime is not installed")
 
 
@@ -151,7 +154,7 @@ def test_an_npu_is_onnx_runtimes_and_measured_apart(spec: ModelSpec) -> None:
 
 def test_a_device_maps_to_layers_with_llama_cpp(spec: ModelSpec) -> None:
     gpu = Accelerator("CUDA0", "a GPU", 8 << 30, 7 << 30, shares_memory=False)
-    machine = Device(8 << 30, (gpu,))
+    machine = Machine(8 << 30, (gpu,))
     assert plan(spec, machine).device == plan(spec, machine, device="gpu").device == "gpu"
     assert plan(spec, machine, device="gpu").gpu_layers == -1
     on_cpu = plan(spec, machine, device="cpu")

@@ -13,20 +13,22 @@ from random_gguf import Q4_0, VOCABULARY, write_model
 
 import edgespec
 from edgespec.errors import UnsupportedError
-from edgespec.memory.plan.plan import Device, Plan
+from edgespec.memory.plan.machine import Machine
+from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.exits.writer import write_pruned
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.planning import make_run_plan
-from edgespec.setup.stored import draft_settings_of, learned_key, settings_key, settings_of
+from edgespec.setup.stored import draft_settings_of, learned_key, settings_key
 
 FLAT = [1.0, 1.05, 1.1, 1.15, 1.22, 1.3, 1.37, 1.45, 1.5, 1.55, 1.6, 1.65, 1.7, 1.75, 1.8, 1.85]
 STEEP = [1.0 + 0.8 * n for n in range(16)]
 OFTEN = [0.7, 0.5, 0.3, 0.2]
-MACHINE = Device(4 << 30, (), frozenset({"avx2"}))
+MACHINE = Machine(4 << 30, (), frozenset({"avx2"}))
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def shipped(drafter: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return drafter
 
 
-def plan_of(target: ModelSpec, machine: Device = MACHINE, **request: Any) -> Plan:
+def plan_of(target: ModelSpec, machine: Machine = MACHINE, **request: Any) -> Plan:
     return make_run_plan(target, Request(threads=1, backend="llamacpp", **request), machine)
 
 
@@ -315,7 +317,9 @@ def test_a_shipped_one_is_loaded_once_the_target_was_measured(
     monkeypatch.setattr("edgespec.setup.exit_planning._WORTH_TRYING", 0.0)
     names = []
     for _ in range(2):
-        with edgespec.load(target.path, context_size=256, threads=1, backend="llamacpp") as engine:
+        with edgespec.load(
+            target.path, context_size=256, threads=1, backend="llamacpp", kernels="off"
+        ) as engine:
             engine.generate([1, 2, 3], max_tokens=40)
             assert engine.drafter is not None
             names.append("model" in engine.drafter.name)

@@ -20,13 +20,14 @@ from planning_cases import PLENTY, model
 from random_gguf import Q4_0, write_model
 
 from edgespec.backends.fake import FakeBackend
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.early_exit import ExitBackend
 from edgespec.backends.llama.library import library
 from edgespec.backends.llama.tokenizer import VocabularyTokenizer
 from edgespec.backends.ort import backend as ort
 from edgespec.backends.ort.backend import OrtBackend, OrtSettings
-from edgespec.bench import subject
+from edgespec.bench import loaded_model
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.memory.device.track import MemoryTracker
@@ -228,14 +229,16 @@ def test_what_is_measured_and_its_tracker(plan: Plan, monkeypatch: pytest.Monkey
         def __eq__(self, other: object) -> bool:
             return self is other
 
-    monkeypatch.setattr(subject, "MemoryTracker", Tracker)
-    monkeypatch.setattr(subject, "make_run_plan", lambda *_: replace(plan, drafter="suffix"))
-    monkeypatch.setattr(subject, "load_plan", lambda *_, **__: Engine(Opened(opened)))
+    monkeypatch.setattr(loaded_model, "MemoryTracker", Tracker)
+    suffix = replace(plan, drafter="suffix")
+    monkeypatch.setattr(loaded_model, "plan_to_load", lambda *_, **__: suffix)
+    monkeypatch.setattr(loaded_model, "load_plan", lambda *_, **__: Engine(Opened(opened)))
 
-    def load() -> subject.Subject:
-        return subject.open_subject(SPEC, Request(), ["auto", "none"], quiet)[0]
+    def load() -> loaded_model.LoadedModel:
+        return loaded_model.open_model(SPEC, Request(), ["auto", "none"], quiet)[0]
 
-    functions = [subject.open_subject, subject.Subject.__init__, subject.Subject.renew]
+    made = loaded_model.LoadedModel
+    functions = [loaded_model.open_model, made.__init__, made.renew]
     assert assert_nothing_stays_open(load, functions, opened) > 5
 
 

@@ -1,4 +1,4 @@
-"""Two models in turns: who writes is a function of the tokens, each token has its writer's law."""
+"""Two models in turns: the tokens say who writes, and each has its writer's distribution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.backends.fake import FakeBackend
-from edgespec.bench.subject import Subject
+from edgespec.bench.loaded_model import LoadedModel
 from edgespec.decode.engine import Engine
 from edgespec.decode.writers import LARGE, SMALL
 from edgespec.drafting.drafters.suffix import SuffixDrafter
@@ -21,7 +21,7 @@ from edgespec.drafting.proposal import Proposal
 from edgespec.errors import UnsupportedError
 from edgespec.measure.timing import measure_reads
 from edgespec.memory.times.curve import CostCurve
-from edgespec.sampling.sampling import SamplingParams
+from edgespec.sampling.params import SamplingParams
 from edgespec.switching.engine import SwitchingEngine
 from edgespec.switching.entropy import entropy_nats
 from edgespec.switching.forecast import Trace, choose, forecast, writers
@@ -129,11 +129,11 @@ def test_the_text_is_that_of_the_rule_written_out(policy: SwitchPolicy, drafts: 
 
 def test_benchmarks_give_both_models_a_drafter_that_has_seen_nothing() -> None:
     pair = switching(POLICIES[0])
-    subject = Subject(pair, None, ["suffix", "suffix"], None)  # type: ignore[arg-type]
+    loaded = LoadedModel(pair, None, ["suffix", "suffix"], None)  # type: ignore[arg-type]
     used = []
     for place in (0, 1, 0):
-        subject.renew(place)
-        subject.answer(place, PROMPT, 20)
+        loaded.renew(place)
+        loaded.answer(place, PROMPT, 20)
         used.append(pair.small.drafter)
     assert None not in used and len(set(map(id, used))) == 3
 
@@ -142,10 +142,10 @@ def test_benchmarks_count_for_later_runs_what_the_loaded_drafter_does_alone() ->
     alone = engine(LARGE_TABLE, drafts=True)
     assert alone.drafter is not None
     counted = alone.history
-    subject = Subject(alone, None, ["recycling", alone.drafter.name], None)  # type: ignore[arg-type]
-    subject.answer(0, PROMPT, 20)
+    loaded = LoadedModel(alone, None, ["recycling", alone.drafter.name], None)  # type: ignore[arg-type]
+    loaded.answer(0, PROMPT, 20)
     assert len(counted) == 0
-    rounds = subject.answer(1, PROMPT, 20).counters.rounds
+    rounds = loaded.answer(1, PROMPT, 20).counters.rounds
     assert len(counted) == rounds > 0
 
 
@@ -175,7 +175,7 @@ def test_the_same_seed_gives_the_same_tokens_with_and_without_drafts(policy: Swi
 def test_each_token_is_drawn_from_the_law_of_its_writer() -> None:
     """All texts of 3 tokens, 4,000 samples: a false alarm once in a million runs (chi-square)."""
     policy = POLICIES[0]
-    expected = law_of_texts(policy, 3)
+    expected = distribution_of_texts(policy, 3)
     model = switching(policy)
     seen: Counter[tuple[int, ...]] = Counter()
     for seed in range(4000):
@@ -188,9 +188,9 @@ def test_each_token_is_drawn_from_the_law_of_its_writer() -> None:
     assert statistic < freedom + 5.0 * math.sqrt(2 * freedom) + 12
 
 
-def law_of_texts(policy: SwitchPolicy, count: int) -> dict[tuple[int, ...], float]:
+def distribution_of_texts(policy: SwitchPolicy, count: int) -> dict[tuple[int, ...], float]:
     """The probability of every text of `count` tokens."""
-    law = {}
+    distribution = {}
     for text in product(range(VOCAB), repeat=count):
         switch, chance = Switch(policy), 1.0
         for place, token in enumerate(text):
@@ -204,8 +204,8 @@ def law_of_texts(policy: SwitchPolicy, count: int) -> dict[tuple[int, ...], floa
                 switch.sees(entropy_nats(LARGE_TABLE.row(context)))
             weights = np.exp(table.row(context).astype(np.float64))
             chance *= float(weights[token] / weights.sum())
-        law[text] = chance
-    return law
+        distribution[text] = chance
+    return distribution
 
 
 def test_spans_cover_all_tokens_and_chunks_say_who_wrote_them() -> None:

@@ -21,19 +21,20 @@ from edgespec.decode.engine import Engine
 from edgespec.decode.writers import LARGE, SMALL
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.measure.prompts import PROMPTS
-from edgespec.memory.plan.plan import Device
+from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.planning import make_run_plan
-from edgespec.setup.stored import settings_key, settings_of
+from edgespec.setup.stored import settings_key
 from edgespec.switching.engine import SwitchingEngine
-from edgespec.switching.planning import Calibrated, check_switch, store, stored
+from edgespec.switching.planning import Calibrated, check_switch, keep_switch, stored_switch
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 
 MIB = 1 << 20
-PLENTY = Device(4 << 30)
+PLENTY = Machine(4 << 30)
 
 
 @pytest.fixture
@@ -96,11 +97,11 @@ def test_a_budget_for_one_model_says_so(pair: tuple[ModelSpec, ModelSpec]) -> No
 
 def test_what_was_calibrated_is_kept_for_the_pair(pair: tuple[ModelSpec, ModelSpec]) -> None:
     large, small = pair
-    assert stored(large, small) is None
+    assert stored_switch(large, small) is None
     found = calibrated(policy=SwitchPolicy.always(SMALL))
-    store(large, small, found)
-    assert stored(large, small) == found
-    assert stored(small, large) is None
+    keep_switch(large, small, found)
+    assert stored_switch(large, small) == found
+    assert stored_switch(small, large) is None
 
 
 @pytest.mark.parametrize(
@@ -119,19 +120,19 @@ def test_what_was_calibrated_is_kept_for_the_pair(pair: tuple[ModelSpec, ModelSp
 def test_a_damaged_document_is_nothing(
     pair: tuple[ModelSpec, ModelSpec], damage: dict[str, object]
 ) -> None:
-    store(*pair, calibrated())
+    keep_switch(*pair, calibrated())
     (path,) = (cache.cache_directory() / "switching").iterdir()
     key = f"{pair[0].fingerprint} | {pair[1].fingerprint}"
     document = cache.load("switching", key)
     assert document is not None and path.exists()
     cache.store("switching", key, {**document, **damage})
-    assert stored(*pair) is None
+    assert stored_switch(*pair) is None
 
 
 def test_the_plan_says_which_use_of_the_pair_is_faster(pair: tuple[ModelSpec, ModelSpec]) -> None:
     choice = make_run_plan(pair[0], request_for(pair), PLENTY).as_json()["switch"]
     assert "lossy; not calibrated: edgespec profile" in choice["reason"]
-    store(*pair, calibrated())
+    keep_switch(*pair, calibrated())
     store_curves(pair, large_ms=10.0, small_ms=2.0)
     plan = make_run_plan(pair[0], request_for(pair), PLENTY)
     choice = plan.as_json()["switch"]
@@ -143,7 +144,7 @@ def test_the_plan_says_which_use_of_the_pair_is_faster(pair: tuple[ModelSpec, Mo
     assert plan.tokens_per_s == pytest.approx(1e3 * 19 / spent)
     assert choice["reason"].endswith("switching is faster")
     turns = [[(SMALL, 1), (LARGE, 9)]]
-    store(*pair, calibrated(turns=turns, drafted=[0.95, 1.85, 2.7, 3.5, 4.2]))
+    keep_switch(*pair, calibrated(turns=turns, drafted=[0.95, 1.85, 2.7, 3.5, 4.2]))
     store_curves(pair, large_ms=10.0, small_ms=0.5)
     reason = make_run_plan(pair[0], request_for(pair), PLENTY).as_json()["switch"]["reason"]
     assert reason.endswith("drafting is faster")
@@ -218,7 +219,7 @@ def test_calibrating_meets_the_wish_and_keeps_it(
     found = calibrate(pair[0], request_for(pair), large_share=0.4)
     assert found["expected"]["large_share"] == pytest.approx(0.4, abs=0.05)
     assert found["expected"]["quality"] > 0.4
-    kept = stored(*pair)
+    kept = stored_switch(*pair)
     assert kept is not None
     assert kept.policy.as_json() == found["policy"]
     assert kept.large_share == found["expected"]["large_share"]
@@ -233,19 +234,18 @@ def test_calibrating_meets_the_wish_and_keeps_it(
 
 
 @pytest.mark.model
-def test_calibrating_a_model_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibrating_a_model_with_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything agrees, so any threshold has the full quality."""
-    from edgespec.models.embedded import embedded_model
-
     monkeypatch.setattr(switch_calibration, "_MOST_TOKENS", 12)
     monkeypatch.setattr(switch_calibration, "_LEAST_TOKENS", 12)
     monkeypatch.setattr(switch_calibration, "PROMPTS", PROMPTS[:4])
-    spec = read_model_spec(embedded_model())
-    asked = Request(switch=spec.path, context_size=1024, threads=1, backend="llamacpp")
+    path = write_model(tmp_path / "random.gguf", "llama", Q8_0, reads_bytes=True)
+    spec = read_model_spec(path)
+    asked = Request(switch=spec.path, context_size=4096, threads=1, backend="llamacpp")
     found = calibrate(spec, asked, large_share=0.5)
     assert found["expected"]["large_share"] == pytest.approx(0.5, abs=0.15)
     assert found["expected"]["agreement"] == found["alone"]["small"]["agreement"] == 1.0
     assert [found["points"][i]["large_share"] for i in (0, -1)] == [0.0, 1.0]
-    assert stored(spec, spec) is not None
+    assert stored_switch(spec, spec) is not None
     reason = make_run_plan(spec, asked).as_json()["switch"]["reason"]
     assert "tokens/s predicted" in reason

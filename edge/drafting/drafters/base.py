@@ -11,7 +11,7 @@ from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
 
 # The target's best tokens after a node, best first, and their shares of the probability of these.
-Successors = tuple[Sequence[int], Sequence[float]]
+TopTokens = tuple[Sequence[int], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Outcome:
     """One finished round: what was sent to the target, what it wrote, and at what stakes.
 
     The stakes are those of this very round, whoever was asked to draft for it, or nobody.
-    `successors(node)` gives the target's best tokens after a node, or None where they are not to
+    `top_tokens(node)` gives the target's best tokens after a node, or None where they are not to
     be looked at.
     """
 
@@ -27,7 +27,7 @@ class Outcome:
     path: Sequence[int]  # accepted nodes, the root first
     emitted: Sequence[int]  # as many tokens
     stakes: Stakes
-    successors: Callable[[int], Successors | None] = lambda _node: None
+    top_tokens: Callable[[int], TopTokens | None] = lambda _node: None
 
 
 class Drafter(Protocol):

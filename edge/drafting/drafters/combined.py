@@ -24,7 +24,7 @@ from typing import Any
 from edgespec.drafting.controller import choose_size
 from edgespec.drafting.drafters.base import Drafter, HoldsModel, Outcome, Recalls, TakesTime
 from edgespec.drafting.drafters.merging import merge
-from edgespec.drafting.drafters.merits import MERITS
+from edgespec.drafting.drafters.model_savings import SAVINGS
 from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
 
 _ALLOWANCE = 0.004  # of the time of the target's steps
@@ -33,8 +33,8 @@ _MOST_TEXTS = 256
 _TYPICAL = "gain_of_a_text_ms"
 _LONGEST_MS = 1e7
 _TEXT_RATE = 0.2  # of a text in what texts usually gain
-_MOST_STEPS = 50.0  # that a purse holds or owes: old merits and one bad moment fade
-_MOST_ROUNDS = 5000.0  # that merits are of; older ones fade
+_MOST_STEPS = 50.0  # that a purse holds or owes: old savings and one bad moment fade
+_MOST_ROUNDS = 5000.0  # that savings are of; older ones fade
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class _Source:
         self.usual_ms += usual_ms
         self.saved_ms += saved_ms
         if self.rounds > _MOST_ROUNDS:
-            for name in MERITS:
+            for name in SAVINGS:
                 setattr(self, name, getattr(self, name) / 2.0)
 
 
@@ -191,7 +191,7 @@ class CombinedDrafter:
             else:
                 start = perf_counter()
                 can_pay = source.purse_ms >= 0.0
-                drafter.observe(outcome if can_pay else replace(outcome, successors=_nothing))
+                drafter.observe(outcome if can_pay else replace(outcome, top_tokens=_nothing))
                 if sources:
                     accepted = sum(sources[node] == drafter.name for node in outcome.path)
                     added = sum(name == drafter.name for name in sources)
@@ -205,9 +205,9 @@ class CombinedDrafter:
         kept = {source.drafter.name: source.drafter.state() for source in self._sources}
         for source in self._sources:
             if source.prospects is not None:
-                merits = {name: getattr(source, name) for name in MERITS}
-                merits[_TYPICAL] = source.typical_with_this_text()
-                kept[source.drafter.name] |= merits
+                savings = {name: getattr(source, name) for name in SAVINGS}
+                savings[_TYPICAL] = source.typical_with_this_text()
+                kept[source.drafter.name] |= savings
         return kept
 
     def load_state(self, document: dict[str, Any] | None) -> None:
@@ -220,9 +220,9 @@ class CombinedDrafter:
             typical = kept.get(_TYPICAL)
             if isinstance(typical, float) and 0.0 <= typical < _LONGEST_MS:
                 source.typical_ms, source.texts = typical, round(1.0 / _TEXT_RATE)
-            merits = {name: kept.get(name) for name in MERITS}
-            if all(isinstance(part, float) and isfinite(part) for part in merits.values()):
-                for name, part in merits.items():
+            savings = {name: kept.get(name) for name in SAVINGS}
+            if all(isinstance(part, float) and isfinite(part) for part in savings.values()):
+                for name, part in savings.items():
                     setattr(source, name, part)
                 source.rounds = min(max(0.0, source.rounds), _MOST_ROUNDS)
 
@@ -264,4 +264,4 @@ def _named(drafter: Drafter, stakes: Stakes, base: Proposal) -> Proposal:
 
 
 def _nothing(_node: int) -> None:
-    """Successors that nobody looked at."""
+    """TopTokens that nobody looked at."""

@@ -22,8 +22,8 @@ def merge(base: Proposal, added: Proposal) -> Proposal:
         return base if len(base) else added
     tokens, parents = list(base.tokens), list(base.parents)
     probabilities, sources = list(base.probabilities), list(base.sources)
-    laws = [*(base.laws or [None] * len(base))]
-    added_laws = added.laws or [None] * len(added)
+    distributions = [*(base.distributions or [None] * len(base))]
+    added_distributions = added.distributions or [None] * len(added)
     nodes = {key: node for node, key in enumerate(zip(parents, tokens, strict=True))}
     left: dict[int, float] = {-1: 1.0}  # of a parent's probability, not yet given to a child
     for parent, probability in zip(parents, probabilities, strict=True):
@@ -44,14 +44,14 @@ def merge(base: Proposal, added: Proposal) -> Proposal:
             parents.append(parent)
             probabilities.append(probability)
             sources.append(added.sources[i])
-            laws.append(added_laws[i])
+            distributions.append(added_distributions[i])
         elif probability > already or i < added.kept:
             # The children's share of this node stays what it was, so what is left of it grows.
             if node in left:
                 left[node] += probability - already
             probabilities[node] = probability
             sources[node] = added.sources[i]
-            laws[node] = added_laws[i] if i < added.kept else laws[node]
+            distributions[node] = added_distributions[i] if i < added.kept else distributions[node]
         if i < added.kept:
             kept[node] = None
         places.append(node)
@@ -60,7 +60,7 @@ def merge(base: Proposal, added: Proposal) -> Proposal:
         parents,
         probabilities,
         sources,
-        laws if kept else (),
+        distributions if kept else (),
         draft_ms=base.draft_ms + added.draft_ms,
     )
     others = sorted(set(range(len(tokens))) - kept.keys(), key=lambda n: (-probabilities[n], n))

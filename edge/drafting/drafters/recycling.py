@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgespec.drafting.calibration import Calibration
-from edgespec.drafting.drafters.base import Outcome, Successors, count_hits
+from edgespec.drafting.drafters.base import Outcome, TopTokens, count_hits
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 
-_WIDTH = 8  # successors kept of a row (K of the paper)
+_WIDTH = 8  # top tokens kept of a row (K of the paper)
 _SLOT_BITS = 15
 _MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the usual multiplicative hash
 _NO_KEY = -1
@@ -50,7 +50,7 @@ def _new_calibration() -> Calibration:
 
 
 class _Table:
-    """The newest successors by key, in a fixed number of slots: a later key pushes out another."""
+    """The newest top tokens by key, in a fixed number of slots: a later key pushes out another."""
 
     nbytes = (8 + 8 * _WIDTH) << _SLOT_BITS
 
@@ -59,15 +59,15 @@ class _Table:
         self._tokens = array("i", [0]) * (_WIDTH << _SLOT_BITS)
         self._shares = array("f", [0.0]) * (_WIDTH << _SLOT_BITS)
 
-    def get(self, key: int) -> Successors | None:
+    def get(self, key: int) -> TopTokens | None:
         slot = self._slot(key)
         if self._keys[slot] != key:
             return None
         row = slice(slot * _WIDTH, (slot + 1) * _WIDTH)
         return self._tokens[row], self._shares[row]
 
-    def put(self, key: int, successors: Successors) -> None:
-        tokens, shares = successors
+    def put(self, key: int, top_tokens: TopTokens) -> None:
+        tokens, shares = top_tokens
         slot = self._slot(key)
         self._keys[slot] = key
         start, count = slot * _WIDTH, min(len(tokens), _WIDTH)
@@ -170,7 +170,7 @@ class RecyclingDrafter:
                 found.append((-path, token, cell, -1, parent, last))
         return found
 
-    def _row(self, context: tuple[int, int]) -> tuple[int, Successors]:
+    def _row(self, context: tuple[int, int]) -> tuple[int, TopTokens]:
         """What is known to follow, by the longer key where it was seen, and from which table."""
         before, last = context
         row = self._tables[0].get(before << 32 | last)
@@ -186,7 +186,7 @@ class RecyclingDrafter:
         self._proposal = EMPTY
         tree = outcome.tree
         for node, token in enumerate(tree.tokens):
-            row = outcome.successors(node)
+            row = outcome.top_tokens(node)
             if row is None:
                 continue
             before = tree.tokens[tree.parents[node]] if node else self._last[0]
@@ -194,7 +194,7 @@ class RecyclingDrafter:
         before, last = [*self._last, *outcome.emitted][-2:]
         self._last = (before, last)
 
-    def _learn(self, before: int, last: int, row: Successors) -> None:
+    def _learn(self, before: int, last: int, row: TopTokens) -> None:
         self._tables[0].put(before << 32 | last, row)
         self._tables[1].put(last, row)
 

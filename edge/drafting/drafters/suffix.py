@@ -21,10 +21,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-from edgespec.common import common_length
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.drafters.base import Outcome, count_hits
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.prefix import common_prefix_length
 
 _ORDERS = (4, 2, 1)  # lengths of the indexed endings, longest first
 _MAX_PLACES = 16  # links followed in one hash chain
@@ -103,7 +103,7 @@ class SuffixDrafter:
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text, or go on with this one; older ones stay as a weaker source."""
         self._proposal = EMPTY
-        known = common_length(self._tokens[self._text_start :], array("i", tokens))
+        known = common_prefix_length(self._tokens[self._text_start :], array("i", tokens))
         too_many = len(self._tokens) - self._text_start - known
         if known and too_many <= _MAX_TAKEN_BACK:
             self._take_back(too_many)
@@ -169,7 +169,7 @@ class SuffixDrafter:
         places = self._places()
         self._cells = []
         self._proposal = (
-            self._grow(places, stakes.max_nodes, stakes.min_probability) if places else EMPTY
+            self._build(places, stakes.max_nodes, stakes.min_probability) if places else EMPTY
         )
         return self._proposal
 
@@ -204,7 +204,7 @@ class SuffixDrafter:
         places.sort(reverse=True)
         return places
 
-    def _grow(self, places: list[_Place], max_nodes: int, min_probability: float) -> Proposal:
+    def _build(self, places: list[_Place], max_nodes: int, min_probability: float) -> Proposal:
         """Best-first expansion of the votes into nodes."""
         tokens: list[int] = []
         parents: list[int] = []

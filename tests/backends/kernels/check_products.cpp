@@ -87,6 +87,13 @@ static void against_ggml(void* library, const Type& type, const Format& format, 
     expect(error < 0.015, std::string(format.name) + " against ggml: " + std::to_string(error));
 }
 
+// Equal bits; what is not a number is that in both, with whatever bits.
+static bool same(const std::vector<float>& a, const std::vector<float>& b) {
+    for (size_t i = 0; i < a.size(); i++)
+        if (memcmp(&a[i], &b[i], 4) != 0 && !(std::isnan(a[i]) && std::isnan(b[i]))) return false;
+    return a.size() == b.size();
+}
+
 static void check(void* library, const std::string& best, const Type& type, int64_t rows, int64_t k, int64_t n) {
     choose("scalar");
     const Format* scalar = find(type.type, rows, k);
@@ -99,7 +106,43 @@ static void check(void* library, const std::string& best, const Type& type, int6
     std::string what = std::string(format->name) + " " + std::to_string(rows) + "x" + std::to_string(k) + " n=" + std::to_string(n);
     int64_t split = random_bits() % (rows / format->panel_rows + 1);
     std::vector<float> ours = product(*format, file, rows, k, x, n, split);
-    expect(memcmp(truth.data(), ours.data(), truth.size() * 4) == 0, what + " differs from the reference");
+    expect(same(truth, ours), what + " differs from the reference");
+}
+
+// Columns of: ordinary values and one that is not a number; an infinity; nothing but zeros; but denormals; the
+// largest floats; ordinary ones for the rest.
+static std::vector<float> unusual_columns(int64_t k, int64_t n) {
+    std::vector<float> x = columns(k, n);
+    x[k / 2 + 5] = NAN;
+    x[k + 7] = -INFINITY;
+    for (int64_t i = 0; i < k; i++) x[2 * k + i] = 0, x[3 * k + i] = 1e-40f, x[4 * k + i] = i % 2 ? 3.4e38f : -3.4e38f;
+    return x;
+}
+
+static void check_unusual(const std::string& best, const Type& type, int64_t n) {
+    const int64_t rows = 32, k = 512;
+    choose("scalar");
+    const Format* scalar = find(type.type, rows, k);
+    std::vector<uint8_t> file = weights(type, *scalar, rows, k);
+    std::vector<float> x = unusual_columns(k, n), truth = product(*scalar, file, rows, k, x, n, 1);
+    choose(best.c_str());
+    const Format* format = find(type.type, rows, k);
+    const std::string what = std::string(format->name) + " n=" + std::to_string(n);
+    std::vector<float> ours = product(*format, file, rows, k, x, n, 1);
+    expect(same(truth, ours), what + " differs for unusual activations");
+    for (int64_t r = 0; r < rows; r++) {
+        expect(std::isnan(ours[r]) && std::isnan(ours[rows + 3 + r]), what + ": what is not finite stays so");
+        expect(ours[2 * (rows + 3) + r] == 0 && ours[3 * (rows + 3) + r] == 0, what + ": nothing is zero");
+        expect(std::isfinite(ours[5 * (rows + 3) + r]), what + ": other columns are not touched");
+    }
+    // Scales that are zero, the smallest denormal, infinite and not a number.
+    const uint16_t scales[] = {0, 0x8000, 1, 0x7c00, 0xfc00, 0x7e01};
+    for (size_t b = 0; b < file.size(); b += format->file_block_bytes)
+        for (int at : type.halves) memcpy(&file[b + at], &scales[random_bits() % 6], 2);
+    choose("scalar");
+    truth = product(*scalar, file, rows, k, x, n, 1);
+    choose(best.c_str());
+    expect(same(truth, product(*format, file, rows, k, x, n, 1)), what + " differs for unusual scales");
 }
 
 static double milliseconds(const Format& format, int64_t rows, int64_t k, int64_t n) {
@@ -143,6 +186,7 @@ int main(int count, char** arguments) {
             check(library, best, type, 16 * (1 + random_bits() % 5), 256 * (1 + random_bits() % 6), n);
         check(library, best, type, 32, 32 * (1 + random_bits() % 60), 3);
         check(library, best, type, 32, 8960, 41);
+        for (int64_t n : {6, 14}) check_unusual(best, type, n);
     }
     printf("%d failures\n", failures);
     return failures ? 1 : 0;

@@ -15,7 +15,8 @@ import pytest
 from random_gguf import F32, IDS, Q4_0, Q8_0, VOCABULARY, floats, write_model, write_untrained
 
 import edgespec
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.early_exit import EmbeddingTable, ExitBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
@@ -32,7 +33,8 @@ from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.onnx.weights import raw_rows
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.sampling.sampling import Sampler, SamplingParams
+from edgespec.sampling.params import SamplingParams
+from edgespec.sampling.sampling import Sampler
 from edgespec.setup.draft_loading import open_draft_model
 
 SETTINGS = LlamaSettings(context_size=256, batch_size=16, max_nodes=8, max_leaves=1)
@@ -141,9 +143,9 @@ def test_what_is_drafted_are_the_targets_tokens_of_the_best_rows(
         model.begin(TEXT)
         drawn = model.propose(Stakes(1, 0.0, curve, depth=6, branches=False, sampler=sampler))
         assert set(drawn.tokens) <= set(IDS.tolist())
-        (law,) = drawn.laws
-        assert law is not None and len(law) == target.vocab_size
-        assert np.delete(law, IDS).sum() == 0.0
+        (distribution,) = drawn.distributions
+        assert distribution is not None and len(distribution) == target.vocab_size
+        assert np.delete(distribution, IDS).sum() == 0.0
 
 
 @pytest.mark.model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import subprocess
 import sys
@@ -230,7 +231,8 @@ try:
     edgespec.load("{garbage}")
 except edgespec.EdgespecError:
     pass
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
 try:
     LlamaBackend("{garbage}", LlamaSettings(64))
 except edgespec.BackendError as error:
@@ -351,3 +353,23 @@ def test_other_threads_leave_the_handler_alone(told: list[int]) -> None:
     left.set()
     thread.join(30)
     assert not thread.is_alive() and not problems
+
+
+def test_a_library_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    """In a process of its own, as the library is loaded once."""
+    script = (
+        "from edgespec.backends.llama.library import library\n"
+        "from edgespec.errors import BackendError\n"
+        "try:\n    library()\nexcept BackendError as problem:\n"
+        "    print(problem, problem.hint, sep='\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(tmp_path)},
+    )
+    told, hint = done.stdout.splitlines()
+    assert told.startswith("llama.cpp's library cannot be loaded: ")
+    assert hint.startswith(f"LLAMA_CPP_LIB_PATH is {tmp_path}: ")

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from edgespec.backends.fake import FakeBackend
-from edgespec.backends.llama import backend as llamacpp
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama import context as llamacpp
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.team import Teams
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
@@ -191,7 +192,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("kind", "depth"), [("f16", 200), ("bf16", 700)])
+@pytest.mark.parametrize(("kind", "depth"), [("f16", 200), ("bf16", 530)])
 def test_rows_do_not_depend_on_the_threads(
     one_thread: Callable[[int], None], kind: str, depth: int
 ) -> None:
@@ -224,7 +225,9 @@ def test_a_step_that_fails_leaves_its_team(monkeypatch: pytest.MonkeyPatch) -> N
     backend = LlamaBackend(embedded_model(), LlamaSettings(context_size=256, threads=2))
     try:
         monkeypatch.setattr(
-            backend._lib, "llama_decode", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+            backend._context.lib,
+            "llama_decode",
+            lambda *_: (_ for _ in ()).throw(KeyboardInterrupt),
         )
         with pytest.raises(KeyboardInterrupt):
             backend.prefill([1, 2])

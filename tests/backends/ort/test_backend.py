@@ -16,7 +16,8 @@ from random_gguf import F32, Q4_0, Q8_0, VOCABULARY, write_model
 
 import edgespec
 from edgespec.backends.base import Backend, Logits
-from edgespec.backends.llama.backend import LlamaBackend, LlamaSettings
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.ort import cache as ort_cache
 from edgespec.backends.ort.cache import converted
 from edgespec.backends.tree import DraftTree
@@ -320,26 +321,34 @@ def test_the_least_recently_used_models_go_first(
 
 
 @pytest.fixture
-def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
-    return tmp_path
+def converted_once(measured_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(measured_cache))
 
 
-@pytest.mark.usefixtures("cache_folder")
-def test_the_embedded_model_answers_and_exact_output_equals_plain_output() -> None:
+@pytest.fixture
+def random_model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "random.gguf", "llama", Q8_0, reads_bytes=True)
+
+
+@pytest.mark.usefixtures("converted_once")
+@pytest.mark.parametrize(
+    "embedded", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["random", "embedded"]
+)
+def test_exact_output_equals_plain_output(random_model: Path, embedded: bool) -> None:
     prompt = "Write a JSON list of six fruits with the keys name and colour."
-    options: dict[str, Any] = {"context_size": 512, "backend": "onnx", "draft_max": 7}
-    with edgespec.load(threads=1, exact=True, **options) as engine:
+    options: dict[str, Any] = {"context_size": 256, "backend": "onnx", "draft_max": 7}
+    model = None if embedded else random_model
+    with edgespec.load(model, threads=1, exact=True, **options) as engine:
         plain = engine.generate(prompt, max_tokens=60, speculate=False)
         drafted = engine.generate(prompt, max_tokens=60)
     assert drafted.token_ids == plain.token_ids
     assert drafted.counters.rounds < plain.counters.rounds, "drafts were accepted"
 
 
-@pytest.mark.usefixtures("cache_folder")
+@pytest.mark.usefixtures("converted_once")
 def test_a_tree_on_the_embedded_model_goes_on_with_the_same_36_tokens() -> None:
     """13 nodes, 3 branchings, the branch 0, 2, 6 accepted; greedy afterwards."""
-    with edgespec.load(threads=1, context_size=512, backend="onnx", draft_max=15) as engine:
+    with edgespec.load(threads=1, context_size=256, backend="onnx", draft_max=15) as engine:
         backend = engine.backend
         prompt = engine.encode("Name the seas around Denmark and say a word about each of them.")
         nodes = engine.encode(
@@ -385,7 +394,7 @@ def corpus(count: int) -> list[str]:
     return texts
 
 
-@pytest.mark.usefixtures("cache_folder")
+@pytest.mark.usefixtures("converted_once")
 def test_tokens_are_those_of_the_file() -> None:
     texts = corpus(10_000)
     with (

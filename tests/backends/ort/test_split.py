@@ -174,13 +174,20 @@ def test_fixed_shapes_are_those_that_were_asked_for(spec: ModelSpec, folder: Pat
     assert outputs[:3] == ["logits", "new_key.0", "new_value.0"] and len(outputs) == 1 + 2 * LAYERS
 
 
-def test_a_device_with_fixed_shapes_runs_the_whole_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "embedded", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["random", "embedded"]
+)
+def test_a_device_with_fixed_shapes_runs_the_whole_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded: bool
+) -> None:
     """The processor's kernels stand in for an NPU: same graphs, same buckets, same loop."""
+    random_model = write_model(tmp_path / "random.gguf", "llama", Q8_0, reads_bytes=True)
+    model = None if embedded else random_model
     prompt = "Write a JSON list of six fruits with the keys name and colour."
     options: dict[str, Any] = {"context_size": 256, "draft_max": 7, "threads": 1}
     monkeypatch.setattr(ort_providers, "STEPS", (1, 8))
     monkeypatch.setattr(ort_providers, "choose", lambda kind: OnnxDevice(CPU_PROVIDER, kind))
-    with edgespec.load(device="npu", **options) as engine:
+    with edgespec.load(model, device="npu", **options) as engine:
         assert engine.backend.max_nodes == engine.backend.batch_size == 8
         assert engine.backend.capabilities.place.startswith("CPUExecutionProvider on the NPU")
         plain = engine.generate(prompt, max_tokens=60, speculate=False)
@@ -189,15 +196,17 @@ def test_a_device_with_fixed_shapes_runs_the_whole_engine(monkeypatch: pytest.Mo
 
 
 def test_exact_is_refused_where_a_token_is_summed_apart_from_the_past(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a cell is past or new decides in which order attention adds it up."""
+    path = write_model(tmp_path / "random.gguf", "llama", Q8_0, reads_bytes=True)
     monkeypatch.setattr(ort_providers, "STEPS", (8,))
     monkeypatch.setattr(ort_providers, "choose", lambda kind: OnnxDevice(CPU_PROVIDER, kind))
     with pytest.raises(UnsupportedError, match="--exact is not possible"):
-        edgespec.load(device="npu", exact=True, context_size=256, draft_max=3, threads=1)
+        edgespec.load(path, device="npu", exact=True, context_size=256, draft_max=3, threads=1)
 
 
+@pytest.mark.slow
 def test_the_embedded_model_writes_the_same_40_tokens(tmp_path: Path) -> None:
     spec = read_model_spec(embedded_model())
     outputs = []

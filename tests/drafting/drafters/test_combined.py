@@ -76,7 +76,7 @@ class Table:
 
     def observe(self, outcome: Outcome) -> None:
         self.text += outcome.emitted
-        if outcome.successors(0) is not None:
+        if outcome.top_tokens(0) is not None:
             self.learned += 1
             self.spend(self.learn_ms)
 
@@ -174,7 +174,7 @@ def test_a_table_that_pays_is_asked_in_every_round(clock: Clock) -> None:
 
 
 def test_a_table_that_stopped_paying_is_tried_again(clock: Clock) -> None:
-    """Old merits last for at most 50 plain steps; then it is asked now and then.
+    """Old savings last for at most 50 plain steps; then it is asked now and then.
 
     Each try takes 4 ms, which is the allowance of 100 rounds. When it pays again, it is asked in
     every round.

@@ -25,7 +25,7 @@ from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.memory.times.curve import CostCurve
-from edgespec.sampling.sampling import SamplingParams
+from edgespec.sampling.params import SamplingParams
 
 INF = float("inf")
 V = 132

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgespec.drafting.controller import likeliest_chain
 from edgespec.drafting.drafters.merging import merge
 from edgespec.drafting.proposal import EMPTY, Proposal
-from edgespec.sampling.laws import DraftLaw
+from edgespec.sampling.distributions import DraftDistribution
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 Path = tuple[int, ...]
@@ -31,7 +31,7 @@ def named(
     nodes: dict[Path, float],
     *,
     kept: int = 0,
-    laws: Sequence[DraftLaw | None] = (),
+    distributions: Sequence[DraftDistribution | None] = (),
     draft_ms: float = 0.0,
 ) -> Proposal:
     """A proposal of these paths, in this order."""
@@ -41,7 +41,7 @@ def named(
         [paths.index(path[:-1]) if len(path) > 1 else -1 for path in paths],
         list(nodes.values()),
         [name] * len(paths),
-        laws,
+        distributions,
         kept,
         draft_ms,
     )
@@ -84,13 +84,15 @@ def likeliest_first(nodes: dict[Path, float]) -> dict[Path, float]:
 
 @st.composite
 def drawn(draw: st.DrawFn) -> Proposal:
-    """A proposal of which the first nodes were drawn; the laws are told apart by a number."""
+    """A proposal of which the first nodes were drawn; a number tells distributions apart."""
     nodes = draw(trees())
     kept = draw(st.integers(0, len(nodes)))
     rest = likeliest_first(dict(list(nodes.items())[kept:]))
-    laws = [np.array([float(node)]) if node < kept else None for node in range(len(nodes))]
+    distributions = [np.array([float(node)]) if node < kept else None for node in range(len(nodes))]
     nodes = {**dict(list(nodes.items())[:kept]), **rest}
-    return named("drawn", nodes, kept=kept, laws=laws if kept else (), draft_ms=2.0)
+    return named(
+        "drawn", nodes, kept=kept, distributions=distributions if kept else (), draft_ms=2.0
+    )
 
 
 given_trees = trees().map(lambda nodes: named("given", likeliest_first(nodes), draft_ms=0.5))
@@ -151,7 +153,7 @@ def test_no_probability_falls_and_a_node_belongs_to_who_is_surest(
 def test_drawn_nodes_stay_in_front_in_the_order_in_which_they_were_drawn(
     pair: tuple[Proposal, Proposal],
 ) -> None:
-    """Their laws say what was drawn before, so another order would bias the output."""
+    """Their distributions say what was drawn before, so another order would bias the output."""
     merged = merge(*pair)
     drawing = max(pair, key=lambda proposal: proposal.kept)
     assert merged.kept == drawing.kept
@@ -159,11 +161,13 @@ def test_drawn_nodes_stay_in_front_in_the_order_in_which_they_were_drawn(
     if merged.kept:
         assert all(
             ours is theirs
-            for ours, theirs in zip(merged.laws, drawing.laws[: drawing.kept], strict=False)
+            for ours, theirs in zip(
+                merged.distributions, drawing.distributions[: drawing.kept], strict=False
+            )
         )
-        assert list(merged.laws[merged.kept :]) == [None] * (len(merged) - merged.kept)
+        assert list(merged.distributions[merged.kept :]) == [None] * (len(merged) - merged.kept)
     else:
-        assert not merged.laws
+        assert not merged.distributions
 
 
 @quick
@@ -209,7 +213,7 @@ def test_two_chains_share_their_beginning() -> None:
     assert paths_of(merged) == [(7,), (7, 8), (7, 9)]
     assert list(merged.probabilities) == pytest.approx([0.8, 0.5, 0.3])
     assert list(merged.sources) == ["b", "a", "b"]
-    assert (list(merged.laws), merged.kept) == ([], 0)
+    assert (list(merged.distributions), merged.kept) == ([], 0)
 
 
 def test_what_comes_later_gets_what_is_left() -> None:
@@ -223,10 +227,12 @@ def test_a_drawn_node_that_others_propose_too_keeps_its_law() -> None:
     """8 was proposed, then 7 was drawn and 8 after it, without 7: in this order they stay."""
     first, second = np.array([0.5, 0.3, 0.2]), np.array([0.0, 0.6, 0.4])
     base = named("a", {(8,): 0.7, (8, 9): 0.4})
-    added = named("b", {(7,): 0.2, (8,): 0.1, (7, 6): 0.1}, kept=3, laws=[first, second, first])
+    added = named(
+        "b", {(7,): 0.2, (8,): 0.1, (7, 6): 0.1}, kept=3, distributions=[first, second, first]
+    )
     merged = merge(base, added)
     assert paths_of(merged) == [(7,), (8,), (7, 6), (8, 9)]
     assert merged.kept == 3
     assert list(merged.probabilities) == pytest.approx([0.2, 0.7, 0.1, 0.4])
     assert list(merged.sources) == ["b", "b", "b", "a"]
-    assert merged.laws[1] is second and merged.laws[3] is None
+    assert merged.distributions[1] is second and merged.distributions[3] is None

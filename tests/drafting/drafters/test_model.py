@@ -24,8 +24,9 @@ from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
 from edgespec.errors import UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.exits.early_exit import ExitInfo
-from edgespec.sampling.laws import without
-from edgespec.sampling.sampling import Sampler, SamplingParams
+from edgespec.sampling.distributions import without
+from edgespec.sampling.params import SamplingParams
+from edgespec.sampling.sampling import Sampler
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 Model = Callable[[tuple[int, ...]], Sequence[float]]
@@ -183,7 +184,7 @@ def test_the_cache_begins_as_the_text_does(data: st.DataObject) -> None:
             assert hope is not None
             assert 0.0 <= hope.before_ms < INF and 0.0 < hope.draft_ms < INF
             same = _num_common(draft.cached, text)
-            assert drafter._shared == same
+            assert drafter._text.shared == same
             spine: list[int] = []
             if data.draw(st.booleans()):
                 fed = draft.fed
@@ -197,8 +198,8 @@ def test_the_cache_begins_as_the_text_does(data: st.DataObject) -> None:
             emitted += data.draw(st.lists(tokens, min_size=1, max_size=2))
             observe(drafter, emitted)
             text = [*text, *emitted]
-            assert drafter._text == text
-            assert drafter._cached == draft.cached
+            assert drafter._text.tokens == text
+            assert drafter._text.cached == draft.cached
 
 
 def _num_common(first: Sequence[int], second: Sequence[int]) -> int:
@@ -224,7 +225,7 @@ def test_a_forgotten_text_is_fed_again(clock: Clock) -> None:
     drafter.begin([*range(8), 0])
     drafter.propose(stakes_of(max_nodes=1))
     drafter.forget()
-    assert (draft.length, drafter._shared) == (0, 0)
+    assert (draft.length, drafter._text.shared) == (0, 0)
     drafter.begin([*range(8), 0])
     drafter.propose(stakes_of(max_nodes=1))
     assert (draft.fed, draft.length) == (9 + 9, 9)
@@ -386,7 +387,11 @@ def test_vocabularies_may_be_padded(clock: Clock, draft_size: int, temperature: 
     for _ in range(30):
         proposal = drafter.propose(stakes_of(sampler=sampler))
         assert max(proposal.tokens) < min(draft_size, V)
-        assert all(len(law) == V for law in proposal.laws if law is not None)
+        assert all(
+            len(distribution) == V
+            for distribution in proposal.distributions
+            if distribution is not None
+        )
         observe(drafter, [proposal.tokens[0]])
     engine = Engine(FakeBackend(rough, V), curve=curve_of(*[1.0] * 16), drafter=drafter)
     params = SamplingParams(temperature=temperature, seed=1)
@@ -509,7 +514,7 @@ def test_the_next_best_tokens_stand_beside_the_spine(clock: Clock) -> None:
         drafter.begin([1, 2])
         proposal = drafter.propose(stakes_of(max_nodes=30, branches=branches))
         assert list(proposal.probabilities) == sorted(proposal.probabilities, reverse=True)
-        assert (proposal.kept, list(proposal.laws)) == (0, [])
+        assert (proposal.kept, list(proposal.distributions)) == (0, [])
         children = [list(proposal.parents).count(node) for node in range(-1, len(proposal))]
         assert max(children) == (3 if branches else 1)
         for path in paths_of(proposal):
@@ -551,11 +556,13 @@ def test_every_drawn_node_has_the_law_it_was_drawn_from(
     """That of the draft model under the sampler's settings, without the siblings before it."""
     for seed in range(20):
         proposal = drawn_proposal(clock, seed, branches=branches, **params)
-        assert proposal.kept == len(proposal) == len(proposal.laws) > 0
+        assert proposal.kept == len(proposal) == len(proposal.distributions) > 0
         assert all(parent < node for node, parent in enumerate(proposal.parents))
         paths = paths_of(proposal)
         assert len(set(paths)) == len(paths)
-        for node, (path, law) in enumerate(zip(paths, proposal.laws, strict=True)):
+        for node, (path, distribution) in enumerate(
+            zip(paths, proposal.distributions, strict=True)
+        ):
             row = np.array(rough((1, 2, *path[:-1])), np.float32)
             ids, chances = sampler_of(0, **params).distribution(row)
             expected: Any = np.zeros(V)
@@ -563,9 +570,9 @@ def test_every_drawn_node_has_the_law_it_was_drawn_from(
             for sibling in paths[:node]:
                 if sibling[:-1] == path[:-1]:
                     expected = without(expected, sibling[-1])
-            assert law is not None and float(law.sum()) == pytest.approx(1.0)
-            assert law == pytest.approx(expected, abs=1e-6)
-            assert law[path[-1]] > 0.0
+            assert distribution is not None and float(distribution.sum()) == pytest.approx(1.0)
+            assert distribution == pytest.approx(expected, abs=1e-6)
+            assert distribution[path[-1]] > 0.0
         if not branches:
             assert list(proposal.parents) == list(range(-1, len(proposal) - 1))
 

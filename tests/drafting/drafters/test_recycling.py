@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting.drafters import recycling
-from edgespec.drafting.drafters.base import Outcome, Successors
+from edgespec.drafting.drafters.base import Outcome, TopTokens
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.memory.times.curve import CostCurve
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 Path = tuple[int, ...]
-Rows = dict[tuple[int, ...], Successors]  # what the target says after these last tokens
+Rows = dict[tuple[int, ...], TopTokens]  # what the target says after these last tokens
 LEAST = 0.02
 STAKES = Stakes(31, LEAST, CostCurve([float("inf"), 1.0]), depth=0)
 
@@ -48,7 +48,7 @@ def table_of(proposal: Proposal) -> dict[Path, float]:
 def learn(
     drafter: RecyclingDrafter,
     tokens: Sequence[int],
-    rows: Sequence[Successors | None],
+    rows: Sequence[TopTokens | None],
     emitted: Sequence[int],
     parents: Sequence[int] | None = None,
 ) -> None:
@@ -57,7 +57,7 @@ def learn(
     drafter.observe(Outcome(tree, range(len(emitted)), emitted, STAKES, lambda node: rows[node]))
 
 
-def drafter_of(text: Sequence[int], rows: dict[tuple[int, int], Successors]) -> RecyclingDrafter:
+def drafter_of(text: Sequence[int], rows: dict[tuple[int, int], TopTokens]) -> RecyclingDrafter:
     """A drafter that has seen these rows after these pairs of tokens; `text` is written now."""
     drafter = RecyclingDrafter()
     for (before, last), row in rows.items():
@@ -140,11 +140,11 @@ def test_the_best_successors_follow_with_their_priors() -> None:
     proposal = propose(drafter)
     assert table_of(proposal) == pytest.approx({(5,): 0.3, (6,): 0.08, (7,): 0.04})
     assert list(proposal.parents) == [-1, -1, -1]
-    assert not proposal.kept and not proposal.laws and proposal.draft_ms == 0.0
+    assert not proposal.kept and not proposal.distributions and proposal.draft_ms == 0.0
 
 
 def test_the_longer_key_is_asked_first() -> None:
-    rows: dict[tuple[int, int], Successors] = {(1, 2): ([5], [1.0]), (3, 2): ([6], [1.0])}
+    rows: dict[tuple[int, int], TopTokens] = {(1, 2): ([5], [1.0]), (3, 2): ([6], [1.0])}
     assert table_of(propose(drafter_of([1, 2], rows))) == pytest.approx({(5,): 0.3})
     assert table_of(propose(drafter_of([3, 2], rows))) == pytest.approx({(6,): 0.3})
     # After another token than 1 or 3 only the newest row of the token 2 is known.
@@ -172,7 +172,7 @@ def test_floor_and_size_bound_the_draft() -> None:
 
 def test_branches_hang_on_what_others_propose() -> None:
     """5 and 5 6 are proposed: beside 5 stands 7, below 5 6 comes 8; 5 itself is not recycled."""
-    rows: dict[tuple[int, int], Successors] = {
+    rows: dict[tuple[int, int], TopTokens] = {
         (1, 2): ([5, 7], [0.6, 0.4]),
         (5, 6): ([8], [1.0]),
     }
@@ -184,7 +184,7 @@ def test_branches_hang_on_what_others_propose() -> None:
 
 
 def test_no_branch_where_others_leave_nothing() -> None:
-    rows: dict[tuple[int, int], Successors] = {(1, 2): ([7], [1.0])}
+    rows: dict[tuple[int, int], TopTokens] = {(1, 2): ([7], [1.0])}
     base = Proposal([5], [-1], [0.99])
     assert paths_of(propose(drafter_of([1, 2], rows), base)) == [(5,)]
     base = Proposal([5], [-1], [0.97])
@@ -193,7 +193,7 @@ def test_no_branch_where_others_leave_nothing() -> None:
 
 def test_how_sure_others_are_is_counted_apart() -> None:
     """Beside a sure sibling it is always wrong, alone it is always right."""
-    rows: dict[tuple[int, int], Successors] = {(1, 2): ([7], [1.0])}
+    rows: dict[tuple[int, int], TopTokens] = {(1, 2): ([7], [1.0])}
     drafter = drafter_of([1, 2], rows)
     sure = Proposal([5], [-1], [0.9])
     for _ in range(20):
@@ -211,7 +211,7 @@ def test_rows_of_rejected_nodes_are_learned_too() -> None:
     """Root 2 with the children 5 and 6, of which 6 is right: the row after 2 5 is kept as well."""
     drafter = RecyclingDrafter()
     drafter.begin([1, 2])
-    rows: list[Successors | None] = [([6], [1.0]), ([8], [1.0]), ([9], [1.0])]
+    rows: list[TopTokens | None] = [([6], [1.0]), ([8], [1.0]), ([9], [1.0])]
     learn(drafter, [2, 5, 6], rows, [6, 9], parents=(-1, 0, 0))
     for text, expected in (([1, 2], 6), ([2, 5], 8), ([2, 6], 9), ([0, 5], 8)):
         drafter.begin(text)
@@ -325,7 +325,7 @@ class SlowDrafter:
     def observe(
         self,
         tree: DraftTree,
-        rows: Sequence[Successors | None],
+        rows: Sequence[TopTokens | None],
         emitted: Sequence[int],
         proposed: Sequence[Path],
     ) -> None:
@@ -346,7 +346,7 @@ tokens = st.integers(1, 4)
 
 
 @st.composite
-def successors(draw: st.DrawFn) -> Successors:
+def top_tokens(draw: st.DrawFn) -> TopTokens:
     ids = draw(st.lists(tokens, min_size=1, max_size=4, unique=True))
     weights = sorted((draw(st.integers(1, 20)) for _ in ids), reverse=True)
     # Powers of two are exact in the float32 of the tables.
@@ -387,7 +387,7 @@ def test_proposals_and_counts_are_those_of_the_slow_drafter(data: st.DataObject)
         tree = DraftTree(
             (root, *proposal.tokens[:size]), [-1, *(p + 1 for p in proposal.parents[:size])]
         )
-        rows = [data.draw(st.none() | successors()) for _ in range(len(tree))]
+        rows = [data.draw(st.none() | top_tokens()) for _ in range(len(tree))]
         way = tree.path(rng.randrange(len(tree)))
         emitted = [*(tree.tokens[node] for node in way[1:]), rng.randrange(1, 5)]
         fast.observe(Outcome(tree, way, emitted, STAKES, rows.__getitem__))

@@ -20,7 +20,7 @@ import pytest
 
 from edgespec.backends.llama.library import LOG, library
 from edgespec.memory.bytes.footprint import RunShape, compute_bytes, kv_cache_bytes, weights_bytes
-from edgespec.memory.device import device
+from edgespec.memory.device import host
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 pytestmark = pytest.mark.model
@@ -322,7 +322,7 @@ def loaded(tmp_path: Path) -> Loaded:
         kinds, head, tied = MIXTURES[name]
         sizes = replace(MODELS["llama 1B"], layers=2, vocabulary=8000, tied=tied)
         spec = write_sparse(tmp_path / "model.gguf", sizes, tensors_of(sizes, kinds, head))
-        shape = RunShape(512, 64, 1, mapped=mode == MAPPED, features=device.cpu_features())
+        shape = RunShape(512, 64, 1, mapped=mode == MAPPED, features=host.cpu_features())
         planned = {part.name: part.nbytes for part in weights_bytes(spec, shape) if part.nbytes}
         with model_of(spec, no_alloc=False, mode=mode):
             return planned, {name: size for name, size in LOG.buffer_bytes().items() if size}
@@ -350,12 +350,11 @@ def test_mapped_weights_are_the_file_and_what_is_rewritten(loaded: Loaded, name:
     assert actual["weights"] <= planned["weights"] + 0.01 * MIB
 
 
-@pytest.mark.slow
 def test_a_whole_model_takes_what_llama_cpp_says(tmp_path: Path, said: list[str]) -> None:
     """llama 1B with everything allocated: 0.6 GiB, rewritten where this processor does that."""
     sizes = MODELS["llama 1B"]
     spec = write_sparse(tmp_path / "model.gguf", sizes, tensors_of(sizes, head="Q4_0"))
-    shape = RunShape(4096, 128, 32, mapped=False, features=device.cpu_features())
+    shape = RunShape(4096, 128, 32, mapped=False, features=host.cpu_features())
     planned = {part.name: part.nbytes for part in weights_bytes(spec, shape) if part.nbytes}
     with model_of(spec, no_alloc=False, mode=COPIED) as model:
         weights = {name: size for name, size in LOG.buffer_bytes().items() if size}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.memory.device import bandwidth, device
+from edgespec.memory.device import bandwidth, host
 from edgespec.memory.store import cache
 
 MIB = 1 << 20
@@ -24,7 +24,7 @@ def clock_of(*seconds: float) -> Callable[[], float]:
 
 @pytest.fixture
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "available_bytes", lambda: 16 * MIB)
+    monkeypatch.setattr(host, "available_bytes", lambda: 16 * MIB)
 
 
 @pytest.mark.usefixtures("roomy")
@@ -44,7 +44,7 @@ def test_blocks_are_never_too_large_nor_too_small(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(bandwidth, "_copy", lambda target, source, size: copied.append(size))
     monkeypatch.setattr(bandwidth, "_TOTAL_BYTES", 6 * MIB)
     for free in (1 << 40, 4096):
-        monkeypatch.setattr(device, "available_bytes", lambda free=free: free)
+        monkeypatch.setattr(host, "available_bytes", lambda free=free: free)
         bandwidth._measure(1, clock_of(*[0.001] * 7))
     assert copied == [3 * MIB] * 4 + [1 << 16] * 4
 
@@ -65,13 +65,13 @@ def test_it_is_measured_once_for_a_device(
         return 12e9
 
     monkeypatch.setattr(bandwidth, "_measure", measure)
-    monkeypatch.setattr(device, "usable_cores", lambda: 3)
+    monkeypatch.setattr(host, "usable_cores", lambda: 3)
     assert bandwidth.stored_bandwidth() is None
     assert bandwidth.memory_bandwidth() == bandwidth.memory_bandwidth() == 12e9
     assert (measured, bandwidth.stored_bandwidth()) == ([3], 12e9)
     (file,) = cache_folder.glob("bandwidth/*.json")
     assert json.loads(file.read_text())["bytes_per_s"] == 12e9
-    monkeypatch.setattr(device, "usable_cores", lambda: 2)
+    monkeypatch.setattr(host, "usable_cores", lambda: 2)
     assert bandwidth.memory_bandwidth() == 12e9
     assert measured == [3, 2], "another number of cores is another device"
 
@@ -79,6 +79,6 @@ def test_it_is_measured_once_for_a_device(
 @pytest.mark.parametrize("value", [None, "fast", 0, -1.0, [], {}])
 def test_a_damaged_value_is_measured_again(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
     monkeypatch.setattr(bandwidth, "_measure", lambda threads: 7e9)
-    cache.store("bandwidth", device.device_key(), {"bytes_per_s": value})
+    cache.store("bandwidth", host.device_key(), {"bytes_per_s": value})
     assert bandwidth.stored_bandwidth() is None
     assert bandwidth.memory_bandwidth() == 7e9

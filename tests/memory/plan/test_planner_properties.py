@@ -16,7 +16,9 @@ from edgespec.memory.bytes.footprint import (
     kv_type_fits,
 )
 from edgespec.memory.device.accelerators import Accelerator
-from edgespec.memory.plan.plan import Device, Plan, Settings
+from edgespec.memory.plan.machine import Machine
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.settings import Settings
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
@@ -71,15 +73,15 @@ processors = st.sampled_from((frozenset(), frozenset({"avx2"}), frozenset({"neon
 
 
 @st.composite
-def machines(draw: st.DrawFn) -> Device:
+def machines(draw: st.DrawFn) -> Machine:
     """With no GPU, a small or a large one, or one that shares the memory."""
     gpus: tuple[Accelerator, ...] = ()
     if draw(st.booleans()):
         gpus = gpu(draw(st.integers(1, 200)) * MIB, draw(st.booleans()))
-    return Device(64 << 30, gpus, draw(processors))
+    return Machine(64 << 30, gpus, draw(processors))
 
 
-def possible(spec: ModelSpec, machine: Device, request: dict[str, Any]) -> bool:
+def possible(spec: ModelSpec, machine: Machine, request: dict[str, Any]) -> bool:
     """Requests that nothing but memory can refuse.
 
     Layers on a GPU with memory of its own are chosen without looking at `draft_max`.
@@ -99,7 +101,7 @@ def taken(plan: Plan) -> int:
 @given(specs(), machines(), speeds, wishes, st.floats(0.3, 1.2), st.booleans())
 def test_a_plan_never_exceeds_what_it_may_take(
     spec: ModelSpec,
-    machine: Device,
+    machine: Machine,
     speed_of: Callable[[Settings], SpeedModel],
     request: dict[str, Any],
     part: float,
@@ -131,7 +133,7 @@ def test_a_plan_never_exceeds_what_it_may_take(
 @given(specs(), machines(), speeds, wishes, st.floats(0.5, 1.1))
 def test_quality_is_never_traded_silently(
     spec: ModelSpec,
-    machine: Device,
+    machine: Machine,
     speed_of: Callable[[Settings], SpeedModel],
     request: dict[str, Any],
     part: float,
@@ -160,7 +162,7 @@ def test_more_budget_is_never_worse(
 ) -> None:
     """40 budgets, from a tenth of what is needed to more than enough."""
     assume(spec.context_length >= (context_size or 1))
-    machine = Device(64 << 30, features=features)
+    machine = Machine(64 << 30, features=features)
     request = {"context_size": context_size, "exact": exact}
     ample = taken(plan_of(spec, machine, speed_of, **request))
     best, fitted = 0.0, False
@@ -182,7 +184,7 @@ def test_more_budget_never_stops_fitting_with_a_gpu(
     spec: ModelSpec, shares: bool, mebibytes: int
 ) -> None:
     """And never brings fewer layers to it."""
-    machine = Device(64 << 30, gpu(mebibytes * MIB, shares))
+    machine = Machine(64 << 30, gpu(mebibytes * MIB, shares))
     ample = taken(plan_of(spec, machine))
     layers, fitted = -2, False
     for step in range(1, 41):
@@ -203,7 +205,7 @@ def test_a_hint_that_names_a_context_works(
 ) -> None:
     """The context it names fits as it stands, and one of 256 tokens more does not."""
     assume(spec.context_length >= context_size)
-    machine = Device(64 << 30, features=features)
+    machine = Machine(64 << 30, features=features)
     wish: dict[str, Any] = {"context_size": context_size}
     limit = int(part * taken(plan_of(spec, machine, drafter="none", **wish)))
     tight = replace(machine, free_bytes=limit)
@@ -226,7 +228,7 @@ def test_a_hint_that_names_a_context_works(
 def test_a_hint_that_names_a_budget_works(
     spec: ModelSpec, features: frozenset[str], part: float
 ) -> None:
-    machine = Device(64 << 30, features=features)
+    machine = Machine(64 << 30, features=features)
     smallest = taken(plan_of(spec, machine, context_size=min(512, spec.context_length)))
     error = outcome(spec, machine, budget_bytes=int(part * smallest))
     if isinstance(error, Plan):
@@ -249,7 +251,7 @@ def test_alternatives_hold_what_they_claim(
     part: float,
 ) -> None:
     """Each one's options are followed; `faster` names a budget, the others fit this one."""
-    machine = Device(64 << 30, features=features)
+    machine = Machine(64 << 30, features=features)
     budget = int(part * taken(plan_of(spec, machine, speed_of)))
     plan = outcome(spec, machine, speed_of, budget_bytes=budget)
     if isinstance(plan, DoesNotFitError):

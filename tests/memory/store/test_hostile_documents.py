@@ -22,7 +22,7 @@ from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory, SpeedModel
-from edgespec.switching.planning import Calibrated, read_calibrated, reason
+from edgespec.switching.planning import Calibrated, read_calibrated, switch_reason
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 
 INF = math.inf
@@ -183,7 +183,7 @@ PAIR = {
 @given(data=st.data())
 def test_what_was_calibrated_of_a_pair(data: st.DataObject) -> None:
     found: Calibrated | None = read_calibrated(damaged(PAIR, data))
-    why, speed = reason(found, SwitchPrices(CURVE, CURVE.scaled(0.2)), 300, alone=10.0)
+    why, speed = switch_reason(found, SwitchPrices(CURVE, CURVE.scaled(0.2)), 300, alone=10.0)
     assert 0.0 <= speed < INF
     assert not any(word in why for word in ("nan", "inf ", "inf,"))
 

@@ -9,15 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_gguf import Q8_0, write_model
 
 from edgespec.drafting.calibration import Calibration, merged_counts
-from edgespec.drafting.drafters.merits import merged
+from edgespec.drafting.drafters.model_savings import merged
 from edgespec.memory.store import cache, texts
 from edgespec.memory.store.counts import added
 from edgespec.memory.times.curve import CostCurve
@@ -107,7 +109,7 @@ def test_nothing_that_three_processes_count_and_write_at_once_is_lost() -> None:
     assert rounds == [[4, 2, 3 * runs], *([8, 1 + number, runs] for number in range(3))]
     losses = cache.load("kv_losses", "model") or {}
     assert len(losses) == 1 + 3 * runs
-    written = texts.load_texts("model")
+    written = texts.remembered_texts("model")
     assert sorted(written) == [[number, run] for number in range(3) for run in range(runs)]
     for number in range(3):  # each in its own order
         own = [text for text in written if text[0] == number]
@@ -276,11 +278,15 @@ def test_rounds_add_up_and_fade_once() -> None:
 
 
 def test_merits_add_up_and_are_as_old_as_the_last_that_did() -> None:
-    def merits(rounds: float, usual_ms: float, saved_ms: float) -> dict[str, Any]:
+    def savings(rounds: float, usual_ms: float, saved_ms: float) -> dict[str, Any]:
         counts = {"num_cells": 2, "cells": {}}
         return {**counts, "rounds": rounds, "usual_ms": usual_ms, "saved_ms": saved_ms}
 
-    nothing, ours, theirs = merits(0.0, 0.0, 0.0), merits(10.0, 90.0, -5.0), merits(5.0, 40.0, 8.0)
+    nothing, ours, theirs = (
+        savings(0.0, 0.0, 0.0),
+        savings(10.0, 90.0, -5.0),
+        savings(5.0, 40.0, 8.0),
+    )
     now = merged(None, nothing, theirs)
     both = merged(now, nothing, ours)
     assert [both[name] for name in ("rounds", "usual_ms", "saved_ms")] == [15.0, 130.0, 3.0]
@@ -303,18 +309,20 @@ def test_sizes_that_two_processes_measured_are_all_kept() -> None:
 
 
 @pytest.mark.model
-def test_engines_that_run_beside_each_other_add_up() -> None:
+def test_engines_that_run_beside_each_other_add_up(tmp_path: Path) -> None:
     """Two that load and close around each other: all their rounds, counts and texts are kept."""
     import edgespec
 
     prompt = "Repeat this three times: the quick brown fox jumps over the lazy dog."
-    with edgespec.load(drafter="suffix", context_size=512, remember=True) as first:
+    path = write_model(tmp_path / "random.gguf", "llama", Q8_0, reads_bytes=True)
+    load = partial(edgespec.load, path, backend="llamacpp", threads=1, context_size=512)
+    with load(drafter="suffix", remember=True) as first:
         first.generate(prompt, max_tokens=24)
-        with edgespec.load(drafter="suffix", context_size=512, remember=True) as second:
+        with load(drafter="suffix", remember=True) as second:
             second.generate(prompt, max_tokens=24)
             rounds = [sum(times for _, _, times in e.history.rounds()) for e in (first, second)]
-    (path,) = (cache.cache_directory() / "rounds").glob("*.json")
-    stored = json.loads(path.read_text())["rounds"]
+    (kept_rounds,) = (cache.cache_directory() / "rounds").glob("*.json")
+    stored = json.loads(kept_rounds.read_text())["rounds"]
     assert min(rounds) > 0.0
     assert sum(times for _, _, times in stored) == sum(rounds)
     (kept,) = texts.remembered()

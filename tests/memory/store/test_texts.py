@@ -31,12 +31,12 @@ def test_texts_are_kept_by_model_oldest_first() -> None:
     texts.add_texts("one", "one.gguf", [[1, 2, 3], [4]])  # a token alone says nothing
     texts.add_texts("one", "one.gguf", [[5, 6]])
     texts.add_texts("two", "two.gguf", [[7, 8]])
-    assert texts.load_texts("one") == [[1, 2, 3], [5, 6]]
-    assert texts.load_texts("two") == [[7, 8]]
+    assert texts.remembered_texts("one") == [[1, 2, 3], [5, 6]]
+    assert texts.remembered_texts("two") == [[7, 8]]
     kept = {entry.model: (entry.texts, entry.tokens) for entry in texts.remembered()}
     assert kept == {"one.gguf": (2, 5), "two.gguf": (1, 2)}
     assert texts.forget() == 2
-    assert texts.remembered() == [] and texts.load_texts("one") == []
+    assert texts.remembered() == [] and texts.remembered_texts("one") == []
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -47,7 +47,7 @@ def test_the_newest_tokens_stay(lengths: list[int]) -> None:
     for text in written:
         texts.add_texts("one", "one.gguf", [text])
     everything = [token for text in written for token in text]
-    kept = [token for text in texts.load_texts("one") for token in text]
+    kept = [token for text in texts.remembered_texts("one") for token in text]
     assert kept == everything[-(1 << 15) :]
 
 
@@ -58,7 +58,7 @@ def test_a_damaged_file_is_nothing(folder: Path, content: str) -> None:
     document = json.loads(path.read_text())
     damaged = json.loads(content) if content.startswith("{") else None
     path.write_text(json.dumps({**document, **damaged}) if damaged else content)
-    assert texts.load_texts("one") == []
+    assert texts.remembered_texts("one") == []
     assert all(entry.tokens == 0 for entry in texts.remembered())
 
 

@@ -15,10 +15,11 @@ from edgespec.decode.writers import LARGE, SMALL
 from edgespec.drafting.controller import choose_size
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.proposal import Stakes
-from edgespec.memory.times.curve import CostCurve, measure_curve
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.measuring import measure_curve
 from edgespec.memory.times.speed import SpeedModel, predicted_speedup
 from edgespec.switching.forecast import Trace, choose, forecast
-from edgespec.switching.planning import Calibrated, reason
+from edgespec.switching.planning import Calibrated, switch_reason
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 
 INF = math.inf
@@ -154,7 +155,7 @@ def test_a_draft_larger_than_any_step_is_no_use_of_a_pair() -> None:
     found = Calibrated(SwitchPolicy(), 0.1, 0.5, turns, [0.9] * 7 + [20.0] * 8)
     prices = prices_of(large, CostCurve([INF, 10.0, *[INF] * 31]))
     assert found.drafting_tokens_per_s(prices, 0) == pytest.approx(1.9e3 / 130.0)
-    why, speed = reason(found, prices, 0, alone=10.0)
+    why, speed = switch_reason(found, prices, 0, alone=10.0)
     assert speed > 0.0 and "tokens/s predicted" in why
 
 

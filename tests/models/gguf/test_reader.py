@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import os
 import random
 import struct
@@ -20,7 +19,8 @@ from hypothesis import strategies as st
 
 from edgespec.errors import ModelFileError, ModelNotFoundError
 from edgespec.models.gguf.ggml_types import GGML_TYPES
-from edgespec.models.gguf.reader import GgufSpan, read_gguf, read_gguf_shards, read_part
+from edgespec.models.gguf.reader import GgufSpan, read_gguf
+from edgespec.models.gguf.shards import read_gguf_shards
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 Q8_0 = 8
@@ -477,25 +477,6 @@ def test_fewer_tensors_than_announced(tmp_path: Path) -> None:
     paths[0].write_bytes(shard(0, total=9))
     with pytest.raises(ModelFileError, match="and 9 were announced"):
         read_gguf_shards(paths[2])
-
-
-class Slow(io.BytesIO):
-    """A disk that gives three bytes at a time."""
-
-    name = "slow.gguf"
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        return super().read(min(3, size or 0))
-
-
-def test_parts_are_read_whole_or_not_at_all() -> None:
-    file = Slow(bytes(range(20)))
-    assert read_part(file, 5, 0) == b""
-    assert read_part(file, 5, 10) == bytes(range(5, 15))
-    assert read_part(file, 5, 15) == bytes(range(5, 20))
-    for offset, size in ((5, 16), (20, 1), (30, 5)):
-        with pytest.raises(ModelFileError, match=r"'slow\.gguf' has become shorter"):
-            read_part(file, offset, size)
 
 
 @pytest.mark.model

@@ -18,7 +18,7 @@ from edgespec.backends.ort.tokenizer import FolderTokenizer
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import EdgespecError, ModelFileError, UnsupportedError
 from edgespec.memory.bytes.footprint import RunShape, footprint, onnx_footprint
-from edgespec.memory.plan.plan import Device
+from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.request import Request
 from edgespec.models.onnx.folder import end_ids, read_folder_spec, read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
@@ -34,7 +34,7 @@ from edgespec.backends.ort.backend import OrtBackend, OrtSettings
 
 # 13 nodes with 3 branchings: at the root, at 1 and at 2.
 TREE = (-1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 7, 8, 10)
-MACHINE = Device(free_bytes=8 << 30)
+MACHINE = Machine(free_bytes=8 << 30)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,55 @@
+// 8 of a panel's 16 rows as one vector of 256 bits: for tile.h. Included inside the namespace and under the
+// target of a file of products. Dot names what multiplies and adds bytes.
+
+constexpr int kPrefetch = 2304;
+constexpr int64_t kCachedBytes = 512 << 10;
+
+template <class Dot, int Half>
+struct Vector256 {
+    using Bytes = __m256i;
+    using Int = __m256i;
+    using Float = __m256;
+    static constexpr bool signed_wide = Dot::signed_wide, pairs = false;
+
+    // One panel at a time: 16 registers have no room for two.
+    template <class F>
+    static constexpr int widest(int panels) { return panels == 2 ? 0 : F::type == Q6_K::type ? 3 : Dot::widest; }
+
+    static INLINE Bytes load(const uint8_t* at) { return _mm256_loadu_si256((const __m256i*)(at + 32 * Half)); }
+    static INLINE Bytes masked(Bytes x, char mask) { return _mm256_and_si256(x, _mm256_set1_epi8(mask)); }
+    // By a negative number of bits: to the right. What crosses bytes is masked away afterwards.
+    template <int bits>
+    static INLINE Bytes left(Bytes x) {
+        if constexpr (bits == 0) return x;
+        return bits > 0 ? _mm256_slli_epi16(x, bits > 0 ? bits : 0) : _mm256_srli_epi16(x, bits > 0 ? 0 : -bits);
+    }
+    static INLINE Bytes with_bits(Bytes x, Bytes bits, char mask) { return _mm256_or_si256(x, masked(bits, mask)); }
+    static INLINE Bytes lookup(const uint8_t* table, Bytes x) {
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table)), x);
+    }
+    static INLINE Bytes all_quads(const int8_t* x) {
+        int32_t four;
+        memcpy(&four, x, 4);
+        return _mm256_set1_epi32(four);
+    }
+    template <bool wide>
+    static INLINE Int dot(Int sum, Bytes weights, Bytes x) { return Dot::template add<wide>(sum, weights, x); }
+    static INLINE Int all(int32_t x) { return _mm256_set1_epi32(x); }
+
+    static INLINE __m128i eight(const uint8_t* at) { return _mm_loadl_epi64((const __m128i*)(at + 8 * Half)); }
+    static INLINE Float signed_bytes(const uint8_t* at) { return to_float(_mm256_cvtepi8_epi32(eight(at))); }
+    static INLINE Float unsigned_bytes(const uint8_t* at) { return to_float(_mm256_cvtepu8_epi32(eight(at))); }
+    static INLINE Float negative(Float x) { return _mm256_xor_ps(x, _mm256_set1_ps(-0.0f)); }
+    static INLINE Float halves(const uint8_t* at) {
+        return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(at + 16 * Half)));
+    }
+    static INLINE Float to_float(Int x) { return _mm256_cvtepi32_ps(x); }
+    static INLINE Float times(Float a, Float b) { return _mm256_mul_ps(a, b); }
+    static INLINE Float add_product(Float a, Float b, Float sum) { return _mm256_fmadd_ps(a, b, sum); }
+    static INLINE Float all(float x) { return _mm256_set1_ps(x); }
+    static INLINE void store(float* at, Float x) { _mm256_storeu_ps(at + 8 * Half, x); }
+};
+
+void quantize_avx2(const float* x, int64_t first, int64_t end, ActivationBlock* to) {
+    for (int64_t b = first; b < end; b++) quantize_plainly(x + 32 * b, to[b]);
+}

@@ -1,0 +1,73 @@
+// 16 rows as one AVX-512 vector: for tile.h, and shared by the sets that have AVX-512. Included inside the
+// namespace and under the target of a file of products.
+constexpr int kPrefetch = 2304;
+constexpr int64_t kCachedBytes = 512 << 10;
+
+struct Avx512 {
+    using Bytes = __m512i;
+    using Int = __m512i;
+    using Float = __m512;
+    // Columns of a tile: their integer and float sums fill the registers.
+    template <class F>
+    static constexpr int widest(int panels) {
+        return F::type == Q6_K::type ? (panels == 2 ? 4 : 8) : (panels == 2 ? 6 : 12);
+    }
+    static constexpr bool signed_wide = false, pairs = false;
+
+    static INLINE Bytes load(const uint8_t* at) { return _mm512_loadu_si512(at); }
+    static INLINE Bytes masked(Bytes x, char mask) { return _mm512_and_si512(x, _mm512_set1_epi8(mask)); }
+    // By a negative number of bits: to the right. What crosses bytes is masked away afterwards.
+    template <int bits>
+    static INLINE Bytes left(Bytes x) {
+        if constexpr (bits == 0) return x;
+        return bits > 0 ? _mm512_slli_epi16(x, bits > 0 ? bits : 0) : _mm512_srli_epi16(x, bits > 0 ? 0 : -bits);
+    }
+    // x | (bits & mask) in one operation.
+    static INLINE Bytes with_bits(Bytes x, Bytes bits, char mask) {
+        return _mm512_ternarylogic_epi32(x, bits, _mm512_set1_epi8(mask), 0xf8);
+    }
+    static INLINE Bytes lookup(const uint8_t* table, Bytes x) {
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), x);
+    }
+
+    static INLINE Bytes all_quads(const int8_t* x) {
+        int32_t four;
+        memcpy(&four, x, 4);
+        return _mm512_set1_epi32(four);
+    }
+    template <bool wide>
+    static INLINE Int dot(Int sum, Bytes weights, Bytes x) { return _mm512_dpbusd_epi32(sum, weights, x); }
+    static INLINE Int all(int32_t x) { return _mm512_set1_epi32(x); }
+
+    static INLINE Float signed_bytes(const uint8_t* at) {
+        return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)at)));
+    }
+    static INLINE Float unsigned_bytes(const uint8_t* at) {
+        return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at)));
+    }
+    static INLINE Float negative(Float x) { return _mm512_xor_ps(x, _mm512_set1_ps(-0.0f)); }
+    static INLINE Float halves(const uint8_t* at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at)); }
+    static INLINE Float to_float(Int x) { return _mm512_cvtepi32_ps(x); }
+    static INLINE Float times(Float a, Float b) { return _mm512_mul_ps(a, b); }
+    static INLINE Float add_product(Float a, Float b, Float sum) { return _mm512_fmadd_ps(a, b, sum); }
+    static INLINE Float all(float x) { return _mm512_set1_ps(x); }
+    static INLINE void store(float* at, Float x) { _mm512_storeu_ps(at, x); }
+};
+
+INLINE __m512i rounded(__m512 x, __m512 inverse) { return _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)); }
+
+void quantize_block(const float* x, ActivationBlock& to) {
+    __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+    __m512i sizes = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(a)), _mm512_castps_si512(_mm512_abs_ps(b)));
+    const float largest = largest_of(_mm512_reduce_max_epi32(sizes));
+    if (!(largest >= kSmallest)) return set_empty(to, largest);
+    __m512 inverse = _mm512_set1_ps(127 / largest);
+    __m512i p = rounded(a, inverse), q = rounded(b, inverse);
+    _mm_store_si128((__m128i*)to.values, _mm512_cvtepi32_epi8(p));
+    _mm_store_si128((__m128i*)(to.values + 16), _mm512_cvtepi32_epi8(q));
+    set_sums(to, largest / 127, _mm512_reduce_add_epi32(p), _mm512_reduce_add_epi32(q));
+}
+
+void quantize_avx512(const float* x, int64_t first, int64_t end, ActivationBlock* to) {
+    for (int64_t b = first; b < end; b++) quantize_block(x + 32 * b, to[b]);
+}

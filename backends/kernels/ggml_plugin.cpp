@@ -1,0 +1,191 @@
+// The plug-in: a buffer type of packed weights that ggml's CPU backend takes for one of its own.
+//
+// llama.cpp asks for each weight, in the order of the CPU backend's extra buffer types, whether its operation
+// is supported there. What we take is packed as it is read and multiplied inside the CPU backend's own step, by
+// its own threads: the graph is not cut, and nothing is copied.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+#include "ggml_attention.h"
+#include "ggml_products.h"
+
+#ifdef _WIN32
+#define EXPORTED extern "C" __declspec(dllexport)
+#else
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+#endif
+
+namespace edgespec {
+namespace {
+
+using ggml::Buffer;
+using ggml::BufferType;
+using ggml::functions;
+using ggml::Tensor;
+
+constexpr size_t kAlignment = 64;
+constexpr int64_t kRowsAThread = 256;  // at least: less is not worth a thread
+
+BufferType* packed_type();
+
+// Loads of this thread pack what they can. Questions are decided by it: weights that are packed stay so.
+thread_local bool is_enabled = false;
+thread_local bool packs_table = false;  // the embedding table, which is the head, too
+thread_local int loading_threads = 1;
+
+class PackedBufferType : public ggml::ExtraBufferType {
+   public:
+    bool supports_op(ggml::Device*, const Tensor* op) override {
+        const Buffer* buffer = op->src[0] ? op->src[0]->buffer : nullptr;
+        if (!buffer || buffer->type != packed_type()) return false;
+        bool is_question = buffer->size == 0;  // about a weight that lies nowhere yet
+        bool is_wanted = is_enabled && (packs_table || op->op != ggml::kGetRows);
+        return (is_wanted || !is_question) && computes(op);
+    }
+
+    ggml::TensorTraits* get_tensor_traits(const Tensor* op) override {
+        if (op->op == ggml::kFlashAttention) return attends(op, packed_type()) ? &attention_ : nullptr;
+        if (op->op != ggml::kMulMat && op->op != ggml::kMulMatId && op->op != ggml::kGetRows) return nullptr;
+        const Buffer* buffer = op->src[0]->buffer;
+        return buffer && buffer->type == packed_type() ? &traits_ : nullptr;
+    }
+
+   private:
+    PackedTraits traits_;
+    AttentionTraits attention_;
+};
+
+int init_tensor(Buffer*, Tensor* tensor) {
+    tensor->extra = const_cast<Format*>(format_of(tensor));
+    return ggml::kSuccess;
+}
+
+// Packs rows [first, end), multiples of a panel's, in equal shares for each thread.
+void pack_rows(const Format& f, const uint8_t* file, int64_t first, int64_t end, int64_t k, uint8_t* panels) {
+    int64_t count = (end - first) / f.panel_rows;
+    int64_t threads = std::max<int64_t>(1, std::min<int64_t>(loading_threads, (end - first) / kRowsAThread));
+    auto pack_share = [&](int64_t i) {
+        int64_t from = count * i / threads, to = count * (i + 1) / threads;
+        f.pack(file + from * f.panel_rows * int64_t(f.row_bytes(k)), (to - from) * f.panel_rows, k,
+               panels + (first / f.panel_rows + from) * int64_t(f.panel_bytes(k)));
+    };
+    std::vector<std::thread> others;
+    for (int64_t i = 1; i < threads; i++) others.emplace_back(pack_share, i);
+    pack_share(0);
+    for (std::thread& other : others) other.join();
+}
+
+// llama.cpp reads every tensor into one buffer, which stays as large as the largest until all are loaded. What
+// was packed is not read again: its pages go back before weights take the place.
+void give_back([[maybe_unused]] const void* data, [[maybe_unused]] size_t size) {
+#ifdef __linux__
+    size_t page = size_t(sysconf(_SC_PAGESIZE)), first = reinterpret_cast<size_t>(data);
+    size_t begin = (first + page - 1) / page * page, end = (first + size) / page * page;
+    if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+#endif
+}
+
+// Whole panels at a time; llama.cpp sets whole tensors.
+void set_tensor(Buffer*, Tensor* tensor, const void* data, size_t offset, size_t size) {
+    const Format& f = *static_cast<const Format*>(tensor->extra);
+    size_t panel = f.row_bytes(tensor->ne[0]) * size_t(f.panel_rows);
+    if (offset % panel != 0 || size % panel != 0) std::abort();
+    int64_t first = int64_t(offset / panel) * f.panel_rows;
+    pack_rows(f, static_cast<const uint8_t*>(data), first, first + int64_t(size / panel) * f.panel_rows,
+              tensor->ne[0], static_cast<uint8_t*>(tensor->data));
+    if (is_enabled) give_back(data, size);  // not what others set, who may use it again
+}
+
+const char* get_name(BufferType*) { return "CPU_EDGESPEC"; }
+
+// Memory of the CPU backend, of which nobody else reads the contents.
+Buffer* alloc_buffer(BufferType* type, size_t size) {
+    Buffer* buffer = functions.alloc_buffer(functions.cpu_buffer_type(), size);
+    if (!buffer) return nullptr;
+    buffer->type = type;
+    buffer->functions.init_tensor = init_tensor;
+    buffer->functions.set_tensor = set_tensor;
+    buffer->functions.get_tensor = nullptr;
+    buffer->functions.cpy_tensor = nullptr;
+    return buffer;
+}
+
+size_t get_alignment(BufferType*) { return kAlignment; }
+
+size_t get_alloc_size(BufferType*, const Tensor* tensor) { return packed_bytes(tensor); }
+
+bool is_host(BufferType*) { return false; }
+
+BufferType* packed_type() {
+    static PackedBufferType asked;
+    static BufferType type = {{get_name, alloc_buffer, get_alignment, nullptr, get_alloc_size, is_host},
+                              functions.device(functions.cpu_registry(), 0),
+                              static_cast<ggml::ExtraBufferType*>(&asked)};
+    return &type;
+}
+
+// What llama.cpp reads when a model is loaded. The CPU backend copies its list when it is first asked.
+bool is_offered() {
+    using GetExtra = BufferType** (*)(ggml::Device*);
+    void* address = functions.proc_address(functions.cpu_registry(), "ggml_backend_dev_get_extra_bufts");
+    if (!address) return false;
+    GetExtra get_extra;
+    memcpy(&get_extra, &address, sizeof get_extra);
+    for (BufferType** type = get_extra(packed_type()->device); type && *type; type++)
+        if (*type == packed_type()) return true;
+    return false;
+}
+
+const char* attach(void* library) {
+    if (strcmp(chosen(), "scalar") == 0) return "there are none for this processor";
+    if (const char* reason = ggml::find_functions(library)) return reason;
+    std::vector<BufferType*>& types = functions.extra_buffer_types();
+    types.insert(types.begin(), packed_type());
+    if (is_offered()) return nullptr;
+    types.erase(types.begin());
+    return "a model was loaded before them";
+}
+
+}  // namespace
+}  // namespace edgespec
+
+// Makes the kernels known to ggml; `library` is the loader's handle of llama.cpp. Once per process, before the
+// first model is loaded. Returns why they stay out, or NULL.
+EXPORTED const char* edgespec_kernels_attach(void* library) { return edgespec::attach(library); }
+
+// Whether models that this thread loads from now on use them; `threads` pack their weights. A table that is the
+// model's head, too (`is_tied`), is packed and kept once.
+EXPORTED void edgespec_kernels_enable(int enabled, int is_tied, int threads) {
+    edgespec::is_enabled = enabled != 0;
+    edgespec::packs_table = is_tied != 0;
+    edgespec::loading_threads = threads;
+}
+
+EXPORTED const char* edgespec_kernels_instructions() { return edgespec::chosen(); }
+
+// Bytes that a matrix takes when it is packed, or 0 for one that stays with llama.cpp.
+EXPORTED size_t edgespec_kernels_packed_bytes(int ggml_type, int64_t rows, int64_t k) {
+    const edgespec::Format* f = edgespec::find(ggml_type, rows, k);
+    return f ? size_t(rows / f->panel_rows) * f->panel_bytes(k) : 0;
+}
+
+// Bytes of work memory for a product with `tokens` columns of `k` activations.
+EXPORTED size_t edgespec_kernels_work_bytes(int64_t k, int64_t tokens) {
+    return edgespec::multiplication_work_bytes(k, tokens);
+}
+
+// Bytes of work memory for the attention of a step.
+EXPORTED size_t edgespec_kernels_attention_bytes(int64_t tokens, int64_t heads, int64_t cells) {
+    return edgespec::attention_work_bytes(tokens, heads, cells);
+}
+
+// The buffer type, for who builds graphs of single products: the check before first use, and timing.
+EXPORTED void* edgespec_kernels_buffer_type() { return edgespec::packed_type(); }

@@ -1,0 +1,27 @@
+// Operations of ggml on packed weights: which we compute, and how a step's threads share them.
+#pragma once
+
+#include "ggml_structures.h"
+#include "products.h"
+
+namespace edgespec {
+
+// The product for a tensor of weights, or nullptr for one that stays with llama.cpp.
+const Format* format_of(const ggml::Tensor* weights);
+
+// Bytes of all panels of a tensor, or of one that stays as it is.
+size_t packed_bytes(const ggml::Tensor* weights);
+
+// Bytes of work memory for n columns of k activations.
+size_t multiplication_work_bytes(int64_t k, int64_t n);
+
+// Whether we compute this operation; its first source lies in our buffer, or is to.
+bool computes(const ggml::Tensor* op);
+
+class PackedTraits : public ggml::TensorTraits {
+   public:
+    bool work_size(int threads, const ggml::Tensor* op, size_t& size) override;
+    bool compute_forward(ggml::ComputeParams* params, ggml::Tensor* op) override;
+};
+
+}  // namespace edgespec

@@ -1,0 +1,82 @@
+// 8 of a panel's 16 rows as two vectors of 128 bits: for tile.h. Included inside the namespace of a file of
+// products, under its target.
+
+constexpr int kPrefetch = 2304;
+constexpr int64_t kCachedBytes = 256 << 10;
+
+template <int Half>
+struct Neon {
+    using Bytes = uint8x16x2_t;
+    using Int = int32x4x2_t;
+    using Float = float32x4x2_t;
+    static constexpr bool signed_wide = true, pairs = false;
+
+    template <class F>
+    static constexpr int widest(int panels) { return panels == 2 ? 0 : F::type == Q6_K::type ? 4 : 6; }
+
+    static INLINE Bytes load(const uint8_t* at) { return {{vld1q_u8(at + 32 * Half), vld1q_u8(at + 32 * Half + 16)}}; }
+    static INLINE Bytes masked(Bytes x, char mask) {
+        const uint8x16_t all = vdupq_n_u8(uint8_t(mask));
+        return {{vandq_u8(x.val[0], all), vandq_u8(x.val[1], all)}};
+    }
+    // By a negative number of bits: to the right.
+    template <int bits>
+    static INLINE Bytes left(Bytes x) {
+        const int8x16_t by = vdupq_n_s8(bits);
+        return {{vshlq_u8(x.val[0], by), vshlq_u8(x.val[1], by)}};
+    }
+    static INLINE Bytes with_bits(Bytes x, Bytes bits, char mask) {
+        bits = masked(bits, mask);
+        return {{vorrq_u8(x.val[0], bits.val[0]), vorrq_u8(x.val[1], bits.val[1])}};
+    }
+    static INLINE Bytes lookup(const uint8_t* table, Bytes x) {
+        const uint8x16_t values = vld1q_u8(table);
+        return {{vqtbl1q_u8(values, x.val[0]), vqtbl1q_u8(values, x.val[1])}};
+    }
+    static INLINE int8x16_t all_quads(const int8_t* x) {
+        int32_t four;
+        memcpy(&four, x, 4);
+        return vreinterpretq_s8_s32(vdupq_n_s32(four));
+    }
+    // Weights up to 63 are signed bytes as they are; those of 8 bits lose the 128 that was added to them.
+    template <bool wide>
+    static INLINE int8x16_t signed_weights(uint8x16_t weights) {
+        return vreinterpretq_s8_u8(wide ? veorq_u8(weights, vdupq_n_u8(0x80)) : weights);
+    }
+    template <bool wide>
+    static INLINE Int dot(Int sum, Bytes weights, int8x16_t x) {
+        return {{vdotq_s32(sum.val[0], signed_weights<wide>(weights.val[0]), x),
+                 vdotq_s32(sum.val[1], signed_weights<wide>(weights.val[1]), x)}};
+    }
+    static INLINE Int all(int32_t x) { return {{vdupq_n_s32(x), vdupq_n_s32(x)}}; }
+
+    static INLINE Float signed_bytes(const uint8_t* at) {
+        int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(vld1_u8(at + 8 * Half)));
+        return to_float({{vmovl_s16(vget_low_s16(wide)), vmovl_s16(vget_high_s16(wide))}});
+    }
+    static INLINE Float unsigned_bytes(const uint8_t* at) {
+        int16x8_t wide = vreinterpretq_s16_u16(vmovl_u8(vld1_u8(at + 8 * Half)));
+        return to_float({{vmovl_s16(vget_low_s16(wide)), vmovl_s16(vget_high_s16(wide))}});
+    }
+    static INLINE Float negative(Float x) { return {{vnegq_f32(x.val[0]), vnegq_f32(x.val[1])}}; }
+    static INLINE Float halves(const uint8_t* at) {
+        float16x8_t x = vreinterpretq_f16_u8(vld1q_u8(at + 16 * Half));
+        return {{vcvt_f32_f16(vget_low_f16(x)), vcvt_f32_f16(vget_high_f16(x))}};
+    }
+    static INLINE Float to_float(Int x) { return {{vcvtq_f32_s32(x.val[0]), vcvtq_f32_s32(x.val[1])}}; }
+    static INLINE Float times(Float a, Float b) {
+        return {{vmulq_f32(a.val[0], b.val[0]), vmulq_f32(a.val[1], b.val[1])}};
+    }
+    static INLINE Float add_product(Float a, Float b, Float sum) {
+        return {{vfmaq_f32(sum.val[0], a.val[0], b.val[0]), vfmaq_f32(sum.val[1], a.val[1], b.val[1])}};
+    }
+    static INLINE Float all(float x) { return {{vdupq_n_f32(x), vdupq_n_f32(x)}}; }
+    static INLINE void store(float* at, Float x) {
+        vst1q_f32(at + 8 * Half, x.val[0]);
+        vst1q_f32(at + 8 * Half + 4, x.val[1]);
+    }
+};
+
+void quantize_neon(const float* x, int64_t first, int64_t end, ActivationBlock* to) {
+    for (int64_t b = first; b < end; b++) quantize_plainly(x + 32 * b, to[b]);
+}

@@ -1,0 +1,50 @@
+"""What one call of `llama_decode` computes, over arrays that are filled by slices."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Embed: TypeAlias = Callable[[Sequence[int]], NDArray[np.float32]]  # n tokens to [n, width]
+
+
+class Batch:
+    """A llama_batch over numpy arrays, so that filling it is a slice assignment.
+
+    With an `embed`, tokens are fed as its embeddings [n, width] instead of their ids.
+    """
+
+    def __init__(
+        self, lib: ModuleType, capacity: int, max_sequences: int, embed: Embed | None, width: int
+    ) -> None:
+        self._tokens = np.zeros(capacity, np.int32)
+        self._embed = embed
+        self._embeddings = np.zeros((capacity if embed else 0, width), np.float32)
+        self.positions = np.zeros(capacity, np.int32)
+        self.num_ids = np.ones(capacity, np.int32)
+        self.ids = np.zeros((capacity, max_sequences), np.int32)
+        self.outputs = np.ones(capacity, np.int8)
+        self._rows = (self.ids.ctypes.data + np.arange(capacity) * self.ids.strides[0]).astype(
+            np.uintp
+        )
+        self.struct = lib.llama_batch(
+            0,
+            None if embed else self._tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            self._embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) if embed else None,
+            self.positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            self.num_ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            self._rows.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+            self.outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def put(self, start: int, tokens: Sequence[int]) -> None:
+        """Let the places from `start` on hold `tokens`."""
+        if self._embed is None:
+            self._tokens[start : start + len(tokens)] = tokens
+        elif tokens:
+            self._embeddings[start : start + len(tokens)] = self._embed(tokens)

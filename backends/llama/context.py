@@ -1,0 +1,235 @@
+"""A model and a context of it in llama.cpp: loaded, computed with, and freed.
+
+What is in the context's cache is the business of the backend.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from edgespec.backends.base import Capabilities, Logits
+from edgespec.backends.llama.batch import Batch
+from edgespec.backends.llama.huge_pages import HugePages
+from edgespec.backends.llama.kernels import kernels
+from edgespec.backends.llama.library import LOG, interrupts_kept, library, model_params
+from edgespec.backends.llama.team import TEAMS
+from edgespec.backends.llama.tokenizer import LlamaTokenizer
+from edgespec.errors import BackendError, UnsupportedError
+from edgespec.memory.device.track import give_back_memory
+
+_KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # values of ggml_type
+_FLASH_ATTENTION_ON = 1
+_LOAD_COPIED, _LOAD_MAPPED = 0, 1  # values of llama_load_mode
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaSettings:
+    """How a model is loaded; sizes are in tokens.
+
+    `max_nodes` bounds one verification step (root included), `max_leaves` its branches.
+    `batch_size` is the prefill chunk and sizes the compute buffer. `gpu_layers` < 0 means all.
+    `mapped` weights are pages of the file; others are read into memory, which saves the file's
+    own pages where the CPU backend makes repacked copies. With `kernels`, weights are packed for
+    edgespec's own, where these fit this llama.cpp; a `tied` table, which is the head, too, once.
+    """
+
+    context_size: int
+    batch_size: int = 256
+    max_nodes: int = 32
+    max_leaves: int = 8
+    threads: int = 1
+    kv_type_k: str = "f16"
+    kv_type_v: str = "f16"
+    gpu_layers: int = -1
+    mapped: bool = True
+    kernels: bool = False
+    tied: bool = False
+
+
+class LlamaContext:
+    """Nothing, until a model is opened. `handle` and `memory` are llama.cpp's own."""
+
+    handle: Any = None
+    _model: Any = None
+    _tokenizer: LlamaTokenizer | None = None
+
+    def __init__(self, settings: LlamaSettings) -> None:
+        self.lib: ModuleType = library()
+        self.settings = settings
+        self._threads = settings.threads  # of the last step
+
+    def open(
+        self,
+        path: str,
+        progress: Callable[[float], None] | None,
+        adjust: Callable[[Any], None],
+    ) -> None:
+        """Load a file and make a context; `adjust` may change the context's parameters.
+
+        Raises:
+            BackendError: llama.cpp cannot load it, with llama.cpp's own words.
+            UnsupportedError: a setting the library does not know.
+        """
+        LOG.clear()
+        self._load(path, progress)
+        self.tokenizer = self._tokenizer = LlamaTokenizer(self.lib, self._model)
+        self.capabilities = self._find_capabilities()
+        self._make_context(adjust)
+        self.buffer_bytes = LOG.buffer_bytes()
+        self.logits = _LogitsView(self.lib, self.settings.max_nodes, self.tokenizer.vocab_size)
+
+    def _load(self, path: str, progress: Callable[[float], None] | None) -> None:
+        params = model_params()
+        params.n_gpu_layers = self.settings.gpu_layers
+        params.load_mode = _LOAD_MAPPED if self.settings.mapped else _LOAD_COPIED
+        pages, problems = HugePages(), list[BaseException]()
+
+        def report(fraction: float, _data: Any) -> bool:
+            try:
+                if fraction == 0.0:  # the weights have their place and are not read yet
+                    pages.ask()
+                if progress is not None:
+                    progress(fraction)
+            except BaseException as problem:  # C cannot pass it on
+                problems.append(problem)
+            return not (interrupted or problems)
+
+        callback = self.lib.llama_progress_callback(report)
+        params.progress_callback = callback
+        settings = self.settings
+        use = kernels(settings.kernels, tied=settings.tied, threads=settings.threads)
+        with interrupts_kept() as interrupted, use:
+            self._model = self.lib.llama_model_load_from_file(os.fsencode(path), params)
+        give_back_memory()  # tensors were read into a buffer of their size before they were packed
+        if problems:
+            raise problems[0]
+        if interrupted:  # and whoever was told of it raised nothing
+            raise KeyboardInterrupt
+        if not self._model:
+            raise BackendError(
+                f"llama.cpp cannot load {os.path.basename(path)}: {LOG.problem() or 'no reason'}",
+                hint="the file may be of a newer architecture than llama-cpp-python 0.3.36 knows",
+            )
+
+    def _find_capabilities(self) -> Capabilities:
+        if self.lib.llama_model_is_recurrent(self._model):
+            return Capabilities(False, False, False, "a recurrent state cannot be rolled back")
+        if self.lib.llama_model_is_hybrid(self._model):
+            return Capabilities(False, False, False, "the recurrent layers cannot be rolled back")
+        if self.lib.llama_model_n_swa(self._model) > 0:
+            return Capabilities(
+                True, False, False, "sliding-window layers recycle cells: chains only"
+            )
+        if self.settings.max_leaves == 1:
+            return Capabilities(True, False, True, "it was loaded for chains only")
+        return Capabilities(True, True, True)
+
+    def _make_context(self, adjust: Callable[[Any], None]) -> None:
+        settings = self.settings
+        params = self.lib.llama_context_default_params()
+        params.n_ctx = settings.context_size
+        params.swa_full = False  # only as many cells as a sliding window can see
+        params.n_batch = settings.batch_size + settings.max_nodes  # pending tokens come first
+        params.n_ubatch = settings.batch_size
+        params.n_seq_max = settings.max_leaves if self.capabilities.tree else 1
+        params.n_outputs_max = max(settings.max_nodes, settings.max_leaves)
+        params.n_threads = params.n_threads_batch = settings.threads
+        params.flash_attn_type = _FLASH_ATTENTION_ON
+        params.kv_unified = True
+        params.type_k = _kv_type(settings.kv_type_k)
+        params.type_v = _kv_type(settings.kv_type_v)
+        params.no_perf = True
+        adjust(params)
+        pages = HugePages()
+        with interrupts_kept():
+            self.handle = self.lib.llama_init_from_model(self._model, params)
+        if not self.handle:
+            raise BackendError(
+                f"llama.cpp cannot make a context of {settings.context_size} tokens: "
+                f"{LOG.problem() or 'no reason given'}",
+                hint="try a smaller --ctx",
+            )
+        self.memory = self.lib.llama_get_memory(self.handle)
+        pages.ask(written=True)  # the cache has been cleared
+
+    @property
+    def width(self) -> int:
+        """Values of a token's embedding."""
+        return int(self.lib.llama_model_n_embd(self._model))
+
+    @property
+    def crowding(self) -> float:
+        """How many times more threads the settings have than the last step had."""
+        return self.settings.threads / self._threads
+
+    def decode(self, batch: Batch, count: int) -> None:
+        """Compute the first `count` places of a batch. Raises BackendError."""
+        batch.struct.n_tokens = count
+        try:
+            threads = TEAMS.enter(self.settings.threads)
+            if threads != self._threads:
+                self.lib.llama_set_n_threads(self.handle, threads, threads)
+                self._threads = threads
+            status = self.lib.llama_decode(self.handle, batch.struct)
+        finally:
+            TEAMS.leave()
+        if status != 0:
+            raise BackendError(f"llama_decode failed with {status}: {LOG.problem() or 'no reason'}")
+
+    def rows(self, count: int) -> Logits:
+        """The first logits of the last step, [count, V]: a view that the next step overwrites."""
+        return self.logits.rows(self.handle, count)
+
+    def close(self) -> None:
+        """Free everything; safe to call twice."""
+        if self._tokenizer is not None:
+            self._tokenizer.close()
+        if self.handle:
+            self.lib.llama_free(self.handle)
+        if self._model:
+            self.lib.llama_model_free(self._model)
+            give_back_memory()
+        self.handle = self._model = None
+
+
+class _LogitsView:
+    """llama.cpp's buffer of logits as an array [rows, V]."""
+
+    def __init__(self, lib: ModuleType, max_rows: int, vocab_size: int) -> None:
+        self._shape = max_rows, vocab_size
+        # A second handle on the function: an address is cheaper than a pointer object per step.
+        self._get = lib._lib["llama_get_logits"]
+        self._get.argtypes = [ctypes.c_void_p]
+        self._get.restype = ctypes.c_void_p
+        self._address = 0
+        self._array: Logits = np.empty((0, 0), np.float32)
+        self.most_rows = 1  # so far: the buffer grows with demand
+
+    def rows(self, context: Any, count: int) -> Logits:
+        self.most_rows = max(self.most_rows, count)
+        address = self._get(context)
+        if address != self._address:  # the buffer is allocated once, so nearly never
+            pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
+            self._array = np.ctypeslib.as_array(pointer, self._shape)
+            self._address = address
+        return self._array[:count]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the rows that were needed so far."""
+        return 4 * self.most_rows * self._shape[1]
+
+
+def _kv_type(name: str) -> int:
+    if name not in _KV_TYPES:
+        raise UnsupportedError(
+            f"llama.cpp has no KV cache type {name!r}", hint=f"use one of {', '.join(_KV_TYPES)}"
+        )
+    return _KV_TYPES[name]

@@ -1,0 +1,170 @@
+"""edgespec's matrix kernels in llama.cpp: a buffer type of its CPU backend packs weights for them.
+
+They are known to it once per process, before the first model is loaded, and used by those models
+that are loaded `with kernels(True)`. Whatever does not fit leaves plain llama.cpp.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.llama.ggml_products import MatrixProduct, quantized
+from edgespec.backends.llama.library import ggml_function, has_amx_kernels, library
+from edgespec.errors import BackendError
+from edgespec.memory.device.kernels import (
+    missing_kernels,
+    open_library,
+    packed_bytes,
+    refuse_kernels,
+)
+
+# Values of ggml_type: Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL.
+KERNEL_TYPES = (2, 3, 8, 12, 13, 14, 20)
+_CHECKED_ROWS, _CHECKED_COLUMNS, _CHECKED_TOKENS = 32, 512, 3
+# Both sides round activations to 8 bits, in blocks of other sizes: 0.3% to 0.9% is usual.
+_MOST_DIFFERENCE = 0.02
+_TIMED_BYTES, _TIMED_ROUNDS = 16 << 20, 6
+_P = ctypes.c_void_p
+
+
+@functools.cache
+def attach() -> str:
+    """Make the kernels known to llama.cpp; why they stay out, or "" where they are in.
+
+    They are used only after products of every type agree with ggml's own.
+    """
+    if reason := missing_kernels():
+        return reason
+    if reason := _attached():
+        refuse_kernels(reason)
+    return reason
+
+
+def _attached() -> str:
+    lib = library()
+    if has_amx_kernels():
+        return "this llama.cpp has kernels for AMX, whose switch they share"
+    function = open_library()["edgespec_kernels_attach"]
+    function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    reason: bytes | None = function(lib._lib._handle)
+    return reason.decode() if reason else _check()
+
+
+@contextmanager
+def kernels(use: bool, *, tied: bool = False, threads: int = 1) -> Iterator[None]:
+    """Models that this thread loads in the body use them, or do not; `threads` pack weights.
+
+    Of a `tied` model, whose embedding table is its head, too, the table is kept once.
+    """
+    if attach():
+        yield
+        return
+    enable = open_library()["edgespec_kernels_enable"]
+    enable.restype, enable.argtypes = None, 3 * [ctypes.c_int]
+    enable(use, tied, threads)
+    try:
+        yield
+    finally:
+        enable(False, False, 1)
+
+
+def packed_type() -> int:
+    """ggml's handle of the buffer type; only where `attach` found nothing."""
+    function = open_library()["edgespec_kernels_buffer_type"]
+    function.restype, function.argtypes = ctypes.c_void_p, []
+    return int(function())
+
+
+def _check() -> str:
+    weights = _numbers(_CHECKED_ROWS, _CHECKED_COLUMNS)
+    x = _numbers(_CHECKED_TOKENS, _CHECKED_COLUMNS)
+    for kind in KERNEL_TYPES:
+        if packed_bytes(kind, _CHECKED_ROWS, _CHECKED_COLUMNS) == 0:
+            continue
+        if difference(kind, weights, x) > _MOST_DIFFERENCE:
+            return "a product differs from ggml's own"
+    return ""
+
+
+def _numbers(rows: int, columns: int) -> NDArray[np.float32]:
+    """Numbers between -1 and 1 without a pattern that matters; numpy.random takes 8 MiB."""
+    values: NDArray[np.float32] = np.sin(np.arange(rows * columns, dtype=np.float64) ** 1.7)
+    return values.astype(np.float32).reshape(rows, columns)
+
+
+def difference(kind: int, weights: NDArray[np.float32], x: NDArray[np.float32]) -> float:
+    """How far a product is from ggml's own: root mean square, over that of ggml's."""
+    data, shape = quantized(kind, weights), weights.shape[::-1]
+    results = []
+    for buffer_type in (None, packed_type()):
+        try:
+            with MatrixProduct(
+                kind, data, shape, tokens=len(x), threads=2, buffer_type=buffer_type
+            ) as product:
+                results.append(product(x))
+        except BackendError:
+            return float("inf")
+    theirs, ours = results
+    return float(np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(theirs**2)))
+
+
+def product_ms(ggml_type: int, shape: tuple[int, int], tokens: int) -> tuple[float, float]:
+    """Milliseconds of a product on one thread: with llama.cpp's kernels, and with ours.
+
+    One thread is measured well beside busy programs, too. `shape` is columns and rows of the
+    matrix, of which so many rows are taken that it is larger than usual caches. In turns; the best
+    of each counts.
+    """
+    columns, rows = shape
+    few = quantized(ggml_type, _numbers(_CHECKED_ROWS, columns))
+    copies = max(1, min(rows * few.nbytes // _CHECKED_ROWS, _TIMED_BYTES) // few.nbytes)
+    data, shape = np.tile(few, copies), (columns, copies * _CHECKED_ROWS)
+    x = _numbers(tokens, columns)
+    with ExitStack() as opened:
+        products = [
+            opened.enter_context(_product(ggml_type, data, shape, tokens, buffer_type))
+            for buffer_type in (_repacked_type(), packed_type())
+        ]
+        for product in products:
+            product(x)
+        times = [[product.seconds() for product in products] for _ in range(_TIMED_ROUNDS)]
+    theirs, ours = (1e3 * min(column) for column in zip(*times, strict=True))
+    return theirs, ours
+
+
+def _product(
+    ggml_type: int,
+    data: NDArray[np.uint8],
+    shape: tuple[int, int],
+    tokens: int,
+    buffer_type: int | None,
+) -> MatrixProduct:
+    """In that buffer type, or in plain memory where it has no kernel for these weights."""
+    try:
+        return MatrixProduct(ggml_type, data, shape, tokens=tokens, buffer_type=buffer_type)
+    except BackendError:
+        return MatrixProduct(ggml_type, data, shape, tokens=tokens)
+
+
+def _repacked_type() -> int | None:
+    """llama.cpp's own buffer type of rearranged weights, or None."""
+    registry = ggml_function("ggml_backend_cpu_reg", ctypes.c_void_p)()
+    device_of = ggml_function("ggml_backend_reg_dev_get", _P, _P, ctypes.c_size_t)
+    address = ggml_function("ggml_backend_reg_get_proc_address", _P, _P, ctypes.c_char_p)(
+        registry, b"ggml_backend_dev_get_extra_bufts"
+    )
+    name_of = ggml_function("ggml_backend_buft_name", ctypes.c_char_p, _P)
+    types = ctypes.CFUNCTYPE(ctypes.POINTER(_P), _P)(address)(device_of(registry, 0))
+    for i in itertools.count():
+        if types[i] is None:
+            return None
+        if name_of(types[i]) == b"CPU_REPACK":
+            return int(types[i])
+    return None

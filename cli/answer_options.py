@@ -1,0 +1,197 @@
+"""How tokens are picked and what an answer looks like, as options of every command that answers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgespec.errors import UnsupportedError
+from edgespec.paths import expanded
+
+if TYPE_CHECKING:
+    from edgespec.sampling.params import SamplingParams
+
+
+# Other words for samplers, llama.cpp's among them.
+_SAMPLERS = {"typical": "typ_p", "typical_p": "typ_p", "temp": "temperature", "nucleus": "top_p"}
+# Options that have another name as a parameter of a sampler.
+_PARAMETERS = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n"}
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are picked, for every command that generates."""
+
+    seed: Annotated[
+        int | None, typer.Option("--seed", "-s", help="The same seed gives the same answer.")
+    ] = None
+    temperature: Annotated[
+        float, typer.Option("--temperature", "--temp", help="0 always takes the likeliest token.")
+    ] = 0.0
+    top_k: Annotated[int, typer.Option("--top-k", help="Keep so many tokens; 0: all.")] = 0
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Keep the best tokens up to this probability; 1: all.")
+    ] = 1.0
+    min_p: Annotated[
+        float, typer.Option("--min-p", help="Drop tokens below this part of the best one's chance.")
+    ] = 0.0
+    typical_p: Annotated[
+        float, typer.Option("--typical", "--typical-p", help="Keep the least odd tokens; 1: all.")
+    ] = 1.0
+    top_n_sigma: Annotated[
+        float,
+        typer.Option(
+            "--top-n-sigma", "--top-nsigma", help="Keep logits so many deviations from the best."
+        ),
+    ] = 0.0
+    xtc_probability: Annotated[
+        float, typer.Option("--xtc-probability", help="How often the likeliest are left out.")
+    ] = 0.0
+    xtc_threshold: Annotated[
+        float, typer.Option("--xtc-threshold", help="Likely is what has this probability.")
+    ] = 0.1
+    dynatemp_range: Annotated[
+        float, typer.Option("--dynatemp-range", help="Temperature by entropy: plus or minus this.")
+    ] = 0.0
+    dynatemp_exponent: Annotated[
+        float, typer.Option("--dynatemp-exp", help="How entropy becomes a temperature.")
+    ] = 1.0
+    mirostat: Annotated[
+        int, typer.Option("--mirostat", help="2: keep surprise near a target, in place of filters.")
+    ] = 0
+    mirostat_tau: Annotated[float, typer.Option("--mirostat-ent", help="That target, in bits.")] = (
+        5.0
+    )
+    mirostat_eta: Annotated[
+        float, typer.Option("--mirostat-lr", help="How fast it is approached.")
+    ] = 0.1
+    repeat_penalty: Annotated[
+        float, typer.Option("--repeat-penalty", help="Tokens used already are less likely; 1: off.")
+    ] = 1.0
+    repeat_last_n: Annotated[
+        int, typer.Option("--repeat-last-n", help="Penalties look at so many tokens; -1: all.")
+    ] = 64
+    presence_penalty: Annotated[
+        float,
+        typer.Option("--presence-penalty", help="Subtracted from the logits of tokens used."),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, typer.Option("--frequency-penalty", help="The same, for every time it was used.")
+    ] = 0.0
+    dry_multiplier: Annotated[
+        float, typer.Option("--dry-multiplier", help="Penalise what goes on repeating; 0: off.")
+    ] = 0.0
+    dry_base: Annotated[
+        float, typer.Option("--dry-base", help="How the penalty grows with the repetition.")
+    ] = 1.75
+    dry_allowed_length: Annotated[
+        int, typer.Option("--dry-allowed-length", help="Tokens of a repetition that are free.")
+    ] = 2
+    dry_penalty_last_n: Annotated[
+        int, typer.Option("--dry-penalty-last-n", help="It looks at so many tokens; -1: all.")
+    ] = 64
+    dry_sequence_breaker: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dry-sequence-breaker", help="No repetition crosses this text; none: no such text."
+        ),
+    ] = None
+    logit_bias: Annotated[
+        list[str] | None, typer.Option("--logit-bias", help="TOKEN=BIAS, e.g. 42=-5.")
+    ] = None
+    samplers: Annotated[
+        str | None,
+        typer.Option("--samplers", help="Those that run, in this order: top_k;top_p;temperature."),
+    ] = None
+
+    def params(self) -> SamplingParams:
+        """Sampling parameters; values no model could honour are misuse."""
+        from edgespec.sampling.params import SamplingParams
+
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        for option, parameter in _PARAMETERS.items():
+            values[parameter] = values.pop(option)
+        values["logit_bias"] = _biases(self.logit_bias or [])
+        breakers, order = values.pop("dry_sequence_breaker"), values.pop("samplers")
+        if breakers is not None:
+            values["dry_sequence_breakers"] = [text for text in breakers if text != "none"]
+        if order is not None:
+            values["samplers"] = _order(order)
+        try:
+            return SamplingParams(**values)
+        except UnsupportedError as problem:
+            raise typer.BadParameter(f"{problem}; {problem.hint}") from problem
+
+
+def _order(text: str) -> list[str]:
+    """Names of samplers, with llama.cpp's semicolons or commas between them."""
+    words = [word.strip().lower().replace("-", "_") for word in re.split("[;,]", text)]
+    return [_SAMPLERS.get(word, word) for word in words if word]
+
+
+GREEDY = SamplingOptions()
+
+
+@dataclass(frozen=True)
+class FormatOptions:
+    """What an answer has to look like, for every command that generates."""
+
+    grammar: Annotated[
+        str | None, typer.Option("--grammar", help="GBNF that answers keep to: text or a file.")
+    ] = None
+    grammar_file: Annotated[
+        Path | None, typer.Option("--grammar-file", help="The same, always a file.")
+    ] = None
+    json_schema: Annotated[
+        str | None,
+        typer.Option("--json-schema", "-j", help="Answers are JSON that fits it: text or a file."),
+    ] = None
+    json_schema_file: Annotated[
+        Path | None,
+        typer.Option("--json-schema-file", "-jf", help="The same, always a file."),
+    ] = None
+
+    def texts(self) -> dict[str, str | None]:
+        """Arguments `grammar` and `json_schema` of `Engine.stream`."""
+        both = (self.grammar, self.grammar_file, self.json_schema, self.json_schema_file)
+        if sum(one is not None for one in both) > 1:
+            raise typer.BadParameter("give one of --grammar and --json-schema, and once")
+        return {
+            "grammar": _text_or_file(self.grammar, "::=") or read_text(self.grammar_file),
+            "json_schema": _text_or_file(self.json_schema, "{") or read_text(self.json_schema_file),
+        }
+
+
+ANY_FORMAT = FormatOptions()
+
+
+def _text_or_file(given: str | None, sign: str) -> str | None:
+    """A text that holds `sign`, or else that of a file, which an @ before its name says, too."""
+    if given is None or (sign in given and not given.startswith("@")):
+        return given
+    return read_text(expanded(given.removeprefix("@")))
+
+
+def read_text(path: Path | None) -> str | None:
+    """The text of a file that was named. Raises UnsupportedError where it cannot be read."""
+    try:
+        return None if path is None else path.read_text(encoding="utf-8", errors="replace")
+    except OSError as problem:
+        raise UnsupportedError(
+            f"cannot read {path}: {problem.strerror}", hint="name a text file"
+        ) from problem
+
+
+def _biases(texts: list[str]) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for text in texts:
+        token, _, bias = text.partition("=")
+        try:
+            pairs.append((int(token), float(bias)))
+        except ValueError:
+            raise typer.BadParameter(f"--logit-bias {text} is not TOKEN=BIAS") from None
+    return tuple(pairs)

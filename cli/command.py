@@ -1,0 +1,78 @@
+"""A command whose help is in groups, and whose options also come from variables and files.
+
+Typer has panels for help, but draws them with a library whose import takes longer than the rest of
+`--help`; these are plain text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+from edgespec.cli import settings
+
+# Titles of groups, in this order, and the options of each by parameter; others come last.
+_ARGUMENTS, _OTHERS = "Arguments", "Options"
+_GROUPS = {
+    "Model and prompt": (
+        *("model", "named", "hf_repo", "prompt", "asked", "file", "system", "raw", "load"),
+        *("max_tokens", "stop", "no_shift", "prompts", "per_task", "connect"),
+    ),
+    "Server": ("host", "port", "api_key", "api_key_file", "cors", "alias"),
+    "Sampling": (
+        *("seed", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma"),
+        *("xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "mirostat"),
+        *("mirostat_tau", "mirostat_eta", "repeat_penalty", "repeat_last_n", "presence_penalty"),
+        *("frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
+        *("dry_penalty_last_n", "dry_sequence_breaker", "logit_bias", "samplers"),
+    ),
+    "Form of the answer": ("grammar", "grammar_file", "json_schema", "json_schema_file"),
+    "Memory and device": (
+        *("budget", "prefer", "ctx", "kv_type", "cache_type_k", "cache_type_v", "gpu_layers"),
+        *("threads", "backend", "device", "kernels"),
+    ),
+    "Drafts": (
+        *("drafter", "draft_model", "switch", "draft_max", "exact", "remember", "check"),
+        *("large_share", "quality"),
+    ),
+    "Output": ("color", "html", "csv_file", "as_json", "output"),
+}
+_TITLES = {name: title for title, names in _GROUPS.items() for name in names}
+_NOTE = (
+    "Every option may also be a variable, such as EDGESPEC_CTX=8192, or a line of edgespec.toml, "
+    "such as ctx = 8192; `edgespec config show` says what holds."
+)
+
+
+class Command(TyperCommand):
+    """Help in groups; see `settings` for where values come from."""
+
+    def __init__(self, name: str | None, **more: Any) -> None:
+        super().__init__(name, **more)
+        settings.take_variables(self.params)
+        self.epilog = self.epilog or (_NOTE if len(self.params) > len(_GROUPS) else None)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """As usual, with the values of files as defaults. Raises UnsupportedError."""
+        extra.setdefault("default_map", settings.from_files(self, info_name, parent))
+        return super().make_context(info_name, args, parent, **extra)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments, then options under the titles of their groups."""
+        sections: dict[str, list[tuple[str, str]]]
+        sections = {title: [] for title in (_ARGUMENTS, *_GROUPS, _OTHERS)}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                is_argument = parameter.param_type_name == "argument"
+                title = _ARGUMENTS if is_argument else _TITLES.get(parameter.name or "", _OTHERS)
+                sections[title].append(record)
+        if sum(bool(sections[title]) for title in _GROUPS) == 1:  # a small command has one list
+            group = next(title for title in _GROUPS if sections[title])
+            sections[_OTHERS] = sections.pop(group) + sections[_OTHERS]
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)

@@ -1,0 +1,74 @@
+"""`edgespec config`: which values of options hold, and who says so."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+
+from edgespec.cli import options, settings
+from edgespec.cli.command import Command
+from edgespec.cli.render import note, printable, table
+
+_SECRET, _HIDDEN = ("api-key",), "(set)"  # not for a screen
+
+config_app = typer.Typer(
+    help="Values of options that come from files and variables.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@config_app.command(cls=Command)
+def show(
+    context: typer.Context,
+    command: Annotated[
+        str, typer.Argument(help="Whose options: run, chat, bench, and so on.")
+    ] = "run",
+    as_json: options.JsonOption = False,
+) -> None:
+    """Show what the options of a command are, and why. Example: edgespec config show chat"""
+    root: Any = context.find_root().command
+    chosen = root.commands.get(command)
+    if chosen is None or hasattr(chosen, "commands"):
+        raise typer.BadParameter(f"there is no command {command}")
+    rows = [_row(chosen, command, root, one) for one in chosen.params if settings.variable(one)]
+    if as_json:
+        print(
+            json.dumps([dict(zip(("option", "value", "from"), row, strict=True)) for row in rows])
+        )
+        return
+    head = ("option", "value", "from")
+    shown = [(f"--{name}", _text(value), told) for name, value, told in rows]
+    print(printable(table([head, *shown])))
+    _say_files()
+
+
+def _row(command: Any, name: str, root: Any, parameter: Any) -> tuple[str, Any, str]:
+    option, value, told = _held(command, name, root, parameter)
+    return option, _HIDDEN if value and option in _SECRET else value, told
+
+
+def _held(command: Any, name: str, root: Any, parameter: Any) -> tuple[str, Any, str]:
+    option, variable = settings.option_name(parameter), settings.variable(parameter)
+    if (value := os.environ.get(variable)) is not None:
+        return option, value, variable
+    told = settings.told_by_files(command, name, root)
+    if parameter.name in told:
+        value, path = told[parameter.name]
+        return option, value, str(path)
+    return option, parameter.default, "default"
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _say_files() -> None:
+    user, found = settings.user_file(), settings.files()
+    for path in found:
+        note(f"read: {path}")
+    if user not in found:
+        note(f"not there: {user}")

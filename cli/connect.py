@@ -1,0 +1,222 @@
+"""`--connect`: `run` and `chat` with a server in place of a model of this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgespec.cli import answer_options, options
+from edgespec.cli.render import error, note
+from edgespec.cli.tint import Tint
+from edgespec.errors import EdgespecError, UnsupportedError
+
+if TYPE_CHECKING:
+    from edgespec.serve.client import Client
+
+ConnectOption = Annotated[
+    str | None,
+    typer.Option("--connect", help="Ask the server at this URL; its key is EDGESPEC_API_KEY."),
+]
+_HELP = "/system TEXT, /clear and /help are the commands with a server; Ctrl-C stops an answer"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a server is asked for, as fields of a request."""
+
+    fields: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        model: options.ModelOptions,
+        max_tokens: int,
+        stop: list[str] | None,
+        plan: options.PlanOptions,
+        sampling: answer_options.SamplingOptions,
+        answer_format: answer_options.FormatOptions,
+    ) -> Settings:
+        """Those of a command; options that a server plans by itself are misuse."""
+        if plan != options.DEFAULTS:
+            names = [one.name for one in fields(plan) if _differs(plan, one.name)]
+            name = names[0].replace("_", "-")
+            raise typer.BadParameter(f"--{name} is the server's to choose, with --connect")
+        params = sampling.params()
+        values: dict[str, Any] = {"max_tokens": max_tokens}
+        for one in fields(sampling):  # those of OpenAI's interface, and what was asked for
+            if one.name in ("temperature", "seed") or getattr(sampling, one.name) != one.default:
+                values[one.name] = getattr(sampling, one.name)
+        if params.logit_bias:
+            values["logit_bias"] = {
+                str(token): bias for token, bias in dict(params.logit_bias).items()
+            }
+        if model.name is not None:
+            values["model"] = model.name
+        if stop:
+            values["stop"] = stop
+        texts = answer_format.texts()
+        if texts["grammar"] is not None:
+            raise typer.BadParameter("--grammar has no place in a request; --json-schema has")
+        if texts["json_schema"] is not None:
+            values["response_format"] = _schema_format(texts["json_schema"])
+        return cls({name: value for name, value in values.items() if value is not None})
+
+
+def _differs(plan: options.PlanOptions, name: str) -> bool:
+    return bool(getattr(plan, name) != getattr(options.DEFAULTS, name))
+
+
+def _schema_format(text: str) -> dict[str, Any]:
+    try:
+        schema = json.loads(text)
+    except ValueError as problem:
+        raise UnsupportedError(f"the JSON schema cannot be read: {problem}") from problem
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+class _Answer:
+    """An answer of a server: chunks to iterate over, and what is known of it then."""
+
+    def __init__(self, client: Client, path: str, body: dict[str, Any]) -> None:
+        self.text, self.reason = "", "cancelled"
+        self.usage: dict[str, Any] = {}
+        self.timings: dict[str, Any] = {}
+        self._events = client.stream(path, {**body, "stream_options": {"include_usage": True}})
+
+    def pieces(self, cancel: threading.Event) -> Iterator[str]:
+        """Text as it comes, until Ctrl-C."""
+        for event in self._events:
+            self.usage = event.get("usage") or self.usage
+            self.timings = event.get("timings") or self.timings
+            for choice in event.get("choices", []):
+                piece = choice.get("text") or choice.get("delta", {}).get("content") or ""
+                self.text += piece
+                self.reason = choice.get("finish_reason") or self.reason
+                yield piece
+            if cancel.is_set():
+                break
+        self._events.close()  # type: ignore[attr-defined]
+
+    def line(self) -> str:
+        """What is told of it on stderr."""
+        told = f"{self.usage.get('completion_tokens', 0)} tokens"
+        if self.timings:
+            speed = self.timings.get("predicted_per_second", 0.0)
+            told += f", {speed:.1f} tokens/s"
+            if "acceptance_length" in self.timings:
+                told += f", acceptance length {self.timings['acceptance_length']:.2f}"
+        return told + ("; cut off" if self.reason == "length" else "")
+
+
+def _client(url: str) -> Client:
+    from edgespec.serve.client import Client
+
+    return Client(url, os.environ.get("EDGESPEC_API_KEY", ""))
+
+
+def _show(answer: _Answer, cancel: threading.Event, tint: Tint | None) -> None:
+    from edgespec.decode.generation import Chunk
+
+    terminal = sys.stdout.isatty()
+    for piece in answer.pieces(cancel):
+        if tint is not None and piece:
+            sys.stdout.write(tint.text(Chunk(piece, ())) if terminal else piece)
+            sys.stdout.flush()
+    if tint is not None:
+        print(flush=True)
+
+
+def run_connected(
+    url: str,
+    settings: Settings,
+    system: str | None,
+    text: str,
+    *,
+    raw: bool,
+    color: str,
+    as_json: bool,
+) -> None:
+    """`run` with a server: answer one prompt."""
+    from edgespec.cli.start import cancel_on_interrupt
+
+    head = [] if system is None else [{"role": "system", "content": system}]
+    messages = [*head, {"role": "user", "content": text}]
+    body = {**settings.fields, **({"prompt": text} if raw else {"messages": messages})}
+    cancel = cancel_on_interrupt()
+    answer = _Answer(_client(url), "completions" if raw else "chat/completions", body)
+    _show(answer, cancel, None if as_json else Tint(color))
+    if as_json:
+        measured = {"usage": answer.usage, "timings": answer.timings}
+        print(json.dumps({"text": answer.text, "finish_reason": answer.reason, **measured}))
+    else:
+        note(answer.line())
+    if cancel.is_set():
+        raise typer.Exit(130)
+
+
+class ConnectedChat:
+    """A conversation whose answers come from a server."""
+
+    def __init__(self, url: str, settings: Settings, system: str | None, color: str) -> None:
+        from edgespec.cli.chat_loop import NextLine
+
+        self._client, self._settings, self._system = _client(url), settings, system
+        self._tint = Tint(color)
+        self._messages: list[dict[str, str]] = []
+        self.next_line = NextLine()
+        self._last = ""
+
+    def status(self, columns: int) -> str:
+        """Where the answers come from, and the last one's figures."""
+        return f"{self._client.url}  {self._last}"[:columns]
+
+    def handle(self, text: str) -> None:
+        """A message or a command. Raises EdgespecError; nothing is lost then."""
+        name, _, argument = text.partition(" ")
+        if not text.startswith("/") or text.startswith("//"):
+            self._say(text.removeprefix("/") if text.startswith("//") else text)
+        elif name == "/clear":
+            self._messages.clear()
+        elif name == "/system":
+            self._system = argument or self._system
+            note(f"system: {self._system or '(that of the model)'}")
+        elif name == "/help":
+            note(_HELP)
+        else:
+            raise UnsupportedError(f"there is no command {name[:40]} with a server", hint=_HELP)
+
+    def _say(self, text: str) -> None:
+        from edgespec.cli.chat_loop import stoppable
+
+        head = [] if self._system is None else [{"role": "system", "content": self._system}]
+        asked = [*self._messages, {"role": "user", "content": text}]
+        body = {**self._settings.fields, "messages": [*head, *asked]}
+        answer = _Answer(self._client, "chat/completions", body)
+        with stoppable() as cancel:
+            _show(answer, cancel, self._tint)
+            self.next_line.is_after_stop = cancel.is_set()
+        self._last = answer.line()
+        if answer.text:
+            self._messages = [*asked, {"role": "assistant", "content": answer.text}]
+
+
+def chat_connected(url: str, settings: Settings, system: str | None, *, color: str) -> None:
+    """`chat` with a server."""
+    from edgespec.cli.chat_input import read_messages
+
+    talk, failed = ConnectedChat(url, settings, system, color), False
+    for text in read_messages(talk):
+        try:
+            talk.handle(text)
+        except EdgespecError as problem:
+            failed = True
+            error(problem)
+    if failed and not sys.stdin.isatty():
+        raise typer.Exit(1)

@@ -1,0 +1,66 @@
+"""Models of the hub on the command line: planned first, then fetched with a progress line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.cli.render import Progress, note, size_text
+
+if TYPE_CHECKING:
+    from edgespec.memory.plan.request import Request
+    from edgespec.models.hub.fetching import Wanted
+    from edgespec.models.hub.resolve import Fetch
+    from edgespec.models.spec import ModelSpec
+
+
+def fetcher(asked: Callable[[], Request]) -> Fetch:
+    """What brings a model that a command names, where it fits what the command asks for."""
+
+    def fetch(repository: str, tag: str) -> Path:
+        return pull(repository, tag, asked())
+
+    return fetch
+
+
+def pull(repository: str, tag: str, request: Request | None) -> Path:
+    """Bring a model of the hub into the cache; without a request, whether it fits or not."""
+    from edgespec.models.hub import fetching
+
+    wanted = fetching.find(repository, tag)
+    if fetching.is_here(wanted):
+        note(f"{wanted.name} is here already")
+        return fetching.fetch(wanted)
+    note(f"{wanted.name}: {size_text(wanted.file_bytes)}, from the hub")
+    fetching.check(wanted, None if request is None else lambda spec: _plan(spec, request))
+    progress = Progress()
+    try:
+        path = fetching.fetch(wanted, progress)
+    except KeyboardInterrupt:
+        progress.clear()
+        note("stopped; the same command goes on from there")
+        raise
+    finally:
+        progress.clear()
+    _offer_heads(wanted)
+    return path
+
+
+def _plan(spec: ModelSpec, request: Request) -> None:
+    """Say what a file that is not here yet would take. Raises DoesNotFitError."""
+    from edgespec.setup.planning import make_run_plan
+
+    plan = make_run_plan(spec, request)
+    note(
+        f"would take at most {size_text(plan.predicted_peak_bytes)} of "
+        f"{size_text(plan.limit_bytes)} with {plan.context_size} tokens of context, about "
+        f"{plan.tokens_per_s:.0f} tokens/s ({plan.speed_source})"
+    )
+
+
+def _offer_heads(wanted: Wanted) -> None:
+    from edgespec.models.hub import choice
+
+    for head in choice.heads_of(wanted.repository.files, wanted.paths[0]):
+        note(f"a head lies beside it: hf:{wanted.repository.name}/{head}")

@@ -1,0 +1,141 @@
+"""How a draft model's rows of logits become a proposal: a spine, and siblings beside it.
+
+A node's probability is counted by
+
+    best or drawn x rank among its siblings x the draft model's share for it
+
+Drawn nodes carry the distribution they were drawn from. Whether one is drawn is decided from what
+was drawn before it, never from its own token (`edgespec.decode.verification` says why).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgespec.backends.base import Logits
+from edgespec.drafting.calibration import Calibration
+from edgespec.drafting.proposal import MOST_DRAWN, Proposal, Stakes
+from edgespec.sampling.distributions import DraftDistribution, without
+from edgespec.sampling.sampling import Sampler
+
+_NUM_RANKS = 3  # nodes beside each other
+_SHARE_BORDERS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 0.999)
+_NUM_SHARES = len(_SHARE_BORDERS) + 1
+_PRIORS = ((0.7, 0.15, 0.05), (0.6, 0.15, 0.05))  # by best or drawn, and rank
+
+
+def new_calibration() -> Calibration:
+    """Cells are numbered (drawn * ranks + rank) * shares + share."""
+    groups = [cell // _NUM_SHARES for cell in range(2 * _NUM_RANKS * _NUM_SHARES)]
+    return Calibration(len(groups), groups, groups, [p for row in _PRIORS for p in row])
+
+
+class ProposalBuilder:
+    """A proposal that grows by what may follow the tip of its spine: a token and its siblings."""
+
+    def __init__(self, stakes: Stakes, calibration: Calibration) -> None:
+        self._stakes = stakes
+        self._calibration = calibration
+        self.tokens: list[int] = []
+        self._parents: list[int] = []
+        self.probabilities: list[float] = []
+        self._cells: list[int] = []
+        self._distributions: list[DraftDistribution] = []
+        self._spine: list[int] = []  # its nodes
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the spine."""
+        return len(self._spine)
+
+    @property
+    def tip(self) -> int:
+        """The last token of the spine."""
+        return self.tokens[self._spine[-1]]
+
+    @property
+    def chance(self) -> float:
+        """That the whole spine is accepted."""
+        return self.probabilities[self._spine[-1]] if self._spine else 1.0
+
+    def spine_probabilities(self) -> list[float]:
+        """Of its nodes, [depth]."""
+        return [self.probabilities[node] for node in self._spine]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as much is drafted as may be."""
+        most = self._stakes.max_nodes
+        return len(self.tokens) >= (min(most, MOST_DRAWN) if self._stakes.sampler else most)
+
+    def proposal(self, draft_ms: float) -> tuple[Proposal, list[int]]:
+        """What has grown, the most probable first unless it was drawn, and the cells."""
+        drawn = len(self._distributions)
+        grown = Proposal(
+            self.tokens,
+            self._parents,
+            self.probabilities,
+            distributions=self._distributions,
+            kept=drawn,
+            draft_ms=draft_ms,
+        )
+        if drawn:
+            return grown, self._cells
+        order = sorted(range(len(self.tokens)), key=lambda node: -self.probabilities[node])
+        return grown.part(order), [self._cells[node] for node in order]
+
+    def spine(self) -> list[int]:
+        """Its tokens."""
+        return [self.tokens[node] for node in self._spine]
+
+    def take(self, tokens: Sequence[int], shares: Sequence[float]) -> None:
+        """The best of these tokens, best first with the draft model's shares; others beside it."""
+        parent, chance = self._descend()
+        width = _NUM_RANKS if self._stakes.branches else 1
+        for rank, (token, share) in enumerate(zip(tokens[:width], shares, strict=False)):
+            cell = _cell(0, rank, share)
+            probability = chance * self._calibration.probability(cell)
+            if rank > 0 and (self.is_full or probability < self._stakes.min_probability):
+                return
+            self._add(token, parent, probability, cell)
+
+    def draw(self, row: Logits, sampler: Sampler) -> None:
+        """A token that is drawn from logits [V], and others beside it."""
+        ids, chances = sampler.unsorted_distribution(
+            row[: sampler.vocab_size]
+        )  # a pair may share fewer tokens
+        parent, chance = self._descend()
+        dense = np.zeros(sampler.vocab_size, np.float32)
+        dense[slice(None) if ids is None else ids] = chances
+        distribution: DraftDistribution | None = dense
+        for rank in range(_NUM_RANKS if self._stakes.branches else 1):
+            # What a sibling is worth before its token is known: what those before it were worth.
+            worth = chance * self._calibration.group_probability(_NUM_RANKS + rank)
+            if distribution is None or (
+                rank > 0 and (self.is_full or worth < self._stakes.min_probability)
+            ):
+                return
+            token = sampler.draw(distribution.astype(np.float64, copy=False))
+            cell = _cell(1, rank, float(distribution[token]))
+            self._distributions.append(distribution)
+            self._add(token, parent, chance * self._calibration.probability(cell), cell)
+            distribution = without(distribution, token)
+
+    def _descend(self) -> tuple[int, float]:
+        """The tip, whose chance comes with it; the next node is the new one."""
+        before = self._spine[-1] if self._spine else -1, self.chance
+        self._spine.append(len(self.tokens))
+        return before
+
+    def _add(self, token: int, parent: int, probability: float, cell: int) -> None:
+        self.tokens.append(token)
+        self._parents.append(parent)
+        self.probabilities.append(probability)
+        self._cells.append(cell)
+
+
+def _cell(drawn: int, rank: int, share: float) -> int:
+    return (drawn * _NUM_RANKS + rank) * _NUM_SHARES + bisect_right(_SHARE_BORDERS, share)

@@ -1,0 +1,248 @@
+"""What a person can ask of sampling, by llama.cpp's names, and which values no sampler honours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from edgespec.errors import UnsupportedError
+from edgespec.sampling.best_tokens import LOWEST
+
+PENALTIES, DRY, TOP_N_SIGMA, TOP_K, TYPICAL = "penalties", "dry", "top_n_sigma", "top_k", "typ_p"
+TOP_P, MIN_P, XTC, TEMPERATURE = "top_p", "min_p", "xtc", "temperature"
+# llama.cpp's order (`common/common.h`, the default of `samplers`).
+ORDER = (PENALTIES, DRY, TOP_N_SIGMA, TOP_K, TYPICAL, TOP_P, MIN_P, XTC, TEMPERATURE)
+# Those for whose order there are shortcuts.
+_USUAL = (PENALTIES, DRY, TOP_K, TOP_P, MIN_P, TEMPERATURE)
+BREAKERS = ("\n", ":", '"', "*")
+MIROSTAT_2 = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What to sample; the default is greedy decoding. Raises `UnsupportedError` out of range.
+
+    Names and meanings are llama.cpp's. `logit_bias` may be given as a mapping or as pairs and is
+    kept as pairs sorted by token, so that two equal settings compare and hash as equal.
+    """
+
+    # 0 is greedy.
+    temperature: float = 0.0
+    # Keep this many of the best tokens; 0 keeps all.
+    top_k: int = 0
+    # Keep the fewest best tokens whose probabilities sum to this; 1 keeps all.
+    top_p: float = 1.0
+    # Keep the tokens with at least this fraction of the best one's probability; 0 keeps all.
+    min_p: float = 0.0
+    # Divides positive and multiplies other logits of recent tokens (CTRL, arXiv 1909.05858).
+    repetition_penalty: float = 1.0
+    # Subtracted once from the logit of every recent token.
+    presence_penalty: float = 0.0
+    # Subtracted for every occurrence of a recent token.
+    frequency_penalty: float = 0.0
+    # How many last tokens are recent, the prompt's included; 0 is none, -1 all.
+    penalty_last_n: int = 64
+    # Added to logits before everything else; minus infinity forbids a token.
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    # None draws a seed; `Sampler.seed` tells which.
+    seed: int | None = None
+    # Keep logits within this many standard deviations of the best (arXiv 2411.07641); 0 keeps all.
+    top_n_sigma: float = 0.0
+    # Keep the tokens nearest to the expected surprise, up to this mass (arXiv 2202.00666); 1: all.
+    typical_p: float = 1.0
+    # How often tokens above a threshold are left out but for the last of them; 0 is never.
+    xtc_probability: float = 0.0
+    # The probability from which they are; above 0.5 never.
+    xtc_threshold: float = 0.1
+    # The temperature goes up and down by this with the entropy of what is left; 0 is fixed.
+    dynatemp_range: float = 0.0
+    # How the entropy, 0..1, becomes a temperature: raised to this.
+    dynatemp_exponent: float = 1.0
+    # Subtracted from tokens that would go on with a repetition; 0 is off.
+    dry_multiplier: float = 0.0
+    # The penalty grows by this factor with every token of the repetition.
+    dry_base: float = 1.75
+    # Tokens of a repetition that cost nothing.
+    dry_allowed_length: int = 2
+    # How many last tokens are searched for repetitions; 0 is none, -1 all.
+    dry_penalty_last_n: int = 64
+    # No repetition goes on across these texts.
+    dry_sequence_breakers: tuple[str, ...] = BREAKERS
+    # 2 keeps the surprise of tokens near a target (arXiv 2007.14966), in place of all but the bias
+    # and the temperature; 0 is off.
+    mirostat: int = 0
+    # That target, in bits.
+    mirostat_tau: float = 5.0
+    # How fast it is approached.
+    mirostat_eta: float = 0.1
+    # Which samplers run, and in which order; what is left out is off.
+    samplers: tuple[str, ...] = ORDER
+
+    def __post_init__(self) -> None:
+        for name in ("samplers", "dry_sequence_breakers"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        _check(self)
+        object.__setattr__(self, "logit_bias", bias_pairs(self.logit_bias))
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the best token is always taken, which needs no random numbers."""
+        return self.temperature == 0.0
+
+    @property
+    def draws_freely(self) -> bool:
+        """True when earlier picks of a round do not change the distribution of later ones."""
+        return not (self.is_greedy or self.uses_history or self.uses_xtc or self.mirostat)
+
+    @property
+    def uses_penalties(self) -> bool:
+        """True when the logits of recent tokens are changed."""
+        subtracts = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        is_on = self.penalty_last_n != 0 and (self.repetition_penalty != 1.0 or subtracts)
+        return is_on and PENALTIES in self.samplers and not self.mirostat
+
+    @property
+    def uses_dry(self) -> bool:
+        """True when repetitions are penalised."""
+        is_on = self.dry_multiplier != 0.0 and self.dry_penalty_last_n != 0
+        return is_on and DRY in self.samplers and not self.mirostat
+
+    @property
+    def uses_xtc(self) -> bool:
+        """True when every pick tosses a coin first."""
+        is_on = self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5
+        return is_on and XTC in self.samplers and not self.mirostat
+
+    @property
+    def uses_history(self) -> bool:
+        """True when earlier tokens change the logits of later ones."""
+        return self.uses_penalties or self.uses_dry
+
+    @property
+    def uses_chain(self) -> bool:
+        """True when samplers run one after another, as the shortcuts do not do what was asked."""
+        if self.is_greedy:
+            return False
+        usual = tuple(name for name in self.samplers if name in _USUAL)
+        is_more = self.top_n_sigma > 0.0 or self.typical_p < 1.0 or self.dynatemp_range > 0.0
+        return is_more or usual != _USUAL or self.uses_xtc or bool(self.mirostat)
+
+    @property
+    def keeps_all(self) -> bool:
+        """True when every token may be drawn."""
+        return self.top_k == 0 and self.top_p >= 1.0 and self.min_p <= 0.0 and not self.uses_chain
+
+    @property
+    def changes_logits(self) -> bool:
+        """True when penalties or a bias change logits, which needs a copy of the row."""
+        return self.uses_history or bool(self.logit_bias)
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """True when the best logit is taken as it is, which needs no memory either."""
+        return self.is_greedy and not self.changes_logits
+
+    @property
+    def sums_vocabulary(self) -> bool:
+        """True when a pick needs the weights of all tokens: top-p without top-k, or no filter."""
+        unfiltered = self.top_k == 0 and (self.top_p < 1.0 or self.min_p == 0.0)
+        return unfiltered and not self.is_greedy and not self.uses_chain
+
+
+# -- values that nothing can honour ------------------------------------------------------------
+
+
+def _check(params: SamplingParams) -> None:
+    """Raises UnsupportedError with the value, and a usual one as a hint."""
+    for name, low, high, told, hint in _RANGES:
+        value = getattr(params, name)
+        if not (low <= value <= high and math.isfinite(value)):
+            raise UnsupportedError(f"{name} must be {told}, got {value}", hint=hint)
+    if params.seed is not None and params.seed < 0:
+        raise UnsupportedError(
+            f"seed must be 0 or more, got {params.seed}",
+            hint="leave the seed out to have one drawn",
+        )
+    if params.mirostat not in (0, MIROSTAT_2):
+        raise UnsupportedError(
+            f"mirostat must be 0 or 2, got {params.mirostat}",
+            hint="2 is the simpler one with the same aim as 1; 0 is off",
+        )
+    _check_order(params.samplers)
+    if params.is_greedy:
+        for name in _needs_temperature(params):
+            raise UnsupportedError(
+                f"{name} needs a temperature above 0",
+                hint="0 is greedy; 0.8 is llama.cpp's default",
+            )
+
+
+def _check_order(samplers: tuple[str, ...]) -> None:
+    for name in samplers:
+        if name not in ORDER:
+            raise UnsupportedError(
+                f"there is no sampler {name!r}", hint=f"name some of {';'.join(ORDER)}"
+            )
+    if len(set(samplers)) != len(samplers):
+        raise UnsupportedError("samplers names one twice", hint="give each sampler one place")
+
+
+def _needs_temperature(params: SamplingParams) -> Iterator[str]:
+    """What could leave out the best token, or draws."""
+    if params.typical_p < 1.0 and TYPICAL in params.samplers:
+        yield "typical_p"
+    if params.uses_xtc:
+        yield "xtc_probability"
+    if params.dynatemp_range > 0.0:
+        yield "dynatemp_range"
+    if params.mirostat:
+        yield "mirostat"
+
+
+_MANY = math.inf
+_LARGE = 1e6  # penalties up to this size leave finite logits finite
+_SHARE, _SIZE, _WIDE = "from 0 to 1", "from 0 to 1e6", "from -1e6 to 1e6"
+# Name, least and most value, the same in words, and a hint.
+_RANGES: tuple[tuple[str, float, float, str, str], ...] = (
+    ("temperature", 0, _MANY, "a number of 0 or more", "0 is greedy, 0.8 is llama.cpp's default"),
+    ("top_k", 0, _MANY, "0 or more", "0 keeps all tokens, 40 is llama.cpp's default"),
+    ("top_p", 0, 1, _SHARE, "1 keeps all tokens"),
+    ("min_p", 0, 1, _SHARE, "0 keeps all tokens"),
+    ("typical_p", 0, 1, _SHARE, "1 keeps all tokens"),
+    ("top_n_sigma", -1, _LARGE, "from -1 to 1e6", "0 keeps all tokens, 1 is a usual value"),
+    ("repetition_penalty", 1 / _LARGE, _LARGE, "from 1e-6 to 1e6", "1 is none, 1.1 a usual one"),
+    ("presence_penalty", -_LARGE, _LARGE, _WIDE, "0 is no penalty"),
+    ("frequency_penalty", -_LARGE, _LARGE, _WIDE, "0 is no penalty"),
+    ("penalty_last_n", -1, _MANY, "-1 or more", "-1 counts the whole history, 64 is the default"),
+    ("xtc_probability", 0, 1, _SHARE, "0 is off, 0.5 is a usual value"),
+    ("xtc_threshold", 0, 1, _SHARE, "0.1 is the default; above 0.5 it is off"),
+    ("dynatemp_range", 0, _LARGE, _SIZE, "0 is a fixed temperature"),
+    ("dynatemp_exponent", 0, _LARGE, _SIZE, "1 is the default"),
+    ("dry_multiplier", 0, _LARGE, _SIZE, "0 is off, 0.8 is a usual value"),
+    ("dry_base", 1, _LARGE, "from 1 to 1e6", "1.75 is the default"),
+    ("dry_allowed_length", 1, _MANY, "1 or more", "2 is the default"),
+    ("dry_penalty_last_n", -1, _MANY, "-1 or more", "-1 searches all, 64 is the default"),
+    ("mirostat_tau", 0, _LARGE, _SIZE, "5 is the default"),
+    ("mirostat_eta", 0, 1, _SHARE, "0.1 is the default"),
+)
+
+
+def bias_pairs(
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...],
+) -> tuple[tuple[int, float], ...]:
+    items = logit_bias.items() if isinstance(logit_bias, Mapping) else logit_bias
+    pairs = tuple(sorted((int(token), float(bias)) for token, bias in items))
+    for token, bias in pairs:
+        if not (bias == -math.inf or LOWEST <= bias <= -LOWEST):
+            raise UnsupportedError(
+                f"the logit bias of token {token} must be a float32 number or -inf, got {bias}",
+                hint="a bias of 100 makes a token all but certain, -inf forbids it",
+            )
+    for (token, _), (following, _) in pairwise(pairs):
+        if token == following:
+            raise UnsupportedError(
+                f"logit_bias names token {token} twice", hint="give each token one bias"
+            )
+    return pairs

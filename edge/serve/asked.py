@@ -1,0 +1,86 @@
+"""What a request wants, whichever interface it came by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.decode.options import GenerationOptions
+from edgespec.serve.defaults import Defaults
+from edgespec.serve.fields import Fields, shown
+from edgespec.serve.limits import Limits
+from edgespec.serve.refusal import Refusal
+from edgespec.serve.tools import Tools
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What requests are held against.
+
+    `names` are those of the model, the first one being what answers call it.
+    """
+
+    names: tuple[str, ...]
+    context_size: int
+    defaults: Defaults
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How an answer is sent.
+
+    `usage` adds the usage to a stream; `sources` says in it which drafter wrote what.
+    """
+
+    choices: int = 1
+    streams: bool = False
+    usage: bool = False
+    sources: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAsked:
+    """A request for the next message of a conversation."""
+
+    messages: Sequence[dict[str, Any]]
+    options: GenerationOptions
+    output: Output
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    tools: Tools = field(default_factory=Tools)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionAsked:
+    """A request to continue prompts as they are: texts, or token ids."""
+
+    prompts: Sequence[str | list[int]]
+    options: GenerationOptions
+    output: Output
+    echo: bool = False
+
+
+def take_output(fields: Fields, limits: Limits) -> Output:
+    """The fields that say how an answer is sent. Raises Refusal."""
+    streams = fields.flag("stream")
+    if "stream_options" in fields and not streams:
+        fields.refuse("stream_options", "is for streams: set stream to true as well")
+    options = fields.object("stream_options")
+    output = Output(
+        choices=fields.whole("n", 1, 1, limits.choices),
+        streams=streams,
+        usage=options.flag("include_usage"),
+        sources=options.flag("include_sources"),
+    )
+    options.only("include_obfuscation", False)
+    options.end()
+    return output
+
+
+def take_model(fields: Fields, names: Sequence[str]) -> None:
+    """Refuse a model that is not the one that is served."""
+    name = fields.any("model", names[0])
+    if name not in names:
+        message = f"there is no model {shown(name)} here, only {names[0]}"
+        raise Refusal(message, status=404, param="model", code="model_not_found")

@@ -1,0 +1,102 @@
+"""`/v1/chat/completions`: what its answers look like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from edgespec.decode.generation import Chunk
+from edgespec.serve.asked import Output
+from edgespec.serve.shapes import (
+    Choice,
+    Delta,
+    ToolCall,
+    new_id,
+    now_s,
+    sources,
+    timings,
+    usage,
+)
+
+
+class ChatShape:
+    """Answers to one request."""
+
+    def __init__(self, model: str, output: Output) -> None:
+        self._output = output
+        self._head = {"id": new_id("chatcmpl-"), "created": now_s(), "model": model}
+        self._calls = 0  # of the answer that is being sent
+
+    def begin(self, index: int) -> list[dict[str, Any]]:
+        """The role."""
+        self._calls = 0
+        return [self._chunk(index, {"role": "assistant", "content": ""})]
+
+    def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
+        """One event."""
+        values: dict[str, Any] = {}
+        if delta.reasoning:
+            values["reasoning_content"] = delta.reasoning
+        if delta.content:
+            values["content"] = delta.content
+        if delta.calls:
+            values["tool_calls"] = [
+                {"index": self._calls + place, **_call(call)}
+                for place, call in enumerate(delta.calls)
+            ]
+            self._calls += len(delta.calls)
+        more = {"sources": sources(chunks)} if self._output.sources else {}
+        return [{**self._chunk(index, values), **more}] if values or more else []
+
+    def end(self, choice: Choice) -> list[dict[str, Any]]:
+        """The reason, with the timings of this answer."""
+        last = self._chunk(choice.index, {}, choice.reason)
+        return [{**last, "timings": timings([choice])}]
+
+    def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        """The usage, where it was asked for."""
+        if not self._output.usage:
+            return []
+        head = self._document("chat.completion.chunk", [])
+        return [
+            {**head, "usage": usage(choices, self._output.choices), "timings": timings(choices)}
+        ]
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """All answers."""
+        return {
+            **self._document("chat.completion", [_whole(choice) for choice in choices]),
+            "usage": usage(choices, self._output.choices),
+            "timings": timings(choices),
+        }
+
+    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None) -> Any:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+        chunk = self._document("chat.completion.chunk", [choice])
+        return {**chunk, "usage": None} if self._output.usage else chunk
+
+    def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head, "object": kind, "choices": choices}
+
+
+def _whole(choice: Choice) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if choice.calls and not choice.content else choice.content,
+        "refusal": None,
+    }
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.calls:
+        message["tool_calls"] = [_call(call) for call in choice.calls]
+    return {
+        "index": choice.index,
+        "message": message,
+        "logprobs": None,
+        "finish_reason": choice.reason,
+    }
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.identity, "type": "function", "function": function}

@@ -1,0 +1,56 @@
+"""`/v1/completions`: from the fields of a request to what it wants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgespec.decode.options import GenerationOptions
+from edgespec.serve.asked import CompletionAsked, Setup, take_model, take_output
+from edgespec.serve.chat_request import take_format
+from edgespec.serve.fields import Fields, shown
+from edgespec.serve.limits import Limits
+from edgespec.serve.sampling_fields import take_max_tokens, take_sampling, take_stops
+
+_MAX_TOKENS = 16  # OpenAI's
+
+
+def read_completion(body: Any, setup: Setup) -> CompletionAsked:
+    """What a request wants. Raises Refusal for a field that is wrong or not supported."""
+    fields = Fields(body)
+    take_model(fields, setup.names)
+    prompts = _prompts(fields, setup.limits)
+    output = take_output(fields, setup.limits)
+    if output.choices * len(prompts) > setup.limits.choices:
+        fields.refuse("n", f"asks for more than {setup.limits.choices} answers, prompts counted")
+    most = setup.defaults.max_tokens or _MAX_TOKENS
+    options = GenerationOptions(
+        max_tokens=take_max_tokens(fields, most, setup.context_size, "max_tokens"),
+        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
+        stop=take_stops(fields, setup.limits),
+        raw=True,
+        reuse=True,
+        json_schema=take_format(fields, setup.limits),
+    )
+    echo = fields.flag("echo")
+    fields.ignore("user")
+    fields.only("best_of", 1, output.choices)
+    fields.only("suffix", "")
+    fields.only("cache_prompt", True)
+    fields.end()
+    return CompletionAsked(prompts, options, output, echo)
+
+
+def _prompts(fields: Fields, limits: Limits) -> list[str | list[int]]:
+    """A text, several, token ids, or several lists of them."""
+    value = fields.any("prompt")
+    if isinstance(value, str) or _is_ids(value):
+        return [value]
+    if isinstance(value, list) and value and all(isinstance(o, str) or _is_ids(o) for o in value):
+        if len(value) > limits.choices:
+            fields.refuse("prompt", f"has {len(value)} prompts, and {limits.choices} are the limit")
+        return value
+    fields.refuse("prompt", f"must be text or token ids, or a list of them, not {shown(value)}")
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)

@@ -1,0 +1,28 @@
+"""How much a client may ask of the server. Everything beyond is refused, with the number in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes are of one request."""
+
+    body_bytes: int = 4 << 20
+    json_depth: int = 64
+    messages: int = 4096
+    choices: int = 8
+    stops: int = 16
+    stop_chars: int = 256
+    biases: int = 1024
+    tools: int = 128
+    schema_bytes: int = 64 << 10
+    schema_depth: int = 24
+    schema_parts: int = 512  # objects and lists in it
+    schema_repeats: int = 1000  # of a character or an item
+    waiting: int = 16  # generations in the queue, of all requests
+    connections: int = 256
+    header_s: float = 15.0  # to send a request's line and headers
+    body_s: float = 30.0  # to send its body
+    write_s: float = 60.0  # until a client takes what it is sent

@@ -1,0 +1,53 @@
+"""Ids of prompts: conversations in the model's chat format, with the ids of what was said before.
+
+A request brings the whole conversation. Where it goes on from the one answered last, what the model
+wrote then keeps its ids, so that all of it is found in the cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edgespec.decode.engine import Engine
+from edgespec.decode.generation import Result
+from edgespec.decode.known import KnownText
+from edgespec.errors import UnsupportedError
+from edgespec.models.chat import Message, render_chat
+
+
+class Prompts:
+    """Prompts of one engine, for any number of threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._known = KnownText()
+        self._lock = threading.Lock()
+
+    def text_of(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+        """The text of a conversation. Raises as `render_chat`."""
+        if self._engine.chat_template is None:
+            raise UnsupportedError(
+                "this model has no chat format", hint="send a prompt to /v1/completions"
+            )
+        tokenizer = self._engine.backend.tokenizer
+        return render_chat(
+            self._engine.chat_template,
+            messages,
+            bos_token=tokenizer.bos_text,
+            eos_token=tokenizer.eos_text,
+            variables=variables,
+        )
+
+    def ids_of(self, text: str) -> list[int]:
+        """Ids of a prompt's text."""
+        with self._lock:
+            ids = self._known.encode(text, self._engine.backend.tokenizer)
+        return self._engine.encode(ids)
+
+    def learn(self, text: str, prompt_ids: Sequence[int], result: Result) -> None:
+        """Keep the ids of what was said."""
+        tokenizer = self._engine.backend.tokenizer
+        with self._lock:
+            self._known.learn(text, prompt_ids, result.text, result.token_ids, tokenizer)

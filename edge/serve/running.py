@@ -1,0 +1,103 @@
+"""uvicorn, told what this server needs: time limits for headers, an end that frees the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from edgespec.serve.limits import Limits
+
+_GRACE_S = 5  # that answers under way have when the server stops
+_IDLE_S = 30  # that a connection may be kept without a request
+
+
+class Running(uvicorn.Server):
+    """A server that says when it has begun, and can be stopped from any thread."""
+
+    def __init__(self, app: ASGIApp, limits: Limits, on_start: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=_protocol(limits.header_s),
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                log_level="critical",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                limit_concurrency=limits.connections,
+                timeout_keep_alive=_IDLE_S,
+                timeout_graceful_shutdown=_GRACE_S,
+            )
+        )
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        self._on_start()
+
+    def stop(self) -> None:
+        """End it soon; answers under way have a moment."""
+        self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """An interrupt stops the server, a second one at once; what comes after it still runs."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handled = [one for one in (signal.SIGINT, signal.SIGTERM) if _is_heard(one)]
+        before = {one: signal.signal(one, self.handle_exit) for one in handled}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+
+def _is_heard(one: signal.Signals) -> bool:
+    return signal.getsignal(one) != signal.SIG_IGN
+
+
+def _protocol(header_s: float) -> type[asyncio.Protocol]:
+    """Connections of which each request's line and headers have to come within `header_s`."""
+
+    class Timed(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._arm()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._arm()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._disarm()
+            super().connection_lost(exc)
+
+        def _arm(self) -> None:
+            """Time runs while no request is being answered, from its first byte on."""
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._disarm()
+            elif self._timer is None:
+                self._timer = self.loop.call_later(header_s, self.transport.abort)
+
+        def _disarm(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    return Timed

@@ -1,0 +1,86 @@
+"""The fields that say how an answer is generated, which all interfaces share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgespec.sampling.params import SamplingParams
+from edgespec.serve.fields import Fields, shown
+from edgespec.serve.limits import Limits
+
+_MOST_SEED = (1 << 63) - 1
+_LEAST_TOP_P = 1e-9  # the best token alone, as 0 means
+# How many tokens before the next one are looked at by penalties; -1 is all.
+_LAST_N = ("repeat_last_n", -1, 1 << 20)
+
+
+def take_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> SamplingParams:
+    """How tokens are picked. Raises Refusal."""
+    penalty = "repetition_penalty" if "repetition_penalty" in fields else "repeat_penalty"
+    seed = fields.whole("seed", -1 if defaults.seed is None else defaults.seed, -1, _MOST_SEED)
+    biases = _biases(fields, limits.biases) if "logit_bias" in fields else defaults.logit_bias
+    name, low, high = _LAST_N
+    return replace(
+        defaults,
+        temperature=fields.number("temperature", defaults.temperature, 0.0, 100.0),
+        top_p=max(_LEAST_TOP_P, fields.number("top_p", defaults.top_p, 0.0, 1.0)),
+        top_k=max(0, fields.whole("top_k", defaults.top_k, -1, 1 << 31)),
+        min_p=fields.number("min_p", defaults.min_p, 0.0, 1.0),
+        repetition_penalty=fields.number(penalty, defaults.repetition_penalty, 1e-3, 1e3),
+        presence_penalty=fields.number("presence_penalty", defaults.presence_penalty, -100, 100),
+        frequency_penalty=fields.number("frequency_penalty", defaults.frequency_penalty, -100, 100),
+        penalty_last_n=fields.whole(name, defaults.penalty_last_n, low, high),
+        logit_bias=biases,
+        seed=None if seed < 0 else seed,
+    )
+
+
+def seed_of_choice(params: SamplingParams, index: int) -> SamplingParams:
+    """Of several answers to one request each has a seed of its own."""
+    return (
+        params if params.seed is None or index == 0 else replace(params, seed=params.seed + index)
+    )
+
+
+def take_stops(fields: Fields, limits: Limits) -> tuple[str, ...]:
+    """Texts that end an answer: one, or a list."""
+    value = fields.any("stop", [])
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        fields.refuse("stop", f"must be a text or a list of texts, not {shown(value)}")
+    if len(stops) > limits.stops:
+        fields.refuse("stop", f"has {len(stops)} texts, and at most {limits.stops} are taken")
+    if any(len(stop) > limits.stop_chars for stop in stops):
+        fields.refuse("stop", f"has a text of more than {limits.stop_chars} characters")
+    return tuple(stop for stop in stops if stop)
+
+
+def take_max_tokens(fields: Fields, default: int | None, context: int, *names: str) -> int:
+    """Most tokens of an answer, by the first of `names` that is there.
+
+    -1, as some clients write it, goes on to the end of the context.
+    """
+    found = [name for name in names if name in fields]
+    values = [fields.whole(name, -1, -1, 1 << 31) for name in found]
+    for name, value in zip(found, values, strict=True):
+        if value == 0:
+            fields.refuse(name, "must be at least 1")
+    most = values[0] if values else default
+    return context if most is None or most < 0 else most
+
+
+def _biases(fields: Fields, most: int) -> tuple[tuple[int, float], ...]:
+    value = fields.any("logit_bias")
+    if not isinstance(value, dict):
+        fields.refuse("logit_bias", f"must be an object, not {shown(value)}")
+    if len(value) > most:
+        fields.refuse("logit_bias", f"has {len(value)} tokens, and at most {most} are taken")
+    pairs = []
+    for token, bias in value.items():
+        is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not (token.isascii() and token.isdigit() and len(token) < 10 and is_number):
+            fields.refuse("logit_bias", "must name token ids, each with a number")
+        if not -100 <= bias <= 100:
+            fields.refuse("logit_bias", f"must be -100 to 100, not {shown(bias)}")
+        pairs.append((int(token), float(bias)))
+    return tuple(pairs)

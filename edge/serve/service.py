@@ -1,0 +1,77 @@
+"""An engine that answers requests: what the routes share."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from edgespec.decode.engine import Engine
+from edgespec.decode.generation import Result
+from edgespec.decode.options import GenerationOptions
+from edgespec.memory.plan.plan import Plan
+from edgespec.sampling.params import SamplingParams
+from edgespec.serve.asked import Setup
+from edgespec.serve.defaults import Defaults
+from edgespec.serve.generation import Generation
+from edgespec.serve.limits import Limits
+from edgespec.serve.prompts import Prompts
+from edgespec.serve.sampling_fields import seed_of_choice
+from edgespec.serve.totals import Totals
+from edgespec.serve.worker import Worker
+
+
+class Service:
+    """An engine, its thread, and what requests are held against.
+
+    Args:
+        engine: which this one uses until it is closed, and does not close.
+        names: of the model; the first one is what answers call it.
+        plan: what the engine was loaded with, to be shown; None shows none.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        names: Sequence[str],
+        defaults: Defaults | None = None,
+        limits: Limits | None = None,
+        plan: Plan | None = None,
+    ) -> None:
+        self.engine, self.plan = engine, plan
+        self.limits = limits or Limits()
+        size = engine.backend.context_size
+        self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits)
+        self.prompts = Prompts(engine)
+        self.totals = Totals()
+        self.started_s = int(time.time())
+        self.worker = Worker(self.limits.waiting, self._ended)
+
+    def generations(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        text: str,
+        ids: list[int],
+        options: GenerationOptions,
+        choices: int,
+    ) -> list[Generation]:
+        """Answers to one prompt, of which none has begun. Raises as `Engine.stream`."""
+        made = []
+        for index in range(choices):
+            cancel = threading.Event()
+            sampling = seed_of_choice(options.sampling or SamplingParams(), index)
+            stream = self.engine.stream(ids, replace(options, sampling=sampling, cancel=cancel))
+            made.append(Generation(loop, stream, cancel, text, ids))
+        return made
+
+    def close(self) -> None:
+        """End all generations and the thread; safe to call twice."""
+        self.worker.close()
+
+    def _ended(self, generation: Generation, result: Result) -> None:
+        self.totals.add(result.counters, cancelled=result.finish_reason == "cancelled")
+        if generation.text and result.token_ids:
+            self.prompts.learn(generation.text, generation.prompt_ids, result)

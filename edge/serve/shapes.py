@@ -1,0 +1,153 @@
+"""What answers look like, whichever interface they are for: usage, timings, reasons, names."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from edgespec.decode.generation import Chunk, Result
+from edgespec.decode.stats import Counters
+from edgespec.serve.refusal import Refusal
+
+_REASONS = {"stop": "stop", "length": "length", "context_full": "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that the model wants to be called; `arguments` is the text of a JSON object."""
+
+    name: str
+    arguments: str
+    identity: str = field(default_factory=lambda: new_id("call_"))
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a part of a text added to an answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer that is complete."""
+
+    index: int
+    content: str
+    reasoning: str
+    calls: tuple[ToolCall, ...]
+    result: Result
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, in OpenAI's words. Raises Refusal for one that was not completed."""
+        if self.calls:
+            return "tool_calls"
+        reason = _REASONS.get(self.result.finish_reason)
+        if reason is None:
+            raise Refusal("the answer was cancelled", status=503, code="cancelled")
+        return reason
+
+
+class Shape(Protocol):
+    """One interface's way to say things. Events are documents, in the order they are sent."""
+
+    def begin(self, index: int) -> list[dict[str, Any]]:
+        """Before anything of an answer is known."""
+
+    def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
+        """What a delta, which came of these chunks, added to an answer."""
+
+    def end(self, choice: Choice) -> list[dict[str, Any]]:
+        """When an answer is complete."""
+
+    def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        """After all answers."""
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Everything at once, for who did not ask for a stream."""
+
+
+def new_id(prefix: str) -> str:
+    """A name that no other answer has."""
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+def now_s() -> int:
+    """The time, in whole seconds."""
+    return int(time.time())
+
+
+def usage(choices: Sequence[Choice], of_one_prompt: int) -> dict[str, Any]:
+    """Tokens read and written; a prompt counts once for its `of_one_prompt` answers."""
+    counters = [choice.result.counters for choice in choices]
+    prompt = sum(one.prompt_tokens for one in counters[::of_one_prompt])
+    cached = sum(one.reused_tokens for one in counters[::of_one_prompt])
+    generated = sum(one.generated_tokens for one in counters)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def timings(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Speed, under the names that llama.cpp's server gives it, and where tokens came from."""
+    several = [choice.result.counters for choice in choices]
+    read = sum(one.prompt_tokens - one.reused_tokens for one in several)
+    prompt_s = sum(one.time_to_first_token_s for one in several)
+    decode_s = sum(one.decode_s for one in several)
+    decoded = sum(one.accepted_tokens + one.rounds for one in several)
+    return {
+        "cache_n": sum(one.reused_tokens for one in several),
+        "prompt_n": read,
+        "prompt_ms": prompt_s * 1e3,
+        "prompt_per_second": read / prompt_s if prompt_s else 0.0,
+        "predicted_n": sum(one.generated_tokens for one in several),
+        "predicted_ms": decode_s * 1e3,
+        "predicted_per_second": decoded / decode_s if decode_s else 0.0,
+        "draft_n": sum(one.drafted_tokens for one in several),
+        "draft_n_accepted": sum(one.accepted_tokens for one in several),
+        **_by_drafter(several),
+    }
+
+
+def _by_drafter(several: Sequence[Counters]) -> dict[str, Any]:
+    drafted, accepted = Counter[str](), Counter[str]()
+    for one in several:
+        drafted.update(one.drafted_by)
+        accepted.update(one.accepted_by)
+    rounds = sum(one.rounds for one in several)
+    tokens = sum(one.accepted_tokens for one in several) + rounds
+    return {
+        "drafted_by": dict(drafted),
+        "accepted_by": dict(accepted),
+        "acceptance_length": tokens / rounds if rounds else 1.0,
+    }
+
+
+def sources(chunks: Sequence[Chunk]) -> list[list[str]]:
+    """Pieces of text, each with the drafter it came from; "" is the model's own step."""
+    pieces: list[list[str]] = []
+    for chunk in chunks:
+        start = 0
+        for name, length in chunk.sources:
+            _add_piece(pieces, chunk.text[start : start + length], name)
+            start += length
+        _add_piece(pieces, chunk.text[start:], "")
+    return pieces
+
+
+def _add_piece(pieces: list[list[str]], text: str, name: str) -> None:
+    if text:
+        pieces.append([text, name])

@@ -1,0 +1,126 @@
+"""What a server says about itself: its state, its settings, and numbers for monitoring."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
+from edgespec.serve.service import Service
+from edgespec.serve.totals import Totals
+
+_HELP = {
+    "generations": "Answers that ended.",
+    "cancelled": "Answers whose client went away.",
+    "prompt_tokens": "Tokens of prompts.",
+    "cached_tokens": "Tokens of prompts that were in the cache.",
+    "generated_tokens": "Tokens written.",
+    "drafted_tokens": "Tokens drafted.",
+    "accepted_tokens": "Drafted tokens that were right.",
+    "rounds": "Steps after prompts.",
+    "prompt_s": "Seconds until first tokens.",
+    "decode_s": "Seconds from first tokens to last ones.",
+}
+
+
+def slots(service: Service) -> list[dict[str, Any]]:
+    """The one generation that may run, as llama.cpp's server tells of its slots."""
+    running = service.worker.running
+    return [
+        {
+            "id": 0,
+            "n_ctx": service.setup.context_size,
+            "is_processing": running is not None,
+            "n_prompt_tokens": 0 if running is None else len(running.prompt_ids),
+            "n_decoded": 0 if running is None else running.num_tokens,
+        }
+    ]
+
+
+def props(service: Service) -> dict[str, Any]:
+    """The model and the settings of answers, under the names that llama.cpp's server gives them."""
+    engine, setup = service.engine, service.setup
+    sampling = setup.defaults.sampling
+    names = [one.name for one in fields(sampling) if one.name != "logit_bias"]
+    params = {name: getattr(sampling, name) for name in names}
+    template = engine.chat_template or ""
+    return {
+        "default_generation_settings": {
+            "n_ctx": setup.context_size,
+            "params": {**params, "max_tokens": setup.defaults.max_tokens or -1},
+        },
+        "total_slots": 1,
+        "model_alias": setup.names[0],
+        "chat_template": template,
+        "chat_template_caps": {
+            "supports_tools": "tools" in template,
+            "supports_tool_calls": "tool_calls" in template,
+            "supports_system_role": "system" in template,
+        },
+        "modalities": {"vision": False, "audio": False},
+        "bos_token": engine.backend.tokenizer.bos_text,
+        "eos_token": engine.backend.tokenizer.eos_text,
+    }
+
+
+def status(service: Service) -> dict[str, Any]:
+    """Everything that changes while it runs, and the plan with its reasons."""
+    plan, worker = service.plan, service.worker
+    planned = {} if plan is None else plan.component_bytes
+    return {
+        "model": service.setup.names[0],
+        "context_size": service.setup.context_size,
+        "queue": {
+            "running": int(worker.running is not None),
+            "waiting": worker.num_waiting,
+            "most": service.limits.waiting,
+        },
+        "memory": {
+            "resident_bytes": resident_bytes(),
+            "peak_bytes": peak_resident_bytes(),
+            "planned_peak_bytes": 0 if plan is None else plan.predicted_peak_bytes,
+            "limit_bytes": 0 if plan is None else plan.limit_bytes,
+            "planned": planned,
+            "allocated": service.engine.memory_bytes(),
+        },
+        "draft_failure": service.engine.draft_failure,
+        "totals": _numbers(service.totals),
+        "plan": {} if plan is None else plan.as_json(),
+    }
+
+
+def metrics(service: Service) -> str:
+    """Numbers as Prometheus reads them."""
+    totals, worker = service.totals, service.worker
+    lines = []
+    for name, value in _numbers(totals).items():
+        if name in _HELP:
+            unit = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
+            lines += _metric(f"{unit}_total", "counter", _HELP[name], {"": value})
+    for kind in ("drafted", "accepted"):
+        counts = getattr(totals, f"{kind}_by").copy()
+        values = {f'{{drafter="{name}"}}': count for name, count in sorted(counts.items())}
+        lines += _metric(f"{kind}_by_total", "counter", f"Tokens {kind}, by drafter.", values)
+    statuses = {f'{{status="{one}"}}': n for one, n in sorted(totals.statuses.copy().items())}
+    lines += _metric("requests_total", "counter", "Requests by their status.", statuses)
+    running = int(worker.running is not None)
+    lines += _metric("generations_running", "gauge", "Answers under way.", {"": running})
+    waiting = worker.num_waiting
+    lines += _metric("generations_waiting", "gauge", "Answers in the queue.", {"": waiting})
+    held = resident_bytes()
+    lines += _metric("resident_memory_bytes", "gauge", "Memory of the process.", {"": held})
+    return "\n".join([*lines, ""])
+
+
+def _metric(name: str, kind: str, about: str, values: dict[str, Any]) -> list[str]:
+    head = [f"# HELP edgespec_{name} {about}", f"# TYPE edgespec_{name} {kind}"]
+    return head + [f"edgespec_{name}{labels} {value}" for labels, value in values.items()]
+
+
+def _numbers(totals: Totals) -> dict[str, Any]:
+    values = {one.name: getattr(totals, one.name) for one in fields(totals)}
+    return {
+        name: dict(value) if isinstance(value, dict) else value
+        for name, value in values.items()
+        if not name.startswith("_")
+    }

@@ -1,0 +1,89 @@
+"""The other models of a plan: one that drafts, or one that takes turns; what they take and bring.
+
+Imports no inference library and no numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from edgespec.drafting.drafters import MODEL, drafter_names
+from edgespec.drafting.proposal import MOST_DRAWN
+from edgespec.errors import UnsupportedError
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Choice, Request
+from edgespec.memory.plan.settings import Settings, settings_of
+from edgespec.memory.times.curve import CostCurve
+from edgespec.models.exits.early_exit import read_exit
+from edgespec.models.pairing import check_pair
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.setup.stored import stored_reads
+from edgespec.switching.planning import check_switch, stored_switch, switch_reason
+from edgespec.switching.policy import SwitchPrices
+
+_F32, _F64 = 4, 8
+
+
+def draft_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
+    """The draft model that was named. Raises UnsupportedError if it cannot draft for this one."""
+    names = () if request.drafter == "auto" else drafter_names(request.drafter)
+    if request.draft_model is None:
+        if MODEL in names:
+            raise UnsupportedError(
+                "the drafter 'model' needs a draft model", hint="name one with --draft-model FILE"
+            )
+        return None
+    if names and MODEL not in names:
+        raise UnsupportedError(
+            f"--draft-model is not used by --drafter {request.drafter}", hint="leave out one"
+        )
+    draft_spec = read_model_spec(request.draft_model)
+    check_pair(spec, draft_spec)
+    return draft_spec
+
+
+def draft_rows_bytes(spec: ModelSpec, draft_spec: ModelSpec | None) -> int:
+    """Bytes of the distributions of drawn nodes, and of the target's that they are held against."""
+    if draft_spec is None:
+        return 0
+    distributions = MOST_DRAWN * spec.vocab_size * (_F32 + _F64)
+    spread = spec.vocab_size * _F32 if read_exit(draft_spec) else 0
+    return distributions + spread
+
+
+def switch_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
+    """The smaller model that was named. Raises UnsupportedError if it cannot take turns."""
+    if request.switch is None:
+        return None
+    if request.remember:
+        raise UnsupportedError(
+            "--remember keeps what one model writes, and with --switch two do",
+            hint="leave out one of them",
+        )
+    small = read_model_spec(request.switch)
+    check_switch(spec, small)
+    return small
+
+
+def with_switch(
+    plan: Plan,
+    spec: ModelSpec,
+    small: ModelSpec,
+    depth: int,
+    curve_of: Callable[[ModelSpec, Settings], CostCurve],
+) -> Plan:
+    """The plan with what taking turns with a smaller model is expected to bring.
+
+    `depth` counts the tokens in the cache where speed is predicted.
+    """
+    pair = (spec, settings_of(plan)), (small, settings_of(plan.of_small()))
+    curves = [curve_of(*one) for one in pair]
+    reads = [
+        known and known.at_the_level_of(curve)
+        for known, curve in zip((stored_reads(*one) for one in pair), curves, strict=True)
+    ]
+    prices = SwitchPrices(curves[0], curves[1], reads[0], reads[1])
+    why, speed = switch_reason(stored_switch(spec, small), prices, depth, plan.tokens_per_s)
+    choices = (*plan.choices, Choice("switch", small.path.name, why))
+    return replace(plan, choices=choices, tokens_per_s=speed)

@@ -1,0 +1,103 @@
+"""edgespec's own matrix kernels: whether this installation and this processor have them.
+
+Planning asks how many bytes they take, and imports no inference library for that.
+`backends/llama/kernels.py` hands them to llama.cpp.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
+from pathlib import Path
+
+_refusals: list[str] = []
+_SCALAR = "scalar"  # the reference: for processors without any other
+
+
+def kernel_library() -> Path | None:
+    """The compiled library; None where pip found no C++ compiler."""
+    package = find_spec("edgespec.backends.kernels")  # located, and not imported
+    folders = package.submodule_search_locations if package is not None else None
+    for folder in map(Path, folders or ()):
+        for suffix in EXTENSION_SUFFIXES:
+            if (file := folder / f"_kernels{suffix}").exists():
+                return file
+    return None
+
+
+def missing_kernels() -> str:
+    """Why there are no kernels here, in words that follow a "because"; empty where there are."""
+    if _refusals:
+        return _refusals[0]
+    if kernel_library() is None:
+        return "they were not compiled when edgespec was installed"
+    try:
+        instructions = instruction_set()
+    except OSError as error:
+        return f"their library does not load: {error}"
+    return "there are none for this processor" if instructions == _SCALAR else ""
+
+
+def refuse_kernels(reason: str) -> None:
+    """From now on plans of this process know that llama.cpp did not take them, and why."""
+    _refusals.append(reason)
+
+
+def instruction_set() -> str:
+    """What they are written for that this processor has: "avx512_vnni" and so on."""
+    name: bytes = _function("edgespec_kernels_instructions", ctypes.c_char_p)()
+    return name.decode()
+
+
+@functools.cache
+def packed_bytes(ggml_type: int, rows: int, columns: int) -> int:
+    """Bytes of a matrix as the kernels read it; 0 for one that they leave to llama.cpp."""
+    if missing_kernels():
+        return 0
+    arguments = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    function = _function("edgespec_kernels_packed_bytes", ctypes.c_size_t, *arguments)
+    return int(function(ggml_type, rows, columns))
+
+
+@functools.cache
+def product_work_bytes(columns: int, tokens: int) -> int:
+    """Bytes of work memory for the activations of `tokens`, each of `columns` values."""
+    function = _function("edgespec_kernels_work_bytes", ctypes.c_size_t, *2 * (ctypes.c_int64,))
+    return int(function(columns, tokens))
+
+
+@functools.cache
+def attention_work_bytes(tokens: int, heads: int, cells: int) -> int:
+    """Bytes of work memory for the attention of a step over `tokens`."""
+    arguments = 3 * (ctypes.c_int64,)
+    function = _function("edgespec_kernels_attention_bytes", ctypes.c_size_t, *arguments)
+    return int(function(tokens, heads, cells))
+
+
+@functools.cache
+def kernels_key() -> str:
+    """What step times with the kernels depend on: their code and the instruction set."""
+    file = kernel_library()
+    if file is None:
+        return "no kernels"
+    code = hashlib.blake2b(file.read_bytes(), digest_size=6).hexdigest()
+    return f"kernels {code} {instruction_set()}"
+
+
+def open_library() -> ctypes.CDLL:
+    """The library, opened once per process. Raises OSError where it does not load."""
+    return _open(str(kernel_library()))
+
+
+@functools.cache
+def _open(path: str) -> ctypes.CDLL:
+    return ctypes.CDLL(path)
+
+
+def _function(name: str, result: object, *arguments: object) -> ctypes._NamedFuncPointer:
+    function = open_library()[name]  # a handle of our own: signatures belong to handles
+    function.restype, function.argtypes = result, arguments  # type: ignore[assignment]
+    return function

@@ -1,0 +1,107 @@
+"""How large drafts may be: sizes that are worth their memory, by predicted speed.
+
+Under a budget the largest is the least that keeps 98% of the best predicted tokens/s (arXiv
+2506.01986 calls it the lower bound of memory that retains the speed-up).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from edgespec.memory.plan.layout import Layout
+from edgespec.memory.plan.request import Choice
+from edgespec.memory.times.speed import SpeedModel
+
+DRAFT_SIZES = (3, 7, 15, 31)
+CHEAP = 1.02  # of the bytes with the smallest draft: hardly more
+_KEPT_SPEED = 0.98  # under a budget
+_KEPT_SPEED_UNASKED = 0.995
+_LARGEST_STEP = 256
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """The sizes of drafts that a plan may have, and what they bring.
+
+    Sizes are compared in the least context. `max_step` is the most nodes of a step, if known.
+    """
+
+    layout: Layout
+    speed: SpeedModel
+    max_step: int | None = None
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Ascending, each predicted to be faster than the last.
+
+        The first one is what a plan has in any case: none, or what was asked for. The last one
+        keeps nearly all of the speed. It is never 0 because drafts seem not to pay: step times
+        measured on a busy machine would then never be corrected, and the controller does not draft
+        where it does not pay.
+        """
+        if not self.layout.has_drafter:
+            return (0,)
+        asked = self.layout.request.draft_max
+        if asked is not None:
+            return (asked,)
+        most = min(self.max_step or _LARGEST_STEP, self.layout.contexts.least)
+        sizes = [draft for draft in DRAFT_SIZES if draft < most]
+        # A draft model that was named is loaded, or what does not fit is said.
+        least = () if self.layout.draft_spec is not None and sizes else (0,)
+        return (*least, *self._worthwhile(sizes))
+
+    def tokens_per_s(self, draft_max: int) -> float:
+        """Predicted speed with drafts of at most this size, halfway through the answer."""
+        return self.speed.tokens_per_s(draft_max, self.layout.request.depth)
+
+    def _worthwhile(self, sizes: Sequence[int]) -> Sequence[int]:
+        has_budget = bool(self.layout.request.budget_bytes)
+        if not self.speed.is_measured and not has_budget:
+            return sizes  # so that all sizes get measured
+        speeds = {draft: self.tokens_per_s(draft) for draft in sizes}
+        enough = max(speeds.values(), default=0.0) * self._kept_speed
+        kept: list[int] = []
+        for draft, speed in speeds.items():
+            if not kept or speed > speeds[kept[-1]]:
+                kept.append(draft)
+            if speed >= enough:
+                break
+        cheap = 0 if has_budget else self._cheap(sizes)
+        return kept if not kept or cheap <= kept[-1] else [*kept, cheap]
+
+    def _cheap(self, sizes: Sequence[int]) -> int:
+        """The largest draft for hardly any memory: some texts use more of it than most do."""
+        least = self.layout.contexts.least, self.layout.least_batch
+        nbytes = {draft: self.layout.nbytes(*least, draft) for draft in sizes}
+        enough = CHEAP * min(nbytes.values(), default=0)
+        return max((draft for draft in sizes if nbytes[draft] <= enough), default=0)
+
+    @property
+    def _kept_speed(self) -> float:
+        return _KEPT_SPEED if self.layout.request.budget_bytes else _KEPT_SPEED_UNASKED
+
+    def choice(self, draft_max: int) -> Choice:
+        """The drafts of a plan, with the reason."""
+        return Choice("draft_max", draft_max, self._reason(draft_max))
+
+    def _reason(self, draft_max: int) -> str:
+        request = self.layout.request
+        if not self.layout.has_drafter:
+            return "no drafter"
+        if request.draft_max is not None:
+            return "as asked"
+        if draft_max == 0:
+            return "the budget leaves no room for drafts"
+        if draft_max == self.sizes[-1] and not self.speed.is_measured and not request.budget_bytes:
+            return "all sizes are measured on first use"
+        gain = self.tokens_per_s(draft_max) / self.tokens_per_s(0)
+        return f"{self._kept(draft_max)}; {gain:.2f}x of plain predicted"
+
+    def _kept(self, draft_max: int) -> str:
+        if draft_max < self.sizes[-1]:
+            return "the most that fits"
+        if not self.layout.request.budget_bytes and draft_max == self._cheap(DRAFT_SIZES):
+            return f"the most that takes less than {CHEAP - 1:.0%} of the memory"
+        return f"the least that keeps {self._kept_speed:.1%} of the predicted speed"

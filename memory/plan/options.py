@@ -1,0 +1,117 @@
+"""What a load may be told: one table for the Python API, plans and the command line."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from edgespec.errors import UnsupportedError
+from edgespec.memory.bytes.footprint import KV_TYPE_BYTES
+
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict, Unpack
+
+    class LoadKeywords(TypedDict, total=False):
+        """The fields of `LoadOptions` as keyword arguments."""
+
+        budget_bytes: int | None
+        prefer: str
+        backend: str
+        device: str
+        context_size: int | None
+        threads: int | None
+        kv_type: str | None
+        gpu_layers: int | None
+        drafter: str
+        draft_model: str | os.PathLike[str] | None
+        switch: str | os.PathLike[str] | None
+        draft_max: int | None
+        exact: bool
+        remember: bool
+        kernels: str
+
+
+LLAMACPP, ONNX = "llamacpp", "onnx"
+BACKENDS = ("auto", LLAMACPP, ONNX)
+DEVICES = ("auto", "cpu", "gpu", "npu")
+PREFERENCES = ("speed", "context", "quality")
+KERNELS = ("auto", "on", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load a model; what is left open is chosen. Raises UnsupportedError where it cannot be.
+
+    Args:
+        budget_bytes: most memory the whole process may take; None takes what is free.
+        prefer: "speed", "context" or "quality": what a tight budget is spent on.
+        backend: "auto", "llamacpp" or "onnx" (ONNX Runtime; converts the file on first use).
+        device: "auto", "cpu", "gpu" or "npu"; with llama.cpp a GPU is what `gpu_layers` offloads
+            to, an NPU is reached through ONNX Runtime alone.
+        context_size: tokens of context; None lets the planner choose.
+        threads: most CPU threads; None takes the physical cores this process may use. Steps take
+            fewer while other programs compute.
+        kv_type: f16, q8_0 or q4_0.
+        gpu_layers: layers on the GPU; None takes all of them where llama.cpp has one.
+        drafter: "auto", "none" or a list of `edgespec.drafting.drafters.NAMES`, such as
+            "suffix,recycling".
+        draft_model: a smaller GGUF model with the same vocabulary, or an early exit of this one,
+            which with `drafter="auto"` is used unless measured times say that it does not pay.
+        switch: a smaller GGUF model with the same vocabulary, which writes where it is sure: faster
+            where the pair allows it, and lossy.
+        draft_max: most tokens drafted at once.
+        exact: only settings in which a token's logits do not depend on what else is in its step.
+        remember: keep generated texts in the cache directory, to draft from them later.
+        kernels: "on" and "off" for edgespec's own matrix kernels on the CPU; "auto" uses them
+            where they were measured to be faster than llama.cpp's.
+    """
+
+    budget_bytes: int | None = None
+    prefer: str = "speed"
+    backend: str = "auto"
+    device: str = "auto"
+    context_size: int | None = None
+    threads: int | None = None
+    kv_type: str | None = None
+    gpu_layers: int | None = None
+    drafter: str = "auto"
+    draft_model: str | os.PathLike[str] | None = None
+    switch: str | os.PathLike[str] | None = None
+    draft_max: int | None = None
+    exact: bool = False
+    remember: bool = False
+    kernels: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse values that no model could honour."""
+        if self.kv_type is not None and self.kv_type not in KV_TYPE_BYTES:
+            raise UnsupportedError(
+                f"there is no KV cache type {self.kv_type!r}",
+                hint=f"use one of {', '.join(KV_TYPE_BYTES)}",
+            )
+        for name, value, values in (
+            ("preference", self.prefer, PREFERENCES),
+            ("backend", self.backend, BACKENDS),
+            ("device", self.device, DEVICES),
+            ("choice of kernels", self.kernels, KERNELS),
+        ):
+            if value not in values:
+                raise UnsupportedError(
+                    f"there is no {name} {value!r}", hint=f"use {', '.join(values)}"
+                )
+        for option, number, low, high in (
+            ("--threads", self.threads, 1, 1 << 16),
+            ("--draft-max", self.draft_max, 0, 255),
+            ("--ctx", self.context_size, 1, 1 << 31),
+            ("--budget", self.budget_bytes, 1, 1 << 62),
+        ):
+            if number is not None and not low <= number <= high:
+                raise UnsupportedError(
+                    f"{option} {number} is not possible", hint=f"use {low} to {high}"
+                )
+
+    @classmethod
+    def of(cls, options: LoadOptions | None, **changes: Unpack[LoadKeywords]) -> LoadOptions:
+        """`options`, or the defaults, with these changes."""
+        return replace(options or cls(), **changes)

@@ -1,0 +1,171 @@
+"""Where a run's cache, layers and steps lie, and in which types: all that is settled before sizes.
+
+Each function takes the layout so far and returns the next one with the choice that made it. A type
+of the cache that costs quality is never chosen unasked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from edgespec.errors import UnsupportedError
+from edgespec.memory.bytes.footprint import kv_type_fits
+from edgespec.memory.plan.drafts import DRAFT_SIZES
+from edgespec.memory.plan.layout import Layout
+from edgespec.memory.plan.options import ONNX
+from edgespec.memory.plan.request import Choice, Request
+from edgespec.models.onnx.packing import EXACTLY_PACKED
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
+
+_SMALLER_KV_TYPES = (("q8_0", "twice"), ("q4_0", "nearly four times"))
+# KL divergence in nats that a cache type may cause where context is preferred: a twentieth of what
+# 4-bit weights cost a small model.
+_MOST_KV_LOSS = 0.01
+
+Losses = Mapping[str, float]  # KL divergence in nats, by type of cache
+
+
+def kv_types(request: Request, specs: Sequence[ModelSpec]) -> tuple[str, str, Choice]:
+    """Types of K and V. Raises UnsupportedError for one that these models cannot have."""
+    if request.backend == ONNX:
+        if request.kv_type not in (None, "f32"):
+            raise UnsupportedError(
+                f"--kv-type {request.kv_type} is not possible with --backend onnx",
+                hint="its attention keeps f32; use --backend llamacpp for other types",
+            )
+        reason = "what ONNX Runtime's attention computes with"
+        return "f32", "f32", Choice("kv_type", "f32", reason)
+    kind = request.kv_type or "f16"
+    for spec in specs:
+        if not kv_type_fits(spec, kind):
+            raise UnsupportedError(
+                f"--kv-type {kind} needs heads of a multiple of 32 values; those of "
+                f"{spec.path.name} have {min(spec.key_length)}",
+                hint="use --kv-type f16",
+            )
+    if request.exact and kind == "f16":
+        # llama.cpp's CPU attention sums a single row in two parts from 512 cells on, and rounds
+        # differently from a batch, unless K and V have different types. bf16 for K costs nothing in
+        # decoding; prefill loses its tiled path (1.25x slower at 800 tokens, 1.7x at 3000).
+        reason = "--exact: makes one-token steps round like batches"
+        return "bf16", "f16", Choice("kv_type", "bf16/f16", reason)
+    reason = "as asked" if request.kv_type else "half precision costs no measurable quality"
+    return kind, kind, Choice("kv_type", kind, reason)
+
+
+def with_smaller_cache(layout: Layout, choice: Choice, losses: Losses) -> tuple[Layout, Choice]:
+    """With `--prefer context` smaller types, where f16 does not reach all of it.
+
+    q8_0 unless it was measured to lose too much; q4_0 only where it was measured not to, and q8_0
+    does not reach all of the context either. `choice` is the one so far.
+    """
+    request = layout.request
+    is_free = request.prefer == "context" and not request.kv_type and not request.exact
+    if not is_free or layout.backend == ONNX:
+        return layout, choice
+    # With room for any draft: a larger type must not cost what a smaller one had room for.
+    draft = request.draft_max or DRAFT_SIZES[-1] if layout.has_drafter else 0
+    for kind, times in _SMALLER_KV_TYPES:
+        if layout.fits(layout.contexts.longest, layout.least_batch, draft):
+            break
+        loss = losses.get(kind, 0.0 if kind == "q8_0" else math.inf)
+        fits = all(kv_type_fits(spec, kind) for spec in layout.specs)
+        if loss > _MOST_KV_LOSS or not fits:
+            continue
+        layout = replace(layout, kv_type_k=kind, kv_type_v=kind)
+        cost = "a small cost in quality"
+        if kind in losses:
+            cost = f"a measured divergence of {loss:.4f}"
+        reason = f"--prefer context: {times} the context of f16, at {cost}"
+        choice = Choice("kv_type", kind, reason)
+    return layout, choice
+
+
+def with_layers_placed(layout: Layout) -> tuple[Layout, Choice]:
+    """All layers on the GPU where they fit, else the most that do, or as many as were asked for.
+
+    Raises UnsupportedError where they were asked for and there is no GPU.
+    """
+    asked, context = layout.request.gpu_layers, layout.contexts.least
+    has_gpu = bool(layout.machine.accelerators) and layout.backend != ONNX
+    if asked and asked > 0 and not has_gpu:
+        raise UnsupportedError(
+            f"--gpu-layers {asked} is not possible: {layout.backend} has no GPU here",
+            hint="`edgespec doctor` says how to build it with one; or leave the option out",
+        )
+    if has_gpu:
+        count = asked if asked is not None else _most_on_gpu(layout, context)
+        layout = replace(layout, gpu_layers=count)
+    return layout, Choice("gpu_layers", layout.gpu_layers, _layers_reason(layout))
+
+
+def _most_on_gpu(layout: Layout, context: int) -> int:
+    """Layers that fit with this context; -1 for all of them and the head."""
+    draft = layout.request.draft_max or 0
+    everything = layout.spec.num_layers + 1
+    for layers in range(everything, 0, -1):
+        count = -1 if layers == everything else layers
+        if replace(layout, gpu_layers=count).fits(context, layout.least_batch, draft):
+            return count
+    return 0
+
+
+def _layers_reason(layout: Layout) -> str:
+    if layout.request.gpu_layers is not None:
+        return "as asked"
+    if layout.backend == ONNX:
+        return "layers are offloaded by llama.cpp alone"
+    if not layout.machine.accelerators:
+        return "llama.cpp was built for the CPU alone, or sees no GPU"
+    names = ", ".join(gpu.description for gpu in layout.machine.accelerators)
+    how_many = "all" if layout.gpu_layers < 0 else "as many as"
+    return f"{how_many} fit into {names}"
+
+
+def device_of(layout: Layout) -> Choice:
+    """Where steps run, and why there."""
+    reason = "as asked"
+    if layout.request.device == "auto":
+        reason = "where gpu layers puts them"
+        if layout.backend == ONNX:
+            reason = "ONNX Runtime's CPU kernels; --device asks for a GPU or an NPU"
+    return Choice("device", layout.device, reason)
+
+
+def kernels_of(layout: Layout) -> Choice:
+    """Whose matrix kernels multiply: 1 for edgespec's own, 0 for the backend's.
+
+    Raises UnsupportedError where ours were asked for and cannot be used.
+    """
+    obstacle, asked = layout.kernels_obstacle, layout.request.kernels
+    if asked == "on" and obstacle:
+        raise UnsupportedError(
+            f"--kernels on is not possible: {obstacle}",
+            hint="leave it out; `edgespec doctor` says what kernels there are",
+        )
+    if asked != "auto":
+        return Choice("kernels", int(layout.kernels), "as asked")
+    reason = obstacle or "edgespec's own; timed against llama.cpp's at the first load"
+    return Choice("kernels", int(layout.kernels), reason)
+
+
+def mapping_of(layout: Layout) -> Choice:
+    """Whether the weights are used as they lie in their file: 1 or 0."""
+    return Choice("mapped", int(layout.mapped), _mapped_reason(layout))
+
+
+def _mapped_reason(layout: Layout) -> str:
+    if layout.device in ("gpu", "npu") and layout.backend == ONNX:
+        return "the provider makes a copy of its own for the device, which is not counted"
+    if layout.spec.format == ONNX_FORMAT:
+        return "weights are pages of the folder's file, beside copies as the kernels want them"
+    if layout.backend == ONNX:
+        kinds = sorted({t.type.name for t in layout.spec.tensors.values() if len(t.dims) > 1})
+        changed = [kind for kind in kinds if kind not in EXACTLY_PACKED]
+        note = f"; {', '.join(changed)} weights are kept in 8 bits" if changed else ""
+        return f"packed weights are pages of the converted file{note}"
+    if layout.mapped:
+        return "weights are used as they lie in the file, whose pages are shared"
+    return "weights are rewritten for this device; mapping the file would hold them twice"

@@ -1,0 +1,40 @@
+"""What decides step times: a cost curve is stored under these settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.memory.plan.layout import Layout
+from edgespec.memory.plan.options import LLAMACPP, ONNX
+from edgespec.memory.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What decides step times; a cost curve is stored under these."""
+
+    threads: int
+    kv_type_k: str
+    kv_type_v: str
+    gpu_layers: int
+    drafter: str
+    backend: str = LLAMACPP
+    padded: bool = False  # one-token steps take two rows
+    device: str = "cpu"  # of ONNX Runtime; with llama.cpp the layers on the GPU say it
+    kernels: bool = False  # edgespec's own, in llama.cpp
+
+
+def settings_of(chosen: Plan | Layout) -> Settings:
+    """What decides the step times of a plan, or of a layout that becomes one."""
+    is_onnx = chosen.backend == ONNX
+    return Settings(
+        chosen.threads,
+        chosen.kv_type_k,
+        chosen.kv_type_v,
+        chosen.gpu_layers,
+        chosen.drafter,
+        chosen.backend,
+        is_onnx and chosen.exact,
+        chosen.device if is_onnx else "cpu",
+        chosen.kernels,
+    )

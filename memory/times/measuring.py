@@ -1,0 +1,123 @@
+"""Measures step-time curves: the most useful sizes first, in a second or two.
+
+A slow model leaves some sizes unmeasured, but never all of those above 1, or it would never draft.
+Answers try the others, and a later measurement goes on with them. The machine's speed drifts
+meanwhile, so every time is taken beside one of a step whose time is known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from edgespec.memory.times.curve import CostCurve, typical_ms
+
+_ORDER = (4, 8, 2, 16, 3, 12, 32, 6, 5, 24, 7, 20, 10, 28, 9, 11, 14, 13, 15)
+
+
+def measure_curve(
+    run: Callable[[int], None],
+    max_nodes: int,
+    *,
+    seconds: float = 1.2,
+    known: CostCurve | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CostCurve:
+    """Measure t(n) in about `seconds`, the most useful n first.
+
+    `run(n)` performs one step over n tokens and takes it back. `known` is an earlier curve, whose
+    sizes come last.
+    """
+    timer = _Timer(run, clock)
+    deadline = clock() + seconds
+    run(1)
+    same = min(timer.few_ms(1, 4, seconds / 8))
+    if max_nodes == 1:
+        return CostCurve([float("inf"), same])
+    changed = timer.few_ms(1, 3, seconds / 8, after=2)
+    change_ms = max(0.0, min(changed) - same)
+    samples, speed = {1: [same]}, 1.0
+    if known is not None:  # times of another moment: bring them to the speed of this one
+        speed = same / known.base[1]
+        samples = {n: [ms * speed] for n, ms in known.measured_ms(max_nodes).items()}
+    order = _order(max_nodes, samples)
+    before = changed[-1]
+    for n in (*order, *order):
+        if clock() > deadline and len(samples) > 1:
+            break
+        ms, after = timer.ms(n), timer.ms(1)
+        # Each size is compared with the single tokens beside it: the faster one, because a single
+        # token that was disturbed would make a size look cheap.
+        drift = min(max(min(before, after) / (same + change_ms), 0.7), 1.5)
+        samples.setdefault(n, []).append(max(ms / drift - change_ms, same / 2))
+        before = after
+    base = [typical_ms(samples[n]) if n in samples else float("inf") for n in range(max_nodes + 1)]
+    curve = CostCurve(base, change_ms=change_ms)
+    if known is not None:
+        curve.go_on_from(known, speed)
+    return curve
+
+
+def _order(max_nodes: int, known: dict[int, list[float]]) -> Sequence[int]:
+    """Sizes above 1 in which to measure: those never measured first, the more useful ones first."""
+    useful = [n for n in _ORDER if n <= max_nodes]
+    rest = [n for n in range(2, max_nodes + 1) if n not in useful]
+    return sorted([*useful, *rest], key=lambda n: n in known)
+
+
+def measure_depth(
+    curve: CostCurve,
+    run: Callable[[int], None],
+    fill: Callable[[], int],
+    empty: Callable[[], None],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
+    """Set the slopes over depth: each t(n) grows by a part per step and a part per node.
+
+    `fill()` puts tokens into the empty cache and returns how many, `empty()` takes them out again;
+    `run` as in `measure_curve`. The slower one of the empty caches before and after counts: what
+    else got slower in between must not look like depth.
+    """
+    few, many = 1, min(8, curve.max_nodes)
+    timer = _Timer(run, clock)
+    before = {n: timer.least_ms(n) for n in (few, many)}
+    depth = fill()
+    deep = {n: timer.least_ms(n) for n in (few, many)}
+    empty()
+    after = {n: timer.least_ms(n) for n in (few, many)}
+    growth = {n: max(0.0, deep[n] - max(before[n], after[n])) / depth for n in (few, many)}
+    if many > few:
+        curve.depth_node_ms = max(0.0, (growth[many] - growth[few]) / (many - few))
+    curve.depth_ms = max(0.0, growth[few] - few * curve.depth_node_ms)
+
+
+class _Timer:
+    """Times steps, in milliseconds."""
+
+    def __init__(self, run: Callable[[int], None], clock: Callable[[], float]) -> None:
+        self._run, self._clock = run, clock
+
+    def ms(self, nodes: int) -> float:
+        """Of one step."""
+        start = self._clock()
+        self._run(nodes)
+        return (self._clock() - start) * 1e3
+
+    def few_ms(self, nodes: int, most: int, seconds: float, *, after: int = 0) -> list[float]:
+        """Of two steps or more, each after one of another size if that is wanted.
+
+        Two, of which one may be disturbed; a slow model needs its time for other sizes.
+        """
+        enough = self._clock() + seconds
+        found: list[float] = []
+        while len(found) < 2 or (len(found) < most and self._clock() < enough):
+            if after:
+                self._run(after)
+            found.append(self.ms(nodes))
+        return found
+
+    def least_ms(self, nodes: int) -> float:
+        """The fastest of three steps, after one that builds its graph."""
+        self._run(nodes)
+        return min(self.ms(nodes) for _ in range(3))

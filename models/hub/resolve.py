@@ -1,0 +1,141 @@
+"""From a name that a person typed to a model file on this machine.
+
+A name is the path of a file or folder, `hf:OWNER/REPO[:QUANT]`, `ollama:NAME[:TAG]` or `embedded`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from edgespec.errors import ModelNotFoundError
+from edgespec.models.embedded import embedded_model
+from edgespec.models.hub import caches, choice
+from edgespec.paths import expanded
+
+# Brings the file of a repository that a tag means; `edgespec.models.hub.fetching` has one.
+Fetch: TypeAlias = Callable[[str, str], Path]
+
+_SHOWN = 200  # letters of a name that is nobody's
+_NEAR = 3  # names that a refusal offers
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+# What other programs' users write before the name of a repository.
+_HUB_WORDS = (caches.HUB, "hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
+_LISTED = "`edgespec models list` shows what is here"
+
+
+def is_name(text: str) -> bool:
+    """Whether a text names a model, whether it is there or not: nobody would say it to one."""
+    return (
+        text == caches.EMBEDDED
+        or text.startswith((*_HUB_WORDS, caches.OLLAMA))
+        or (text.lower().endswith(".gguf") or exists(text))
+    )
+
+
+def exists(text: str) -> bool:
+    """Whether a file or folder of that name exists."""
+    try:
+        return expanded(text).exists()
+    except (OSError, ValueError):  # too long for a name
+        return False
+
+
+def model_file(name: str, fetch: Fetch | None = None) -> Path:
+    """The file or folder that a name means; one of the hub is fetched where it is not here.
+
+    Raises ModelNotFoundError with the nearest names, and what `fetch` raises.
+    """
+    if name == caches.EMBEDDED:
+        return embedded_model()
+    if repository_and_tag := hub_name(name):
+        return _of_hub(*repository_and_tag, fetch)
+    if name.startswith(caches.OLLAMA):
+        return _of_ollama(name)
+    if exists(name):
+        return expanded(name)
+    raise missing(name)
+
+
+def missing(name: str) -> ModelNotFoundError:
+    """What to say about a name that nothing here has."""
+    shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+    return ModelNotFoundError(f"there is no {_kind(name)} {shown}", hint=_hint(name))
+
+
+def hub_name(name: str) -> tuple[str, str] | None:
+    """OWNER/REPO and the tag or path of a file in it, or None for what is no name of the hub's.
+
+    >>> hub_name("hf:owner/Tiny-GGUF:Q8_0")
+    ('owner/Tiny-GGUF', 'Q8_0')
+    """
+    begins = next((word for word in _HUB_WORDS if name.startswith(word)), None)
+    if begins is None:
+        return None
+    repository, _, tag = name.removeprefix(begins).rstrip("/").partition(":")
+    owner, _, rest = repository.partition("/")
+    model, _, path = rest.partition("/")
+    repository = f"{owner}/{model}"
+    if not _REPOSITORY.fullmatch(repository) or (path and not path.endswith(".gguf")):
+        raise ModelNotFoundError(
+            f"{name} names no repository", hint="write hf:OWNER/REPO or hf:OWNER/REPO:Q4_K_M"
+        )
+    return repository, path or tag
+
+
+def _of_hub(repository: str, tag: str, fetch: Fetch | None) -> Path:
+    paths = caches.cached_paths(repository)
+    chosen = choice.choose(paths, tag)
+    place = caches.snapshot(repository)
+    if chosen is not None and place is not None and choice.is_whole(paths, chosen):
+        return place / chosen
+    if fetch is None:
+        name = f"{caches.HUB}{repository}" + (f":{tag}" if tag else "")
+        raise ModelNotFoundError(
+            f"{name} is not on this machine", hint=f"`edgespec models pull {name}` gets it"
+        )
+    return fetch(repository, tag)
+
+
+def _of_ollama(name: str) -> Path:
+    wanted = name if ":" in name.removeprefix(caches.OLLAMA) else f"{name}:latest"
+    for local in caches.local_models():
+        if local.name == wanted:
+            return local.path
+    raise ModelNotFoundError(f"Ollama has no model {wanted} here", hint=_hint(name))
+
+
+def nearest(name: str) -> list[str]:
+    """Names of models here that are like another one, the nearest first."""
+    word = _plain(name)
+    names = [local.name for local in caches.local_models()]
+    holding = [one for one in names if word and word in _plain(one)]
+    likeness = {
+        one: max(
+            difflib.SequenceMatcher(None, word, part).ratio()
+            for part in (_plain(one), *map(_plain, re.split("[/:]", one)))
+        )
+        for one in names
+    }
+    near = sorted((one for one in names if likeness[one] >= 0.5), key=lambda n: -likeness[n])
+    return list(dict.fromkeys([*holding, *near]))[:_NEAR]
+
+
+def _plain(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower().removesuffix(".gguf"))
+
+
+def _kind(name: str) -> str:
+    return "file" if "/" in name or name.lower().endswith(".gguf") else "model or file"
+
+
+def _hint(name: str) -> str:
+    if near := nearest(name):
+        return f"near it: {', '.join(near)}; {_LISTED}"
+    if _REPOSITORY.fullmatch(name) and not name.startswith((".", "~")):
+        return f"hf:{name} gets it from the Hugging Face hub; {_LISTED}"
+    check = "check the path; " if _kind(name) == "file" else ""
+    return f"{check}{_LISTED}, and `edgespec models pull hf:OWNER/REPO` gets one"

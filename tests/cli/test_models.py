@@ -1,0 +1,119 @@
+"""`edgespec models`: what is listed, fetched and removed, and what is said meanwhile."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_server import Hub, empty_home, endpoint
+from random_gguf import Q8_0, write_model
+
+from edgespec.cli.main import main
+from edgespec.memory.plan.plan import Plan
+from edgespec.setup import planning
+
+NAME = "hf:owner/Tiny-GGUF:Q8_0"
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return empty_home(tmp_path / "home", monkeypatch)
+
+
+@pytest.fixture
+def hub(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with one small model, and a head beside it."""
+    data = write_model(tmp_path / "tiny.gguf", "llama", Q8_0).read_bytes()
+    with endpoint(monkeypatch) as one:
+        one.repositories["owner/Tiny-GGUF"] = {"Tiny-Q8_0.gguf": data, "mtp-Tiny.gguf": b"GGUF"}
+        yield one
+
+
+@pytest.fixture
+def say(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """Runs `edgespec models ...`: (status, stdout, stderr)."""
+
+    def call(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["edgespec", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        status: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code or 0
+        return status, *capsys.readouterr()
+
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("COLUMNS", "200")
+    return call
+
+
+def test_a_model_is_pulled_listed_and_removed(say: Say, hub: Hub, home: Path) -> None:
+    status, out, told = say("models", "pull", "owner/Tiny-GGUF")
+    path = Path(out.strip())
+    assert status == 0 and path.is_file() and path.is_relative_to(home / "hub")
+    first, plan, head = told.splitlines()
+    assert first.startswith(f"{NAME}: ") and first.endswith(", from the hub")
+    assert plan.startswith("would take at most ")
+    assert head == "a head lies beside it: hf:owner/Tiny-GGUF/mtp-Tiny.gguf"
+    assert say("models", "pull", NAME)[1:] == (out, f"{NAME} is here already\n")
+    rows = {one["name"]: one for one in json.loads(say("models", "list", "--json")[1])}
+    assert rows[NAME]["path"] == str(path) and rows[NAME]["fits"] is True
+    assert rows[NAME]["file_bytes"] == path.stat().st_size
+    status, _, told = say("models", "remove", NAME, stdin="n\n")
+    assert status == 1 and "nothing was removed" in told and path.is_file()
+    status, _, told = say("models", "remove", NAME, stdin="y\n")
+    assert status == 0 and f"removed {NAME}" in told and not path.exists()
+    assert say("models", "remove", NAME)[0] == 1
+
+
+def test_what_does_not_fit_is_fetched_by_force_alone(say: Say, hub: Hub) -> None:
+    status, out, told = say("models", "pull", NAME, "--budget", "1MiB")
+    assert (status, out) == (1, "")
+    assert f"error: {NAME} would not fit: needs " in told and "hint: `--budget " in told
+    status, out, _ = say("models", "pull", NAME, "--budget", "1MiB", "--force")
+    assert status == 0 and Path(out.strip()).is_file()
+
+
+def test_every_command_fetches_what_it_is_asked_for(say: Say, hub: Hub) -> None:
+    status, out, told = say("plan", "-hf", "owner/Tiny-GGUF", "--json")
+    assert status == 0 and f"{NAME}: " in told
+    assert json.loads(out)["file_type"] == "Q8_0"
+    assert say("plan", "-m", NAME, "--json")[2] == "", "and the second time it is here"
+
+
+def test_the_list_says_how_fast_where_it_was_measured(
+    say: Say, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planning.make_run_plan
+    monkeypatch.setenv("EDGESPEC_MODELS", str(home))
+    write_model(home / "here.gguf", "llama", Q8_0)
+    (home / "broken.gguf").write_bytes(b"<!doctype html>")
+
+    def measured(*arguments: Any) -> Plan:
+        source = "from step times measured on this device"
+        return replace(made(*arguments), speed_source=source, tokens_per_s=42.4)
+
+    for plan, speed in ((made, "-"), (measured, "42")):
+        monkeypatch.setattr(planning, "make_run_plan", plan)
+        lines = [line.split() for line in say("models", "list")[1].splitlines()]
+        row = next(line for line in lines if line[0] == "~/here.gguf")
+        assert row[1] == "Q8_0" and row[6] == speed
+        broken = next(line for line in lines if line[0] == "~/broken.gguf")
+        assert " ".join(broken[-8:]) == "- a web page, not a GGUF model"
+
+
+def test_a_machine_without_models_says_how_to_get_one(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.models.hub.caches._embedded", lambda: iter(()))
+    status, out, told = say("models", "list")
+    assert (status, out) == (0, "")
+    assert told == "no model is here; `edgespec models pull hf:OWNER/REPO` gets one\n"

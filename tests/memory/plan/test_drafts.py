@@ -1,0 +1,67 @@
+"""How large drafts may be."""
+
+from __future__ import annotations
+
+import pytest
+from planning_cases import (
+    TABLES,
+    curve,
+    measured,
+    plan_of,
+    reason,
+    unmeasured,
+)
+
+from edgespec.memory.times.speed import SpeedModel
+
+
+@pytest.mark.parametrize(("max_step", "largest"), [(None, 31), (32, 31), (31, 15), (5, 3), (3, 0)])
+def test_drafts_stay_below_the_largest_step_that_rounds_alike(
+    max_step: int | None, largest: int
+) -> None:
+    assert plan_of(exact=True, max_step=max_step, speed_of=unmeasured).draft_max == largest
+
+
+def test_the_draft_is_the_least_that_keeps_nearly_all_of_the_speed() -> None:
+    """By the usual history at 1 ms a node: predictions for 31, 15, 7 and 3 are this close."""
+    predict = SpeedModel(curve(), is_measured=True).tokens_per_s
+    speeds = {draft: predict(draft, 128) for draft in (31, 15, 7, 3)}
+    for budget, kept in ((1 << 40, 0.98), (None, 0.995)):
+        plan = plan_of(budget_bytes=budget)
+        enough = [draft for draft, speed in speeds.items() if speed >= kept * max(speeds.values())]
+        assert plan.draft_max == min(enough)
+        assert plan.tokens_per_s == pytest.approx(speeds[plan.draft_max])
+        assert plan.plain_tokens_per_s == pytest.approx(100.0)
+    assert speeds[31] > speeds[7] > speeds[3] > 100.0, "the example says something"
+
+
+def test_without_a_measurement_all_sizes_get_measured() -> None:
+    plan = plan_of(speed_of=unmeasured)
+    assert plan.draft_max == 31
+    assert "measured on first use" in reason(plan, "draft_max")
+    assert "not measured" in plan.speed_source
+    assert plan_of(speed_of=unmeasured, budget_bytes=1 << 40).draft_max < 31
+
+
+def test_drafts_that_seem_not_to_pay_keep_a_small_step() -> None:
+    """A busy machine may have been measured; the controller does not draft where it loses."""
+    plan = plan_of(speed_of=measured(5.0), budget_bytes=1 << 40)
+    assert plan.draft_max == 3
+    assert plan.tokens_per_s == plan.plain_tokens_per_s
+
+
+def test_without_a_budget_a_draft_for_hardly_any_memory_is_taken() -> None:
+    """Most texts gain little from it, and some a lot."""
+    plan = plan_of(speed_of=measured(5.0))
+    least = plan_of(speed_of=measured(5.0), draft_max=3, context_size=plan.context_size)
+    assert plan.draft_max > 3
+    assert plan.predicted_peak_bytes <= 1.02 * least.predicted_peak_bytes
+    assert "less than 2% of the memory" in reason(plan, "draft_max")
+
+
+def test_draft_rows_and_tables_are_paid_for() -> None:
+    """31 more rows of 4,000 logits, here and in the compute buffer, and the drafter's tables."""
+    more, fewer = plan_of(draft_max=31, context_size=512), plan_of(draft_max=0, context_size=512)
+    assert more.component_bytes["logits"] - fewer.component_bytes["logits"] == 31 * 16_000
+    assert "drafter_tables" not in fewer.component_bytes, "no drafts, no tables"
+    assert more.predicted_peak_bytes > fewer.predicted_peak_bytes + TABLES + 31 * 16_000 - 1

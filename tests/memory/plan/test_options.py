@@ -1,0 +1,71 @@
+"""What a load may be told, as one value and as keywords."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec.cli.options import PlanOptions
+from edgespec.errors import UnsupportedError
+from edgespec.memory.plan import options as module
+from edgespec.memory.plan.options import LoadOptions
+from edgespec.memory.plan.request import Request
+
+
+def test_keywords_are_the_fields() -> None:
+    """They are written twice, so that editors and type checkers know the keywords."""
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    keywords = {
+        part.target.id: ast.unparse(part.annotation)
+        for part in classes["LoadKeywords"].body
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+    }
+    assert keywords == {field.name: field.type for field in fields(LoadOptions)}
+
+
+def test_the_command_line_has_all_of_them() -> None:
+    shorter = {"context_size": "ctx", "budget_bytes": "budget"}
+    wanted = {shorter.get(field.name, field.name) for field in fields(LoadOptions)}
+    assert wanted <= {field.name for field in fields(PlanOptions)}
+    assert PlanOptions().request() == Request() == Request.loading(LoadOptions())
+
+
+@pytest.mark.model
+def test_options_and_keywords_make_the_same_plan() -> None:
+    options = LoadOptions(context_size=512, threads=1, drafter="none")
+    plan = edgespec.plan(None, options)
+    assert (plan.context_size, plan.threads, plan.drafter) == (512, 1, "none")
+    keywords = edgespec.plan(context_size=512, threads=1, drafter="none")
+    assert keywords.components == plan.components
+    assert edgespec.plan(None, options, context_size=600).context_size == 600
+    assert options.context_size == 512
+
+
+@pytest.mark.parametrize(
+    ("options", "problem", "hint"),
+    [
+        ({"kv_type": "q9"}, "no KV cache type 'q9'", "f16"),
+        ({"prefer": "size"}, "no preference 'size'", "speed, context, quality"),
+        ({"backend": "cuda"}, "no backend 'cuda'", "auto, llamacpp, onnx"),
+        ({"device": "tpu"}, "no device 'tpu'", "auto, cpu, gpu, npu"),
+        ({"threads": 0}, "--threads 0 is not possible", "use 1 to"),
+        ({"draft_max": 256}, "--draft-max 256 is not possible", "use 0 to 255"),
+        ({"budget_bytes": 0}, "--budget 0 is not possible", "use 1 to"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_it_is_said(
+    options: dict[str, object], problem: str, hint: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=problem) as caught:
+        LoadOptions(**options)  # type: ignore[arg-type]
+    assert hint in str(caught.value.hint)
+
+
+def test_an_option_that_there_is_not_is_no_keyword() -> None:
+    with pytest.raises(TypeError, match="context"):
+        edgespec.plan(context=512)  # type: ignore[call-arg]

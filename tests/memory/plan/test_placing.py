@@ -1,0 +1,156 @@
+"""Types of the cache, layers on a GPU, and whether weights are mapped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from planning_cases import (
+    CELL,
+    MIB,
+    SPEC,
+    curve,
+    gpu,
+    model,
+    peak,
+    plan_of,
+    reason,
+)
+
+from edgespec.errors import UnsupportedError
+from edgespec.memory.bytes.footprint import (
+    RunShape,
+    footprint,
+)
+from edgespec.memory.plan.machine import Machine
+from edgespec.memory.plan.settings import Settings, settings_of
+from edgespec.memory.times.speed import SpeedModel
+
+
+def test_a_context_that_was_asked_for_needs_no_smaller_cache() -> None:
+    whole = plan_of(prefer="context").predicted_peak_bytes
+    asked: dict[str, Any] = {"prefer": "context", "budget_bytes": whole * 4 // 5}
+    assert plan_of(**asked).kv_type_k == "q8_0"
+    assert plan_of(**asked, context_size=1024).kv_type_k == "f16"
+
+
+def test_exact_avoids_the_path_that_rounds_differently() -> None:
+    """K and V of different types; a type that was asked for is not exchanged."""
+    plan = plan_of(exact=True)
+    assert (plan.exact, plan.kv_type_k, plan.kv_type_v) == (True, "bf16", "f16")
+    assert plan.as_json()["kv_type"]["value"] == "bf16/f16"
+    assert plan.component_bytes["kv_cache"] == 4096 * CELL
+    kept = plan_of(exact=True, kv_type="q8_0")
+    assert (kept.kv_type_k, kept.kv_type_v) == ("q8_0", "q8_0")
+
+
+def test_a_cache_type_needs_heads_of_whole_blocks() -> None:
+    with pytest.raises(UnsupportedError, match=r"--kv-type q8_0 .* multiple of 32 .* 80") as caught:
+        plan_of(model(head=80), kv_type="q8_0")
+    assert "--kv-type f16" in caught.value.hint
+
+
+def test_weights_are_mapped_unless_the_processor_rewrites_them() -> None:
+    """A mapped Q4_0 file would lie beside its rewritten copy, so it is read instead."""
+    q4_0, avx2 = model(kind="Q4_0"), Machine(64 << 30, features=frozenset({"avx2"}))
+    assert plan_of(q4_0).mapped
+    assert plan_of(SPEC, avx2).mapped, "no AVX kernel for blocks of Q4_1"
+    copied = plan_of(q4_0, avx2)
+    assert not copied.mapped
+    found = copied.component_bytes
+    layers = [one for one in q4_0.tensors.values() if "blk" in one.name and len(one.dims) > 1]
+    table = q4_0.tensors["token_embd.weight"].data_bytes
+    assert found["weights_repacked"] == sum(one.data_bytes for one in layers) + table
+    assert found["weights"] == q4_0.weight_bytes - sum(one.data_bytes for one in layers)
+    assert "twice" in reason(copied, "mapped")
+
+
+def test_everything_goes_to_a_gpu_that_has_room() -> None:
+    plan = plan_of(SPEC, Machine(64 << 30, gpu(8 << 30)))
+    found = plan.component_bytes
+    assert (plan.gpu_layers, plan.mapped, plan.batch_size) == (-1, False, 512)
+    assert found["gpu_kv_cache"] == 4096 * CELL and "kv_cache" not in found
+    table = SPEC.tensors["token_embd.weight"].data_bytes
+    assert found["gpu_weights"] == SPEC.weight_bytes, "the table once more, as the head"
+    assert found["weights"] == table
+    assert plan.predicted_gpu_bytes == sum(
+        size for name, size in found.items() if name.startswith("gpu_")
+    )
+    assert "all fit into Some GPU" in reason(plan, "gpu_layers")
+
+
+def test_as_many_layers_as_fit_go_to_a_small_gpu() -> None:
+    """One layer more would not fit even with the least context, batch and no drafts."""
+    seen = set()
+    for mebibytes in range(1, 12):
+        free = mebibytes * MIB // 2
+        plan = plan_of(SPEC, Machine(64 << 30, gpu(free)))
+        assert plan.predicted_gpu_bytes <= free
+        seen.add(plan.gpu_layers)
+        if plan.gpu_layers == -1:
+            continue
+        least = RunShape(512, 32, 1, threads=2, gpu_layers=plan.gpu_layers + 1, mapped=False)
+        parts = footprint(SPEC, least)
+        assert sum(part.nbytes for part in parts if part.device == "gpu") > free
+    assert {0, -1} < seen, "from none to all, with something between"
+
+
+def test_a_gpu_without_room_leaves_everything_to_the_processor() -> None:
+    plan = plan_of(SPEC, Machine(64 << 30, gpu(1000)))
+    assert (plan.gpu_layers, plan.predicted_gpu_bytes, plan.mapped) == (0, 0, True)
+
+
+def test_layers_can_be_kept_off_the_gpu() -> None:
+    plan = plan_of(SPEC, Machine(64 << 30, gpu(8 << 30)), gpu_layers=0)
+    assert (plan.gpu_layers, plan.predicted_gpu_bytes, plan.batch_size) == (0, 0, 128)
+    assert reason(plan, "gpu_layers") == "as asked"
+
+
+def test_as_many_layers_as_were_asked_for() -> None:
+    plan = plan_of(SPEC, Machine(64 << 30, gpu(8 << 30)), gpu_layers=3)
+    shape = RunShape(512, 32, 1, gpu_layers=3, mapped=False)
+    weights = [part for part in footprint(SPEC, shape) if part.name == "weights"]
+    assert plan.gpu_layers == 3
+    assert plan.component_bytes["gpu_weights"] == weights[1].nbytes
+    assert plan.component_bytes["gpu_kv_cache"] == 2 * plan.component_bytes["kv_cache"] // 2
+
+
+def test_the_settings_of_step_times_know_the_gpu() -> None:
+    asked: list[Settings] = []
+
+    def speed_of(settings: Settings) -> SpeedModel:
+        asked.append(settings)
+        return SpeedModel(curve(), is_measured=True)
+
+    plan = plan_of(SPEC, Machine(64 << 30, gpu(8 << 30)), speed_of, kv_type="q8_0", threads=5)
+    assert asked == [Settings(5, "q8_0", "q8_0", -1, "suffix")] == [settings_of(plan)]
+
+
+def test_only_the_preference_for_context_takes_a_smaller_cache_and_says_what_it_costs() -> None:
+    budget = peak(context_size=4096)
+    long = plan_of(budget_bytes=budget, prefer="context")
+    assert (long.kv_type_k, long.kv_type_v) == ("q8_0", "q8_0")
+    assert long.context_size == 7424  # 34 bytes for 32 values instead of 64
+    assert "cost in quality" in reason(long, "kv_type")
+    for prefer in ("speed", "quality"):
+        assert plan_of(budget_bytes=budget, prefer=prefer).kv_type_k == "f16"
+    ample = plan_of(prefer="context")
+    assert (ample.kv_type_k, ample.context_size) == ("f16", SPEC.context_length)
+
+
+@pytest.mark.parametrize(
+    ("losses", "kind"),
+    [
+        ({}, "q8_0"),
+        ({"q8_0": 0.001}, "q8_0"),
+        ({"q8_0": 0.001, "q4_0": 0.5}, "q8_0"),
+        ({"q8_0": 0.001, "q4_0": 0.008}, "q4_0"),
+        ({"q8_0": 0.02, "q4_0": 0.5}, "f16"),
+    ],
+)
+def test_measured_losses_decide_which_cache_is_taken(losses: dict[str, float], kind: str) -> None:
+    """The budget is one that q8_0 does not make large enough either."""
+    plan = plan_of(budget_bytes=peak(context_size=4096), prefer="context", kv_losses=losses)
+    assert plan.kv_type_k == plan.kv_type_v == kind
+    if kind in losses:
+        assert f"divergence of {losses[kind]:.4f}" in reason(plan, "kv_type")

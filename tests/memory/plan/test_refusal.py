@@ -1,0 +1,77 @@
+"""What a refusal names: the shortage, and every way out."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from planning_cases import MIB, SPEC, model, outcome, peak, plan_of, refusal
+
+from edgespec.errors import DoesNotFitError
+from edgespec.memory.bytes.footprint import (
+    runtime_bytes,
+)
+from edgespec.memory.plan.machine import Machine
+
+
+def test_a_context_that_was_asked_for_is_refused_with_the_largest_that_fits() -> None:
+    available = peak(context_size=2560) + 5
+    error = refusal(SPEC, Machine(available), context_size=8192)
+    needed = peak(context_size=8192)
+    assert f"needs {-(-needed // MIB)} MiB for 8192 tokens" in str(error)
+    assert f"free: {available // MIB} MiB" in str(error)
+    assert "`--ctx 2560` fits" in error.hint
+    assert f"budget: {available // MIB} MiB" in str(
+        refusal(context_size=8192, budget_bytes=available)
+    )
+
+
+def test_the_largest_components_are_named() -> None:
+    """16 MiB of cache and 2.03 of weights, each rounded up; the runtime is larger than both."""
+    error = refusal(SPEC, Machine(64 * MIB), context_size=8192)
+    runtime = -(-runtime_bytes(SPEC) // MIB)
+    assert f"(runtime {runtime}, kv cache 16, weights 3, compute 1 MiB)" in str(error)
+
+
+def test_a_refusal_never_says_that_as_much_is_free_as_is_needed() -> None:
+    """One byte is missing: the needed MiB are rounded up, or the sentence makes no sense."""
+    error = refusal(SPEC, Machine(peak(context_size=4096) - 1), context_size=4096)
+    needed, free = re.findall(r"needs (\d+) MiB.*free: (\d+) MiB", str(error))[0]
+    assert int(needed) > int(free)
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_instead_of_cut() -> None:
+    error = refusal(SPEC, Machine(peak(context_size=2560)), prompt_tokens=3000, max_tokens=100)
+    assert "for 3328 tokens" in str(error)
+
+
+def test_a_model_that_cannot_fit_at_all_says_so() -> None:
+    assert refusal(SPEC, Machine(20 * MIB)).hint == "use a smaller model file"
+
+
+def test_a_budget_that_is_too_small_names_the_smallest() -> None:
+    hint = refusal(budget_bytes=20 * MIB).hint
+    smallest = int(re.findall(r"`--budget (\d+)MiB`", hint)[0])
+    assert smallest == -(-peak(context_size=512) // MIB)
+    # Rounded up to a whole MiB there may be room for 256 tokens more.
+    assert plan_of(budget_bytes=smallest * MIB).context_size in (512, 768)
+    assert isinstance(outcome(budget_bytes=(smallest - 1) * MIB), DoesNotFitError)
+
+
+def test_a_draft_that_does_not_fit_is_named() -> None:
+    """There is 1 MiB left for drafts, less than the drafter's tables take."""
+    budget = peak(context_size=512) + MIB
+    error = refusal(budget_bytes=budget, context_size=512, draft_max=31)
+    assert "a smaller --draft-max" in error.hint
+    assert plan_of(budget_bytes=budget, context_size=512, draft_max=0).draft_max == 0
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "q8_0", "q4_0"])
+def test_a_cache_type_that_was_chosen_is_not_argued_about(kv_type: str) -> None:
+    error = refusal(SPEC, Machine(70 * MIB), context_size=32768, kv_type=kv_type)
+    assert "--kv-type" not in error.hint
+
+
+def test_a_cache_type_that_the_heads_do_not_allow_is_not_offered() -> None:
+    error = refusal(model(head=80), Machine(80 * MIB), context_size=32768)
+    assert "--ctx" in error.hint and "q8_0" not in error.hint

@@ -1,0 +1,212 @@
+"""Measuring on a machine made of arithmetic: its clock moves only when a step is run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.measuring import measure_curve, measure_depth
+
+INF = float("inf")
+# Milliseconds of n = 1, 2, ...: three nodes cost more than four, as in the design's table.
+TIMES = (4.0, 6.5, 9.0, 8.5, 9.5, 10.5, 11.75, 12.75, 15.0, 16.0, 17.0, 17.5)
+SLOW_TIMES = tuple(25 * ms for ms in TIMES)
+
+
+class Machine:
+    """A device whose steps take exactly `times[n - 1]` ms, and more where their size changes.
+
+    From step number `slow_from` on everything takes `slow` times as long.
+    """
+
+    def __init__(
+        self,
+        times: Sequence[float] = TIMES,
+        change_ms: float = 0.0,
+        *,
+        slow: float = 1.0,
+        slow_from: int = 0,
+    ) -> None:
+        self.times = times
+        self.change_ms = change_ms
+        self.slow = slow
+        self.slow_from = slow_from
+        self.depth = 0
+        self.slopes = (0.0, 0.0)  # ms per token of context, and per token of context and node
+        self.now = 0.0
+        self.steps: list[int] = []
+
+    def run(self, n: int) -> None:
+        ms = self.times[n - 1] + (self.slopes[0] + self.slopes[1] * n) * self.depth
+        if self.steps and self.steps[-1] != n:
+            ms += self.change_ms
+        self.now += ms / 1e3 * (self.slow if len(self.steps) >= self.slow_from else 1.0)
+        self.steps.append(n)
+
+    def empty(self) -> None:
+        self.depth = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def measure(self, max_nodes: int, **options: Any) -> CostCurve:
+        return measure_curve(self.run, max_nodes, clock=self.clock, **options)
+
+
+@pytest.mark.parametrize("change_ms", [0.0, 2.25])
+def test_measuring_recovers_every_step_time_and_the_cost_of_a_change(change_ms: float) -> None:
+    curve = Machine(change_ms=change_ms).measure(12, seconds=10.0)
+    assert curve.base[0] == INF
+    assert curve.base[1:] == pytest.approx(TIMES)
+    assert curve.change_ms == pytest.approx(change_ms)
+    assert (curve.max_nodes, curve.depth_ms, curve.depth_node_ms) == (12, 0.0, 0.0)
+
+
+def test_a_machine_that_slows_down_while_measuring_keeps_its_ratios() -> None:
+    """After t(1) everything takes 1.4 times as long; each size is compared with its neighbour."""
+    machine = Machine(slow=1.4, slow_from=11)
+    curve = machine.measure(12, seconds=10.0)
+    assert curve.base[1:] == pytest.approx(TIMES)
+
+
+def test_a_hiccup_while_measuring_does_not_spoil_a_size() -> None:
+    """One step, of one token or of more, takes half a second more: no size looks dear or cheap."""
+    for hiccup, times in itertools.product(range(60), (TIMES, SLOW_TIMES)):
+        machine = Machine(times)
+        steps = itertools.count()
+
+        def run(n: int, machine: Machine = machine, steps: Iterator[int] = steps) -> None:
+            machine.run(n)
+            machine.now += 0.5 * (next(steps) == hiccup)  # noqa: B023
+
+        curve = measure_curve(run, 12, seconds=30.0, clock=machine.clock)
+        assert curve.base[1:] == pytest.approx(times), f"hiccup in step {hiccup}"
+
+
+def test_measuring_a_backend_of_single_tokens() -> None:
+    machine = Machine()
+    curve = machine.measure(1, seconds=10.0)
+    assert curve.base == [INF, pytest.approx(4.0)]
+    assert set(machine.steps) == {1}
+
+
+def test_measuring_stops_in_time_and_leaves_the_rest_unmeasured() -> None:
+    """With steps of 100 ms there is time for t(1), for 4 and 8, and not for more."""
+    machine = Machine(times=(100.0,) * 12)
+    curve = machine.measure(12, seconds=1.05)
+    measured = [n for n in range(1, 13) if curve.base[n] != INF]
+    assert measured == [1, 4, 8]
+    assert machine.now <= 1.05 + 0.2  # the pair under way is finished
+
+
+def test_a_budget_of_nothing_still_gives_two_sizes() -> None:
+    curve = Machine(times=(100.0,) * 12).measure(12, seconds=0.0)
+    assert curve.base[1] == pytest.approx(100.0)
+    assert [n for n in range(1, 13) if curve.base[n] != INF] == [1, 4]
+
+
+def test_a_later_measurement_goes_on_with_what_is_missing() -> None:
+    """Each time a few more sizes, and in the end all of them."""
+    known, counts = None, []
+    for _ in range(6):
+        machine = Machine(times=(100.0, *(100.0 + n for n in range(2, 13))))
+        known = machine.measure(12, seconds=1.0, known=known)
+        counts.append(sum(ms != INF for ms in known.base))
+    assert counts == sorted(counts)
+    assert counts[0] < 6
+    assert counts[-1] == 12
+    assert known is not None
+    assert known.base[1:] == pytest.approx([100.0, *(100.0 + n for n in range(2, 13))])
+
+
+def test_a_later_measurement_keeps_the_slopes_and_fits_the_new_size() -> None:
+    known = CostCurve([INF, 4.0, 6.5, 9.0], depth_ms=0.5, depth_node_ms=0.25)
+    longer = Machine().measure(5, seconds=0.0, known=known)
+    assert longer.base == [INF, pytest.approx(4.0), 6.5, 9.0, INF, INF]
+    assert (longer.depth_ms, longer.depth_node_ms) == (0.5, 0.25)
+    shorter = Machine().measure(2, seconds=0.0, known=known)
+    assert shorter.base == [INF, pytest.approx(4.0), 6.5]
+
+
+def test_times_of_another_moment_are_brought_to_the_speed_of_this_one() -> None:
+    known = CostCurve([INF, 4.0, 6.5, 9.0])
+    curve = Machine(slow=2.0).measure(3, seconds=0.0, known=known)
+    assert curve.base[1:] == pytest.approx([8.0, 13.0, 18.0])
+
+
+@pytest.mark.parametrize("change_ms", [0.0, 0.5, 20.0])
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(times=st.lists(st.floats(1.0, 50.0), min_size=2, max_size=33), seconds=st.floats(0.0, 3.0))
+def test_whatever_is_measured_is_right(
+    change_ms: float, times: list[float], seconds: float
+) -> None:
+    """Any shape, any budget: a size is either unmeasured or has its true time.
+
+    Half of t(1) is the least a step is believed to take.
+    """
+    machine = Machine(times, change_ms)
+    curve = machine.measure(len(times), seconds=seconds)
+    assert curve.change_ms == pytest.approx(change_ms, abs=1e-6)
+    assert len(curve.base) == len(times) + 1
+    for n, ms in enumerate(times, start=1):
+        if curve.base[n] != INF or n == 1:
+            assert curve.base[n] == pytest.approx(max(ms, times[0] / 2))
+
+
+@pytest.mark.parametrize("max_nodes", [12, 8, 5, 2])
+def test_depth_is_a_part_per_step_and_a_part_per_node(max_nodes: int) -> None:
+    machine = Machine(change_ms=2.0)
+
+    def fill() -> int:
+        machine.depth, machine.slopes = 500, (0.003, 0.0005)
+        return 500
+
+    curve = CostCurve([INF, *TIMES[:max_nodes]], change_ms=2.0)
+    measure_depth(curve, machine.run, fill, machine.empty, clock=machine.clock)
+    assert curve.depth_ms == pytest.approx(0.003)
+    assert curve.depth_node_ms == pytest.approx(0.0005)
+    assert curve.base[1:] == pytest.approx(TIMES[:max_nodes])
+    assert curve.step_ms(2, 500) == pytest.approx(6.5 + 500 * (0.003 + 2 * 0.0005))
+    assert max(machine.steps) <= max_nodes
+
+
+def test_depth_of_single_tokens_is_a_part_per_step() -> None:
+    machine = Machine()
+
+    def fill() -> int:
+        machine.depth, machine.slopes = 1000, (0.002, 0.001)
+        return 1000
+
+    curve = CostCurve([INF, TIMES[0]])
+    measure_depth(curve, machine.run, fill, machine.empty, clock=machine.clock)
+    assert [curve.depth_ms, curve.depth_node_ms] == pytest.approx([0.003, 0.0])
+    assert set(machine.steps) == {1}
+
+
+def test_depth_is_measured_against_the_same_moment() -> None:
+    """The curve is of a moment at which the machine was twice as fast: that is not depth."""
+    machine = Machine(slow=2.0)
+    curve = CostCurve([INF, *TIMES])
+    measure_depth(curve, machine.run, lambda: 500, machine.empty, clock=machine.clock)
+    assert [curve.depth_ms, curve.depth_node_ms] == pytest.approx([0.0, 0.0])
+
+
+@pytest.mark.parametrize("slow", [1.3, 0.5])
+def test_a_machine_whose_speed_changes_meanwhile_is_not_depth(slow: float) -> None:
+    """While the cache is filled all steps get slower; or faster, and then no slope is negative."""
+    machine = Machine()
+
+    def fill() -> int:
+        machine.slow = slow
+        return 500
+
+    curve = CostCurve([INF, *TIMES])
+    measure_depth(curve, machine.run, fill, machine.empty, clock=machine.clock)
+    assert [curve.depth_ms, curve.depth_node_ms] == pytest.approx([0.0, 0.0])
+    assert min(curve.depth_ms, curve.depth_node_ms) >= 0.0

@@ -1,0 +1,288 @@
+"""Models come from a hub on this machine, through the real `huggingface_hub`."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_server import COMMIT, Hub
+from random_gguf import F32, Q8_0, write_model
+
+from edgespec.errors import DoesNotFitError, DownloadError, ModelFileError, ModelNotFoundError
+from edgespec.models.hub import caches, fetching, remote, resolve
+from edgespec.models.spec import ModelSpec, read_model_spec
+
+NAME = "owner/Tiny-GGUF"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A model in two types, of 730 and 250 KB, whose headers have 7 KB."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        f"Tiny-{name}.gguf": write_model(folder / name, "llama", kind).read_bytes()
+        for name, kind in (("F32", F32), ("Q8_0", Q8_0))
+    }
+
+
+@pytest.fixture
+def repository(hub: Hub, data: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """The hub with that model, of which a part of the header is asked for at first."""
+    monkeypatch.setattr(fetching, "_FIRST_BYTES", 2048)
+    hub.repositories[NAME] = {".gitattributes": b"x", **data}
+    hub.small.add(".gitattributes")
+    return hub
+
+
+def fetch(tag: str = "") -> Path:
+    return fetching.fetch(fetching.find(NAME, tag))
+
+
+def test_a_model_lands_where_llama_cpp_looks_for_it(
+    repository: Hub, data: dict[str, bytes], home: Path
+) -> None:
+    told: list[tuple[str, float]] = []
+    path = fetching.fetch(fetching.find(NAME), lambda what, part: told.append((what, part)))
+    content = data["Tiny-Q8_0.gguf"]
+    folder = home / "hub" / "models--owner--Tiny-GGUF"
+    assert path == folder / "snapshots" / COMMIT / "Tiny-Q8_0.gguf"
+    assert path.read_bytes() == content
+    digest = hashlib.sha256(content).hexdigest()
+    assert os.readlink(path) == os.path.join("..", "..", "blobs", digest)
+    assert (folder / "refs" / "main").read_text() == COMMIT
+    assert told[-1] == ("fetching Tiny-Q8_0.gguf", 1.0)
+    assert resolve.model_file(f"hf:{NAME}") == path
+    assert [one.name for one in caches.local_models() if one.source == "Hugging Face hub"] == [
+        f"hf:{NAME}:Q8_0"
+    ]
+
+
+def test_what_is_here_is_not_fetched_again(repository: Hub) -> None:
+    path = fetch("F32")
+    before = len(repository.sent("Tiny-F32.gguf"))
+    assert fetching.is_here(fetching.find(NAME, "F32"))
+    assert fetch("F32") == path
+    assert len(repository.sent("Tiny-F32.gguf")) == before == 1
+
+
+def test_the_library_finds_what_was_fetched(repository: Hub, home: Path) -> None:
+    import huggingface_hub
+
+    path = fetch()
+    found = huggingface_hub.try_to_load_from_cache(NAME, path.name, cache_dir=home / "hub")
+    assert found == str(path)
+
+
+def test_a_plan_reads_headers_alone(repository: Hub, data: dict[str, bytes]) -> None:
+    with fetching.header_only(fetching.find(NAME, "F32")) as spec:
+        assert (spec.file_type, spec.num_layers, spec.vocab_size) == ("F32", 4, 258)
+        assert spec.file_bytes == len(data["Tiny-F32.gguf"])
+    asked = repository.sent("Tiny-F32.gguf")
+    assert [(one.first, one.last) for one in asked] == [(0, 2047), (2048, 8191)]
+
+
+def test_what_does_not_fit_is_refused_before_its_weights_are_fetched(repository: Hub) -> None:
+    def fits(spec: ModelSpec) -> None:
+        if spec.file_type != "Q8_0":
+            raise DoesNotFitError("needs 2 GiB; free: 1 GiB", hint="close a program")
+
+    with pytest.raises(DoesNotFitError) as caught:
+        fetching.check(fetching.find(NAME, "F32"), fits)
+    assert str(caught.value) == f"hf:{NAME}:F32 would not fit: needs 2 GiB; free: 1 GiB"
+    assert caught.value.hint == f"hf:{NAME}:Q8_0 fits; close a program"
+    most = max((one.last or 1 << 60) for one in repository.sent("Tiny-F32.gguf"))
+    assert most < 16384
+    fetching.check(fetching.find(NAME, "Q8_0"), fits)
+
+
+def test_a_full_disk_is_told_before(
+    repository: Hub, data: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = len(data["Tiny-Q8_0.gguf"]) + fetching._SPARE_BYTES
+    usage: Any = type("usage", (), {"free": room})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    fetching.check(fetching.find(NAME, "Q8_0"), None)
+    with pytest.raises(DoesNotFitError) as caught:
+        fetching.check(fetching.find(NAME, "F32"), None)
+    assert caught.value.hint == f"hf:{NAME}:Q8_0 fits, or set HF_HUB_CACHE to another disk"
+    assert repository.sent("Tiny-F32.gguf") == []
+
+
+# -- connections that break --------------------------------------------------------------------
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting before another attempt takes no time."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_broken_connection_is_taken_up_where_it_broke(
+    repository: Hub, data: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+    repository.breaks = [100_500]
+    assert fetch("F32").read_bytes() == data["Tiny-F32.gguf"]
+    first, second = repository.sent("Tiny-F32.gguf")
+    assert first.first is None
+    assert second.first is not None and 90_000 < second.first <= 100_500
+
+
+@pytest.mark.usefixtures("patient")
+def test_the_next_command_goes_on_where_one_broke_for_good(
+    repository: Hub, data: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+    repository.breaks = [200_000, *[0] * 20]
+    with pytest.raises(DownloadError) as caught:
+        fetch("F32")
+    assert caught.value.hint.endswith("the same command goes on where it stopped")
+    repository.breaks, repository.asked = [], []
+    assert fetch("F32").read_bytes() == data["Tiny-F32.gguf"]
+    (asked,) = repository.sent("Tiny-F32.gguf")
+    assert asked.first is not None and asked.first > 190_000
+
+
+def test_a_server_that_ignores_ranges_sends_all_of_it_again(
+    repository: Hub, data: dict[str, bytes]
+) -> None:
+    wanted = fetching.find(NAME, "F32")
+    content = data["Tiny-F32.gguf"]
+    blob = fetching._blob(wanted.repository, "Tiny-F32.gguf")
+    blob.parent.mkdir(parents=True)
+    blob.with_name(blob.name + ".downloadInProgress").write_bytes(content[:5000])
+    repository.ignores_ranges = True
+    assert fetching.fetch(wanted).read_bytes() == content
+    with pytest.raises(DownloadError, match="sends more than was asked for"):
+        remote.read_beginning(wanted.repository, "Tiny-F32.gguf", 0, 2048)
+
+
+def test_other_bytes_than_announced_are_not_kept(repository: Hub, home: Path) -> None:
+    repository.damaged = True
+    with pytest.raises(DownloadError) as caught:
+        fetch()
+    assert "came with other bytes than announced (SHA-256)" in str(caught.value)
+    folder = home / "hub" / "models--owner--Tiny-GGUF"
+    assert [path for path in folder.rglob("*") if path.is_file() or path.is_symlink()] == []
+
+
+def test_a_disk_that_cannot_be_written_is_the_systems_own_error(
+    repository: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(remote._Limited, "write", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        fetch()
+    assert not isinstance(caught.value, DownloadError)
+
+
+# -- what a hub can say ------------------------------------------------------------------------
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "told"),
+    [
+        (404, "", ModelNotFoundError, f"the hub has no {NAME}"),
+        (404, "RepoNotFound", ModelNotFoundError, f"the hub has no {NAME}"),
+        (401, "", ModelNotFoundError, f"the hub has no {NAME}"),
+        (401, "GatedRepo", DownloadError, "asks for its terms to be accepted first"),
+        (403, "", DownloadError, "asks for its terms to be accepted first"),
+        (429, "", DownloadError, "no more questions for now (429)"),
+        (500, "", DownloadError, "status 500"),
+    ],
+)
+def test_refusals_are_one_sentence_and_a_hint(
+    repository: Hub, status: int, code: str, kind: type[Exception], told: str
+) -> None:
+    repository.status[NAME], repository.error_code = status, code
+    with pytest.raises(kind) as caught:
+        fetching.find(NAME)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert getattr(caught.value, "hint", "")
+
+
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(DownloadError, match="owner/Tiny-GGUF could not be fetched"):
+        fetching.find(NAME)
+
+
+def test_a_token_is_sent_to_the_hub(repository: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository.token = "hf_secret"
+    with pytest.raises(ModelNotFoundError) as caught:
+        fetching.find(NAME)
+    assert "HF_TOKEN" in caught.value.hint
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert fetch().exists()
+
+
+def test_offline_nothing_is_asked(repository: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = fetch()
+    repository.asked = []
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert resolve.model_file(f"hf:{NAME}", lambda *_: fetch()) == path
+    with pytest.raises(DownloadError, match="HF_HUB_OFFLINE forbids asking"):
+        resolve.model_file(f"hf:{NAME}:F32", lambda name, tag: fetch(tag))
+    assert repository.asked == []
+
+
+def test_a_tag_that_is_not_there_names_those_that_are(repository: Hub) -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        fetching.find(NAME, "Q4_0")
+    assert (str(caught.value), caught.value.hint) == (
+        f"there is no Q4_0 in {NAME}",
+        "it has F32, Q8_0",
+    )
+    repository.repositories[NAME] = {"README.md": b"nothing"}
+    with pytest.raises(ModelNotFoundError, match=f"there is no GGUF model in {NAME}"):
+        fetching.find(NAME)
+
+
+def test_a_repository_that_lacks_a_part_is_refused(repository: Hub) -> None:
+    repository.repositories[NAME] = {"x-Q8_0-00001-of-00002.gguf": b"1"}
+    with pytest.raises(ModelNotFoundError, match="has 1 parts of 2"):
+        fetching.find(NAME)
+
+
+def test_a_web_page_in_place_of_a_model(repository: Hub) -> None:
+    repository.repositories[NAME] = {"x-Q8_0.gguf": b"<!doctype html>" * 1000}
+    with (
+        pytest.raises(ModelFileError, match="is a web page"),
+        fetching.header_only(fetching.find(NAME)),
+    ):
+        pass
+
+
+def test_all_parts_are_fetched_and_planned(repository: Hub, tmp_path: Path) -> None:
+    paths = [f"big/x-Q8_0-0000{n}-of-00002.gguf" for n in (1, 2)]
+    repository.repositories[NAME] = {path: os.urandom(3000 + len(path)) for path in paths}
+    first = fetch()
+    assert first.name == "x-Q8_0-00001-of-00002.gguf"
+    for path in paths:
+        here = first.with_name(Path(path).name)
+        assert here.read_bytes() == repository.repositories[NAME][path]
+    assert resolve.model_file(f"hf:{NAME}:Q8_0") == first
+
+
+# -- removing ----------------------------------------------------------------------------------
+def test_removing_takes_the_bytes_that_nobody_else_has(repository: Hub) -> None:
+    q8, f32 = fetch("Q8_0"), fetch("F32")
+    local = next(one for one in caches.local_models() if one.path == q8)
+    gone = fetching.files_of(local)
+    assert gone == [q8, Path(os.path.realpath(q8))]
+    q8.with_name("copy-Q8_0.gguf").symlink_to(os.readlink(q8))
+    assert fetching.files_of(local) == [q8]
+    assert read_model_spec(f32).file_type == "F32"
+
+
+def test_files_of_others_are_theirs(tmp_path: Path) -> None:
+    local = caches.Local("~/x.gguf", tmp_path / "x.gguf", "LM Studio")
+    with pytest.raises(ModelNotFoundError) as caught:
+        fetching.files_of(local)
+    assert caught.value.hint == f"it is LM Studio's: {tmp_path / 'x.gguf'}"

@@ -1,0 +1,36 @@
+"""Servers of models that are functions, so that tests know every token beforehand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from serving import TEMPLATE, Serve, Speaker
+
+from edgespec.backends.fake import FakeBackend
+from edgespec.decode.engine import Engine
+from edgespec.serve.limits import Limits
+from edgespec.serve.server import Server
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts servers, which end with the test; returns an address."""
+    opened: list[tuple[Server, Engine, FakeBackend]] = []
+
+    def start(backend: FakeBackend, *, limits: Limits | None = None, **options: object) -> str:
+        template = options.pop("chat_template", TEMPLATE)
+        engine = Engine(backend, chat_template=template)  # type: ignore[arg-type]
+        server = Server(engine, limits=limits, **options)  # type: ignore[arg-type]
+        opened.append((server, engine, backend))
+        return server.start()
+
+    yield start
+    for server, engine, backend in opened:
+        if isinstance(backend, Speaker):
+            backend.gate.set()
+        server.close()
+        engine.close()
+    alive = {thread.name for thread in threading.enumerate()}
+    assert not alive & {"edgespec-engine", "edgespec-server"}

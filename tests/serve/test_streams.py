@@ -1,0 +1,162 @@
+"""Streams that are left, queues that are full, readers that are slow."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+from serving import PATIENCE_S, Serve, Speaker
+
+from edgespec.serve.limits import Limits
+
+HELLO: Any = {"messages": [{"role": "user", "content": "Hi"}]}
+CHAT = "/v1/chat/completions"
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def connection(address: str, body: bytes, *headers: str) -> socket.socket:
+    """One that has sent a request."""
+    host, port = address.removeprefix("http://").split(":")
+    opened = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+    head = ["POST /v1/chat/completions HTTP/1.1", f"Host: {host}:{port}", *headers]
+    opened.sendall(("\r\n".join([*head, f"Content-Length: {len(body)}"]) + "\r\n\r\n").encode())
+    opened.sendall(body)
+    return opened
+
+
+def test_a_closed_connection_ends_its_generation_within_a_step(serve: Serve) -> None:
+    backend = Speaker(loops=True)
+    address = serve(backend)
+    with httpx.stream("POST", address + CHAT, json={**HELLO, "stream": True}) as response:
+        next(response.iter_lines())
+        backend.gate.clear()
+    time.sleep(0.2)  # until the server knows
+    made = backend.steps_made
+    backend.gate.set()
+    assert httpx.post(address + CHAT, json={**HELLO, "max_tokens": 1}).status_code == 200
+    assert backend.steps_made <= made + 1
+
+
+def test_one_that_is_not_streamed_ends_as_well(serve: Serve) -> None:
+    backend = Speaker(loops=True)
+    address = serve(backend)
+    backend.gate.clear()
+    opened = connection(address, b'{"messages":[{"role":"user","content":"Hi"}]}')
+    until(lambda: generations(address) == 1)
+    opened.close()
+    time.sleep(0.2)  # until the server knows
+    backend.gate.set()
+    assert httpx.post(address + CHAT, json={**HELLO, "max_tokens": 1}).status_code == 200
+    assert backend.steps_made <= 1
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_again(serve: Serve) -> None:
+    backend = Speaker()
+    address = serve(backend, limits=Limits(waiting=2))
+    backend.gate.clear()
+    with ThreadPoolExecutor(3) as pool:
+        asked = []
+        for number in range(3):
+            asked.append(pool.submit(httpx.post, address + CHAT, json=HELLO, timeout=20))
+            until(lambda there=number + 1: generations(address) == there)  # type: ignore[misc]
+        found = httpx.post(address + CHAT, json=HELLO)
+        backend.gate.set()
+        assert found.status_code == 503
+        assert found.headers["retry-after"] == "1"
+        assert found.json()["error"]["code"] == "queue_full"
+        assert [one.result().status_code for one in asked] == [200, 200, 200]
+
+
+def generations(address: str) -> int:
+    """How many run or wait."""
+    queue = httpx.get(f"{address}/status").json()["queue"]
+    return int(queue["running"] + queue["waiting"])
+
+
+def test_a_slow_reader_slows_nobody_else(serve: Serve) -> None:
+    address = serve(Speaker(loops=True))
+    body = b'{"messages":[{"role":"user","content":"Hi"}],"stream":true,"max_tokens":2000}'
+    with connection(address, body):  # and never reads
+        quick = httpx.post(address + CHAT, json={**HELLO, "max_tokens": 3}, timeout=PATIENCE_S)
+        assert quick.json()["choices"][0]["message"]["content"] == "Hel"
+
+
+def test_a_client_that_sends_a_byte_at_a_time_is_let_go(serve: Serve) -> None:
+    address = serve(Speaker(), limits=Limits(header_s=0.3, body_s=0.3))
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as opened:
+        began = time.monotonic()
+        try:
+            for byte in b"POST /v1/chat/completions HTTP/1.1\r\nHost: a":
+                opened.sendall(bytes([byte]))
+                time.sleep(0.05)
+            assert opened.recv(1) == b""
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        assert time.monotonic() - began < 3
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as opened:
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 99\r\n\r\n{{"
+        )
+        opened.sendall(head.encode())
+        assert b" 408 " in opened.recv(100)
+
+
+def test_requests_are_answered_one_after_the_other(serve: Serve) -> None:
+    address = serve(Speaker())
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(httpx.post, address + CHAT, json=HELLO, timeout=20) for _ in range(8)]
+    assert all(one.result().status_code == 200 for one in asked)
+
+
+def test_what_fails_in_the_engine_is_told_and_the_next_one_is_answered(serve: Serve) -> None:
+    class Failing(Speaker):
+        broken = True
+
+        def verify(self, tree: Any) -> Any:
+            if self.broken:
+                raise RuntimeError("out of order: /secret/path")
+            return super().verify(tree)
+
+    backend = Failing()
+    address = serve(backend)
+    response = httpx.post(address + CHAT, json=HELLO)
+    assert response.status_code == 500
+    assert response.json()["error"] == {
+        "message": "the server failed: RuntimeError",
+        "type": "server_error",
+        "param": None,
+        "code": None,
+    }
+    streamed = httpx.post(address + CHAT, json={**HELLO, "stream": True})
+    assert streamed.status_code == 200  # its first token came
+    assert '"type": "server_error"' in streamed.text and "[DONE]" not in streamed.text
+    backend.broken = False
+    assert httpx.post(address + CHAT, json=HELLO).status_code == 200
+
+
+def test_a_server_that_is_closed_ends_its_answers(serve: Serve) -> None:
+    """The fixture checks that no thread is left."""
+    backend = Speaker(loops=True)
+    address = serve(backend)
+    backend.gate.clear()
+    threading.Thread(target=lambda: _ignored(address), daemon=True).start()
+    until(lambda: generations(address) == 1)
+
+
+def _ignored(address: str) -> None:
+    try:
+        httpx.post(address + CHAT, json=HELLO, timeout=PATIENCE_S)
+    except httpx.HTTPError:
+        pass

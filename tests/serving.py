@@ -1,0 +1,50 @@
+"""Models that are functions, for tests of servers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from edgespec.backends.base import Logits
+from edgespec.backends.fake import FakeBackend
+from edgespec.backends.tree import DraftTree
+
+VOCAB, END = 257, 256
+PATIENCE_S = 20.0
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+_ONE_HOT: list[list[float]] = np.eye(VOCAB).tolist()
+
+
+class Speaker(FakeBackend):
+    """Says one text after every prompt, over and over or until its end; held where a test asks."""
+
+    def __init__(self, text: str = "Hello, world!", *, loops: bool = False) -> None:
+        self.ids = [*text.encode(), *([] if loops else [END])]
+        self.prompt_length = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.steps_made, self.step_s = 0, 0.0
+        super().__init__(self._next, VOCAB, end=END, context_size=2048)
+
+    def prefill(self, tokens: Sequence[int]) -> Logits:
+        assert self.gate.wait(PATIENCE_S)
+        self.prompt_length = self.length + len(tokens)
+        return super().prefill(tokens)
+
+    def verify(self, tree: DraftTree) -> Logits:
+        assert self.gate.wait(PATIENCE_S)
+        time.sleep(self.step_s)
+        self.steps_made += 1
+        return super().verify(tree)
+
+    def _next(self, context: tuple[int, ...]) -> list[float]:
+        return _ONE_HOT[self.ids[(len(context) - self.prompt_length) % len(self.ids)]]
+
+
+Serve = Callable[..., str]  # starts a server of a model; its address
