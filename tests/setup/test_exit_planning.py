@@ -151,11 +151,13 @@ def test_a_measured_draft_step_counts_more_than_bytes(target: ModelSpec, shipped
     assert value == "not used" and "2.00 plain steps a draft" in reason
 
 
-def lived(target: ModelSpec, drafter: Path, **found: Any) -> None:
-    """What a run with it leaves behind: 400 rounds now, if nothing else is said."""
-    key = learned_key(target, plan_of(target, drafter="suffix"), read_model_spec(drafter))
+def lived(target: ModelSpec, drafter: Path, plan: Plan | None = None, **found: Any) -> str:
+    """What a run with it leaves behind: 400 rounds now, if nothing else is said; and where."""
+    plan = plan or plan_of(target, drafter="suffix")
+    key = learned_key(target, plan, read_model_spec(drafter))
     usual = {"rounds": 400.0, "usual_ms": 1000.0, "time": time()}
     cache.store("learned", key, usual | found)
+    return key
 
 
 @pytest.mark.parametrize(
@@ -186,16 +188,16 @@ def test_old_experience_does_not_outlive_a_short_run(target: ModelSpec, drafter:
     """A month later it is tried anew: rounds of then are not counted again as rounds of now."""
     options: dict[str, Any] = {"context_size": 256, "threads": 1, "backend": "llamacpp"}
     options |= {"draft_model": drafter, "drafter": "suffix,model"}
-    key = learned_key(target, plan_of(target, drafter="suffix"), read_model_spec(drafter))
-    measured(target, FLAT)
+    edgespec.load(target.path, **options).close()  # measures
+    plan = edgespec.plan(target.path, **options)
     for age_s, rounds in ((40 * 86400, 0.0), (86400, 400.0)):
         seen = time() - age_s
-        lived(target, drafter, saved_ms=0.0, time=seen)
+        key = lived(target, drafter, plan, saved_ms=0.0, time=seen)
         edgespec.load(target.path, **options).close()
         unused = cache.load("learned", key)
         assert unused is not None and unused["rounds"] == rounds
         assert rounds == 0.0 or unused["time"] == seen  # nothing was added
-        lived(target, drafter, saved_ms=0.0, time=seen)
+        lived(target, drafter, plan, saved_ms=0.0, time=seen)
         with edgespec.load(target.path, **options) as engine:
             engine.generate([1, 2, 3], max_tokens=20)
         used = cache.load("learned", key)
