@@ -77,6 +77,6 @@ def whole_teams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def timed_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """edgespec's kernels are used where there are any: what a busy machine times decides nothing."""
+    """Kernels are used where there are any: what a busy machine times decides nothing."""
     faster = {"1": (2.0, 1.0), "4": (2.0, 1.0)}
     monkeypatch.setattr("edgespec.setup.kernel_choice._measured", lambda *_: faster)
