@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from edgespec.cli import answer_options, options
-from edgespec.cli.connect import ConnectOption, Settings, chat_connected
+from edgespec.cli.connect import ConnectOption, RequestFields, chat_connected
 from edgespec.cli.render import error
 from edgespec.cli.tint import COLORS, NONE, ColorOption
 from edgespec.errors import EdgespecError
@@ -47,7 +47,7 @@ def chat(
     if connect is not None:
         if load is not None or no_shift:
             raise typer.BadParameter("--load and --no-shift are for a model of this process")
-        settings = Settings.of(
+        settings = RequestFields.of(
             model, max_tokens, stop, plan_options, sampling_options, format_options
         )
         chat_connected(connect, settings, system, color=color)

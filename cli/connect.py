@@ -28,7 +28,7 @@ _HELP = "/system TEXT, /clear and /help are the commands with a server; Ctrl-C s
 
 
 @dataclass(frozen=True)
-class Settings:
+class RequestFields:
     """What a server is asked for, as fields of a request."""
 
     fields: dict[str, Any]
@@ -42,7 +42,7 @@ class Settings:
         plan: options.PlanOptions,
         sampling: answer_options.SamplingOptions,
         answer_format: answer_options.FormatOptions,
-    ) -> Settings:
+    ) -> RequestFields:
         """Those of a command; options that a server plans by itself are misuse."""
         if plan != options.DEFAULTS:
             names = [one.name for one in fields(plan) if _differs(plan, one.name)]
@@ -135,7 +135,7 @@ def _show(answer: _Answer, cancel: threading.Event, tint: Tint | None) -> None:
 
 def run_connected(
     url: str,
-    settings: Settings,
+    settings: RequestFields,
     system: str | None,
     text: str,
     *,
@@ -164,7 +164,7 @@ def run_connected(
 class ConnectedChat:
     """A conversation whose answers come from a server."""
 
-    def __init__(self, url: str, settings: Settings, system: str | None, color: str) -> None:
+    def __init__(self, url: str, settings: RequestFields, system: str | None, color: str) -> None:
         from edgespec.cli.chat_loop import NextLine
 
         self._client, self._settings, self._system = _client(url), settings, system
@@ -207,7 +207,7 @@ class ConnectedChat:
             self._messages = [*asked, {"role": "assistant", "content": answer.text}]
 
 
-def chat_connected(url: str, settings: Settings, system: str | None, *, color: str) -> None:
+def chat_connected(url: str, settings: RequestFields, system: str | None, *, color: str) -> None:
     """`chat` with a server."""
     from edgespec.cli.chat_input import read_messages
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli import answer_options, options
-from edgespec.cli.connect import ConnectOption, Settings, run_connected
+from edgespec.cli.connect import ConnectOption, RequestFields, run_connected
 from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.cli.tint import COLORS, NONE, ColorOption, Tint
@@ -66,7 +66,7 @@ def run(
         if check:
             raise typer.BadParameter("--check decodes plainly, which a server is not asked to do")
         model, prompt = _served_and_prompt(model, prompt, asked)
-        settings = Settings.of(
+        settings = RequestFields.of(
             model, max_tokens, stop, plan_options, sampling_options, format_options
         )
         text = _prompt_text(prompt, file)

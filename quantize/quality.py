@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.quantize.context import EvalContext
-from edgespec.quantize.texts import Text
+from edgespec.quantize.texts import CountedText
 
 TOP = 512
 _BATCH = 128  # tokens whose logits are looked at together
@@ -38,7 +38,7 @@ Places: TypeAlias = Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]
 class Reference:
     """What the source says over some texts; P places in all, in the order of the texts."""
 
-    texts: tuple[Text, ...]
+    texts: tuple[CountedText, ...]
     ids: NDArray[np.int32]  # [P, top], the likeliest first
     log_p: NDArray[np.float32]  # [P, top]
     rest: NDArray[np.float32]  # [P], mass of all other tokens
@@ -63,7 +63,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class QuantizationLoss:
     """What a candidate lost. KL is in nats; the ratio of perplexities is candidate over source."""
 
     kl: Interval
@@ -79,7 +79,7 @@ class Quality:
 
 def make_reference(
     model: Path,
-    texts: Sequence[Text],
+    texts: Sequence[CountedText],
     *,
     threads: int,
     top: int = TOP,
@@ -89,7 +89,7 @@ def make_reference(
     return reference_of(texts, _places(model, texts, threads, progress), top)
 
 
-def reference_of(texts: Sequence[Text], places: Places, top: int = TOP) -> Reference:
+def reference_of(texts: Sequence[CountedText], places: Places, top: int = TOP) -> Reference:
     """What comparisons need of the source's logits at the counted places of texts.
 
     `top` tokens of each place take 8 bytes each.
@@ -152,7 +152,7 @@ def scores_of(reference: Reference, places: Places) -> Scores:
 
 def _places(
     model: Path | Sequence[Path],
-    texts: Sequence[Text],
+    texts: Sequence[CountedText],
     threads: int,
     progress: Progress,
     kv_type: str = "f16",
@@ -167,7 +167,7 @@ def _places(
             progress((number + 1) / len(texts))
 
 
-def counted_places(text: Text, start: int, logits: NDArray[np.float32]) -> Places:
+def counted_places(text: CountedText, start: int, logits: NDArray[np.float32]) -> Places:
     """Of a batch's logits, those at counted places and the tokens that follow; nothing of none."""
     chosen = np.flatnonzero(text.counted[start : start + len(logits)])
     if len(chosen):
@@ -184,7 +184,7 @@ def _log_sum(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return total
 
 
-def quality_of(reference: Reference, scores: Scores, *, seed: int = 0) -> Quality:
+def quality_of(reference: Reference, scores: Scores, *, seed: int = 0) -> QuantizationLoss:
     """Means over all places and their intervals, resampled by text."""
     ends = np.cumsum([int(text.counted.sum()) for text in reference.texts])[:-1]
     counts = np.array([int(text.counted.sum()) for text in reference.texts], np.float64)
@@ -203,4 +203,4 @@ def quality_of(reference: Reference, scores: Scores, *, seed: int = 0) -> Qualit
     perplexity = float(np.exp(-scores.next_log_q.mean(dtype=np.float64)))
     kl, agreement = (Interval(float(mean[i]), float(low[i]), float(high[i])) for i in (0, 1))
     ratio = Interval(*(float(np.exp(part[2])) for part in (mean, low, high)))
-    return Quality(kl, agreement, perplexity, ratio, int(counts.sum()))
+    return QuantizationLoss(kl, agreement, perplexity, ratio, int(counts.sum()))

@@ -24,7 +24,7 @@ _OPENED = 0.7  # of the turns begin with an opening
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class CountedText:
     """T tokens; `counted[t]` says whether the prediction of token t + 1 is looked at."""
 
     tokens: NDArray[np.int32]  # [T]
@@ -67,11 +67,11 @@ def write_texts(
     seed: int,
     length: int = LENGTH,
     progress: Callable[[float], None] = lambda _part: None,
-) -> list[Text]:
+) -> list[CountedText]:
     """Let `model` write so many texts of at most `length` tokens, drawn at temperature 1."""
     random = np.random.default_rng(seed)
     sequences = min(_SEQUENCES, count)
-    done: list[Text] = []
+    done: list[CountedText] = []
     with EvalContext(
         model, context_size=length, batch_size=sequences, threads=threads, sequences=sequences
     ) as context:
@@ -102,9 +102,9 @@ def _new_row(chat: Chat, random: np.random.Generator) -> _Row:
     return _Row(forced)
 
 
-def _text_of(row: _Row) -> Text:
+def _text_of(row: _Row) -> CountedText:
     counted = np.array([*row.counted[1:], False])
-    return Text(np.array(row.tokens, np.int32), counted)
+    return CountedText(np.array(row.tokens, np.int32), counted)
 
 
 def _draw(logits: NDArray[np.float32], random: np.random.Generator) -> NDArray[np.int64]:
@@ -118,7 +118,7 @@ def _draw(logits: NDArray[np.float32], random: np.random.Generator) -> NDArray[n
 
 def texts_of_tokens(
     parts: Sequence[Sequence[int]], start: Sequence[int], length: int = LENGTH
-) -> list[Text]:
+) -> list[CountedText]:
     """Texts of given tokens, cut into pieces that each begin with the tokens `start`."""
     texts = []
     room = length - len(start)
@@ -128,5 +128,5 @@ def texts_of_tokens(
             counted = np.ones(len(tokens), np.bool_)
             counted[-1] = False
             if len(tokens) >= 8:
-                texts.append(Text(tokens, counted))
+                texts.append(CountedText(tokens, counted))
     return texts

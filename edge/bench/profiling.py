@@ -152,7 +152,7 @@ def _measure_steps(backend: Backend, report: Progress) -> list[dict[str, Any]]:
             break
         report("measuring step times", number / len(depths))
         _fill(backend, depth)
-        curves.append({"depth": depth, "ms": {str(n): _best_ms(backend, n) for n in sizes}})
+        curves.append({"depth": depth, "ms": {str(n): _least_step_ms(backend, n) for n in sizes}})
     backend.truncate(0)
     return curves
 
@@ -163,7 +163,7 @@ def _fill(backend: Backend, depth: int) -> None:
         backend.prefill(some_tokens(backend, count))
 
 
-def _best_ms(backend: Backend, nodes: int) -> float:
+def _least_step_ms(backend: Backend, nodes: int) -> float:
     best = float("inf")
     for _ in range(_REPEATS + 1):  # the first one builds the graph
         start = time.perf_counter()

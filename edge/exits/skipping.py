@@ -48,7 +48,7 @@ _HOPELESS = 0.02  # agreement
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class AnsweredPrompt:
     """A prompt and the target's greedy answer, in tokens."""
 
     prompt: Sequence[int]
@@ -148,7 +148,7 @@ def _timed(
 
 def search(
     trial: BlockTrial,
-    texts: Sequence[Text],
+    texts: Sequence[AnsweredPrompt],
     seconds: float,
     progress: Progress = lambda _what, _part: None,
     note: Callable[[str], None] = lambda _text: None,
@@ -194,13 +194,13 @@ class BlockTrial:
         )
         self._ids = ids
         self._target_ms = target_ms
-        self._costs = _Costs(spec, len(ids), target_ms[1])
+        self._costs = _SkippedTimes(spec, len(ids), target_ms[1])
         self._similar: dict[tuple[int, ...], dict[int, float]] = {}
         self._arch = spec.arch
         self.num_blocks = spec.num_layers
         self._backend = SkippingBackend(spec.path, settings)  # at the end: nothing fails after it
 
-    def score(self, texts: Sequence[Text], skipped: Sequence[int]) -> Skipping:
+    def score(self, texts: Sequence[AnsweredPrompt], skipped: Sequence[int]) -> Skipping:
         """What is left without these blocks, on answers of the target."""
         skipped = tuple(sorted(skipped))
         self._backend.skipped = frozenset(skipped)
@@ -234,7 +234,7 @@ class BlockTrial:
         """Free the model."""
         self._backend.close()
 
-    def _hits(self, text: Text) -> NDArray[np.bool_]:
+    def _hits(self, text: AnsweredPrompt) -> NDArray[np.bool_]:
         """Which tokens of the answer would be drafted right behind those before them."""
         backend, prompt, answer = self._backend, text.prompt, text.answer
         backend.truncate(0)
@@ -247,7 +247,7 @@ class BlockTrial:
         return hits
 
 
-class _Costs:
+class _SkippedTimes:
     """Step times of a model without some blocks, as the bytes it still reads have it."""
 
     def __init__(self, spec: ModelSpec, head_size: int, plain_ms: float) -> None:
@@ -282,9 +282,11 @@ def _check(spec: ModelSpec, skip: Sequence[int] | None) -> None:
         )
 
 
-def _texts(spec: ModelSpec, progress: Progress) -> tuple[list[Text], list[Text], list[float]]:
+def _texts(
+    spec: ModelSpec, progress: Progress
+) -> tuple[list[AnsweredPrompt], list[AnsweredPrompt], list[float]]:
     """Answers to search with, answers to judge the result by, and the target's step times."""
-    texts: tuple[list[Text], list[Text]] = ([], [])
+    texts: tuple[list[AnsweredPrompt], list[AnsweredPrompt]] = ([], [])
     with load(
         spec.path,
         backend="llamacpp",
@@ -300,7 +302,7 @@ def _texts(spec: ModelSpec, progress: Progress) -> tuple[list[Text], list[Text],
             ids = engine.encode(prompt.text)
             answer = engine.generate(ids, max_tokens=_ANSWER).token_ids
             if len(answer) > 1:
-                texts[2 * number >= len(PROMPTS)].append(Text(ids, answer))
+                texts[2 * number >= len(PROMPTS)].append(AnsweredPrompt(ids, answer))
         backend = engine.backend
         curve = measure_curve(
             lambda nodes: one_step(backend, nodes), LONGEST_RUN + 1, seconds=_CURVE_SECONDS

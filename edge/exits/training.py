@@ -42,7 +42,7 @@ from edgespec.setup.draft_loading import draft_step_ms
 from edgespec.setup.loading import load
 
 if TYPE_CHECKING:
-    from edgespec.models.exits.training import ExitTrainer, Quality
+    from edgespec.models.exits.training import ExitQuality, ExitTrainer
     from edgespec.models.exits.training_texts import TrainingText
 
 QUICK_MINUTES, FULL_MINUTES = 12.0, 120.0
@@ -107,7 +107,7 @@ def train_draft(
     folder = output.with_name(f"{output.name}.{target_hash(spec)[:8]}.training")
     folder.mkdir(parents=True, exist_ok=True)
     job = _Job(spec, folder, minutes, progress, note)
-    costs = _Costs(spec, layers, sizes, progress)
+    costs = _ExitTimes(spec, layers, sizes, progress)
     _write(job, data)
     texts = load_training_texts(folder)
     counts = np.bincount(np.concatenate([t.tokens for t in texts]), minlength=spec.vocab_size)
@@ -135,7 +135,7 @@ def train_draft(
 
 
 def _result(
-    trained: Candidate, quality: Quality, candidates: Sequence[Candidate]
+    trained: Candidate, quality: ExitQuality, candidates: Sequence[Candidate]
 ) -> dict[str, Any]:
     return {
         "loss": quality.loss,
@@ -217,7 +217,7 @@ def _candidates(
     texts: Sequence[TrainingText],
     layers: Sequence[int],
     rows: Mapping[int, NDArray[np.int32]],
-    costs: _Costs,
+    costs: _ExitTimes,
 ) -> list[Candidate]:
     """What each exit is worth: compared by an earlier run in this folder, or now."""
     name = f"compared-{_joined(layers)}-{_joined(list(rows))}"
@@ -240,7 +240,7 @@ def _read_candidates(folder: Path, name: str, minutes: float) -> list[Candidate]
     return []
 
 
-class _Costs:
+class _ExitTimes:
     """Times of the target's steps and of untrained exits on this device."""
 
     def __init__(
@@ -258,7 +258,7 @@ class _Costs:
         self._block_ms = max(0.0, deep - self._ms) / max(1, last - first)
         self._row_ms = max(0.0, wide - self._ms) / max(1, large - small)
 
-    def candidate(self, layer: int, size: int, quality: Quality | None) -> Candidate:
+    def candidate(self, layer: int, size: int, quality: ExitQuality | None) -> Candidate:
         """What an exit is worth that does so well; None is not known yet."""
         gains = quality.gains if quality else [0.0]
         ms = self._ms + self._block_ms * (layer - self._origin[0])
@@ -344,7 +344,7 @@ def _compare(
     texts: Sequence[TrainingText],
     layers: Sequence[int],
     rows: Mapping[int, NDArray[np.int32]],
-    costs: _Costs,
+    costs: _ExitTimes,
 ) -> list[Candidate]:
     """Each exit after a short training, with each size of the head; nothing where one is asked.
 
@@ -362,7 +362,7 @@ def _compare(
         trainer = ExitTrainer(job.spec, layer, rows[middle], some, states.pop(layer))
         what = f"trying an exit after block {layer}"
 
-        def report(part: float, _quality: Quality | None, what: str = what) -> None:
+        def report(part: float, _quality: ExitQuality | None, what: str = what) -> None:
             job.progress(what, part)
 
         trainer.train(job.seconds_for(_SEARCHING) / len(layers), progress=report)
@@ -396,7 +396,7 @@ def _train(
     best: Candidate,
     ids: NDArray[np.int32],
     earlier: tuple[ModelSpec, ExitInfo] | None,
-) -> tuple[ExitTrainer, Quality]:
+) -> tuple[ExitTrainer, ExitQuality]:
     """Train the best exit, or train it further from an earlier one."""
     from edgespec.models.exits.training import ExitTrainer, exit_states
 
@@ -408,7 +408,7 @@ def _train(
     if earlier is not None:
         trainer.go_on_from(*earlier)
 
-    def report(part: float, quality: Quality | None) -> None:
+    def report(part: float, quality: ExitQuality | None) -> None:
         if quality is None:
             job.progress("training", part)
         else:

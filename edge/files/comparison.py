@@ -36,7 +36,7 @@ from edgespec.quantize.quality import (
     scores_of,
 )
 from edgespec.quantize.step_times import DEPTH, step_ms
-from edgespec.quantize.texts import Text
+from edgespec.quantize.texts import CountedText
 from edgespec.setup.loading import load
 from edgespec.setup.stored import keep_kv_losses, stored_rounds
 
@@ -150,7 +150,7 @@ def compare_kv_types(
     return {"places": len(reference.rest), "step_depth": _KV_DEPTH, "kv_rows": rows}
 
 
-def joined(texts: Sequence[Text]) -> list[Text]:
+def joined(texts: Sequence[CountedText]) -> list[CountedText]:
     """Texts one after the other in long ones, of which only the later part is counted."""
     tokens = np.concatenate([text.tokens for text in texts])
     counted = np.concatenate([text.counted for text in texts])
@@ -160,7 +160,7 @@ def joined(texts: Sequence[Text]) -> list[Text]:
         part[:_KV_DEPTH] = False
         part[-1] = False
         if part.any():
-            found.append(Text(tokens[start : start + _KV_LENGTH], part))
+            found.append(CountedText(tokens[start : start + _KV_LENGTH], part))
     if not found:
         raise UnsupportedError(
             f"a cache is compared after {_KV_DEPTH} tokens, and there are {len(tokens)} in all",
@@ -181,7 +181,7 @@ def _opened(spec: ModelSpec) -> Iterator[Backend]:
         yield engine.backend
 
 
-def _places(backend: Backend, texts: Sequence[Text]) -> Places:
+def _places(backend: Backend, texts: Sequence[CountedText]) -> Places:
     for text in texts:
         backend.truncate(0)
         for start in range(0, len(text.tokens), backend.max_nodes):

@@ -32,7 +32,7 @@ from edgespec.quantize.fit import Fit, fit, require_room
 from edgespec.quantize.imatrix import compute_imatrix, read_imatrix
 from edgespec.quantize.pieces import Pieces, recipe_of
 from edgespec.quantize.quality import make_reference
-from edgespec.quantize.texts import Text, texts_of_tokens, write_texts
+from edgespec.quantize.texts import CountedText, texts_of_tokens, write_texts
 
 _SEARCH_TEXTS = 24
 _LEAST_PIECES = 4  # of a file: two to search on and two to judge by
@@ -51,7 +51,7 @@ def texts_for(
     *,
     data: Path | None = None,
     seed: int = SEARCH_SEED,
-) -> list[Text]:
+) -> list[CountedText]:
     """So many texts by the model itself, or pieces of a file (some of each part of it)."""
     if spec.format == ONNX_FORMAT and data is None:
         raise UnsupportedError(
@@ -87,7 +87,7 @@ def _tokenizer_of(spec: ModelSpec) -> Iterator[Tokenizer]:
         yield tokenizer
 
 
-def _file_texts(spec: ModelSpec, data: Path, tokenizer: Tokenizer) -> list[Text]:
+def _file_texts(spec: ModelSpec, data: Path, tokenizer: Tokenizer) -> list[CountedText]:
     start = [] if spec.bos_id is None else [spec.bos_id]
     pieces = texts_of_tokens(read_prompts(data, tokenizer), start)
     if len(pieces) < _LEAST_PIECES:
@@ -154,7 +154,7 @@ def importance_matrix(
 
 
 def _compute(
-    spec: ModelSpec, texts: Sequence[Text], data: Path | None, path: Path, progress: Progress
+    spec: ModelSpec, texts: Sequence[CountedText], data: Path | None, path: Path, progress: Progress
 ) -> None:
     compute_imatrix(
         spec.path,
@@ -236,13 +236,15 @@ def _sampled_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _kept_texts(path: Path, spec: ModelSpec, data: Path | None, progress: Progress) -> list[Text]:
+def _kept_texts(
+    path: Path, spec: ModelSpec, data: Path | None, progress: Progress
+) -> list[CountedText]:
     """Texts of an earlier run, or new ones, which are kept."""
     if path.exists():
         with np.load(path) as file:
             ends = np.cumsum(file["lengths"])[:-1]
             tokens, counted = (np.split(file[name], ends) for name in ("tokens", "counted"))
-            return [Text(*part) for part in zip(tokens, counted, strict=True)]
+            return [CountedText(*part) for part in zip(tokens, counted, strict=True)]
     texts = texts_for(spec, _SEARCH_TEXTS, progress, data=data)
     with whole_file(path) as partial, partial.open("wb") as file:
         np.savez(

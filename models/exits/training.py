@@ -52,7 +52,7 @@ _PATIENCE = 8  # validations without a better loss, in the second half
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class ExitQuality:
     """How an exit does on held-out answers.
 
     `agreement` is the part of places where its best token is the target's; `gains[i]` is what an
@@ -209,9 +209,9 @@ class ExitTrainer:
         seconds: float,
         *,
         checkpoint: Path | None = None,
-        progress: Callable[[float, Quality | None], None] = lambda _part, _quality: None,
+        progress: Callable[[float, ExitQuality | None], None] = lambda _part, _quality: None,
         seed: int = 0,
-    ) -> Quality:
+    ) -> ExitQuality:
         """Train for some time, beginning with the lens or a drafter; or go on from `checkpoint`.
 
         Stops early when the held-out loss stops falling, and with a checkpoint at Ctrl-C, too.
@@ -325,7 +325,7 @@ class ExitTrainer:
 
     # -- what came of it -------------------------------------------------------------------
 
-    def quality(self, token_ids: NDArray[np.int32] | None = None) -> Quality:
+    def quality(self, token_ids: NDArray[np.int32] | None = None) -> ExitQuality:
         """On the texts held out; with other rows of the head, if they are named."""
         kept = self._rows
         if token_ids is not None:
@@ -348,7 +348,7 @@ class ExitTrainer:
                 ]
         self._rows = kept
         mean = float(self._torch.cat(losses).mean())
-        return Quality(mean, agreement_of(hits), gains_of(hits))
+        return ExitQuality(mean, agreement_of(hits), gains_of(hits))
 
     def adapter(self) -> dict[str, NDArray[np.float32]]:
         """The tensors of the trained block, by name within it."""

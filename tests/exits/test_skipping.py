@@ -21,7 +21,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.cli.draft import _blocks, _listed
 from edgespec.cli.main import app
 from edgespec.errors import UnsupportedError
-from edgespec.exits.skipping import BlockTrial, Skipping, Text, build_skipping, search
+from edgespec.exits.skipping import AnsweredPrompt, BlockTrial, Skipping, build_skipping, search
 from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.exits.writer import write_pruned
 from edgespec.models.onnx.weights import raw_rows
@@ -129,7 +129,7 @@ class Table:
         self.asked: list[tuple[int, ...]] = []
         self._interrupt_at = interrupt_at
 
-    def score(self, _texts: Sequence[Text], skipped: Sequence[int]) -> Skipping:
+    def score(self, _texts: Sequence[AnsweredPrompt], skipped: Sequence[int]) -> Skipping:
         if len(self.asked) == self._interrupt_at:
             raise KeyboardInterrupt
         skipped = tuple(sorted(skipped))
@@ -181,11 +181,13 @@ def test_the_command_writes_a_drafter(
 ) -> None:
     target = write_model(tmp_path / "target.gguf", "llama", Q4_0)
 
-    def texts(spec: ModelSpec, _progress: Any) -> tuple[list[Text], list[Text], list[float]]:
+    def texts(
+        spec: ModelSpec, _progress: Any
+    ) -> tuple[list[AnsweredPrompt], list[AnsweredPrompt], list[float]]:
         """Prompts in ids: this model's vocabulary has no words."""
         with edgespec.load(spec.path, backend="llamacpp", context_size=256) as engine:
             made = [
-                Text([n, 7, 9], engine.generate([n, 7, 9], max_tokens=8).token_ids)
+                AnsweredPrompt([n, 7, 9], engine.generate([n, 7, 9], max_tokens=8).token_ids)
                 for n in range(4)
             ]
         return made[:2], made[2:], [float("inf"), *[1.0] * 8]
@@ -210,7 +212,7 @@ def test_the_command_writes_a_drafter(
 def test_nothing_found_in_time_is_said(
     target: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = Text([3, 7], [4, 5])
+    text = AnsweredPrompt([3, 7], [4, 5])
     curve = [float("inf"), *[1.0] * 8]
     monkeypatch.setattr("edgespec.exits.skipping._texts", lambda *_: ([text], [text], curve))
     with pytest.raises(UnsupportedError, match="no block could be left out"):
@@ -225,7 +227,7 @@ def test_a_model_that_hides_its_blocks_is_refused(
     monkeypatch.setattr("edgespec.backends.llama.skipping._RESULT", b"unheard of")
     trial = BlockTrial(target, EVERYTHING, [float("inf"), *[1.0] * 8])
     with pytest.raises(UnsupportedError, match="models cannot be left out"):
-        trial.score([Text([3, 7], [4, 5])], (1,))
+        trial.score([AnsweredPrompt([3, 7], [4, 5])], (1,))
     trial.close()
 
 

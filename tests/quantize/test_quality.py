@@ -22,7 +22,7 @@ from edgespec.quantize.fit import Fitness, cheapest, fit
 from edgespec.quantize.pieces import Pieces, recipe_of
 from edgespec.quantize.quality import Reference, make_reference, quality_of, score
 from edgespec.quantize.rounding import rounding_errors
-from edgespec.quantize.texts import Text, texts_of_tokens, write_texts
+from edgespec.quantize.texts import CountedText, texts_of_tokens, write_texts
 
 CHAT = Chat(before=[1, 2], between=[3, 4], ends=frozenset({VOCABULARY - 1}), openings=[[5, 6]])
 
@@ -40,16 +40,16 @@ def coarse(source: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def texts(source: Path) -> list[Text]:
+def texts(source: Path) -> list[CountedText]:
     return write_texts(source, CHAT, 3, threads=1, seed=4, length=48)
 
 
 @pytest.fixture(scope="module")
-def reference(source: Path, texts: list[Text]) -> Reference:
+def reference(source: Path, texts: list[CountedText]) -> Reference:
     return make_reference(source, texts, threads=1)
 
 
-def log_laws(path: Path, texts: Sequence[Text]) -> NDArray[np.float64]:
+def log_laws(path: Path, texts: Sequence[CountedText]) -> NDArray[np.float64]:
     """Log probabilities of all tokens at all counted places."""
     rows = []
     with EvalContext(path, context_size=64, batch_size=64, threads=1) as context:
@@ -63,14 +63,14 @@ def log_laws(path: Path, texts: Sequence[Text]) -> NDArray[np.float64]:
 # --------------------------------------------------------------------------------------- texts
 
 
-def test_texts_keep_to_the_chat_and_count_what_was_drawn(texts: list[Text]) -> None:
+def test_texts_keep_to_the_chat_and_count_what_was_drawn(texts: list[CountedText]) -> None:
     for text in texts:
         assert text.tokens[:2].tolist() == [1, 2] and len(text.tokens) <= 48
         assert not text.counted[0] and not text.counted[-1]
         assert len(text.counted) == len(text.tokens) and text.counted.sum() >= 6
 
 
-def test_texts_are_the_same_for_the_same_seed(source: Path, texts: list[Text]) -> None:
+def test_texts_are_the_same_for_the_same_seed(source: Path, texts: list[CountedText]) -> None:
     again = write_texts(source, CHAT, 3, threads=1, seed=4, length=48)
     other = write_texts(source, CHAT, 3, threads=1, seed=5, length=48)
     assert [t.tokens.tolist() for t in again] == [t.tokens.tolist() for t in texts]
@@ -96,7 +96,7 @@ def test_the_source_loses_nothing(source: Path, reference: Reference) -> None:
 
 
 def test_divergence_is_that_of_whole_distributions(
-    source: Path, coarse: Path, texts: list[Text], reference: Reference
+    source: Path, coarse: Path, texts: list[CountedText], reference: Reference
 ) -> None:
     """The vocabulary has one token more than is kept, so that nothing is taken together."""
     p, q = log_laws(source, texts), log_laws(coarse, texts)
@@ -113,7 +113,7 @@ def test_divergence_is_that_of_whole_distributions(
 
 
 def test_taking_tokens_together_gives_a_lower_bound(
-    source: Path, coarse: Path, texts: list[Text]
+    source: Path, coarse: Path, texts: list[CountedText]
 ) -> None:
     whole = score(coarse, make_reference(source, texts, threads=1), threads=1).kl
     part = make_reference(source, texts, threads=1, top=3)
@@ -125,7 +125,7 @@ def test_taking_tokens_together_gives_a_lower_bound(
 def test_intervals_are_of_texts(reference: Reference) -> None:
     """Two texts of equal length, one all wrong: resampling finds 0, 1/2 and 1."""
     counted = np.ones(5, np.bool_)
-    texts = (Text(np.arange(5, dtype=np.int32), counted),) * 2
+    texts = (CountedText(np.arange(5, dtype=np.int32), counted),) * 2
     zeros = np.zeros(10, np.float32)
     both = Reference(texts, np.zeros((10, 1), np.int32), zeros[:, None], zeros, zeros)
     agrees = np.arange(10) < 5
@@ -144,7 +144,7 @@ def pieces(source: Path) -> Pieces:
 
 
 def test_a_mixture_of_pieces_is_the_file_of_its_recipe(
-    source: Path, pieces: Pieces, texts: list[Text], tmp_path: Path
+    source: Path, pieces: Pieces, texts: list[CountedText], tmp_path: Path
 ) -> None:
     types = pieces.source_types()
     for number, name in enumerate(types):
