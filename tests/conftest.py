@@ -12,6 +12,10 @@ import pytest
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine
 
+# Threads of llama.cpp sleep while they wait for each other: where something else computes, tests
+# with two threads take a tenth of the time. Read when the first library with OpenMP is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the slow tests, as CI does")
