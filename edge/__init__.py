@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from edgespec.memory.plan.options import LoadOptions
     from edgespec.memory.plan.plan import Plan
+    from edgespec.sampling.logprobs import TokenLogprob
     from edgespec.sampling.params import SamplingParams
     from edgespec.serve.server import Server
     from edgespec.setup.loading import load, plan
@@ -60,6 +61,7 @@ __all__ = [
     "Span",
     "Stream",
     "SwitchPolicy",
+    "TokenLogprob",
     "Turn",
     "UnsupportedError",
     "load",
@@ -80,6 +82,7 @@ _MODULES = {
     "Session": "decode.session",
     "Span": "decode.generation",
     "SwitchPolicy": "switching.policy",
+    "TokenLogprob": "sampling.logprobs",
     "Turn": "decode.session",
     "load": "setup.loading",
     "plan": "setup.loading",

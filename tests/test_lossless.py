@@ -35,6 +35,7 @@ from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.distributions import DraftDistribution, TargetDistribution, without
+from edgespec.sampling.logprobs import logprob_of
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
 
@@ -319,6 +320,26 @@ def test_greedy_output_is_plain_decoding(model: str, drafter: str, curve: str) -
     if curve == "flat":
         assert max(backend.steps) > 4
         assert any(not tree.is_chain for tree in backend.trees) == (drafter in MAKES_TREES)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("model", MODELS)
+def test_logprobs_are_those_of_plain_decoding(model: str, drafter: str) -> None:
+    """Of the same rows: not one bit differs, drafted or not."""
+    next_logits = MODELS[model]
+    engine = Engine(Witness(next_logits), curve=uneven(), drafter=DRAFTERS[drafter](next_logits))
+    for params in (SamplingParams(), SamplingParams(temperature=0.7, seed=5)):
+        result = engine.generate(PROMPT, max_tokens=40, sampling=params, logprobs=3)
+        text, expected = [*PROMPT], []
+        for token in result.token_ids:
+            expected.append(logprob_of(np.asarray(next_logits(tuple(text)), np.float32), token, 3))
+            text.append(token)
+        assert list(result.logprobs) == expected
+        stream = engine.stream(PROMPT, max_tokens=40, sampling=params, logprobs=0)
+        for chunk in stream:
+            assert tuple(one.token for one in chunk.logprobs) == chunk.token_ids
+        assert [one.best for one in stream.result.logprobs] == [()] * 40
+    assert engine.generate(PROMPT, max_tokens=9).logprobs == ()
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

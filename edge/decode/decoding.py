@@ -116,6 +116,7 @@ class Decoding:
             logits = self._backend.verify(draft.tree)[:, : self._run.vocab_size]
             step_ms = (perf_counter() - drafted) * 1e3
             path, emitted = self._accept(draft.tree, logits)
+            self._run.note(logits, path, emitted)
             self._backend.commit(path)
             path = path[: len(emitted)]
             self._learn(Round(began, draft, logits, path, emitted, step_ms))
@@ -138,6 +139,7 @@ class Decoding:
         if logits is None or self._run.writers.hands_over(logits):
             return None
         token = self._run.sampler.pick(logits)
+        self._run.note(logits[None], (0,), (token,))
         if self._drafter is not None:
             self._drafter.begin([*self._text, token])
         self._run.counters.add_first()

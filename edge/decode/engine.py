@@ -145,6 +145,7 @@ class Engine:
             speculates=asked.speculate,
             grammar=grammar,
             reuse=asked.reuse and self.reuses_cache,
+            num_best=asked.logprobs,
         )
 
     def astream(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from edgespec.backends.base import Grammar
+from edgespec.backends.base import Grammar, Logits
 from edgespec.decode.stats import Counters
 from edgespec.decode.stream import TextStream
 from edgespec.decode.writers import ALONE, LARGE, ModelTurn, Writers
 from edgespec.sampling.constrained import ConstrainedSampler
+from edgespec.sampling.logprobs import TokenLogprob, logprob_of
 from edgespec.sampling.sampling import Sampler
 
 Rounds = Generator[list[int], None, None]
@@ -30,6 +31,8 @@ class Chunk:
     # Of each drafted id: who drafted it, and how much of the text it brought.
     sources: tuple[tuple[str, int], ...] = field(default=(), compare=False)
     model: str = field(default="", compare=False)  # which one wrote it, where there are two
+    # Of each id, where they were asked for.
+    logprobs: tuple[TokenLogprob, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ class Result:
 
     `finish_reason` is "stop" (the model ended, or a stop string came), "length" (max_tokens),
     "context_full" or "cancelled". `spans` say which model wrote what, where there are two; `turns`
-    have 0 tokens besides where the small one handed back at once.
+    have 0 tokens besides where the small one handed back at once. `logprobs` has one of each token,
+    where they were asked for: of the model's own logits, also for tokens that were drafted.
     """
 
     text: str
@@ -56,6 +60,8 @@ class Result:
     counters: Counters
     spans: tuple[Span, ...] = ()
     turns: tuple[ModelTurn, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    stop_string: str | None = None  # which came
 
     @property
     def large_share(self) -> float:
@@ -93,7 +99,17 @@ class Run:
     grammar: Grammar | None = None
     reuse: bool = False  # what the cache already holds of the prompt
     writers: Writers = ALONE
+    num_best: int | None = None  # of each place, told with a token's logprob; None tells none
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the last round
     chunks: weakref.ref[Chunks] | None = None  # the generator that runs it
+
+    def note(self, rows: Logits, path: Sequence[int], emitted: Sequence[int]) -> None:
+        """Keep the logprobs of tokens, of which each came of the row [V] of its node."""
+        if self.num_best is not None:
+            self.logprobs = tuple(
+                logprob_of(rows[node], token, self.num_best)
+                for node, token in zip(path, emitted, strict=False)
+            )
 
     def end(self) -> bool:
         """End it now, or after the step that some thread computes: False then."""
@@ -128,6 +144,7 @@ class Stream:
         self._max_tokens = max_tokens
         self._ids: list[int] = []
         self._spans: list[Span] = []
+        self._logprobs: list[TokenLogprob] = []
         self._has_ended = False  # by a token that ends a generation
         self._chunks = self._read(rounds)
         run.chunks = weakref.ref(self._chunks)
@@ -177,7 +194,9 @@ class Stream:
             used += 1
             if self._text.stopped:
                 break
+        logprobs = self._run.logprobs[:used]
         self._ids += emitted[:used]
+        self._logprobs += logprobs
         self._has_ended = self._is_end(emitted[used - 1])
         model = self._run.writers.writer
         if model:
@@ -186,7 +205,15 @@ class Stream:
         drafted_chars = sum(map(len, pieces[:drafted]))
         names = self._run.counters.accepted_last
         sources = tuple(zip(names, map(len, pieces[:drafted]), strict=False))
-        return Chunk("".join(pieces), tuple(emitted[:used]), drafted, drafted_chars, sources, model)
+        return Chunk(
+            "".join(pieces),
+            tuple(emitted[:used]),
+            drafted,
+            drafted_chars,
+            sources,
+            model,
+            logprobs,
+        )
 
     def _add_span(self, model: str, count: int) -> None:
         start = end = len(self._ids) - count
@@ -205,6 +232,8 @@ class Stream:
             counters,
             tuple(self._spans),
             self._turns(),
+            tuple(self._logprobs),
+            self._text.stop_string,
         )
 
     def _turns(self) -> tuple[ModelTurn, ...]:

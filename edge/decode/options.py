@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         reuse: bool
         grammar: str | None
         json_schema: str | None
+        logprobs: int | None
         cancel: threading.Event | None
 
 
@@ -41,6 +42,8 @@ class GenerationOptions:
             settings of `--exact` its logits may be rounded differently from a fresh prefill's.
         grammar: GBNF text that the answer keeps to.
         json_schema: text of a JSON schema; the answer is a document that fits it, on one line.
+        logprobs: tell how probable the model found each token, and this many of the best tokens
+            at its place; 0 tells of the written ones alone, None of none.
         cancel: set it from another thread to stop after the current step.
     """
 
@@ -52,11 +55,14 @@ class GenerationOptions:
     reuse: bool = False
     grammar: str | None = None
     json_schema: str | None = None
+    logprobs: int | None = None
     cancel: threading.Event | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise UnsupportedError(f"max_tokens must be at least 1, not {self.max_tokens}")
+        if self.logprobs is not None and self.logprobs < 0:
+            raise UnsupportedError(f"logprobs must be at least 0, not {self.logprobs}")
         if self.grammar is not None and self.json_schema is not None:
             raise UnsupportedError("give a grammar or a JSON schema, not both")
 

@@ -166,6 +166,7 @@ def test_a_stop_string_across_tokens_and_rounds(num_nodes: int) -> None:
     assert bytes(stream.result.token_ids) == "käse STOP".encode()
     assert tuple(token for chunk in chunks for token in chunk.token_ids) == stream.result.token_ids
     assert stream.result.finish_reason == "stop"
+    assert stream.result.stop_string == "STOP"
 
 
 def test_a_result_may_be_read_at_any_time() -> None:

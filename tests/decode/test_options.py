@@ -47,6 +47,8 @@ def test_keywords_take_the_place_of_options() -> None:
 def test_what_cannot_be_is_refused_when_it_is_said() -> None:
     with pytest.raises(UnsupportedError, match="max_tokens must be at least 1, not 0"):
         GenerationOptions(max_tokens=0)
+    with pytest.raises(UnsupportedError, match="logprobs must be at least 0, not -1"):
+        GenerationOptions(logprobs=-1)
     with pytest.raises(UnsupportedError, match="not both"):
         GenerationOptions(grammar="root ::= x", json_schema="{}")
     with engine() as one, pytest.raises(TypeError, match="max_token"):
