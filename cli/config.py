@@ -25,16 +25,17 @@ config_app = typer.Typer(
 def show(
     context: typer.Context,
     command: Annotated[
-        str, typer.Argument(help="Whose options: run, chat, bench, and so on.")
+        str, typer.Argument(help="Whose options: run, chat, tune, and so on.")
     ] = "run",
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what the options of a command are, and why. Example: edgespec config show chat"""
     root: Any = context.find_root().command
-    chosen = root.commands.get(command)
-    if chosen is None or hasattr(chosen, "commands"):
+    name = command.split(" ")[-1]  # `quantize tune` and `tune` are the same
+    chosen = dict(settings.commands(root)).get(name)
+    if chosen is None:
         raise typer.BadParameter(f"there is no command {command}")
-    rows = [_row(chosen, command, root, one) for one in chosen.params if settings.variable(one)]
+    rows = [_row(chosen, name, root, one) for one in chosen.params if settings.variable(one)]
     if as_json:
         print(
             json.dumps([dict(zip(("option", "value", "from"), row, strict=True)) for row in rows])

@@ -21,7 +21,7 @@ from edgespec.cli.draft import draft_app
 from edgespec.cli.models import models_app
 from edgespec.cli.plan import plan
 from edgespec.cli.profile import profile
-from edgespec.cli.quantize import quantize
+from edgespec.cli.quantize import quantize_app
 from edgespec.cli.remembered import remembered
 from edgespec.cli.render import error, note, show_warnings
 from edgespec.cli.run import run
@@ -44,12 +44,12 @@ app.command(cls=Command)(serve)
 app.command(cls=Command)(plan)
 app.command(cls=Command)(profile)
 app.command(cls=Command)(bench)
-app.command(cls=Command)(quantize)
 app.command(cls=Command)(doctor)
 app.command(cls=Command)(remembered)
 app.add_typer(config_app, name="config")
 app.add_typer(draft_app, name="draft")
 app.add_typer(models_app, name="models")
+app.add_typer(quantize_app, name="quantize")
 
 
 @app.command()

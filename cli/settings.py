@@ -105,11 +105,11 @@ def _read(path: Path, root: Any) -> dict[str, Any]:
         raise UnsupportedError(
             f"{path} cannot be read: {problem}", hint="it holds lines such as: ctx = 8192"
         ) from problem
-    commands = dict(_commands(root))
-    every = {name for names in commands.values() for name in names}
+    known = {name: _option_names(one) for name, one in commands(root)}
+    every = {name for names in known.values() for name in names}
     for key, value in document.items():
         if isinstance(value, dict):
-            _check_names(path, value, commands.get(key), f"[{key}]")
+            _check_names(path, value, known.get(key), f"[{key}]")
         elif key not in every:
             _refuse(path, key, every)
     return document
@@ -131,10 +131,14 @@ def _refuse(path: Path, key: str, known: set[str]) -> None:
     )
 
 
-def _commands(command: Any, name: str = "") -> Iterator[tuple[str, set[str]]]:
-    """Every command by its last word, and the names of its options."""
+def commands(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command by its last word."""
     if hasattr(command, "commands"):
         for word, inner in command.commands.items():
-            yield from _commands(inner, word)
+            yield from commands(inner, word)
         return
-    yield name, {option_name(parameter) for parameter in command.params} - {"", *_ONCE}
+    yield name, command
+
+
+def _option_names(command: Any) -> set[str]:
+    return {option_name(parameter) for parameter in command.params} - {"", *_ONCE}

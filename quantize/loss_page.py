@@ -1,4 +1,4 @@
-"""The page of a comparison: size against loss and speed, as `edgespec quantize --compare` found."""
+"""The page of a comparison: size against loss and speed, as `edgespec quantize compare` found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def render_losses(document: dict[str, Any], name: str) -> str:
-    """The page as text; `document` is the one of `--compare --json`."""
+    """The page as text; `document` is the one of `compare --json`."""
     rows = document["rows"]
     lead = (
         f"KL divergence from the source over {document['places']} places of {document['texts']} "

@@ -15,6 +15,7 @@ from tiny_folder import TinyModel, write_folder
 from typer.testing import CliRunner, Result
 
 from edgespec.cli.main import app
+from edgespec.cli.quantize import respelled
 from edgespec.errors import EdgespecError
 from edgespec.files import comparison, quantizing, tuning
 from edgespec.memory.device import host
@@ -55,7 +56,7 @@ def run(*arguments: object, code: int = 0) -> Result:
 
 def test_a_type(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "small.gguf"
-    result = run(source, target, "--type", "q4_0", "--tensor", "ffn_down=q8_0", "-t", 1)
+    result = run("type", source, target, "q4_0", "--tensor", "ffn_down=q8_0", "-t", 1)
     assert result.stdout == "type  Q4_0\nsize  133 KiB of 714 KiB\n"
     assert f"written: {target}\n" in result.stderr
     types = {t.name: t.type.name for t in read_model_spec(target).tensors.values()}
@@ -65,7 +66,7 @@ def test_a_type(source: Path, tmp_path: Path) -> None:
 def test_tensors_that_cannot_have_the_type_are_named(source: Path, tmp_path: Path) -> None:
     """Norms stay in floats whatever is asked for, which is said where nothing else was meant."""
     target = tmp_path / "small.gguf"
-    result = run(source, target, "--type", "Q4_0", "--tensor", "blk.0.attn=q8_0")
+    result = run("type", source, target, "Q4_0", "--tensor", "blk.0.attn=q8_0")
     assert "become" not in result.stderr
     target.unlink()
     spec, recipe = read_model_spec(source), Recipe("Q4_0", (("attn_[qk]", "Q6_K"),))
@@ -73,19 +74,19 @@ def test_tensors_that_cannot_have_the_type_are_named(source: Path, tmp_path: Pat
     found = list(quantizing.unheeded(spec, recipe, Prediction(types, 0)))
     assert found == ["4 of 8 tensors that match 'attn_[qk]' become Q8_0"]
     with pytest.raises(EdgespecError, match="no tensor that matches 'norm' can be Q8_0"):
-        run(source, target, "--type", "Q4_0", "--tensor", "norm=q8_0")
+        run("type", source, target, "Q4_0", "--tensor", "norm=q8_0")
     assert not target.exists()
 
 
 def test_a_missing_importance_matrix_is_said_to_be_missing(source: Path, tmp_path: Path) -> None:
     with pytest.raises(EdgespecError, match=r"cannot read .*nope\.dat: No such file"):
-        run(source, tmp_path / "a.gguf", "--type", "Q4_0", "--imatrix", tmp_path / "nope.dat")
+        run("type", source, tmp_path / "a.gguf", "Q4_0", "--imatrix", tmp_path / "nope.dat")
 
 
 def test_a_computed_importance_matrix_changes_the_weights(source: Path, tmp_path: Path) -> None:
     plain, weighed = tmp_path / "plain.gguf", tmp_path / "weighed.gguf"
-    run(source, plain, "--type", "Q4_0")
-    run(source, weighed, "--type", "Q4_0", "--imatrix", "auto")
+    run("type", source, plain, "Q4_0")
+    run("type", source, weighed, "Q4_0", "--imatrix", "auto")
     ours, theirs = (read_model_spec(path) for path in (plain, weighed))
     assert ours.type_bytes != theirs.type_bytes or plain.read_bytes() != weighed.read_bytes()
     assert b"computed by edgespec" in weighed.read_bytes()
@@ -94,7 +95,7 @@ def test_a_computed_importance_matrix_changes_the_weights(source: Path, tmp_path
 def test_a_size(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "fit.gguf"
     result = run(
-        source, target, "--fit", "150KiB", "--minutes", 0.01, "--types", "Q4_0,Q8_0", "--json"
+        "fit", source, target, "150KiB", "--minutes", 0.01, "--types", "Q4_0,Q8_0", "--json"
     )
     report = json.loads(result.stdout)
     assert report["target_bytes"] == target.stat().st_size <= 150 * 1024
@@ -115,7 +116,7 @@ def test_a_search_that_is_stopped_leaves_the_best_so_far(
     target, parts = tmp_path / "fit.gguf", tmp_path / "fit.gguf.parts"
     parts.mkdir()
     (parts / "mine").touch()
-    arguments = (source, target, "--fit", "150KiB", "--types", "Q4_0,Q8_0", "--json")
+    arguments = ("fit", source, target, "150KiB", "--types", "Q4_0,Q8_0", "--json")
     with monkeypatch.context() as patch:
         patch.setattr(fit._Search, "run", stopped)
         report = json.loads(run(*arguments, code=130).stdout)
@@ -128,8 +129,8 @@ def test_a_search_that_is_stopped_leaves_the_best_so_far(
 def test_comparing(source: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     small, page = tmp_path / "small.gguf", tmp_path / "page.html"
-    run(source, small, "--type", "Q4_0")
-    result = run("--compare", source, small, "--html", page, "--json")
+    run("type", source, small, "Q4_0")
+    result = run("compare", source, small, "--html", page, "--json")
     report = json.loads(result.stdout)
     assert [row["file"] for row in report["rows"]] == ["random.gguf", "small.gguf"]
     kl = report["rows"][1]["quality"]["kl"]
@@ -139,7 +140,7 @@ def test_comparing(source: Path, tmp_path: Path) -> None:
     assert (
         text.count("<svg") == 2 and "small.gguf" in text and "http://" not in text.split("<svg")[0]
     )
-    shown = run("--compare", source, small).stdout
+    shown = run("compare", source, small).stdout
     assert re.search(r"small\.gguf +117 KiB +\d\.\d{4} \[", shown)
 
 
@@ -147,7 +148,7 @@ def test_cache_types(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What smaller caches lose is kept for the planner."""
     monkeypatch.setattr(comparison, "_KV_DEPTH", 32)
     monkeypatch.setattr(comparison, "_KV_LENGTH", 96)
-    report = json.loads(run("--compare", source, "--kv", "--json").stdout)
+    report = json.loads(run("compare", source, "--kv", "--json").stdout)
     assert [row["kv_type"] for row in report["kv_rows"]] == ["f16", "q8_0", "q4_0"]
     losses = [row["quality"]["kl"]["value"] for row in report["kv_rows"][1:]]
     assert 0 < losses[0] < losses[1]
@@ -167,18 +168,18 @@ def test_onnx_folders_are_compared_on_a_text(tmp_path: Path) -> None:
     ]
     text = tmp_path / "text.txt"
     text.write_text("\n".join(["The cat sat on the mat, and so did the dog." * 4] * 4))
-    result = run("--compare", *folders, "--data", text, "--json")
+    result = run("compare", *folders, "--data", text, "--json")
     rows = json.loads(result.stdout)["rows"]
     losses = [row["quality"]["kl"]["value"] for row in rows[1:]]
     assert abs(losses[0]) < 1e-6 < 1e-4 < losses[1]
     with pytest.raises(EdgespecError, match="writes no text") as caught:
-        run("--compare", *folders)
+        run("compare", *folders)
     assert "--data" in caught.value.hint
 
 
 def test_tuning(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "tuned.gguf"
-    arguments = (source, target, "--tune", "--types", "Q4_0,Q8_0", "--max-kl", 0.2, "--json")
+    arguments = ("tune", source, target, "--types", "Q4_0,Q8_0", "--max-kl", 0.2, "--json")
     report = json.loads(run(*arguments).stdout)
     chosen = next(row for row in report["rows"][1:] if row["type"] == report["type"])
     assert chosen["kl"] <= 0.2 and report["type"].startswith(read_model_spec(target).file_type)
@@ -204,7 +205,7 @@ def test_exact_tuning_counts_only_steps_that_round_alike(
     monkeypatch.setattr(tuning, "pace", lambda *_, **__: nullcontext(lambda: 1.0))
     monkeypatch.setattr(tuning, "invariant_step", lambda spec: steps.get(spec.file_type, 32))
     monkeypatch.setattr(tuning, "_recipes", lambda _, types, *__: {k: Recipe(k) for k in types})
-    arguments = (source, "--tune", "--exact", "--types", "Q2_K,Q8_0", "--max-kl", 99, "--json")
+    arguments = ("tune", source, "--exact", "--types", "Q2_K,Q8_0", "--max-kl", 99, "--json")
     report = json.loads(run(*arguments).stdout)
     assert report["type"] == chosen
 
@@ -221,7 +222,7 @@ def test_a_machine_that_slows_down_makes_no_candidate_slow(
     monkeypatch.setattr(tuning, "predicted_step_ms", times)
     monkeypatch.setattr(tuning, "pace", lambda *_, **__: nullcontext(lambda: next(paces)))
     monkeypatch.setattr(tuning, "_recipes", lambda _, types, *__: {k: Recipe(k) for k in types})
-    report = json.loads(run(source, "--tune", "--types", "Q4_0,Q8_0", "--json").stdout)
+    report = json.loads(run("tune", source, "--types", "Q4_0,Q8_0", "--json").stdout)
     first, second = (row["step_ms"]["1"] for row in report["rows"][1:])
     assert first == second == pytest.approx(10.0)
 
@@ -229,35 +230,33 @@ def test_a_machine_that_slows_down_makes_no_candidate_slow(
 def test_no_type_is_invariant(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "invariant_step", lambda _: 1)
     with pytest.raises(EdgespecError, match="none has steps that round like") as caught:
-        run(source, "--tune", "--exact", "--types", "Q8_0", "--max-kl", 99)
+        run("tune", source, "--exact", "--types", "Q8_0", "--max-kl", 99)
     assert "--exact" in caught.value.hint
 
 
 def test_types_that_need_a_matrix_are_tuned_too(source: Path) -> None:
-    report = json.loads(run(source, "--tune", "--types", "IQ3_S", "--max-kl", 99, "--json").stdout)
+    report = json.loads(run("tune", source, "--types", "IQ3_S", "--max-kl", 99, "--json").stdout)
     assert report["type"].startswith("IQ3_S")
 
 
 def test_no_type_is_good_enough(source: Path, tmp_path: Path) -> None:
     with pytest.raises(EdgespecError, match=r"loses at most 0\.0000") as caught:
-        run(source, "--tune", "--types", "Q4_0", "--max-kl", 0)
+        run("tune", source, "--types", "Q4_0", "--max-kl", 0)
     assert "--max-kl" in caught.value.hint and tuning.CANDIDATES
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("a", "b"), "give one of --type"),
-        (("a", "b", "--type", "Q4_0", "--tune"), "give one of --type"),
-        (("a", "--type", "Q4_0"), "name a source and a target"),
-        (("a", "--compare"), "name a source and other files"),
-        (("a", "b", "--type", "Q4_0", "--tensor", "ffn"), "is not PATTERN=TYPE"),
-        (("a", "b", "--fit", "90"), "--fit 90 is no size"),
-        (("a", "b", "--fit", "90MiB", "--tensor", "ffn=Q8_0"), "--tensor goes with --type"),
-        (("a", "b", "--fit", "90MiB", "--imatrix", "m"), "importance matrix of its own"),
-        (("a", "b", "--fit", "90MiB", "--exact"), "--exact goes with --tune"),
-        (("a", "b", "--compare", "--types", "Q4_0"), "--types goes with --fit and --tune"),
-        (("a", "b", "--type", "Q4_0", "--data", "x"), "--data goes with --imatrix auto"),
+        (("a", "b"), "No such command"),
+        (("a", "b", "--type", "Q4_0", "--tune"), "No such command"),
+        (("type", "a", "b"), "Missing argument 'TYPE'"),
+        (("compare", "a"), "name a source and other files"),
+        (("compare", "a", "b", "--kv"), "cache types of one file"),
+        (("type", "a", "b", "Q4_0", "--tensor", "ffn"), "is not PATTERN=TYPE"),
+        (("fit", "a", "b", "90"), "SIZE 90 is no size"),
+        (("fit", "a", "b", "90MiB", "--tensor", "ffn=Q8_0"), "No such option: --tensor"),
+        (("type", "a", "b", "Q4_0", "--data", "x"), "--data goes with --imatrix auto"),
     ],
 )
 def test_misuse(source: Path, arguments: tuple[str, ...], said: str) -> None:
@@ -267,8 +266,29 @@ def test_misuse(source: Path, arguments: tuple[str, ...], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [("--type", "Q4_0"), ("--fit", "90KiB"), ("--tune", "--types", "Q4_0")]
+    ("once", "now"),
+    [
+        ("a b --type Q4_0", "type a b Q4_0"),
+        ("a b --type=Q4_0 --tensor ffn=Q8_0", "type a b --tensor ffn=Q8_0 Q4_0"),
+        ("--fit 90MiB a b --minutes 2", "fit a b --minutes 2 90MiB"),
+        ("a --tune --exact", "tune a --exact"),
+        ("--compare a b --html page", "compare a b --html page"),
+        ("a b", "a b"),
+        ("a b --tune --compare", "a b --tune --compare"),
+    ],
 )
+def test_modes_that_were_options_are_sub_commands(once: str, now: str) -> None:
+    assert respelled(once.split()) == now.split()
+
+
+def test_an_old_spelling_works_and_says_the_new_one(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "small.gguf"
+    result = run(source, target, "--type", "q4_0")
+    assert f"note: this is `edgespec quantize type {source} {target} q4_0` now" in result.stderr
+    assert read_model_spec(target).file_type == "Q4_0"
+
+
+@pytest.mark.parametrize("how", [("type", "Q4_0"), ("fit", "90KiB"), ("tune", "--types", "Q4_0")])
 def test_a_source_is_never_its_own_target(
     source: Path, tmp_path: Path, how: tuple[str, ...]
 ) -> None:
@@ -276,7 +296,7 @@ def test_a_source_is_never_its_own_target(
     link.symlink_to(source)
     before = source.read_bytes()
     with pytest.raises(EdgespecError, match="it is the source"):
-        run(source, link, *how)
+        run(how[0], source, link, *how[1:])
     assert source.read_bytes() == before and link.is_symlink()
 
 

@@ -64,6 +64,14 @@ def test_without_anything_all_is_default(say: Say) -> None:
     assert held(say)["max-tokens"] == (512, "default")
 
 
+def test_sub_commands_have_tables_of_their_own(say: Say, project: Path) -> None:
+    project.write_text("[tune]\nexact = true\n")
+    assert held(say, "tune")["exact"] == held(say, "quantize tune")["exact"]
+    assert held(say, "tune")["exact"] == (True, str(project))
+    status, _, err = say("config", "show", "quantize")
+    assert status == 2 and "there is no command quantize" in err
+
+
 def test_variables_go_before_the_project_and_that_before_the_user(
     say: Say, project: Path, user: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
