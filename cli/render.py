@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec.decode.writers import LARGE
-from edgespec.errors import DraftModelWarning, EdgespecError
+from edgespec.errors import DraftModelWarning, EdgespecError, EdgespecWarning
 
 if TYPE_CHECKING:
     from edgespec.decode.generation import Result
@@ -46,11 +46,12 @@ def show_warnings() -> None:
     others = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if not issubclass(category, DraftModelWarning):
+        if not issubclass(category, EdgespecWarning):
             others(message, category, *place, **more)
             return
-        if sys.stdout.isatty() and sys.stderr.isatty():
-            print(file=sys.stderr)  # the answer stands on this line
+        in_an_answer = issubclass(category, DraftModelWarning)
+        if in_an_answer and sys.stdout.isatty() and sys.stderr.isatty():
+            print(file=sys.stderr)  # it stands on this line
         note(f"warning: {message}")
 
     warnings.showwarning = show

@@ -46,6 +46,7 @@ __all__ = [
     "DownloadError",
     "DraftModelWarning",
     "EdgespecError",
+    "EdgespecWarning",
     "Engine",
     "GenerationOptions",
     "LoadOptions",

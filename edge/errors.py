@@ -13,7 +13,8 @@
 
 And one warning, where it goes on without:
 
-    DraftModelWarning         (RuntimeWarning)  a draft model failed: it is not asked any more
+    EdgespecWarning           (RuntimeWarning)  something was left out; what was asked for goes on
+    └── DraftModelWarning                       a draft model failed: it is not asked any more
 
 Each message is one sentence with the values in it; `hint` says what to do next. The command line
 prints both and never a traceback. A class also inherits the builtin a caller would catch.
@@ -66,5 +67,9 @@ class BackendError(EdgespecError, RuntimeError):
     """The inference library reported a failure; the message carries its own words."""
 
 
-class DraftModelWarning(RuntimeWarning):
+class EdgespecWarning(RuntimeWarning):
+    """Something was left out, and what was asked for goes on without it."""
+
+
+class DraftModelWarning(EdgespecWarning):
     """A draft model failed; answers go on without it, as `Engine.draft_failure` says."""

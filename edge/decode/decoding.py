@@ -99,6 +99,7 @@ class Decoding:
         if self._drafter is not None and model.curve is not None:
             self._min_probability = model.curve.least_useful_probability(len(text))
         self._previous = 0  # nodes of the step before
+        self.has_unsaid = False  # tokens that the sampler has picked, and no round has yielded
 
     def rounds(self) -> Rounds:
         """Yield the tokens of each round. The first "round" is the last logits of the text.
@@ -115,6 +116,7 @@ class Decoding:
             drafted = perf_counter()
             logits = self._backend.verify(draft.tree)[:, : self._run.vocab_size]
             step_ms = (perf_counter() - drafted) * 1e3
+            self.has_unsaid = True
             path, emitted = self._accept(draft.tree, logits)
             self._run.note(logits, path, emitted)
             self._backend.commit(path)
@@ -123,6 +125,7 @@ class Decoding:
             if not emitted:
                 return
             root = emitted[-1]
+            self.has_unsaid = False
             yield emitted
 
     def _chosen_drafter(self) -> Drafter | None:

@@ -34,7 +34,7 @@ from edgespec.models.exits.text_writer import (
     TextWriter,
     write_texts,
 )
-from edgespec.models.exits.training_texts import load_training_texts, written
+from edgespec.models.exits.training_texts import alone_in, load_training_texts, written
 from edgespec.models.exits.writer import choose_tokens, write_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
@@ -106,7 +106,21 @@ def train_draft(
     layers, sizes = _choices(spec, exit_layer, head_size)
     folder = output.with_name(f"{output.name}.{target_hash(spec)[:8]}.training")
     folder.mkdir(parents=True, exist_ok=True)
-    job = _Job(spec, folder, minutes, progress, note)
+    with alone_in(folder):
+        job = _Job(spec, folder, minutes, progress, note)
+        return _trained(job, output, layers, sizes, data, earlier)
+
+
+def _trained(
+    job: _Job,
+    output: Path,
+    layers: Sequence[int],
+    sizes: Sequence[int],
+    data: Path | None,
+    earlier: tuple[ModelSpec, ExitInfo] | None,
+) -> dict[str, Any]:
+    """Write text, compare exits, train the best one and write it."""
+    spec, folder, progress, note = job.spec, job.folder, job.progress, job.note
     costs = _ExitTimes(spec, layers, sizes, progress)
     _write(job, data)
     texts = load_training_texts(folder)
@@ -118,7 +132,7 @@ def train_draft(
     trainer, quality = _train(job, texts, best, rows[best.head_size], earlier)
     report = {
         "text_tokens": sum(len(text.tokens) for text in texts),
-        "minutes": minutes,
+        "minutes": job.minutes,
         **_result(costs.candidate(best.exit_layer, best.head_size, quality), quality, candidates),
     }
     write_exit(

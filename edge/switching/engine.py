@@ -9,12 +9,14 @@ with drafts and without the same text is written, but for rounding.
 from __future__ import annotations
 
 from typing import Any
+from warnings import warn
 
 from edgespec.backends.base import Backend
 from edgespec.decode.decoding import Decoding
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Rounds, Run
 from edgespec.decode.writers import LARGE
+from edgespec.errors import BackendError, EdgespecWarning
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 from edgespec.switching.switch import Switch
 
@@ -29,6 +31,9 @@ class SwitchingEngine(Engine):
         options: of the large model, as in `Engine`.
 
     One vocabulary may end earlier: tokens that only pad the other are never picked.
+
+    A small model that fails is left out for good, which is said once, with an EdgespecWarning: the
+    large one writes what is missing, and all later answers.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class SwitchingEngine(Engine):
         self.small = small
         self.policy = policy
         self.prices: SwitchPrices | None = None
+        self._failure: str | None = None  # of the small model
         if self.curve is not None and small.curve is not None:
             # Of this moment: what is learned while generating would change the text.
             large_curve = self.curve.resized(self.curve.max_nodes)
@@ -48,6 +54,11 @@ class SwitchingEngine(Engine):
         """As `Engine.memory_bytes`, with the small model's as `switch_...`."""
         small = {f"switch_{name}": size for name, size in self.small.memory_bytes().items()}
         return {**super().memory_bytes(), **small}
+
+    @property
+    def draft_failure(self) -> str | None:
+        """As `Engine.draft_failure`, of a draft model or of the small one."""
+        return super().draft_failure or self._failure
 
     def _free(self) -> None:
         try:
@@ -68,23 +79,37 @@ class SwitchingEngine(Engine):
 
     def _turns(self, prompt: list[int], run: Run) -> Rounds:
         saved_ms = self.prices.saved_ms if self.prices is not None else None
-        run.writers = switch = Switch(self.policy, saved_ms, len(prompt))
+        policy = self.policy if self._failure is None else SwitchPolicy.always(LARGE)
+        run.writers = switch = Switch(policy, saved_ms, len(prompt))
         text, have_written = list(prompt), set[str]()
         while True:
             engine = self if switch.writer == LARGE else self.small
             reuse = run.reuse or switch.writer in have_written
             have_written.add(switch.writer)
-            rounds = Decoding(engine.model(), run, list(text), reuse).rounds()
-            for emitted in rounds:
-                text += emitted
-                yield emitted
-                if switch.is_due:
-                    break
-            rounds.close()
-            if not switch.is_due or self._is_over(text, run):
-                return
-            switch.change()
+            decoding = Decoding(engine.model(), run, list(text), reuse)
+            rounds = decoding.rounds()
+            try:
+                for emitted in rounds:
+                    text += emitted
+                    yield emitted
+                    if switch.is_due:
+                        break
+            except BackendError as problem:
+                if switch.writer == LARGE or decoding.has_unsaid:
+                    raise
+                self._leave_out_small(switch, str(problem))
+            else:
+                if not switch.is_due or self._is_over(text, run):
+                    return
+                switch.change()
+            finally:
+                rounds.close()
             run.counters.switches += 1
+
+    def _leave_out_small(self, switch: Switch, failure: str) -> None:
+        self._failure = failure
+        warn(f"the small model failed and is left out: {failure}", EdgespecWarning, stacklevel=2)
+        switch.leave_out_small()
 
     def _is_over(self, text: list[int], run: Run) -> bool:
         generated = run.counters.generated_tokens

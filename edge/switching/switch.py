@@ -122,6 +122,12 @@ class Switch:
         self._chance = None
         self._recent.clear()
 
+    def leave_out_small(self) -> None:
+        """The large model writes all that follows."""
+        if self.writer == SMALL:
+            self.change()
+        self._policy = SwitchPolicy.always(LARGE)
+
     def _pays(self) -> bool:
         if self._saved_ms is None:
             return True

@@ -47,27 +47,30 @@ def load(kind: str, key: str) -> dict[str, Any] | None:
     return document if is_ours else None
 
 
-def store(kind: str, key: str, document: dict[str, Any]) -> None:
-    """Keep `document` for the next run, if the directory can be written; see `update`."""
+def store(kind: str, key: str, document: dict[str, Any]) -> OSError | None:
+    """Keep `document` for the next run; see `update`. Returns why it could not be kept."""
     path = _path(kind, key)
-    with contextlib.suppress(OSError):
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_dead(path.parent)
         with whole_file(path, synced=False, private=True) as partial:
             partial.write_text(json.dumps({**document, "key": key}))
+    except OSError as problem:
+        return problem
+    return None
 
 
 def update(
     kind: str, key: str, change: Callable[[dict[str, Any] | None], dict[str, Any] | None]
-) -> None:
+) -> OSError | None:
     """Store what `change` makes of the document that is stored now; None leaves it as it is.
 
-    No other process changes it meanwhile, so that none loses what another one has stored.
+    No other process changes it meanwhile, so that none loses what another one has stored. Returns
+    as `store`.
     """
     with locked():
         document = change(load(kind, key))
-        if document is not None:
-            store(kind, key, document)
+        return None if document is None else store(kind, key, document)
 
 
 def remove(kind: str, key: str) -> None:

@@ -10,8 +10,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from warnings import warn
 
-from edgespec.errors import UnsupportedError
+from edgespec.errors import EdgespecWarning, UnsupportedError
 from edgespec.memory.store import cache
 from edgespec.models.writing import reason, remove_dead
 
@@ -42,11 +43,18 @@ def _texts_of(document: Mapping[str, Any] | None) -> list[list[int]]:
 
 
 def add_texts(fingerprint: str, model: str, texts: Iterable[Sequence[int]]) -> None:
-    """Keep more texts of a model; the oldest ones go when there are too many."""
+    """Keep more texts of a model; the oldest ones go when there are too many.
+
+    Warns (EdgespecWarning) where they cannot be kept: their owner asked for it.
+    """
     more = [list(text) for text in texts if len(text) > 1]
-    cache.update(
+    problem = cache.update(
         _KIND, fingerprint, lambda now: {"model": model, "texts": _newest([*_texts_of(now), *more])}
     )
+    if problem is not None:
+        place = cache.cache_directory()
+        said = f"nothing was remembered, {place} cannot be written: {reason(problem)}"
+        warn(said, EdgespecWarning, stacklevel=2)
 
 
 def _newest(everything: Sequence[list[int]]) -> list[list[int]]:

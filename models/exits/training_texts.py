@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import UnsupportedError
 from edgespec.models.writing import whole_file
 
 TEACHER = 32  # tokens of the target's distribution that are kept
@@ -54,6 +56,28 @@ def load_training_texts(folder: Path) -> list[TrainingText]:
             parts = [np.split(file[name], ends) for name in names]
         texts += [TrainingText(*values) for values in zip(*parts, strict=True)]
     return texts
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing texts and checkpoints of the same names.
+
+    Raises UnsupportedError where one is at it.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UnsupportedError(
+            f"another `edgespec draft train` is at work in {folder}",
+            hint="wait for it, or give another file with --output",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def written(folder: Path) -> tuple[int, float]:

@@ -7,18 +7,20 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from itertools import count, product
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from edgespec.backends.fake import FakeBackend
+from edgespec.backends.tree import DraftTree
 from edgespec.bench.loaded_model import LoadedModel
 from edgespec.decode.engine import Engine
 from edgespec.decode.writers import LARGE, SMALL
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import Proposal
-from edgespec.errors import UnsupportedError
+from edgespec.errors import BackendError, EdgespecWarning, UnsupportedError
 from edgespec.measure.timing import measure_reads
 from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.params import SamplingParams
@@ -239,6 +241,63 @@ def test_a_cancelled_text_can_be_gone_on_with() -> None:
     again = model.generate(begun, max_tokens=20, reuse=True)
     assert again.token_ids == switching(POLICIES[0]).generate(begun, max_tokens=20).token_ids
     assert again.counters.reused_tokens > len(PROMPT)
+
+
+class Failing(FakeBackend):
+    """Fails at its step number `at`, counted from 0, or when it keeps what was accepted there."""
+
+    def __init__(self, at: int, *, in_commit: bool = False, **options: Any) -> None:
+        super().__init__(SMALL_TABLE, VOCAB, **options)
+        self.at, self.in_commit, self.calls = at, in_commit, 0
+
+    def _step(self) -> None:
+        self.calls += 1
+        if self.calls > self.at and not self.in_commit:
+            raise BackendError("llama_decode failed with -3")
+
+    def prefill(self, tokens: Sequence[int]) -> Any:
+        self._step()
+        return super().prefill(tokens)
+
+    def verify(self, tree: DraftTree) -> Any:
+        self._step()
+        return super().verify(tree)
+
+    def commit(self, path: Sequence[int]) -> None:
+        if self.calls > self.at:
+            raise BackendError("llama_memory_seq_rm failed")
+        super().commit(path)
+
+
+def failing(at: int, **options: Any) -> SwitchingEngine:
+    small = Engine(Failing(at, **options), curve=flat_curve(), drafter=SuffixDrafter())
+    policy = always_switching(up_nats=1.2, down_nats=1.0)
+    return SwitchingEngine(FakeBackend(LARGE_TABLE, VOCAB), small=small, policy=policy)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 5, 9])
+def test_the_large_model_goes_on_where_the_small_one_fails(at: int) -> None:
+    """What was written stays, the rest is the large model's, and so is every later answer."""
+    whole = switching(always_switching(up_nats=1.2, down_nats=1.0)).generate(PROMPT, max_tokens=60)
+    pair = failing(at)
+    with pytest.warns(EdgespecWarning, match="the small model failed.*failed with -3"):
+        result = pair.generate(PROMPT, max_tokens=60)
+    assert pair.draft_failure == "llama_decode failed with -3"
+    assert len(result.token_ids) == 60 and result.spans[-1].model == LARGE
+    last = result.spans[-1].start
+    assert result.token_ids[:last] == whole.token_ids[:last]
+    alone = Engine(FakeBackend(LARGE_TABLE, VOCAB))
+    rest = alone.generate([*PROMPT, *result.token_ids[:last]], max_tokens=60 - last)
+    assert result.token_ids[last:] == rest.token_ids
+    again = pair.generate(PROMPT, max_tokens=20)
+    assert again.token_ids == alone.generate(PROMPT, max_tokens=20).token_ids
+    assert {span.model for span in again.spans} == {LARGE}
+
+
+def test_a_small_model_that_fails_with_tokens_picked_ends_the_answer() -> None:
+    """The sampler and a grammar have counted them, and the large model would not write them."""
+    with pytest.raises(BackendError, match="seq_rm"):
+        failing(3, in_commit=True).generate(PROMPT, max_tokens=60)
 
 
 def test_counters_tell_decoding_from_catching_up() -> None:

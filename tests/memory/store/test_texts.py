@@ -16,6 +16,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.drafters.base import Outcome
 from edgespec.drafting.proposal import Stakes
+from edgespec.errors import EdgespecWarning
 from edgespec.memory.store import texts
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import read_model_spec
@@ -37,6 +38,19 @@ def test_texts_are_kept_by_model_oldest_first() -> None:
     assert kept == {"one.gguf": (2, 5), "two.gguf": (1, 2)}
     assert texts.forget() == 2
     assert texts.remembered() == [] and texts.remembered_texts("one") == []
+
+
+def test_what_cannot_be_kept_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked for it would wait for drafts that never come."""
+    texts.add_texts("one", "one.gguf", [[1, 2]])
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.warns(EdgespecWarning, match=f"{folder}.*No space left on device"):
+        texts.add_texts("one", "one.gguf", [[3, 4]])
+    assert texts.remembered_texts("one") == [[1, 2]]
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
