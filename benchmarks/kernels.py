@@ -1,6 +1,7 @@
 """Step times with edgespec's matrix kernels and with llama.cpp's own, in turns.
 
-    python benchmarks/kernels.py MODEL [--rounds 5] [--depth 128] [--exact FILE] [--json OUT]
+    python benchmarks/kernels.py MODEL [--rounds 5] [--depth 128] [--sizes 1 4 8]
+        [--kv-type q8_0] [--prompt 512] [--exact FILE] [--json OUT]
 
 Both load the same file; steps of both alternate, and the median of the best of two counts. Beside
 the times: what reading a prompt takes, how fast a plain step reads weights, and the divergence of
@@ -33,7 +34,6 @@ from edgespec.memory.device.kernels import instruction_set
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
-_PROMPT = 512
 _OURS, _THEIRS = "edgespec", "llama.cpp"
 _TEXT = (
     "The train leaves at nine, and the station is far away. We should take the bus that stops "
@@ -47,6 +47,9 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--depth", type=int, default=128)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--kv-type", default="f16")
+    parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--exact", type=Path)
     parser.add_argument("--json", metavar="OUT")
     arguments = parser.parse_args()
@@ -55,7 +58,7 @@ def main() -> None:
     spec = read_model_spec(arguments.model)
     with ExitStack() as opened:
         backends = {
-            name: opened.enter_context(closing(_open(spec, name == _OURS, arguments.depth)))
+            name: opened.enter_context(closing(_open(spec, name == _OURS, arguments)))
             for name in (_THEIRS, _OURS)
         }
         document = {
@@ -64,28 +67,32 @@ def main() -> None:
             "instructions": instruction_set(),
             "threads": host.usable_cores(),
             "depth": arguments.depth,
-            "step_ms": _step_ms(backends, arguments.depth, arguments.rounds),
-            "prompt_ms": _prompt_ms(backends),
-            "kl": _divergences(backends, arguments.exact),
+            "kv_type": arguments.kv_type,
+            "prompt": arguments.prompt,
+            "step_ms": _step_ms(backends, arguments),
+            "prompt_ms": _prompt_ms(backends, arguments.prompt),
+            "kl": _divergences(backends, arguments),
         }
     read = sum(tensor.data_bytes for tensor in multiplied_tensors(spec))
     document["read_gb_per_s"] = {
-        name: read / times["1"] / 1e6 for name, times in document["step_ms"].items()
+        name: read / min(times.values()) / 1e6 for name, times in document["step_ms"].items()
     }
     _print(document)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _open(spec: ModelSpec, ours: bool, depth: int) -> LlamaBackend:
+def _open(spec: ModelSpec, ours: bool, arguments: argparse.Namespace) -> LlamaBackend:
     settings = LlamaSettings(
-        context_size=max(_PROMPT, depth) + 64,
+        context_size=max(arguments.prompt, arguments.depth) + 64,
         batch_size=128,
-        max_nodes=max(SIZES),
+        max_nodes=max(arguments.sizes),
         max_leaves=1,
         threads=host.usable_cores(),
         gpu_layers=0,
         mapped=False,
+        kv_type_k=arguments.kv_type,
+        kv_type_v=arguments.kv_type,
         kernels=ours,
         tied=spec.tied_embeddings,
     )
@@ -93,14 +100,15 @@ def _open(spec: ModelSpec, ours: bool, depth: int) -> LlamaBackend:
 
 
 def _step_ms(
-    backends: dict[str, LlamaBackend], depth: int, rounds: int
+    backends: dict[str, LlamaBackend], arguments: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
-    """Milliseconds by step size, behind `depth` tokens of context."""
+    """Milliseconds by step size, behind `--depth` tokens of context."""
     for backend in backends.values():
-        _read(backend, some_tokens(backend, depth))
-    found: dict[str, dict[int, list[float]]] = {name: {n: [] for n in SIZES} for name in backends}
-    for _ in range(rounds):
-        for nodes in SIZES:
+        _read(backend, some_tokens(backend, arguments.depth))
+    sizes = arguments.sizes
+    found: dict[str, dict[int, list[float]]] = {name: {n: [] for n in sizes} for name in backends}
+    for _ in range(arguments.rounds):
+        for nodes in sizes:
             for name, backend in backends.items():
                 one_step(backend, nodes)
                 found[name][nodes].append(min(_timed(backend, nodes) for _ in range(2)))
@@ -116,13 +124,13 @@ def _timed(backend: LlamaBackend, nodes: int) -> float:
     return (perf_counter() - start) * 1e3
 
 
-def _prompt_ms(backends: dict[str, LlamaBackend]) -> dict[str, float]:
+def _prompt_ms(backends: dict[str, LlamaBackend], prompt: int) -> dict[str, float]:
     """Milliseconds to read a prompt: the best of two."""
     best = dict.fromkeys(backends, float("inf"))
     for _ in range(2):
         for name, backend in backends.items():
             start = perf_counter()
-            _read(backend, some_tokens(backend, _PROMPT))
+            _read(backend, some_tokens(backend, prompt))
             best[name] = min(best[name], (perf_counter() - start) * 1e3)
     return best
 
@@ -133,12 +141,14 @@ def _read(backend: LlamaBackend, tokens: Sequence[int]) -> None:
         backend.prefill(tokens[start : start + backend.batch_size])
 
 
-def _divergences(backends: dict[str, LlamaBackend], exact: Path | None) -> dict[str, float]:
+def _divergences(
+    backends: dict[str, LlamaBackend], arguments: argparse.Namespace
+) -> dict[str, float]:
     """Mean KL divergence over the tokens of a text."""
     distributions = {name: _distributions(backend) for name, backend in backends.items()}
     result = {"between": _divergence(distributions[_THEIRS], distributions[_OURS])}
-    if exact is not None:
-        with closing(_open(read_model_spec(exact), False, 0)) as backend:
+    if arguments.exact is not None:
+        with closing(_open(read_model_spec(arguments.exact), False, arguments)) as backend:
             truth = _distributions(backend)
         result |= {name: _divergence(truth, one) for name, one in distributions.items()}
     return result
@@ -165,16 +175,20 @@ def _divergence(of: NDArray[np.float64], by: NDArray[np.float64]) -> float:
 
 def _print(document: dict[str, Any]) -> None:
     theirs, ours = (document["step_ms"][name] for name in (_THEIRS, _OURS))
-    print(f"{document['model']}, {document['processor']}, {document['instructions']}")
+    kind = f"{document['kv_type']} cache, {document['depth']} tokens in it"
+    print(f"{document['model']}, {document['processor']}, {document['instructions']}, {kind}")
     print(f"{'tokens in a step':<18}" + "".join(f"{n:>8}" for n in theirs))
     for name, times in document["step_ms"].items():
         print(f"{name + ', ms':<18}" + "".join(f"{ms:>8.1f}" for ms in times.values()))
     print(f"{'times as fast':<18}" + "".join(f"{theirs[n] / ours[n]:>8.2f}" for n in theirs))
     for name, times in document["step_ms"].items():
-        print(f"{name + ' / 1':<18}" + "".join(f"{ms / times['1']:>8.2f}" for ms in times.values()))
+        least = min(times.values())
+        print(f"{name + ' / 1':<18}" + "".join(f"{ms / least:>8.2f}" for ms in times.values()))
     prompt = document["prompt_ms"]
     gain = prompt[_THEIRS] / prompt[_OURS]
-    print(f"prompt of {_PROMPT}: {prompt[_THEIRS]:.0f} and {prompt[_OURS]:.0f} ms, {gain:.2f}x")
+    print(
+        f"prompt of {document['prompt']}: {prompt[_THEIRS]:.0f} and {prompt[_OURS]:.0f} ms, {gain:.2f}x"
+    )
     for name, speed in document["read_gb_per_s"].items():
         print(f"{name}: a plain step reads weights at {speed:.1f} GB/s")
     print("KL: " + ", ".join(f"{name} {nats:.5f}" for name, nats in document["kl"].items()))

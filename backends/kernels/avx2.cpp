@@ -55,7 +55,7 @@ static bool runs_here() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
-const InstructionSet kAvx2 = table<Multiply>("avx2", runs_here, quantize_avx2);
+const InstructionSet kAvx2 = table<Multiply>("avx2", runs_here, quantize_avx2, &kAttentionAvx2);
 
 }  // namespace edgespec
 #endif

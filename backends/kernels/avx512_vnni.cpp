@@ -44,7 +44,7 @@ static bool runs_here() {
            __builtin_cpu_supports("avx512vnni") && has_f16c();
 }
 
-const InstructionSet kAvx512Vnni = table<Multiply>("avx512_vnni", runs_here, quantize_avx512);
+const InstructionSet kAvx512Vnni = table<Multiply>("avx512_vnni", runs_here, quantize_avx512, &kAttentionAvx512);
 
 }  // namespace edgespec
 #endif

@@ -48,7 +48,7 @@ static bool runs_here() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() && has_avx_vnni();
 }
 
-const InstructionSet kAvxVnni = table<Multiply>("avx_vnni", runs_here, quantize_avx2);
+const InstructionSet kAvxVnni = table<Multiply>("avx_vnni", runs_here, quantize_avx2, &kAttentionAvx2);
 
 }  // namespace edgespec
 #endif

@@ -1,7 +1,9 @@
-// Attention of a step: its tokens in passes over the cache, each in three stages that all threads share.
+// Attention of a step. A few tokens are one pass, each stage of which all threads share. Of a prompt's tokens,
+// threads take units: a few tokens and one head of the cache, for which nobody waits.
 #include "ggml_attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "attention.h"
@@ -14,10 +16,11 @@ using ggml::functions;
 using ggml::Tensor;
 
 constexpr size_t kAlignment = 64;
-// Larger steps read prompts, for which llama.cpp has tiles. Not with bf16 keys, which are there to be exact:
-// a token must round alike in a prompt and in a step.
-constexpr int64_t kMostTokens = 64;
-constexpr int kMostHops = 16;        // from a query to the weights that made it
+constexpr int kMostHops = 16;             // from a query to the weights that made it
+constexpr int64_t kMostHeads = 256;
+constexpr int64_t kUnitRows = 36;         // of queries: each reads the keys anew
+constexpr int64_t kUnitBytes = 2 << 20;   // of scores: they stay in the second cache
+constexpr int64_t kUnitsAThread = 2;      // at least, or threads would wait for the last
 
 struct Parameters {
     float scale, max_bias, softcap;
@@ -29,87 +32,175 @@ Parameters parameters(const Tensor* op) {
     return found;
 }
 
+// A quantized cache has its queries rotated: that product's second factor leads on.
 bool comes_from(const Tensor* x, const ggml::BufferType* packed) {
-    for (int hop = 0; x && hop < kMostHops; hop++, x = x->src[0])
-        if (x->op == ggml::kMulMat && x->src[0]->buffer && x->src[0]->buffer->type == packed) return true;
+    for (int hop = 0; x && hop < kMostHops; hop++) {
+        const bool is_product = x->op == ggml::kMulMat;
+        if (is_product && x->src[0]->buffer && x->src[0]->buffer->type == packed) return true;
+        x = x->src[is_product ? 1 : 0];
+    }
     return false;
+}
+
+bool cache_type(const Tensor* cache, CacheType& type) {
+    switch (cache->type) {
+        case ggml::kF16: type = CacheType::f16; break;
+        case ggml::kBf16: type = CacheType::bf16; break;
+        case ggml::kQ8_0: type = CacheType::q8_0; break;
+        case ggml::kQ4_0: type = CacheType::q4_0; break;
+        default: return false;
+    }
+    return cache->nb[0] == functions.type_size(cache->type);
 }
 
 bool has_sizes(const Tensor* op) {
     const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
     bool is_one = q->ne[3] == 1 && k->ne[3] == 1 && v->ne[3] == 1 && mask->ne[2] == 1 && mask->ne[3] == 1;
     bool shares = k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0 && mask->ne[0] >= k->ne[1];
-    bool is_ours = q->ne[1] <= kMostTokens || k->type == ggml::kBf16;
-    return is_one && shares && is_ours && computes_attention(k->ne[0], v->ne[0], k->ne[1]);
+    CacheType keys, values;
+    return is_one && shares && q->ne[2] <= kMostHeads && cache_type(k, keys) && cache_type(v, values) &&
+           computes_attention(k->ne[0], keys, v->ne[0], values, k->ne[1]);
 }
 
 bool has_types(const Tensor* op) {
-    const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
-    bool has_keys = k->type == ggml::kF16 || k->type == ggml::kBf16;
-    return q->type == ggml::kF32 && has_keys && v->type == ggml::kF16 && mask && mask->type == ggml::kF16 &&
-           q->nb[0] == 4 && k->nb[0] == 2 && v->nb[0] == 2 && mask->nb[0] == 2;
+    const Tensor *q = op->src[0], *mask = op->src[3];
+    return q->type == ggml::kF32 && q->nb[0] == sizeof(float) && mask && mask->type == ggml::kF16 &&
+           mask->nb[0] == sizeof(uint16_t);
 }
 
-// The part of an operation that is one pass: `count` tokens from `first` on.
-Attention pass_of(const Tensor* op, int64_t first, int64_t count) {
+Attention::Cache cache_of(const Tensor* x) {
+    Attention::Cache cache;
+    cache.data = static_cast<const char*>(x->data);
+    cache_type(x, cache.type);
+    cache.cell = int64_t(x->nb[1]);
+    cache.head = int64_t(x->nb[2]);
+    return cache;
+}
+
+// What ALiBi multiplies the mask by: for H heads, rounded down to a power of two, m^1, m^2, ... with
+// m = 2^(-max_bias / H); those of the other heads lie between (arXiv:2108.12409).
+void set_slopes(float max_bias, int64_t heads, float* slopes) {
+    int64_t base = 1;
+    while (2 * base <= heads) base *= 2;
+    const float m = std::pow(2.0f, -max_bias / float(base)), between = std::pow(2.0f, -max_bias / 2 / float(base));
+    for (int64_t h = 0; h < heads; h++)
+        slopes[h] = h < base ? std::pow(m, float(h + 1)) : std::pow(between, float(2 * (h - base) + 1));
+}
+
+// The operation; `slopes` has room for kMostHeads.
+Attention attention_of(const Tensor* op, float* slopes) {
     const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3], *sinks = op->src[4];
+    const Parameters p = parameters(op);
     Attention a;
-    a.tokens = count;
+    a.tokens = q->ne[1];
     a.heads = q->ne[2];
     a.kv_heads = k->ne[2];
     a.dk = k->ne[0];
     a.dv = v->ne[0];
     a.cells = k->ne[1];
+    a.q = static_cast<const float*>(q->data);
     a.q_token = int64_t(q->nb[1] / sizeof(float));
     a.q_head = int64_t(q->nb[2] / sizeof(float));
-    a.q = static_cast<const float*>(q->data) + first * a.q_token;
-    a.k = static_cast<const char*>(k->data);
-    a.k_is_bf16 = k->type == ggml::kBf16;
-    a.k_cell = int64_t(k->nb[1]);
-    a.k_head = int64_t(k->nb[2]);
-    a.v = static_cast<const char*>(v->data);
-    a.v_cell = int64_t(v->nb[1]);
-    a.v_head = int64_t(v->nb[2]);
+    a.k = cache_of(k);
+    a.v = cache_of(v);
+    a.mask = static_cast<const uint16_t*>(mask->data);
     a.mask_token = int64_t(mask->nb[1] / sizeof(uint16_t));
-    a.mask = static_cast<const uint16_t*>(mask->data) + first * a.mask_token;
+    a.out = static_cast<float*>(op->data);
     a.out_head = int64_t(op->nb[1] / sizeof(float));
     a.out_token = int64_t(op->nb[2] / sizeof(float));
-    a.out = static_cast<float*>(op->data) + first * a.out_token;
-    a.scale = parameters(op).scale;
+    a.scale = p.scale;
+    a.softcap = p.softcap;
+    a.slopes = p.max_bias > 0 ? slopes : nullptr;
+    if (a.slopes) set_slopes(p.max_bias, a.heads, slopes);
     a.sinks = sinks ? static_cast<const float*>(sinks->data) : nullptr;
     return a;
+}
+
+AttentionSizes sizes_of(const Tensor* op) {
+    const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2];
+    return {q->ne[1], q->ne[2], k->ne[2], v->ne[0], k->ne[1]};
+}
+
+size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// How a prompt is split: units of `tokens` tokens and one head of the cache.
+struct Units {
+    int64_t tokens, tiles, count;
+
+    explicit Units(const AttentionSizes& s) {
+        const int64_t group = s.heads / s.kv_heads, row_bytes = s.cells * int64_t(sizeof(float));
+        tokens = std::max<int64_t>(1, std::min(kUnitRows, kUnitBytes / row_bytes) / group);
+        tokens = std::min({tokens, s.tokens, 2 * kAttentionTokens});
+        tiles = (s.tokens + tokens - 1) / tokens;
+        count = tiles * s.kv_heads;
+    }
+
+    // Passes are for steps too short to give every thread some units.
+    bool are_used(const AttentionSizes& s, int threads) const {
+        return s.tokens > kAttentionTokens && count >= kUnitsAThread * threads;
+    }
+
+    // At most, for any number of tokens: more cells never take less.
+    static size_t bytes(const AttentionSizes& s) {
+        const int64_t group = s.heads / s.kv_heads, row_bytes = s.cells * int64_t(sizeof(float));
+        const int64_t scores = std::max(group * row_bytes, std::min(kUnitRows * row_bytes, kUnitBytes));
+        return aligned(size_t(scores) + attention_bytes(std::max(group, kUnitRows), 1, s.dv, 0) + size_t(s.cells));
+    }
+};
+
+void compute_units(ComputeParams* params, const Attention& a, const Units& units, uint8_t* memory, size_t unit_bytes) {
+    const AttentionStages& stages = *attention_stages();
+    memory += unit_bytes * size_t(params->ith);
+    if (params->ith == 0) functions.set_chunk(params->threadpool, params->nth);
+    functions.barrier(params->threadpool);
+    for (int64_t i = params->ith; i < units.count; i = functions.take_chunk(params->threadpool, 1)) {
+        const int64_t first = i / a.kv_heads * units.tokens;
+        const Attention unit = a.of_head(i % a.kv_heads).of_tokens(first, std::min(units.tokens, a.tokens - first));
+        for (auto stage : {stages.scores, stages.weights, stages.values}) stage(unit, memory, 0, 1);
+    }
+}
+
+void compute_passes(ComputeParams* params, const Attention& a, uint8_t* memory) {
+    const AttentionStages& stages = *attention_stages();
+    for (int64_t first = 0; first < a.tokens; first += kAttentionTokens) {
+        const Attention pass = a.of_tokens(first, std::min(kAttentionTokens, a.tokens - first));
+        if (first > 0) functions.barrier(params->threadpool);
+        stages.scores(pass, memory, params->ith, params->nth);
+        functions.barrier(params->threadpool);
+        stages.weights(pass, memory, params->ith, params->nth);
+        functions.barrier(params->threadpool);
+        stages.values(pass, memory, params->ith, params->nth);
+    }
 }
 
 }  // namespace
 
 bool attends(const Tensor* op, const ggml::BufferType* packed) {
-    if (op->op != ggml::kFlashAttention || !has_types(op) || !has_sizes(op)) return false;
-    Parameters p = parameters(op);
-    return p.max_bias == 0 && p.softcap == 0 && comes_from(op->src[0], packed);
+    return op->op == ggml::kFlashAttention && has_types(op) && has_sizes(op) && comes_from(op->src[0], packed);
 }
 
-size_t attention_work_bytes(int64_t tokens, int64_t heads, int64_t cells) {
-    return attention_bytes(tokens, heads, cells) + kAlignment;
+size_t attention_work_bytes(const AttentionSizes& s, int threads) {
+    const size_t pass = attention_bytes(std::min(s.tokens, kAttentionTokens), s.heads, s.dv, s.cells);
+    const int64_t most = std::min<int64_t>(threads, Units(s).count / kUnitsAThread);
+    const size_t units = s.tokens > kAttentionTokens ? size_t(most) * Units::bytes(s) : 0;
+    return std::max(pass, units) + kAlignment;
 }
 
-bool AttentionTraits::work_size(int, const Tensor* op, size_t& size) {
-    size = attention_work_bytes(op->src[0]->ne[1], op->src[0]->ne[2], op->src[1]->ne[1]);
+bool AttentionTraits::work_size(int threads, const Tensor* op, size_t& size) {
+    size = attention_work_bytes(sizes_of(op), threads);
     return true;
 }
 
 bool AttentionTraits::compute_forward(ComputeParams* params, Tensor* op) {
-    size_t at = reinterpret_cast<size_t>(params->wdata);
-    void* memory = reinterpret_cast<void*>((at + kAlignment - 1) / kAlignment * kAlignment);
-    int64_t tokens = op->src[0]->ne[1];
-    for (int64_t first = 0; first < tokens; first += kAttentionTokens) {
-        Attention a = pass_of(op, first, std::min(kAttentionTokens, tokens - first));
-        if (first > 0) functions.barrier(params->threadpool);
-        attention_scores(a, memory, params->ith, params->nth);
-        functions.barrier(params->threadpool);
-        attention_weights(a, memory, params->ith, params->nth);
-        functions.barrier(params->threadpool);
-        attention_values(a, memory, params->ith, params->nth);
-    }
+    float slopes[kMostHeads];
+    const Attention a = attention_of(op, slopes);
+    const AttentionSizes sizes = sizes_of(op);
+    const Units units(sizes);
+    uint8_t* memory = reinterpret_cast<uint8_t*>(aligned(reinterpret_cast<size_t>(params->wdata)));
+    if (units.are_used(sizes, params->nth))
+        compute_units(params, a, units, memory, Units::bytes(sizes));
+    else
+        compute_passes(params, a, memory);
     return true;
 }
 

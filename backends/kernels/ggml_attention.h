@@ -15,7 +15,12 @@ class AttentionTraits : public ggml::TensorTraits {
     bool compute_forward(ggml::ComputeParams* params, ggml::Tensor* op) override;
 };
 
-// Bytes of work memory for a step over `tokens`.
-size_t attention_work_bytes(int64_t tokens, int64_t heads, int64_t cells);
+// Sizes of one operation that its work memory depends on.
+struct AttentionSizes {
+    int64_t tokens, heads, kv_heads, dv, cells;
+};
+
+// Bytes of work memory for a step on `threads` threads.
+size_t attention_work_bytes(const AttentionSizes& sizes, int threads);
 
 }  // namespace edgespec

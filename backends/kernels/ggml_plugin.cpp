@@ -182,9 +182,10 @@ EXPORTED size_t edgespec_kernels_work_bytes(int64_t k, int64_t tokens) {
     return edgespec::multiplication_work_bytes(k, tokens);
 }
 
-// Bytes of work memory for the attention of a step.
-EXPORTED size_t edgespec_kernels_attention_bytes(int64_t tokens, int64_t heads, int64_t cells) {
-    return edgespec::attention_work_bytes(tokens, heads, cells);
+// Bytes of work memory for the attention of a step on `threads` threads.
+EXPORTED size_t edgespec_kernels_attention_bytes(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dv,
+                                                 int64_t cells, int threads) {
+    return edgespec::attention_work_bytes({tokens, heads, kv_heads, dv, cells}, threads);
 }
 
 // The buffer type, for who builds graphs of single products: the check before first use, and timing.

@@ -41,7 +41,7 @@ END_TARGET
 
 namespace edgespec {
 
-const InstructionSet kNeonDotprod = table<Multiply>("neon_dotprod", has_dotprod, quantize_neon);
+const InstructionSet kNeonDotprod = table<Multiply>("neon_dotprod", has_dotprod, quantize_neon, nullptr);
 
 }  // namespace edgespec
 #endif

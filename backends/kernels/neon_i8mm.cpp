@@ -119,7 +119,7 @@ namespace edgespec {
 
 static bool runs_here() { return has_dotprod() && has_i8mm(); }
 
-const InstructionSet kNeonI8mm = table<Multiply>("neon_i8mm", runs_here, quantize_neon);
+const InstructionSet kNeonI8mm = table<Multiply>("neon_i8mm", runs_here, quantize_neon, nullptr);
 
 }  // namespace edgespec
 #endif

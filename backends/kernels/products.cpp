@@ -69,6 +69,8 @@ bool choose(const char* instructions) {
 
 const char* chosen() { return current()->name; }
 
+const AttentionStages* attention_stages() { return current()->attention; }
+
 // One block more than a column needs: columns of 4,096 would otherwise share the first cache's sets.
 static int64_t column_stride(int64_t k) { return k / 32 + 1; }
 

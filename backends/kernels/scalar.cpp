@@ -87,6 +87,6 @@ void quantize_scalar(const float* x, int64_t first, int64_t end, ActivationBlock
 
 }  // namespace
 
-const InstructionSet kScalar = table<Multiply>("scalar", [] { return true; }, quantize_scalar);
+const InstructionSet kScalar = table<Multiply>("scalar", [] { return true; }, quantize_scalar, nullptr);
 
 }  // namespace edgespec

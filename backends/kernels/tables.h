@@ -1,6 +1,7 @@
 // What each file of products hands to the table in products.cpp.
 #pragma once
 
+#include "attention.h"
 #include "formats.h"
 #include "products.h"
 
@@ -14,6 +15,7 @@ struct InstructionSet {
     const char* name;
     bool (*runs_here)();
     Quantize quantize;
+    const AttentionStages* attention;  // nullptr: llama.cpp's
     Format formats[kFormats];
 };
 
@@ -24,10 +26,12 @@ constexpr Format row(const char* instructions) {
 }
 
 template <template <class> class Multiply>
-constexpr InstructionSet table(const char* name, bool (*runs_here)(), Quantize quantize) {
+constexpr InstructionSet table(const char* name, bool (*runs_here)(), Quantize quantize,
+                               const AttentionStages* attention) {
     return {name,
             runs_here,
             quantize,
+            attention,
             {row<Multiply, Q4_0>(name), row<Multiply, Q4_1>(name), row<Multiply, Q8_0>(name),
              row<Multiply, Q4_K>(name), row<Multiply, Q5_K>(name), row<Multiply, Q6_K>(name),
              row<Multiply, IQ4_NL>(name)}};
@@ -36,6 +40,7 @@ constexpr InstructionSet table(const char* name, bool (*runs_here)(), Quantize q
 extern const InstructionSet kScalar;
 #if defined(__x86_64__)
 extern const InstructionSet kAmx, kAvx512Vnni, kAvxVnni, kAvx2;
+extern const AttentionStages kAttentionAvx512, kAttentionAvx2;
 // What compilers' own __builtin_cpu_supports does not know, or not all of them.
 bool has_f16c();
 bool has_avx_vnni();

@@ -166,8 +166,13 @@ def work_bytes(spec: ModelSpec, shape: RunShape) -> int:
     tile = _ATTENTION_TILE
     attention = _F32 * shape.threads * (4 * tile * head + 2 * tile * tile)
     if shape.kernels:
-        heads, cells = max(spec.num_heads, default=0), padded(shape.context_size)
-        attention = max(attention, attention_work_bytes(tokens, heads, cells))
+        cells = padded(shape.context_size)
+        for heads, kv_heads, length in set(
+            zip(spec.num_heads, spec.num_kv_heads, spec.value_length, strict=True)
+        ):
+            if kv_heads and length:
+                work = attention_work_bytes(tokens, heads, kv_heads, length, cells, shape.threads)
+                attention = max(attention, work)
     return int(max(attention, *products, 0))
 
 

@@ -70,11 +70,13 @@ def product_work_bytes(columns: int, tokens: int) -> int:
 
 
 @functools.cache
-def attention_work_bytes(tokens: int, heads: int, cells: int) -> int:
+def attention_work_bytes(
+    tokens: int, heads: int, kv_heads: int, value_length: int, cells: int, threads: int
+) -> int:
     """Bytes of work memory for the attention of a step over `tokens`."""
-    arguments = 3 * (ctypes.c_int64,)
+    arguments = (*5 * (ctypes.c_int64,), ctypes.c_int)
     function = _function("edgespec_kernels_attention_bytes", ctypes.c_size_t, *arguments)
-    return int(function(tokens, heads, cells))
+    return int(function(tokens, heads, kv_heads, value_length, cells, threads))
 
 
 @functools.cache

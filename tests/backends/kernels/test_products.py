@@ -2,52 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from compiled_kernels import KERNELS, compile_kernels, link_check, run
 
 from edgespec.memory.device.llama_binary import library_folder
 
 ROOT = Path(__file__).parents[3]
-KERNELS = ROOT / "backends" / "kernels"
-# Without contraction: a product and a sum are rounded alike by every compiler.
-FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-Wall", "-Wextra"]
-
-
 SETS = ["amx_int8", "avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dotprod", "scalar"]
 
 
-def build(folder: Path, compiler: str, *options: str) -> Path:
-    """The check, compiled. Skips where there is no such compiler; no warning is allowed."""
-    found = shutil.which(compiler)
-    if found is None:
-        pytest.skip(f"no {compiler}")
-    path = folder / "check_products"
-    sources = [Path(__file__).with_name("check_products.cpp"), *sorted(KERNELS.glob("*.cpp"))]
-    command = [found, *FLAGS, *options, f"-I{KERNELS}", *map(str, sources), "-ldl", "-o", str(path)]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (built.returncode, built.stderr) == (0, "")
-    return path
-
-
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("kernels"), "c++")
-
-
-def run(*command: str | Path, instructions: str | None = None) -> str:
-    """What the check prints."""
-    environment = dict(os.environ, EDGESPEC_KERNELS_ISA=instructions or "")
-    done = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=300, env=environment
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def program(objects: list[Path]) -> Path:
+    return link_check("check_products", objects, "c++")
 
 
 def emulator(name: str) -> str:
@@ -77,7 +48,9 @@ def test_products_by_avx2_where_there_is_nothing_better(program: Path) -> None:
 @pytest.mark.slow
 def test_products_by_neon(tmp_path: Path) -> None:
     arm = emulator("qemu-aarch64")
-    program = build(tmp_path, "aarch64-linux-gnu-g++", "-static", "-Wl,--no-warnings")
+    compiler = "aarch64-linux-gnu-g++"
+    objects = compile_kernels(tmp_path, compiler)
+    program = link_check("check_products", objects, compiler, "-static", "-Wl,--no-warnings")
     for instructions in ["neon_i8mm", "neon_dotprod"]:
         shown = run(arm, "-cpu", "max", program, instructions=instructions)
         assert f"instructions: {instructions}," in shown and shown.endswith("\n0 failures\n")
