@@ -185,10 +185,8 @@ def _print(document: dict[str, Any]) -> None:
         least = min(times.values())
         print(f"{name + ' / 1':<18}" + "".join(f"{ms / least:>8.2f}" for ms in times.values()))
     prompt = document["prompt_ms"]
-    gain = prompt[_THEIRS] / prompt[_OURS]
-    print(
-        f"prompt of {document['prompt']}: {prompt[_THEIRS]:.0f} and {prompt[_OURS]:.0f} ms, {gain:.2f}x"
-    )
+    both = f"{prompt[_THEIRS]:.0f} and {prompt[_OURS]:.0f} ms"
+    print(f"prompt of {document['prompt']}: {both}, {prompt[_THEIRS] / prompt[_OURS]:.2f}x")
     for name, speed in document["read_gb_per_s"].items():
         print(f"{name}: a plain step reads weights at {speed:.1f} GB/s")
     print("KL: " + ", ".join(f"{name} {nats:.5f}" for name, nats in document["kl"].items()))
