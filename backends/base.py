@@ -3,6 +3,9 @@
 A backend holds one sequence of committed tokens in its KV cache. The loop sends a draft tree whose
 root is the last emitted token, reads one row of logits per node, and commits the accepted path;
 everything else of the step is rolled back. A backend knows nothing about drafters or sampling.
+
+Where the cache holds several sequences (`HoldsSequences`), each of them is such a backend, and one
+step may verify the trees of any number of them.
 """
 
 from __future__ import annotations
@@ -149,6 +152,37 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free everything; safe to call twice."""
+
+
+@runtime_checkable
+class HoldsSequences(Protocol):
+    """A backend whose cache holds several sequences; it is the first one of them itself."""
+
+    @property
+    def sequences(self) -> Sequence[Backend]:
+        """All of them. Each may have `context_size` tokens, if the others leave as many cells."""
+
+    @property
+    def cells(self) -> int:
+        """Tokens the cache has room for, of all sequences together."""
+
+    def verify_together(self, steps: Sequence[tuple[int, DraftTree]]) -> list[Logits]:
+        """Run trees of different sequences, by their numbers, in one step.
+
+        Returns the logits of each, [n, V]: views that the next step overwrites. Each sequence then
+        commits its own path. All trees together have at most `max_nodes` nodes. Raises as `verify`.
+        """
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """Let sequence `target` hold the first `length` committed tokens of another, and no others.
+
+        Cells are shared, not copied. Only where capabilities say that sequences can be truncated.
+        """
+
+
+def sequences_of(backend: Backend) -> Sequence[Backend]:
+    """All sequences of a backend's cache."""
+    return backend.sequences if isinstance(backend, HoldsSequences) else (backend,)
 
 
 def require_room(backend: Backend, count: int) -> None:

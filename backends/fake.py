@@ -1,7 +1,7 @@
 """A deterministic backend for tests: logits from a function of the context.
 
 It keeps no tensors, so a test sees exactly what the loop asked for. Trees, roll-back and context
-limits behave as in the real backends; `steps` records how many nodes each step had.
+limits behave as in the real backends; `steps` records how many nodes each step had, of all users.
 
     >>> from edgespec.backends.fake import FakeBackend, markov
     >>> backend = FakeBackend(markov([[0.0, 9.0], [9.0, 0.0]]), vocab_size=2)   # 0, 1, 0, 1, ...
@@ -9,13 +9,14 @@ limits behave as in the real backends; `steps` records how many nodes each step 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from edgespec.backends.base import Capabilities, Logits, require_room
 from edgespec.backends.tree import DraftTree
-from edgespec.errors import UnsupportedError
+from edgespec.errors import BackendError, UnsupportedError
 
 NextLogits = Callable[[tuple[int, ...]], Sequence[float]]
 
@@ -55,6 +56,8 @@ class FakeBackend:
         tree, rollback: capabilities to pretend.
         feeds_again: accepted nodes of a branch that is not the first one stay `pending`, as in
             llama.cpp, whose cache keeps cells in the order in which they were fed.
+        users: sequences in the cache, each of which is such a backend.
+        cells: tokens the cache has room for; None is a whole context for each user.
     """
 
     crowding = 1.0
@@ -71,6 +74,8 @@ class FakeBackend:
         tree: bool = True,
         rollback: bool = True,
         feeds_again: bool = False,
+        users: int = 1,
+        cells: int | None = None,
     ) -> None:
         self.tokenizer = ByteTokenizer(vocab_size, end)
         reason = "" if tree and rollback else "pretended for a test"
@@ -84,7 +89,16 @@ class FakeBackend:
         self._next_logits = next_logits
         self._feeds_again = feeds_again
         self._committed: list[int] = []
+        self._places: list[int] = []  # of each committed token: the number of its cell
         self._tree: DraftTree | None = None
+        self.cells = cells or users * context_size
+        self._new_places = itertools.count()
+        self.sequences: tuple[FakeBackend, ...] = (self,)
+        if users > 1:
+            more = [FakeBackend(next_logits, vocab_size) for _ in range(users - 1)]
+            self.sequences = (self, *more)
+            for one in more:  # as this one, but for its text
+                vars(one).update(vars(self), _committed=[], _places=[])
 
     @property
     def length(self) -> int:
@@ -96,20 +110,38 @@ class FakeBackend:
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
         """Append `tokens`; logits of the last one."""
-        require_room(self, len(tokens))
+        self._require_room(len(tokens))
         if len(tokens) > self.batch_size:
             raise UnsupportedError(f"a prefill has room for {self.batch_size} tokens")
-        self._committed += tokens
+        self._append(tokens)
         self.pending = 0
         return self._row(tuple(self._committed))
 
     def verify(self, tree: DraftTree) -> Logits:
         """Logits of each node after its own path, [n, V]."""
+        return self.verify_together([(self.sequences.index(self), tree)])[0]
+
+    def verify_together(self, steps: Sequence[tuple[int, DraftTree]]) -> list[Logits]:
+        """Logits of the nodes of each tree, after the text of its sequence."""
+        total = sum(len(tree) for _, tree in steps)
+        assert len({number for number, _ in steps}) == len(steps), "one tree a sequence"
+        if total > self.max_nodes:
+            raise UnsupportedError(f"this model cannot verify {total} nodes in one step")
+        self._require_cells(total)
+        self.steps.append(total)
+        return [self.sequences[number]._rows(tree) for number, tree in steps]
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """Let a sequence hold the first tokens of another, in the same cells."""
+        one, other = self.sequences[target], self.sequences[source]
+        one._committed, one._places = other._committed[:length], other._places[:length]
+        one.pending = 0
+
+    def _rows(self, tree: DraftTree) -> Logits:
         require_room(self, len(tree))
         if len(tree) > self.max_nodes or not (tree.is_chain or self.capabilities.tree):
             raise UnsupportedError(f"this model cannot verify {len(tree)} nodes in one step")
         self._tree = tree
-        self.steps.append(len(tree))
         rows = [
             self._row((*self._committed, *(tree.tokens[i] for i in tree.path(node))))
             for node in range(len(tree))
@@ -119,7 +151,7 @@ class FakeBackend:
     def commit(self, path: Sequence[int]) -> None:
         """Keep the nodes of `path`."""
         assert self._tree is not None
-        self._committed += [self._tree.tokens[node] for node in path]
+        self._append([self._tree.tokens[node] for node in path])
         in_order = sum(node == place for place, node in enumerate(path))
         self.pending = len(path) - in_order if self._feeds_again else 0
         self._tree = None
@@ -128,7 +160,8 @@ class FakeBackend:
         """Keep the first `length` tokens, or none where nothing can be rolled back."""
         if length < len(self._committed):
             cells = len(self._committed) - self.pending
-            del self._committed[length if self.capabilities.truncate else 0 :]
+            kept = length if self.capabilities.truncate else 0
+            del self._committed[kept:], self._places[kept:]
             self.pending = max(0, len(self._committed) - cells)
         return len(self._committed)
 
@@ -137,6 +170,19 @@ class FakeBackend:
 
     def close(self) -> None:
         self.closed = True
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        self._committed += tokens
+        self._places += [next(self._new_places) for _ in tokens]
+
+    def _require_room(self, count: int) -> None:
+        require_room(self, count)
+        self._require_cells(count)
+
+    def _require_cells(self, count: int) -> None:
+        used = set[int]().union(*(one._places for one in self.sequences))
+        if len(used) + count > self.cells:
+            raise BackendError(f"no cells for {count} tokens: {len(used)} of {self.cells} are used")
 
     def _row(self, context: tuple[int, ...]) -> Logits:
         return np.asarray(self._next_logits(context), dtype=np.float32)

@@ -85,7 +85,7 @@ def _bare_loop(engine: edgespec.Engine, prompt: list[int]) -> float:
     backend = engine.backend
     assert isinstance(backend, LlamaBackend)
     lib, context = backend._context.lib, backend._context.handle
-    batch = backend._chain.struct
+    batch = backend._shared.chain.struct
     backend.truncate(0)
     logits = backend.prefill(prompt)
     token, vocab_size = int(np.argmax(logits)), backend.tokenizer.vocab_size

@@ -1,10 +1,9 @@
 """llama.cpp behind the Backend protocol.
 
-One unified KV cache holds one conversation in sequence 0. A chain is verified in sequence 0 itself:
-no copies, and the roll-back is one call. A tree gives each leaf a sequence id of its own and each
-node the ids of the leaves below it, so that sibling branches do not see each other. The other ids
-share the committed cells and catch up only when a tree needs them, so a tree costs bookkeeping for
-the tokens since the last one and never for the whole context.
+One unified KV cache holds the conversations of all users, each under a sequence id of its own: the
+first ids are theirs. A chain is verified under its user's id: no copies, and the roll-back is one
+call. A tree gives each leaf but the first a further id and each node the ids of the leaves below
+it, so that sibling branches do not see each other; `branches` lends these ids.
 """
 
 from __future__ import annotations
@@ -13,64 +12,47 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from edgespec.backends.base import Logits, require_room
 from edgespec.backends.llama.batch import Batch, Embed
+from edgespec.backends.llama.branches import Branches
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.library import LOG
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ModelNotFoundError, UnsupportedError
 
 
-class LlamaBackend:
-    """A GGUF model in llama.cpp; with an `embed`, it is fed embeddings in place of ids.
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all sequences of a context use: it computes one step at a time."""
 
-    Raises:
-        ModelNotFoundError: there is no such file.
-        BackendError: llama.cpp cannot load it, with llama.cpp's own words.
-        UnsupportedError: a setting the library does not know.
+    context: LlamaContext
+    branches: Branches
+    prompt: Batch  # a prefill
+    chain: Batch  # a step over one chain
+    trees: Batch  # a step over trees, or over several sequences
+    decode: Callable[[Batch, int], None]
 
-    One that nobody refers to any more is closed, too.
-    """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        settings: LlamaSettings,
-        *,
-        progress: Callable[[float], None] | None = None,
-        embed: Embed | None = None,
-    ) -> None:
-        if not os.path.exists(path):
-            raise ModelNotFoundError(f"no such file: {os.fspath(path)}")
-        self.settings = settings
-        self._context = LlamaContext(settings)
-        try:
-            self._context.open(os.fspath(path), progress, self._adjust)
-            self._begin(embed)
-        except BaseException:
-            self.close()
-            raise
+class LlamaSequence:
+    """One conversation in a context's cache, under the sequence id `number`."""
 
-    def _begin(self, embed: Embed | None) -> None:
-        settings, context = self.settings, self._context
+    def __init__(self, number: int, shared: _Shared) -> None:
+        self.number = number
+        self._shared = shared
+        self._context = context = shared.context
+        self.settings = context.settings
         self.tokenizer, self.capabilities = context.tokenizer, context.capabilities
         self._length = 0  # cells in the cache
         self._tokens: list[int] = []  # committed ids, the pending ones included
         self._pending: list[int] = []  # accepted tokens that the next step feeds again
         self._tree: DraftTree | None = None  # verified and not committed yet
-        self._synced = [0] * settings.max_leaves  # cells shared with sequence 0, by sequence
-        batch = partial(Batch, context.lib, embed=embed, width=context.width)
-        self._chain = batch(settings.max_nodes, 1)
-        self._branches = batch(2 * settings.max_nodes, settings.max_leaves)
-        self._prompt = batch(settings.batch_size + settings.max_nodes, 1)
-
-    def _adjust(self, params: Any) -> None:
-        """Other parameters of a context, for backends that derive from this one."""
 
     # -- Backend protocol ------------------------------------------------------------------
 
@@ -109,12 +91,13 @@ class LlamaBackend:
         del self._tokens[self._length :]  # until they are in the cache
         self._pending = []
         self._drop_uncommitted()
-        batch, count = self._prompt, len(tokens)
+        batch, count = self._shared.prompt, len(tokens)
         batch.put(0, tokens)
         batch.positions[:count] = np.arange(self._length, self._length + count)
         batch.outputs[:count] = 0
         batch.outputs[count - 1] = 1
-        self._decode(batch, count)
+        batch.ids[:count] = self.number
+        self._shared.decode(batch, count)
         self._length += count
         self._tokens += tokens
         logits: Logits = self._context.rows(1)[0]
@@ -123,17 +106,17 @@ class LlamaBackend:
     def verify(self, tree: DraftTree) -> Logits:
         """Logits of all nodes in one step, [n, V]: a view the next step overwrites."""
         count = len(tree.tokens)
-        if count > self.max_nodes:
-            raise UnsupportedError(f"a step has room for {self.max_nodes} nodes, not {count}")
+        self._require_step(count)
+        if not tree.is_chain or self._pending:
+            return verify_all([(self, tree)])[0]
         require_room(self, count)
         self._tree = tree
-        if tree.is_chain and not self._pending:
-            batch = self._chain
-            batch.put(0, tree.tokens)
-            batch.positions[:count] = np.arange(self._length, self._length + count)
-            self._decode(batch, count)
-        else:
-            self._decode(self._fill_branches(tree), count + len(self._pending))
+        batch = self._shared.chain
+        batch.put(0, tree.tokens)
+        batch.positions[:count] = np.arange(self._length, self._length + count)
+        if self.settings.users > 1:
+            batch.ids[:count] = self.number
+        self._shared.decode(batch, count)
         return self._context.rows(count)
 
     def commit(self, path: Sequence[int]) -> None:
@@ -147,7 +130,7 @@ class LlamaBackend:
         self._length += len(self._pending) + in_order
         self._pending = [tree.tokens[node] for node in path[in_order:]]
         if in_order < len(tree.tokens):
-            self._context.lib.llama_memory_seq_rm(self._context.memory, 0, self._length, -1)
+            self._context.remove(self.number, self._length)
             if not tree.is_chain:
                 self._drop_uncommitted()
 
@@ -162,8 +145,7 @@ class LlamaBackend:
             self._length = min(self._length, length if self.capabilities.truncate else 0)
             del self._tokens[self.length :]
             if self._length == 0:
-                self._context.lib.llama_memory_clear(self._context.memory, False)
-                self._synced = [0] * self.settings.max_leaves
+                self._empty()
         self._drop_uncommitted()
         return self.length
 
@@ -173,7 +155,7 @@ class LlamaBackend:
         ids = (self._context.lib.llama_token * self._length)(*self._tokens[: self._length])
         size_bytes = int(
             self._context.lib.llama_state_seq_save_file(
-                self._context.handle, os.fsencode(path), 0, ids, self._length
+                self._context.handle, os.fsencode(path), self.number, ids, self._length
             )
         )
         if not size_bytes:
@@ -186,10 +168,15 @@ class LlamaBackend:
         ids = (self._context.lib.llama_token * len(tokens))()
         count = ctypes.c_size_t()
         read_bytes = self._context.lib.llama_state_seq_load_file(
-            self._context.handle, os.fsencode(path), 0, ids, len(tokens), ctypes.byref(count)
+            self._context.handle,
+            os.fsencode(path),
+            self.number,
+            ids,
+            len(tokens),
+            ctypes.byref(count),
         )
         if not read_bytes or list(ids[: count.value]) != list(tokens):
-            self._context.lib.llama_memory_clear(self._context.memory, False)
+            self._empty()
             raise BackendError(f"llama.cpp cannot read its cache: {LOG.problem() or 'no reason'}")
         self._length, self._tokens = len(tokens), list(tokens)
 
@@ -198,72 +185,175 @@ class LlamaBackend:
         return {**self._context.buffer_bytes, "logits": self._context.logits.nbytes}
 
     def close(self) -> None:
-        if "_context" in vars(self):  # loading may have failed before there was one
-            self._context.close()
+        """Nothing: the backend, which is the first sequence, frees the cache of all."""
 
-    def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not at_exit():  # when modules may be gone, and the system frees everything
-            self.close()
+    # -- steps and cells -------------------------------------------------------------------
 
-    # -- one step --------------------------------------------------------------------------
+    def take(self, other: LlamaSequence, length: int) -> None:
+        """Hold the first `length` committed tokens of another sequence, in the same cells."""
+        self.truncate(0)
+        length = min(length, other._length)
+        self._context.copy(other.number, self.number, 0, length)
+        self._length, self._tokens = length, other._tokens[:length]
 
-    def _decode(self, batch: Batch, count: int) -> None:
-        self._context.decode(batch, count)
+    def _require_step(self, count: int) -> None:
+        if count > self.max_nodes:
+            raise UnsupportedError(f"a step has room for {self.max_nodes} nodes, not {count}")
+
+    def _empty(self) -> None:
+        self._shared.branches.forget(self.number)
+        if self.settings.users == 1:
+            self._context.lib.llama_memory_clear(self._context.memory, False)
+        else:
+            self._context.remove(self.number, 0)
 
     def _drop_uncommitted(self) -> None:
         """Remove the cells that a step or an interrupted prefill left behind the committed ones."""
         self._tree = None
         if not self.capabilities.rollback:
             return
-        self._context.lib.llama_memory_seq_rm(self._context.memory, 0, self._length, -1)
-        for sequence, synced in enumerate(self._synced):
-            if synced:
-                self._synced[sequence] = shared = min(synced, self._length)
-                self._context.lib.llama_memory_seq_rm(self._context.memory, sequence, shared, -1)
+        self._context.remove(self.number, self._length)
+        self._shared.branches.cut(self.number, self._length)
 
-    # -- branches --------------------------------------------------------------------------
+    def fill(self, tree: DraftTree, start: int, lent: set[int]) -> int:
+        """Fill the batch from `start` on with the pending tokens, then the nodes; where it ends.
 
-    def _fill_branches(self, tree: DraftTree) -> Batch:
-        """Fill the batch with the pending tokens, then the nodes, each with its sequence ids."""
-        node_ids = self._assign_sequences(tree)
-        batch, offset, count = self._branches, len(self._pending), len(tree.tokens)
-        total = offset + count
-        batch.put(0, self._pending)
+        Each has its sequence ids: this one's, and those for branches, which are added to `lent`.
+        """
+        node_ids = self._assign_sequences(tree, lent)
+        batch, offset = self._shared.trees, start + len(self._pending)
+        end = offset + len(tree.tokens)
+        batch.put(start, self._pending)
         batch.put(offset, tree.tokens)
-        batch.positions[:offset] = np.arange(self._length, self._length + offset)
-        batch.positions[offset:total] = tree.depths()
-        batch.positions[offset:total] += self._length + offset
-        batch.outputs[:offset] = 0
-        batch.outputs[offset:total] = 1
-        for row, ids in enumerate([node_ids[0]] * offset + node_ids):
+        batch.positions[start:offset] = np.arange(self._length, self.length)
+        batch.positions[offset:end] = tree.depths()
+        batch.positions[offset:end] += self.length
+        batch.outputs[start:offset] = 0
+        batch.outputs[offset:end] = 1
+        for row, ids in enumerate([node_ids[0]] * len(self._pending) + node_ids, start):
             batch.num_ids[row] = len(ids)
             batch.ids[row, : len(ids)] = ids
-        return batch
+        self._tree = tree
+        return end
 
-    def _assign_sequences(self, tree: DraftTree) -> list[list[int]]:
-        """Sequence ids by node: those of the leaves below it. The first branch gets sequence 0."""
+    def _assign_sequences(self, tree: DraftTree, lent: set[int]) -> list[list[int]]:
+        """Sequence ids by node: those of the leaves below it. The first branch gets `number`."""
+        if tree.is_chain:
+            return [[self.number]] * len(tree.tokens)
         leaves = tree.leaves()
-        if len(leaves) > 1 and not self.capabilities.tree:
+        if not self.capabilities.tree:
             raise UnsupportedError(f"no branches with this model: {self.capabilities.reason}")
-        if len(leaves) > self.settings.max_leaves:
+        if len(leaves) + len(lent) > self.settings.max_leaves:
             raise UnsupportedError(
                 f"a tree with {len(leaves)} leaves cannot be verified: "
-                f"at most {self.settings.max_leaves} fit"
+                f"at most {self.settings.max_leaves - len(lent)} fit"
             )
         paths = sorted((tree.path(leaf) for leaf in leaves), key=_steps_out_of_order)
+        others = self._shared.branches.lend(self.number, self._length, len(leaves) - 1, lent)
         node_ids: list[list[int]] = [[] for _ in tree.tokens]
-        for sequence, path in enumerate(paths):
-            self._share(sequence)
+        for sequence, path in zip([self.number, *others], paths, strict=True):
             for node in path:
                 node_ids[node].append(sequence)
         return node_ids
 
-    def _share(self, sequence: int) -> None:
-        """Let `sequence` see all committed cells of sequence 0."""
-        if sequence > 0 and self._synced[sequence] < self._length:
-            context, known = self._context, self._synced[sequence]
-            context.lib.llama_memory_seq_cp(context.memory, 0, sequence, known, self._length)
-            self._synced[sequence] = self._length
+
+def verify_all(steps: Sequence[tuple[LlamaSequence, DraftTree]]) -> list[Logits]:
+    """Logits of the trees of some sequences of one context, in one step; each [n, V]."""
+    first, sizes = steps[0][0], [len(tree) for _, tree in steps]
+    first._require_step(sum(sizes))
+    for sequence, tree in steps:
+        require_room(sequence, len(tree))
+    end, lent = 0, set[int]()
+    for sequence, tree in steps:
+        end = sequence.fill(tree, end, lent)
+    first._shared.decode(first._shared.trees, end)
+    rows = first._context.rows(sum(sizes))
+    ends = list(accumulate(sizes))
+    return [rows[stop - size : stop] for stop, size in zip(ends, sizes, strict=True)]
+
+
+class LlamaBackend(LlamaSequence):
+    """A GGUF model in llama.cpp; with an `embed`, it is fed embeddings in place of ids.
+
+    Raises:
+        ModelNotFoundError: there is no such file.
+        BackendError: llama.cpp cannot load it, with llama.cpp's own words.
+        UnsupportedError: a setting the library does not know.
+
+    One that nobody refers to any more is closed, too.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        settings: LlamaSettings,
+        *,
+        progress: Callable[[float], None] | None = None,
+        embed: Embed | None = None,
+    ) -> None:
+        if not os.path.exists(path):
+            raise ModelNotFoundError(f"no such file: {os.fspath(path)}")
+        self._context = LlamaContext(settings)
+        try:
+            self._context.open(os.fspath(path), progress, self._adjust)
+            self._begin(embed)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, embed: Embed | None) -> None:
+        context, settings = self._context, self._context.settings
+        batch = partial(Batch, context.lib, embed=embed, width=context.width)
+        leaves = settings.max_leaves if context.capabilities.tree else 1
+        shared = _Shared(
+            context,
+            Branches(
+                range(settings.users, settings.users + leaves - 1), context.copy, context.remove
+            ),
+            prompt=batch(settings.batch_size + settings.max_nodes, 1),
+            chain=batch(settings.max_nodes, 1),
+            trees=batch((1 + settings.users) * settings.max_nodes, settings.max_leaves),
+            decode=self._decode,
+        )
+        super().__init__(0, shared)
+        others = (LlamaSequence(number, shared) for number in range(1, settings.users))
+        self._others = tuple(others)
+
+    def _adjust(self, params: Any) -> None:
+        """Other parameters of a context, for backends that derive from this one."""
+
+    def _decode(self, batch: Batch, count: int) -> None:
+        self._context.decode(batch, count)
+
+    # -- all sequences ---------------------------------------------------------------------
+
+    @property
+    def sequences(self) -> Sequence[LlamaSequence]:
+        return (self, *self._others)
+
+    @property
+    def cells(self) -> int:
+        return self.settings.cells or self.settings.context_size
+
+    def verify_together(self, steps: Sequence[tuple[int, DraftTree]]) -> list[Logits]:
+        """Logits of the trees of several sequences, in one step."""
+        sequences = self.sequences
+        if len(steps) == 1:
+            number, tree = steps[0]
+            return [sequences[number].verify(tree)]
+        return verify_all([(sequences[number], tree) for number, tree in steps])
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """Let a sequence hold the first tokens of another, in the same cells."""
+        self.sequences[target].take(self.sequences[source], length)
+
+    def close(self) -> None:
+        if "_context" in vars(self):  # loading may have failed before there was one
+            self._context.close()
+
+    def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not at_exit():  # when modules may be gone, and the system frees everything
+            self.close()
 
 
 def _steps_out_of_order(path: list[int]) -> int:

@@ -33,7 +33,9 @@ _LOAD_COPIED, _LOAD_MAPPED = 0, 1  # values of llama_load_mode
 class LlamaSettings:
     """How a model is loaded; sizes are in tokens.
 
-    `max_nodes` bounds one verification step (root included), `max_leaves` its branches.
+    The cache has `cells` for `users` sequences, each of at most `context_size`; 0 cells are those
+    of one such sequence. `max_nodes` bounds one step (roots included), `max_leaves` its
+    branches.
     `batch_size` is the prefill chunk and sizes the compute buffer. `gpu_layers` < 0 means all.
     `mapped` weights are pages of the file; others are read into memory, which saves the file's
     own pages where the CPU backend makes repacked copies. With `kernels`, weights are packed for
@@ -51,6 +53,8 @@ class LlamaSettings:
     mapped: bool = True
     kernels: bool = False
     tied: bool = False
+    users: int = 1
+    cells: int = 0
 
 
 class LlamaContext:
@@ -134,12 +138,13 @@ class LlamaContext:
     def _make_context(self, adjust: Callable[[Any], None]) -> None:
         settings = self.settings
         params = self.lib.llama_context_default_params()
-        params.n_ctx = settings.context_size
+        params.n_ctx = settings.cells or settings.context_size
         params.swa_full = False  # only as many cells as a sliding window can see
         params.n_batch = settings.batch_size + settings.max_nodes  # pending tokens come first
         params.n_ubatch = settings.batch_size
-        params.n_seq_max = settings.max_leaves if self.capabilities.tree else 1
-        params.n_outputs_max = max(settings.max_nodes, settings.max_leaves)
+        # The last ids are for branches of trees, of whichever user.
+        params.n_seq_max = settings.users + (settings.max_leaves - 1) * self.capabilities.tree
+        params.n_outputs_max = max(settings.max_nodes, params.n_seq_max)
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = _FLASH_ATTENTION_ON
         params.kv_unified = True
@@ -168,6 +173,14 @@ class LlamaContext:
     def crowding(self) -> float:
         """How many times more threads the settings have than the last step had."""
         return self.settings.threads / self._threads
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        """Let sequence `target` see the cells of `source` at these positions."""
+        self.lib.llama_memory_seq_cp(self.memory, source, target, start, end)
+
+    def remove(self, sequence: int, start: int) -> None:
+        """Take the cells from position `start` on from a sequence; others may still see them."""
+        self.lib.llama_memory_seq_rm(self.memory, sequence, start, -1)
 
     def decode(self, batch: Batch, count: int) -> None:
         """Compute the first `count` places of a batch. Raises BackendError."""
