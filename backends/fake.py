@@ -10,7 +10,8 @@ limits behave as in the real backends; `steps` records how many nodes each step 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -44,6 +45,17 @@ class ByteTokenizer:
 
     def is_end(self, token: int) -> bool:
         return token == self._end
+
+
+@dataclass(slots=True)
+class _Cache:
+    """What the sequences of one backend share."""
+
+    cells: int
+    sequences: list[FakeBackend]
+    places: list[list[int]]  # by sequence: a number for the cell of each committed token
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    steps: list[int] = field(default_factory=list)
 
 
 class FakeBackend:
@@ -84,21 +96,30 @@ class FakeBackend:
         self.max_nodes = max_nodes if rollback else 1
         self.batch_size = batch_size
         self.pending = 0
-        self.steps: list[int] = []
         self.closed = False
         self._next_logits = next_logits
         self._feeds_again = feeds_again
         self._committed: list[int] = []
-        self._places: list[int] = []  # of each committed token: the number of its cell
         self._tree: DraftTree | None = None
-        self.cells = cells or users * context_size
-        self._new_places = itertools.count()
-        self.sequences: tuple[FakeBackend, ...] = (self,)
-        if users > 1:
-            more = [FakeBackend(next_logits, vocab_size) for _ in range(users - 1)]
-            self.sequences = (self, *more)
-            for one in more:  # as this one, but for its text
-                vars(one).update(vars(self), _committed=[], _places=[])
+        self._cache = _Cache(cells or users * context_size, [self], [[]])
+        for _ in range(users - 1):
+            another = FakeBackend(next_logits, vocab_size)
+            vars(another).update(vars(self), _committed=[])  # as this one, but for its text
+            self._cache.sequences.append(another)
+            self._cache.places.append([])
+
+    @property
+    def sequences(self) -> Sequence[FakeBackend]:
+        return self._cache.sequences
+
+    @property
+    def cells(self) -> int:
+        return self._cache.cells
+
+    @property
+    def steps(self) -> list[int]:
+        """How many nodes each step had."""
+        return self._cache.steps
 
     @property
     def length(self) -> int:
@@ -119,7 +140,7 @@ class FakeBackend:
 
     def verify(self, tree: DraftTree) -> Logits:
         """Logits of each node after its own path, [n, V]."""
-        return self.verify_together([(self.sequences.index(self), tree)])[0]
+        return self.verify_together([(self._number, tree)])[0]
 
     def verify_together(self, steps: Sequence[tuple[int, DraftTree]]) -> list[Logits]:
         """Logits of the nodes of each tree, after the text of its sequence."""
@@ -134,8 +155,8 @@ class FakeBackend:
     def share(self, source: int, target: int, length: int) -> None:
         """Let a sequence hold the first tokens of another, in the same cells."""
         one, other = self.sequences[target], self.sequences[source]
-        one._committed, one._places = other._committed[:length], other._places[:length]
-        one.pending = 0
+        one._committed, one.pending = other._committed[:length], 0
+        self._cache.places[target] = self._cache.places[source][:length]
 
     def _rows(self, tree: DraftTree) -> Logits:
         require_room(self, len(tree))
@@ -173,14 +194,23 @@ class FakeBackend:
 
     def _append(self, tokens: Sequence[int]) -> None:
         self._committed += tokens
-        self._places += [next(self._new_places) for _ in tokens]
+        self._places.extend(next(self._cache.numbers) for _ in tokens)
+
+    @property
+    def _places(self) -> list[int]:
+        """Of each committed token: the number of its cell."""
+        return self._cache.places[self._number]
+
+    @property
+    def _number(self) -> int:
+        return next(i for i, one in enumerate(self.sequences) if one is self)
 
     def _require_room(self, count: int) -> None:
         require_room(self, count)
         self._require_cells(count)
 
     def _require_cells(self, count: int) -> None:
-        used = set[int]().union(*(one._places for one in self.sequences))
+        used = set[int]().union(*self._cache.places)
         if len(used) + count > self.cells:
             raise BackendError(f"no cells for {count} tokens: {len(used)} of {self.cells} are used")
 

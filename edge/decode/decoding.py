@@ -1,9 +1,7 @@
-"""The loop by which one model writes:
+"""A text that a model writes: what is read, drafted, accepted and learned, stage by stage.
 
-    draft -> verify -> accept -> commit -> learn
-
-It knows no inference library (the backend does), no probabilities (the drafter does), and no other
-model (`Writers` does).
+It knows no inference library (the backend does), no probabilities (the drafter does), no other
+model (`Writers` does), and no other text (`step` does).
 """
 
 from __future__ import annotations
@@ -15,13 +13,13 @@ from time import perf_counter
 from edgespec.backends.base import Backend, Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.accept import accept, cut
-from edgespec.decode.generation import Rounds, Run
+from edgespec.decode.generation import Run, Written
 from edgespec.decode.verification import accept_sampled
 from edgespec.drafting.calibration import Calibration
-from edgespec.drafting.controller import build_tree, choose_size, likeliest_chain
+from edgespec.drafting.controller import build_tree, likeliest_chain
 from edgespec.drafting.drafters.base import Drafter, Outcome, TopTokens
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
-from edgespec.drafting.proposal import Stakes
+from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.drafting.top_tokens import top_tokens_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory
@@ -47,6 +45,8 @@ class Model:
     max_nodes: int  # of a step, the root included
     history: RoundHistory
     known: Known
+    whole: Backend | None = None  # whose cache holds this sequence, and others
+    number: int = 0  # of the sequence in it
 
     def curve_now(self) -> CostCurve | None:
         """Times of steps with as many threads as the last one had."""
@@ -59,29 +59,32 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """What is verified next, and the ms that models took to draft it."""
+class Company:
+    """What else a step is about, besides the drafts of one text: those of others in it."""
 
-    tree: DraftTree
-    stakes: Stakes | None  # None where nothing is ever drafted
-    draft_ms: float
+    roots: int = 0
+    pending: int = 0  # tokens that are fed again, this text's own included
+    kept: int = 0  # nodes of theirs that cannot be left out
+    previous: int = 0  # nodes of the step before
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One step that was made: `emitted` are the tokens, `path` their nodes in the tree."""
+@dataclass(slots=True)
+class _Reading:
+    """How far a text was read; `end` is -1 until that begins."""
 
-    began_s: float  # by `perf_counter`, when its drafts were begun
-
-    draft: Draft
-    logits: Logits  # [n, V], of the nodes
-    path: list[int]
-    emitted: list[int]
-    step_ms: float
+    text: list[int]
+    reuse: bool
+    end: int = -1
+    reused: int = 0
+    spent_s: float = 0.0
+    row: Logits | None = None  # [V], after the last piece
 
 
 class Decoding:
     """One model writes, until the text ends or another model goes on.
+
+    Its text is read in pieces (`read`, `first`); then each round has stages, which `step` runs for
+    any number of texts at once: `offer`, `draft`, `settle`.
 
     Args:
         text: token ids to go on from, not empty.
@@ -89,128 +92,141 @@ class Decoding:
     """
 
     def __init__(self, model: Model, run: Run, text: list[int], reuse: bool) -> None:
-        self._model = model
-        self._backend = model.backend
-        self._run = run
-        self._text = text
-        self._reuse = reuse
+        self.model = model
+        self.backend = model.backend
+        self.run = run
+        self._reading = _Reading(text, reuse)
         self._drafter = self._chosen_drafter()
         self._min_probability = 0.0  # of a draft node that can pay
         if self._drafter is not None and model.curve is not None:
             self._min_probability = model.curve.least_useful_probability(len(text))
-        self._previous = 0  # nodes of the step before
-        self.has_unsaid = False  # tokens that the sampler has picked, and no round has yielded
-
-    def rounds(self) -> Rounds:
-        """Yield the tokens of each round. The first "round" is the last logits of the text.
-
-        Ends before a token that is handed over.
-        """
-        root = self._first()
-        if root is None:
-            return
-        yield [root]
-        while not self._has_ended(root) and not self._run.cancel.is_set():
-            began = perf_counter()
-            draft = self._draft(root)
-            drafted = perf_counter()
-            logits = self._backend.verify(draft.tree)[:, : self._run.vocab_size]
-            step_ms = (perf_counter() - drafted) * 1e3
-            self.has_unsaid = True
-            path, emitted = self._accept(draft.tree, logits)
-            self._run.note(logits, path, emitted)
-            self._backend.commit(path)
-            path = path[: len(emitted)]
-            self._learn(Round(began, draft, logits, path, emitted, step_ms))
-            if not emitted:
-                return
-            root = emitted[-1]
-            self.has_unsaid = False
-            yield emitted
+        self._root = -1  # the last token, which is not in the cache yet
+        self._stakes: Stakes | None = None  # of this round; None where nothing is ever drafted
+        self._proposal = EMPTY
+        self._tree = DraftTree.chain((0,))
+        self.previous = 0  # nodes of the step before
+        self.has_unsaid = False  # tokens that the sampler has picked, and no round has written
 
     def _chosen_drafter(self) -> Drafter | None:
         """What drafts for this text, if anything."""
-        model, grammar = self._model, self._run.grammar
-        drafter = model.drafter if self._run.speculates else None
+        model, grammar = self.model, self.run.grammar
+        drafter = model.drafter if self.run.speculates else None
         if drafter is None or grammar is None:
             return drafter
         return GrammarDrafter(grammar, model.backend.tokenizer, drafter, model.known.forced)
 
-    def _first(self) -> int | None:
-        """The token behind the text; None where it is handed over or cancelled."""
-        logits = self._read()
-        if logits is None or self._run.writers.hands_over(logits):
+    # -- reading ---------------------------------------------------------------------------
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the text that are still to be read."""
+        return len(self._reading.text) - max(0, self._reading.end)
+
+    def read(self, most: int) -> None:
+        """Read on, at most `most` tokens."""
+        began, reading = perf_counter(), self._reading
+        if reading.end < 0:
+            known = common_prefix_length(self.backend.tokens, reading.text[:-1])
+            reading.end = reading.reused = self.backend.truncate(known if reading.reuse else 0)
+        piece = reading.text[reading.end : reading.end + most]
+        reading.row = self.backend.prefill(piece)[: self.run.vocab_size]
+        reading.end += len(piece)
+        reading.spent_s += perf_counter() - began
+        if not self.num_unread:
+            num_read = len(reading.text) - reading.reused
+            self.run.counters.add_reading(num_read, reading.reused, reading.spent_s)
+
+    def first(self) -> Written | None:
+        """The token behind the text, right after its last piece; None where it is handed over."""
+        row, self._reading.row = self._reading.row, None
+        assert row is not None, "the text was read"
+        if self.run.writers.hands_over(row):
             return None
-        token = self._run.sampler.pick(logits)
-        self._run.note(logits[None], (0,), (token,))
+        self._root = token = self.run.sampler.pick(row)
         if self._drafter is not None:
-            self._drafter.begin([*self._text, token])
-        self._run.counters.add_first()
-        return token
+            self._drafter.begin([*self._reading.text, token])
+        self.run.counters.add_first()
+        return Written([token], (), self.run.logprobs(row[None], (0,), (token,)))
 
-    def _read(self) -> Logits | None:
-        """Logits after the text, or None when cancelled on the way."""
-        began, text, backend = perf_counter(), self._text, self._backend
-        known = common_prefix_length(backend.tokens, text[:-1]) if self._reuse else 0
-        kept = backend.truncate(known)
-        logits, size = None, backend.batch_size
-        for start in range(kept, len(text), size):
-            if self._run.cancel.is_set():
-                return None
-            logits = backend.prefill(text[start : start + size])
-        self._run.counters.add_reading(len(text) - kept, kept, perf_counter() - began)
-        return logits if logits is None else logits[: self._run.vocab_size]
+    # -- a round ---------------------------------------------------------------------------
 
-    def _has_ended(self, token: int) -> bool:
-        run = self._run
-        return run.counters.generated_tokens >= run.limit or self._backend.tokenizer.is_end(token)
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last token was the last one."""
+        run = self.run
+        is_long = run.counters.generated_tokens >= run.limit
+        return is_long or self.backend.tokenizer.is_end(self._root)
 
-    def _draft(self, root: int) -> Draft:
-        """The root, and drafts where they are worth their time."""
-        stakes = self._stakes()
-        if self._drafter is None or stakes is None or stakes.max_nodes == 0:
-            return Draft(DraftTree.chain((root,)), stakes, 0.0)
-        proposal = self._drafter.propose(stakes)
-        goes_on = self._run.writers.goes_on
-        if goes_on < 1.0:
-            proposal = proposal.cut_off(goes_on)
-        if not stakes.branches:
-            proposal = likeliest_chain(proposal)
-        size, _ = choose_size(
-            proposal.probabilities,
-            stakes,
-            kept=proposal.kept,
-            spent_ms=proposal.draft_ms,
-            tries=True,
-        )
-        return Draft(build_tree(root, proposal, size), stakes, proposal.draft_ms)
+    def offer(self, company: Company) -> tuple[Stakes | None, Proposal]:
+        """What could be drafted, and what the step that verifies it may cost."""
+        self._stakes = stakes = self._stakes_of(company)
+        self._proposal = EMPTY
+        if self._drafter is not None and stakes is not None and stakes.max_nodes > 0:
+            proposal = self._drafter.propose(stakes)
+            goes_on = self.run.writers.goes_on
+            if goes_on < 1.0:
+                proposal = proposal.cut_off(goes_on)
+            self._proposal = proposal if stakes.branches else likeliest_chain(proposal)
+        return stakes, self._proposal
 
-    def _stakes(self) -> Stakes | None:
+    def _stakes_of(self, company: Company) -> Stakes | None:
         """What the next round may draft and cost; None where nothing is ever drafted."""
-        run, backend = self._run, self._backend
-        curve = self._model.curve_now()
+        run, backend = self.run, self.backend
+        curve = self.model.curve_now()
         if self._drafter is None or curve is None:
             return None
+        extra = company.roots + company.pending
         room = min(
             run.limit - run.counters.generated_tokens - 1,
             backend.context_size - backend.length - 1,
-            self._model.max_nodes - 1,
-            len(curve.base) - backend.pending - 2,  # drawn nodes cannot be left out later
+            self.model.max_nodes - company.roots - company.kept - 1,
+            # drawn nodes cannot be left out later
+            len(curve.base) - extra - company.kept - 2,
         )
         return Stakes(
             max_nodes=max(0, room),
             min_probability=self._min_probability,
             curve=curve,
             depth=backend.length,
-            previous=self._previous,
-            extra=backend.pending,
+            previous=company.previous,
+            extra=extra,
+            others=company.roots,
             branches=backend.capabilities.tree,
             sampler=run.draft_sampler,
         )
 
+    def draft(self, size: int) -> DraftTree:
+        """The root, and the best nodes of the proposal."""
+        self._tree = build_tree(self._root, self._proposal, size)
+        return self._tree
+
+    def settle(self, logits: Logits, began_s: float, step_ms: float) -> Written | None:
+        """Accept, commit and learn, by the rows [n, V] of the tree.
+
+        The step took `step_ms`, and its drafts were begun at `began_s` by `perf_counter`. Returns
+        what was written, None where another model writes the next token.
+        """
+        logits, tree = logits[:, : self.run.vocab_size], self._tree
+        self.has_unsaid = True
+        path, emitted = self._accept(tree, logits)
+        logprobs = self.run.logprobs(logits, path, emitted)
+        self.backend.commit(path)
+        path = path[: len(emitted)]
+        self._teach(tree, logits, path, emitted)
+        counters, spent_s = self.run.counters, perf_counter() - began_s
+        counters.crowded_rounds += self.backend.crowding > 1.0
+        sources = counters.add_round(
+            tree, path, step_ms / 1e3, self._proposal.draft_ms / 1e3, spent_s
+        )
+        if not emitted:
+            return None
+        self._root = emitted[-1]
+        self.has_unsaid = False
+        return Written(emitted, sources, logprobs)
+
     def _accept(self, tree: DraftTree, logits: Logits) -> tuple[list[int], list[int]]:
         """Nodes to keep and tokens to emit: each rule where its proposals need it."""
-        sampler, hands_over = self._run.sampler, self._run.writers.hands_over
+        sampler, hands_over = self.run.sampler, self.run.writers.hands_over
         if not tree.distributions or isinstance(sampler, ConstrainedSampler):
             path, emitted = accept(tree, logits, sampler.pick, hands_over)
         else:
@@ -221,29 +237,15 @@ class Decoding:
                 sampler,
             )
             path, emitted = cut(*kept, logits, hands_over)
-        return _until_end(path, emitted, self._backend.tokenizer.is_end)
+        return _until_end(path, emitted, self.backend.tokenizer.is_end)
 
-    def _learn(self, done: Round) -> None:
-        """Let the drafter, the counts and the curve know what the round brought and took."""
-        self._teach(done)
-        counters, spent_s = self._run.counters, perf_counter() - done.began_s
-        counters.crowded_rounds += self._backend.crowding > 1.0
-        draft, step_s = done.draft, done.step_ms / 1e3
-        counters.add_round(draft.tree, done.path, step_s, draft.draft_ms / 1e3, spent_s)
-
-    def _teach(self, done: Round) -> None:
-        tree, stakes = done.draft.tree, done.draft.stakes
-        if self._drafter is None or stakes is None or not done.emitted:
+    def _teach(self, tree: DraftTree, logits: Logits, path: list[int], emitted: list[int]) -> None:
+        """Let the drafter and the counts know what the round brought."""
+        if self._drafter is None or self._stakes is None or not emitted:
             return
-        top_tokens = _top_tokens(done.logits)
-        self._drafter.observe(Outcome(tree, done.path, done.emitted, stakes, top_tokens))
-        self._model.history.observe(len(tree), len(done.emitted))
-        self._previous = len(tree) + stakes.extra
-        if stakes.curve is self._model.curve_now():  # else the team changed for this step
-            work_ms = (perf_counter() - done.began_s) * 1e3 - done.draft.draft_ms
-            stakes.curve.observe(
-                self._previous, stakes.depth, stakes.previous, done.step_ms, work_ms
-            )
+        outcome = Outcome(tree, path, emitted, self._stakes, _top_tokens(logits))
+        self._drafter.observe(outcome)
+        self.model.history.observe(len(tree), len(emitted))
 
 
 def _top_tokens(logits: Logits) -> Callable[[int], TopTokens]:

@@ -19,6 +19,7 @@ from edgespec.decode.decoding import Decoding, Known, Model
 from edgespec.decode.generation import Cancel, Chunk, Result, Rounds, Run, Stream
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.stats import Counters
+from edgespec.decode.step import rounds_of
 from edgespec.decode.stream import TextStream
 from edgespec.drafting.drafters.base import Drafter, HoldsModel
 from edgespec.errors import ContextFullError, UnsupportedError
@@ -262,7 +263,7 @@ class Engine:
 
     def _rounds(self, prompt: list[int], run: Run) -> Rounds:
         """The tokens of each round, while the engine is held."""
-        return Decoding(self.model(), run, prompt, run.reuse).rounds()
+        return rounds_of(Decoding(self.model(), run, prompt, run.reuse))
 
     def _held(self, prompt: list[int], run: Run) -> Rounds:
         """One generation at a time; only what the engine itself takes is timed."""
@@ -271,13 +272,13 @@ class Engine:
                 return
             rounds, counters = self._rounds(prompt, run), run.counters
             start = perf_counter()
-            for emitted in rounds:
+            for written in rounds:
                 seconds = perf_counter() - start
                 if counters.rounds == 0:
                     counters.time_to_first_token_s = seconds
                 else:
                     counters.decode_s += seconds
-                yield emitted
+                yield written
                 self._access.pass_on()
                 start = perf_counter()
 

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from edgespec.backends.base import Grammar, Logits
 from edgespec.decode.stats import Counters
@@ -15,8 +16,18 @@ from edgespec.sampling.constrained import ConstrainedSampler
 from edgespec.sampling.logprobs import TokenLogprob, logprob_of
 from edgespec.sampling.sampling import Sampler
 
-Rounds = Generator[list[int], None, None]
 Chunks = Generator["Chunk", None, None]
+
+
+class Written(NamedTuple):
+    """What one round wrote, ids first; the first "round" is the last logits of the prompt."""
+
+    tokens: list[int]
+    sources: tuple[str, ...]  # who drafted its first tokens
+    logprobs: tuple[TokenLogprob, ...]  # of each token, where they were asked for
+
+
+Rounds = Generator[Written, None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +111,16 @@ class Run:
     reuse: bool = False  # what the cache already holds of the prompt
     writers: Writers = ALONE
     num_best: int | None = None  # of each place, told with a token's logprob; None tells none
-    logprobs: tuple[TokenLogprob, ...] = ()  # of the last round
     chunks: weakref.ref[Chunks] | None = None  # the generator that runs it
 
-    def note(self, rows: Logits, path: Sequence[int], emitted: Sequence[int]) -> None:
-        """Keep the logprobs of tokens, of which each came of the row [V] of its node."""
-        if self.num_best is not None:
-            self.logprobs = tuple(
-                logprob_of(rows[node], token, self.num_best)
-                for node, token in zip(path, emitted, strict=False)
-            )
+    def logprobs(
+        self, rows: Logits, path: Sequence[int], emitted: Sequence[int]
+    ) -> tuple[TokenLogprob, ...]:
+        """Of tokens, of which each came of the row [V] of its node; none where none are told."""
+        if self.num_best is None:
+            return ()
+        pairs = zip(path, emitted, strict=False)
+        return tuple(logprob_of(rows[node], token, self.num_best) for node, token in pairs)
 
     def end(self) -> bool:
         """End it now, or after the step that some thread computes: False then."""
@@ -173,8 +184,8 @@ class Stream:
     def _read(self, rounds: Rounds) -> Chunks:
         """Chunks as they come. All that needs the model runs in here, while it holds the engine."""
         try:
-            for emitted in rounds:
-                yield self._chunk(emitted)
+            for written in rounds:
+                yield self._chunk(written)
                 if self._text.stopped:
                     break
         finally:
@@ -186,7 +197,8 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _chunk(self, emitted: list[int]) -> Chunk:
+    def _chunk(self, written: Written) -> Chunk:
+        emitted, names, logprobs = written
         pieces: list[str] = []
         used = 0
         for token in emitted:
@@ -194,7 +206,7 @@ class Stream:
             used += 1
             if self._text.stopped:
                 break
-        logprobs = self._run.logprobs[:used]
+        logprobs = logprobs[:used]
         self._ids += emitted[:used]
         self._logprobs += logprobs
         self._has_ended = self._is_end(emitted[used - 1])
@@ -203,7 +215,6 @@ class Stream:
             self._add_span(model, used)
         drafted = min(used, len(emitted) - 1)  # the last one is the target's own
         drafted_chars = sum(map(len, pieces[:drafted]))
-        names = self._run.counters.accepted_last
         sources = tuple(zip(names, map(len, pieces[:drafted]), strict=False))
         return Chunk(
             "".join(pieces),

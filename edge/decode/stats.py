@@ -19,8 +19,7 @@ class Counters:
     `reused_tokens` were in the cache already. Where two models take turns, the one that takes over
     read `caught_up_tokens` in `catch_up_s`, and its first token comes of that. `switches` are all
     hand-overs, those to a small model that hands back at once included. `crowded_rounds` had fewer
-    threads than the plan, because other processes computed. `accepted_last` are the drafters of the
-    last round's accepted tokens, in order.
+    threads than the plan, because other processes computed.
     """
 
     prompt_tokens: int = 0
@@ -40,7 +39,6 @@ class Counters:
     caught_up_tokens: int = 0
     catch_up_s: float = 0.0
     crowded_rounds: int = 0
-    accepted_last: tuple[str, ...] = ()
 
     def add_reading(self, num_tokens: int, num_reused: int, seconds: float) -> None:
         """Count what was read before a first token: a prompt, or what another model wrote."""
@@ -52,16 +50,16 @@ class Counters:
 
     def add_first(self) -> None:
         """Count a token that came of reading; only that of the prompt is no round."""
-        self.accepted_last = ()
         self.rounds += self.generated_tokens > 0
         self.generated_tokens += 1
 
     def add_round(
         self, tree: DraftTree, path: Sequence[int], step_s: float, draft_s: float, round_s: float
-    ) -> None:
+    ) -> tuple[str, ...]:
         """Count one round that verified `tree`, kept `path` and emitted one token for each node.
 
-        One that was handed over before its first token takes time and is no round.
+        One that was handed over before its first token takes time and is no round. Returns the
+        drafters of the accepted tokens, in order, where the tree says them.
         """
         self.rounds += bool(path)
         self.drafted_tokens += len(tree) - 1
@@ -70,10 +68,12 @@ class Counters:
         self.step_s += step_s
         self.draft_s += draft_s
         self.host_s += max(0.0, round_s - step_s - draft_s)
-        self.accepted_last = tuple(tree.sources[node] for node in path[1:] if tree.sources)
-        if tree.sources:
-            self.drafted_by.update(tree.sources[1:])
-            self.accepted_by.update(self.accepted_last)
+        if not tree.sources:
+            return ()
+        accepted = tuple(tree.sources[node] for node in path[1:])
+        self.drafted_by.update(tree.sources[1:])
+        self.accepted_by.update(accepted)
+        return accepted
 
     @property
     def acceptance_length(self) -> float:

@@ -3,7 +3,8 @@
     n* = argmax over n of  E(n) / (t_draft + t(n)),   E(n) = 1 + sum of the n-1 largest path
                                                               probabilities
 
-n = 1 is plain decoding and an ordinary choice. The rule knows neither drafters nor backends.
+Where several texts share the step, E(n) begins with one token for each of them. No nodes but their
+roots are plain decoding and an ordinary choice. The rule knows neither drafters nor backends.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def choose_size(
         tries: whether a size that was not measured is taken where its estimate is the best. Two
             such steps measure it, so that few are lost where the estimate was too good.
     """
-    expected = 1.0 + sum(probabilities[:kept])
+    expected = 1.0 + stakes.others + sum(probabilities[:kept])
     spent_ms += max(0, kept - drafted) * node_ms
     rate = expected / (spent_ms + stakes.estimated_ms(1 + kept))
     best, best_rate, least = kept, rate, rate * (1.0 if kept else _MARGIN)

@@ -81,6 +81,7 @@ class Stakes:
     depth: int  # tokens in the target's cache
     previous: int = 0  # nodes of the target's step before, whose graph can be reused
     extra: int = 0  # tokens that the target will be fed besides the nodes
+    others: int = 0  # of these, the roots of other texts, each of which brings a token
     branches: bool = True
     sampler: Sampler | None = None
 

@@ -15,6 +15,7 @@ from edgespec.backends.base import Backend
 from edgespec.decode.decoding import Decoding
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Rounds, Run
+from edgespec.decode.step import rounds_of
 from edgespec.decode.writers import LARGE
 from edgespec.errors import BackendError, EdgespecWarning
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
@@ -87,11 +88,11 @@ class SwitchingEngine(Engine):
             reuse = run.reuse or switch.writer in have_written
             have_written.add(switch.writer)
             decoding = Decoding(engine.model(), run, list(text), reuse)
-            rounds = decoding.rounds()
+            rounds = rounds_of(decoding)
             try:
-                for emitted in rounds:
-                    text += emitted
-                    yield emitted
+                for written in rounds:
+                    text += written.tokens
+                    yield written
                     if switch.is_due:
                         break
             except BackendError as problem:

@@ -179,6 +179,7 @@ class CombinedDrafter:
         stakes, nodes = outcome.stakes, len(outcome.tree)
         plain_ms, step_ms = stakes.estimated_ms(1), stakes.estimated_ms(nodes)
         node_ms = (step_ms - plain_ms) / max(1, nodes - 1)
+        plain_ms, step_ms = plain_ms / (1 + stakes.others), step_ms / (1 + stakes.others)
         sources = outcome.tree.sources
         for source in self._sources:
             drafter = source.drafter
