@@ -32,6 +32,7 @@ class Capabilities:
     truncate: bool  # the cache can go back to an earlier committed token
     reason: str = ""
     place: str = ""  # where steps run, if that is not the engine's usual place
+    snapshots: int = 0  # tokens of the last step that can be taken back; 0: each that is there
 
 
 class Tokenizer(Protocol):

@@ -74,6 +74,12 @@ _HEADLESS_HYBRID = {
     "kimi-linear", "kimi-k3", "bailingmoe3", "glm5-next",
 }  # fmt: skip
 _ONE_PART_LAYERS = {"nemotron_h", "nemotron_h_moe"}
+# Hybrids whose recurrent state llama.cpp can take back (`llm_arch_supports_rs_rollback`), as far as
+# what they keep can be planned.
+SNAPSHOTS = {
+    "qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe", "kimi-k3",
+    "bailingmoe3",
+}  # fmt: skip
 _HYBRID = {"falcon-h1", "deepseek4", *_INTERVAL_HYBRID, *_HEADLESS_HYBRID}
 
 

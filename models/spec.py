@@ -19,7 +19,7 @@ from edgespec.errors import ModelFileError
 from edgespec.models.content import content_hash
 from edgespec.models.gguf.reader import Gguf, GgufSpan, GgufTensor, GgufValue
 from edgespec.models.gguf.shards import read_gguf_shards
-from edgespec.models.layers import Keys, Layers
+from edgespec.models.layers import SNAPSHOTS, Keys, Layers
 
 _K = TypeVar("_K", bound=Hashable)
 
@@ -129,6 +129,16 @@ class ModelSpec:
     def head_name(self) -> str:
         """The tensor that makes logits."""
         return "token_embd.weight" if self.tied_embeddings else "output.weight"
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether some layers keep a recurrent state."""
+        return self.is_recurrent or self.is_hybrid
+
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether llama.cpp can take back the last tokens of its recurrent state."""
+        return self.arch in SNAPSHOTS
 
     @property
     def kv_values_per_token(self) -> int:

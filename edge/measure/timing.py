@@ -32,9 +32,15 @@ def measured_while_busy(backend: Backend, stored: CostCurve) -> bool:
 
 
 def one_step(backend: Backend, nodes: int) -> None:
-    """Verify a chain of arbitrary tokens and take it back; what cannot be is one token more."""
+    """Verify a chain of arbitrary tokens and take it back; what cannot be is one token more.
+
+    A cache that these have filled is emptied.
+    """
+    returns = backend.capabilities.rollback and not backend.capabilities.snapshots
+    if not returns and backend.length + nodes > backend.context_size:
+        backend.truncate(0)
     backend.verify(DraftTree.chain(some_tokens(backend, nodes)))
-    if backend.capabilities.rollback:
+    if returns:
         backend.truncate(backend.length)
     else:
         backend.commit((0,))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from edgespec.backends.base import Backend
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError
 from edgespec.measure.timing import measure_depths, measure_reads, measured_while_busy, one_step
@@ -203,7 +204,9 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         kernels=plan.kernels,
         tied=spec.tied_embeddings,
     )
-    return LlamaBackend(spec.path, settings, progress=lambda fraction: report("loading", fraction))
+    snapshots = plan.draft_max if spec.has_snapshots else 0
+    make = partial(RecurrentBackend, snapshots=snapshots) if snapshots else LlamaBackend
+    return make(spec.path, settings, progress=lambda fraction: report("loading", fraction))
 
 
 def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:

@@ -74,12 +74,12 @@ class Graph:
                 uses[source] += 1
         for node in self._nodes:
             if node.view_of is None and node.nbytes:
-                replaced = (s for s in node.sources if _can_replace(node, s, arena, uses, views))
-                heir = next(replaced, None)
-                if heir is None:
+                places = (_place_for(node, s, arena, uses, views) for s in node.sources)
+                place = next((one for one in places if one is not None), None)
+                if place is None:
                     arena.allocate(node)
                 else:
-                    arena.inherit(node, heir)
+                    arena.inherit(node, place)
             for source in node.sources:
                 uses[source] -= 1
                 if uses[source] or views[source]:
@@ -94,18 +94,21 @@ class Graph:
         return arena.size
 
 
-def _can_replace(
+def _place_for(
     node: Tensor, operand: Tensor, arena: _Arena, uses: dict[Tensor, int], views: dict[Tensor, int]
-) -> bool:
-    """Whether `node` may be written over `operand`: its last use, and laid out alike."""
-    return (
-        node.in_place
-        and operand in arena.offsets
-        and not operand.is_output
-        and operand.shape == node.shape
-        and uses[operand] == 1
-        and not views[operand]
-    )
+) -> Tensor | None:
+    """What `node` may be written over: an operand with its layout that nobody else needs.
+
+    Of a view it is what that looks at, if this is the last look.
+    """
+    owner = operand.view_of or operand
+    if not node.in_place or owner.is_output or operand.shape != node.shape:
+        return None
+    is_last = uses[operand] == 1 and not views[operand]
+    if owner is not operand:
+        alone = views[owner] == 1 and not uses[owner] and operand.shape is not None
+        is_last = is_last and alone
+    return owner if is_last and owner in arena.offsets else None
 
 
 class _Arena:
@@ -132,15 +135,18 @@ class _Arena:
             del gaps[best]
 
     def inherit(self, tensor: Tensor, operand: Tensor) -> None:
-        self.offsets[tensor] = self.offsets.pop(operand)
+        start = self.offsets[tensor] = self.offsets.pop(operand)
+        if tensor.nbytes < operand.nbytes:
+            self._free(start + tensor.nbytes, operand.nbytes - tensor.nbytes)
 
     def free(self, tensor: Tensor) -> None:
-        if tensor.is_output or tensor not in self.offsets:
-            return
-        start = self.offsets.pop(tensor)
-        end, gaps = start + tensor.nbytes, self._gaps
+        if not tensor.is_output and tensor in self.offsets:
+            self._free(self.offsets.pop(tensor), tensor.nbytes)
+
+    def _free(self, start: int, nbytes: int) -> None:
+        end, gaps = start + nbytes, self._gaps
         place = next((i for i, gap in enumerate(gaps) if gap[0] >= start), len(gaps))
-        gaps.insert(place, [start, tensor.nbytes])
+        gaps.insert(place, [start, nbytes])
         if place + 1 < len(gaps) and end == gaps[place + 1][0]:
             gaps[place][1] += gaps.pop(place + 1)[1]
         if place > 0 and sum(gaps[place - 1]) == start:

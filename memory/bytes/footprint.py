@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from edgespec.memory.bytes.graph import BatchShape, compute_buffer_bytes
+from edgespec.memory.bytes.graph import BatchShape
+from edgespec.memory.bytes.recurrent_graph import compute_buffer_bytes
 from edgespec.memory.device.kernels import (
     attention_work_bytes,
     packed_bytes,
@@ -97,6 +98,7 @@ class RunShape:
     mapped: bool = True
     features: frozenset[str] = frozenset()  # of the processor
     kernels: bool = False  # edgespec's own, where they fit
+    snapshots: int = 0  # of a recurrent state, besides the one behind the last token
 
 
 def padded(cells: int) -> int:
@@ -110,7 +112,7 @@ def window_cells(spec: ModelSpec, shape: RunShape) -> int:
 
 
 def kv_cache_bytes(spec: ModelSpec, shape: RunShape, layers: range | None = None) -> int:
-    """Bytes of K and V over `layers` (all of them by default), and of recurrent state."""
+    """Bytes of K and V over `layers` (all of them by default)."""
     total = 0.0
     for layer in range(spec.num_layers) if layers is None else layers:
         sliding = spec.is_sliding[layer]
@@ -118,7 +120,16 @@ def kv_cache_bytes(spec: ModelSpec, shape: RunShape, layers: range | None = None
         key = spec.key_length[layer] * KV_TYPE_BYTES[shape.type_k]
         value = spec.value_length[layer] * KV_TYPE_BYTES[shape.type_v]
         total += cells * spec.num_kv_heads[layer] * (key + value)
-    return int(total) + (_F32 * spec.state_values if layers is None else 0)
+    return int(total)
+
+
+def state_bytes(spec: ModelSpec, shape: RunShape, layers: range | None = None) -> int:
+    """Bytes of recurrent state over `layers`: the one behind the last token, and snapshots."""
+    values = spec.state_values
+    if layers is not None:
+        recurring = sum(spec.is_recurrent_layer[layers.start :])
+        values = values * recurring // max(1, sum(spec.is_recurrent_layer))
+    return _F32 * values * (1 + shape.snapshots)
 
 
 def is_block_type(kind: str) -> bool:
@@ -147,6 +158,7 @@ def compute_bytes(spec: ModelSpec, shape: RunShape) -> int:
             rotates_values=rotatable and is_block_type(shape.type_v),
             casts_keys=shape.type_k == "f32",
             casts_values=shape.type_v == "f32",
+            snapshots=shape.snapshots,
         ),
     )
 
@@ -215,12 +227,14 @@ def footprint(spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0) -> tu
     """The components of a whole run."""
     first = min(_first_gpu_layer(spec, shape.gpu_layers), spec.num_layers)
     on_gpu = range(first, spec.num_layers)
-    gpu_cache = kv_cache_bytes(spec, shape, on_gpu)
+    gpu_cache, gpu_state = (part(spec, shape, on_gpu) for part in (kv_cache_bytes, state_bytes))
     compute = compute_bytes(spec, shape)
     parts = (
         *weights_bytes(spec, shape),
         Component("kv_cache", kv_cache_bytes(spec, shape) - gpu_cache),
         Component("kv_cache", gpu_cache, device=GPU),
+        Component("recurrent_state", state_bytes(spec, shape) - gpu_state),
+        Component("recurrent_state", gpu_state, device=GPU),
         Component("compute", compute, is_ceiling=True),
         Component("compute", compute if on_gpu else 0, is_ceiling=True, device=GPU),
         Component("work", work_bytes(spec, shape), is_ceiling=True),

@@ -11,9 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.memory.bytes.arena import Graph, Tensor
+from edgespec.memory.bytes.results import F32, added, fed, over, result, stored, view
 from edgespec.models.spec import ModelSpec
 
-_F32, _I32, _F16, _I64 = 4, 4, 2, 8  # bytes
+_I32, _F16, _I64 = 4, 2, 8  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +30,18 @@ class BatchShape:
     rotates_values: bool = False
     casts_keys: bool = False
     casts_values: bool = False
+    snapshots: int = 0  # of a recurrent state
 
 
-def compute_buffer_bytes(spec: ModelSpec, shape: BatchShape) -> int:
-    """Bytes of llama.cpp's compute buffer for the largest batch of a run."""
-    return _Builder(spec, shape).build().buffer_bytes()
-
-
-class _Builder:
+class Builder:
     """Builds the graph layer by layer, in the order of llama.cpp's own builders."""
 
     def __init__(self, spec: ModelSpec, shape: BatchShape) -> None:
         self.spec = spec
         self.shape = shape
         self.graph = Graph()
-        self.positions = _input(shape.num_tokens * _I32)
-        self.out_ids = _input(shape.num_outputs * _I32)
+        self.positions = fed(shape.num_tokens * _I32)
+        self.out_ids = fed(shape.num_outputs * _I32)
         self.attention_inputs = {
             sliding: self._attention_inputs(sliding) for sliding in (False, True)
         }
@@ -56,7 +53,7 @@ class _Builder:
             cur = self._layer(cur, layer, last=layer == layers[-1])
         cur = self._norm(cur)
         cur.is_output = True
-        logits = _result(self.shape.num_outputs, self.spec.vocab_size, cur)
+        logits = result(self.shape.num_outputs, self.spec.vocab_size, cur)
         logits.is_output = True
         self.graph.add(logits)
         return self.graph
@@ -65,18 +62,18 @@ class _Builder:
 
     def _embeddings(self) -> Tensor:
         count, width = self.shape.num_tokens, self.spec.embedding_size
-        looked_up = _result(count, width, _input(count * _I32))
+        looked_up = result(count, width, fed(count * _I32))
         self.graph.add(looked_up)
-        self.graph.add(_input(count * width * _F32))  # embeddings could be fed instead of ids
+        self.graph.add(fed(count * width * F32))  # embeddings could be fed instead of ids
         return looked_up
 
     def _attention_inputs(self, sliding: bool) -> _AttentionInputs:
         shape, spec = self.shape, self.spec
         cells = shape.window_cells if sliding else shape.cells
         return _AttentionInputs(
-            keys=_input(shape.num_tokens * _I64),
-            values=_input(shape.num_tokens * _I64),
-            mask=_input(cells * shape.num_tokens * _F16),
+            keys=fed(shape.num_tokens * _I64),
+            values=fed(shape.num_tokens * _I64),
+            mask=fed(cells * shape.num_tokens * _F16),
             key_rotation=_rotation(max(spec.key_length)) if shape.rotates_keys else None,
             value_rotation=_rotation(64, smallest=True) if shape.rotates_values else None,
         )
@@ -86,19 +83,19 @@ class _Builder:
         cur = self._attention(cur, layer)
         residual = inputs
         if last:  # only the tokens whose logits are wanted go on
-            cur = _result(self.shape.num_outputs, self.spec.embedding_size, cur, self.out_ids)
-            residual = _result(
+            cur = result(self.shape.num_outputs, self.spec.embedding_size, cur, self.out_ids)
+            residual = result(
                 self.shape.num_outputs, self.spec.embedding_size, residual, self.out_ids
             )
         if self._has(layer, "post_attention_norm.weight"):
             cur = self._norm(cur)
-        after_attention = _sum(cur, residual)
+        after_attention = added(cur, residual)
         cur = self._norm(after_attention)
         rows = self.shape.num_outputs if last else self.shape.num_tokens
         cur = self._feed_forward(cur, layer, rows)
         if self._has(layer, "post_ffw_norm.weight"):
             cur = self._norm(cur)
-        return _sum(cur, after_attention)
+        return added(cur, after_attention)
 
     def _attention(self, cur: Tensor, layer: int) -> Tensor:
         spec, count = self.spec, self.shape.num_tokens
@@ -106,10 +103,10 @@ class _Builder:
         heads, kv_heads = spec.num_heads[layer], spec.num_kv_heads[layer]
         key, value = spec.key_length[layer], spec.value_length[layer]
         if self._has(layer, "attn_qkv.weight"):
-            fused = _result(count, heads * key + kv_heads * (key + value), cur)
+            fused = result(count, heads * key + kv_heads * (key + value), cur)
             if self._has(layer, "attn_qkv.bias"):
-                fused = _over(fused)
-            query, keys, values = (_view(fused) for _ in range(3))
+                fused = over(fused)
+            query, keys, values = (view(fused) for _ in range(3))
         else:
             query = self._projection(cur, layer, "attn_q", heads * key)
             keys = self._projection(cur, layer, "attn_k", kv_heads * key)
@@ -122,30 +119,30 @@ class _Builder:
         for tensor in (query, values, keys):
             self.graph.add(tensor)
         for tensor, places in ((keys, inputs.keys), (values, inputs.values)):
-            self.graph.add(_stored(_view(tensor), places))
+            self.graph.add(stored(view(tensor), places))
         cells = self.shape.window_cells if spec.is_sliding[layer] else self.shape.cells
         casts = [
             Tensor(cells * kv_heads * width * _F16, "cast")
             for width, needed in ((key, self.shape.casts_keys), (value, self.shape.casts_values))
             if needed
         ]
-        attended = _result(count, heads * value, _view(query), *casts, inputs.mask)
-        flat = self.graph.add(_view(attended))
+        attended = result(count, heads * value, view(query), *casts, inputs.mask)
+        flat = self.graph.add(view(attended))
         mixed = _rotated(flat, inputs.value_rotation, count * heads * value)
-        out = _result(count, spec.embedding_size, mixed)
-        return _over(out) if self._has(layer, "attn_output.bias") else out
+        out = result(count, spec.embedding_size, mixed)
+        return over(out) if self._has(layer, "attn_output.bias") else out
 
     def _projection(self, cur: Tensor, layer: int, name: str, width: int) -> Tensor:
-        result = _result(self.shape.num_tokens, width, cur)
+        made = result(self.shape.num_tokens, width, cur)
         if self._has(layer, f"{name}.bias"):
-            result = _over(result)
-        return _view(result)
+            made = over(made)
+        return view(made)
 
     def _positioned(self, tensor: Tensor, layer: int, norm: str, values: int) -> Tensor:
         """Normalised where the file has weights for it, then rotated by position (RoPE)."""
         if self._has(layer, norm):
-            tensor = _over(Tensor(values * _F32, ("heads", values), (tensor,), in_place=True))
-        return Tensor(values * _F32, ("heads", values), (tensor, self.positions), in_place=True)
+            tensor = over(Tensor(values * F32, ("heads", values), (tensor,), in_place=True))
+        return Tensor(values * F32, ("heads", values), (tensor, self.positions), in_place=True)
 
     def _feed_forward(self, cur: Tensor, layer: int, rows: int) -> Tensor:
         if self._has(layer, "ffn_gate_inp.weight"):
@@ -155,31 +152,31 @@ class _Builder:
 
     def _dense(self, cur: Tensor, rows: int, width: int, gated: bool) -> Tensor:
         if gated:
-            gate, up = _result(rows, width, cur), _result(rows, width, cur)
-            cur = _result(rows, width, gate, up)
+            gate, up = result(rows, width, cur), result(rows, width, cur)
+            cur = result(rows, width, gate, up)
         else:
-            cur = _over(_result(rows, width, cur))
-        return _result(rows, self.spec.embedding_size, cur)
+            cur = over(result(rows, width, cur))
+        return result(rows, self.spec.embedding_size, cur)
 
     def _experts(self, cur: Tensor, layer: int, rows: int) -> Tensor:
         spec = self.spec
         used, width = spec.num_experts_used, self._expert_width(layer)
-        probabilities = _over(_result(rows, spec.num_experts, cur))
+        probabilities = over(result(rows, spec.num_experts, cur))
         order = Tensor(rows * spec.num_experts * _I32, "order", (probabilities,))
-        chosen = _view(order)
-        weights = self.graph.add(_view(_result(rows, used, _view(probabilities), chosen)))
-        tokens = _view(cur)
-        up = _result(rows, used * width, tokens, chosen)
-        gate = _result(rows, used * width, tokens, chosen)
-        hidden = _result(rows, used * width, gate, up)
-        down = _result(rows, used * spec.embedding_size, hidden, chosen)
+        chosen = view(order)
+        weights = self.graph.add(view(result(rows, used, view(probabilities), chosen)))
+        tokens = view(cur)
+        up = result(rows, used * width, tokens, chosen)
+        gate = result(rows, used * width, tokens, chosen)
+        hidden = result(rows, used * width, gate, up)
+        down = result(rows, used * spec.embedding_size, hidden, chosen)
         weighted = Tensor(down.nbytes, down.shape, (down, weights), in_place=True)
         self.graph.add(weighted)
-        outputs = [self.graph.add(_view(weighted)) for _ in range(used)]
+        outputs = [self.graph.add(view(weighted)) for _ in range(used)]
         mixed = outputs[0]
         for output in outputs[1:]:
             mixed = Tensor(
-                rows * spec.embedding_size * _F32,
+                rows * spec.embedding_size * F32,
                 (rows, spec.embedding_size),
                 (mixed, output),
                 in_place=True,
@@ -196,11 +193,11 @@ class _Builder:
 
     def _shared_expert(self, cur: Tensor, mixed: Tensor, layer: int, rows: int) -> Tensor:
         width = self.spec.tensors[f"blk.{layer}.ffn_up_shexp.weight"].dims[1]
-        return _sum(mixed, self._dense(cur, rows, width, gated=True))
+        return added(mixed, self._dense(cur, rows, width, gated=True))
 
     def _norm(self, cur: Tensor) -> Tensor:
         """RMS norm, then its weights."""
-        return _over(_over(cur))
+        return over(over(cur))
 
     def _has(self, layer: int, name: str) -> bool:
         return f"blk.{layer}.{name}" in self.spec.tensors
@@ -232,43 +229,15 @@ def _telling_layers(spec: ModelSpec) -> list[int]:
     return sorted(i for i in kept if i >= 0 and i <= last)
 
 
-def _input(nbytes: int) -> Tensor:
-    return Tensor(nbytes, "input", is_input=True)
-
-
-def _result(rows: int, width: int, *sources: Tensor) -> Tensor:
-    """The outcome of an operation that needs room of its own, float32."""
-    return Tensor(rows * width * _F32, (rows, width), sources)
-
-
-def _over(operand: Tensor) -> Tensor:
-    """The outcome of an operation that may write over its operand."""
-    return Tensor(operand.nbytes, operand.shape, (operand,), in_place=True)
-
-
-def _sum(left: Tensor, right: Tensor) -> Tensor:
-    return Tensor(left.nbytes, left.shape, (left, right), in_place=True)
-
-
-def _view(tensor: Tensor) -> Tensor:
-    """Another look at the same bytes."""
-    return Tensor(0, None, (tensor,), view_of=tensor.view_of or tensor)
-
-
-def _stored(values: Tensor, places: Tensor) -> Tensor:
-    """Rows written into the cache, which has a buffer of its own."""
-    return Tensor(0, None, (values, places))
-
-
 def _rotation(size: int, smallest: bool = False) -> Tensor:
     """A Hadamard matrix: as large as a power of two that divides the head."""
     side = 64
     while not smallest and size % (2 * side) == 0:
         side *= 2
-    return _input(side * side * _F32)
+    return fed(side * side * F32)
 
 
 def _rotated(tensor: Tensor, rotation: Tensor | None, values: int) -> Tensor:
     if rotation is None:
         return tensor
-    return _view(Tensor(values * _F32, "rotated", (rotation, _view(tensor))))
+    return view(Tensor(values * F32, "rotated", (rotation, view(tensor))))

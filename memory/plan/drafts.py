@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from edgespec.memory.bytes.recurrent_graph import most_snapshots
 from edgespec.memory.plan.layout import Layout
 from edgespec.memory.plan.request import Choice
 from edgespec.memory.times.speed import SpeedModel
@@ -19,6 +20,8 @@ CHEAP = 1.02  # of the bytes with the smallest draft: hardly more
 _KEPT_SPEED = 0.98  # under a budget
 _KEPT_SPEED_UNASKED = 0.995
 _LARGEST_STEP = 256
+# Unasked, where each draft takes one more copy of a recurrent state, in memory and in every step.
+_MOST_STATES = 7
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Drafts:
         if asked is not None:
             return (asked,)
         most = min(self.max_step or _LARGEST_STEP, self.layout.contexts.least)
+        if self.layout.spec.keeps_state:
+            most = min(most, 1 + min(_MOST_STATES, most_snapshots(self.layout.spec)))
         sizes = [draft for draft in DRAFT_SIZES if draft < most]
         # A draft model that was named is loaded, or what does not fit is said.
         least = () if self.layout.draft_spec is not None and sizes else (0,)

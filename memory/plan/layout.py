@@ -208,6 +208,7 @@ class Layout:
             mapped=self.mapped,
             features=self.machine.features,
             kernels=self.kernels,
+            snapshots=draft_max if self.spec.has_snapshots else 0,
         )
 
     def _draft_shape(self, spec: ModelSpec, context: int) -> RunShape:

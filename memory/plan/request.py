@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from edgespec.errors import UnsupportedError
+from edgespec.memory.bytes.recurrent_graph import most_snapshots
 from edgespec.memory.device import host
 from edgespec.memory.plan.options import LoadOptions
 from edgespec.models.spec import ModelSpec
@@ -63,14 +64,20 @@ def threads_of(request: Request) -> Choice:
 
 def drafter_of(spec: ModelSpec, request: Request) -> Choice:
     """The drafters, by name. Raises UnsupportedError where the model cannot have any."""
-    if spec.is_recurrent or spec.is_hybrid:
-        state = "a recurrent state that cannot be rolled back"
+    if spec.keeps_state and not spec.has_snapshots:
+        state = "a recurrent state that llama.cpp cannot take back"
         if request.drafter not in ("auto", "none"):
             raise UnsupportedError(
                 f"{spec.arch} models keep {state}, so drafts cannot be verified",
                 hint="leave out --drafter",
             )
         return Choice("drafter", "none", f"{spec.arch} keeps {state}")
+    if spec.keeps_state and (request.draft_max or 0) > most_snapshots(spec):
+        raise UnsupportedError(
+            f"--draft-max {request.draft_max} is not possible: llama.cpp can take back "
+            f"{most_snapshots(spec)} tokens of this model's recurrent state",
+            hint=f"use --draft-max {most_snapshots(spec)} or less",
+        )
     if request.drafter != "auto":
         names = ",".join(name.strip() for name in request.drafter.split(","))
         return Choice("drafter", names, "as asked")

@@ -17,7 +17,7 @@ class Cache:
     """The part of a backend that steps and prompts need; it takes no time and computes nothing."""
 
     batch_size, context_size = 128, 4096
-    capabilities = SimpleNamespace(rollback=True)
+    capabilities = SimpleNamespace(rollback=True, snapshots=0)
     tokenizer = SimpleNamespace(vocab_size=1000)
 
     def __init__(self) -> None:

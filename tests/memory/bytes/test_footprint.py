@@ -18,6 +18,7 @@ from edgespec.memory.bytes.footprint import (
     kv_type_fits,
     padded,
     runtime_bytes,
+    state_bytes,
     weights_bytes,
     window_cells,
     work_bytes,
@@ -110,8 +111,11 @@ def test_a_sliding_layer_holds_its_window_and_a_batch() -> None:
 
 def test_recurrent_state_is_counted_once_whatever_the_context() -> None:
     spec = replace(SPEC, num_kv_heads=(0, 0), is_recurrent=True, state_values=5000)
-    assert kv_cache_bytes(spec, shape(256)) == kv_cache_bytes(spec, shape(9999)) == 20_000
-    assert kv_cache_bytes(spec, shape(), range(2)) == 0, "it does not belong to a layer"
+    assert state_bytes(spec, shape(256)) == state_bytes(spec, shape(9999)) == 20_000
+    assert state_bytes(spec, replace(shape(), snapshots=4)) == 5 * 20_000
+    assert kv_cache_bytes(spec, shape()) == 0
+    spec = replace(spec, is_recurrent_layer=(True, True))
+    assert state_bytes(spec, shape(), range(1, 2)) == 10_000, "of the layers on a GPU"
 
 
 def test_a_block_type_needs_heads_of_whole_blocks() -> None:

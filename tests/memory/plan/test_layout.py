@@ -18,7 +18,7 @@ from edgespec.memory.plan.machine import Machine
 
 
 def test_recurrent_state_is_planned() -> None:
-    assert plan_of(RECURRENT).component_bytes["kv_cache"] == 20_000
+    assert plan_of(RECURRENT).component_bytes["recurrent_state"] == 20_000
 
 
 def test_a_budget_covers_the_gpu_too() -> None:

@@ -42,8 +42,8 @@ def test_a_state_that_cannot_be_rolled_back_has_no_drafter_and_no_tables(spec: M
     plan = plan_of(spec)
     assert (plan.drafter, plan.draft_max) == ("none", 0)
     assert "drafter_tables" not in plan.component_bytes
-    assert "rolled back" in reason(plan, "drafter")
+    assert "cannot take back" in reason(plan, "drafter")
     assert plan.tokens_per_s == plan.plain_tokens_per_s
-    with pytest.raises(UnsupportedError, match=f"{spec.arch} .*cannot be rolled back") as caught:
+    with pytest.raises(UnsupportedError, match=f"{spec.arch} .*cannot take back") as caught:
         plan_of(spec, drafter="suffix")
     assert "--drafter" in caught.value.hint

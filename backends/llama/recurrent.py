@@ -1,0 +1,126 @@
+"""A model with recurrent layers in llama.cpp: its state goes back as far as snapshots were kept.
+
+Attention keeps a cell for each token and forgets any of them; a recurrent state is one sum over all
+tokens. So llama.cpp can keep, besides the state, those behind each of the last tokens of a step:
+`snapshots` of them, in the architectures of `edgespec.models.layers.SNAPSHOTS`. A step of at most
+1 + `snapshots` nodes can then be cut behind any node. Only chains: branches would share a state.
+
+Going back is put off until the next step, because llama.cpp goes back once between two steps: until
+then every snapshot of the last one can still be reached, also by `truncate`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from edgespec.backends.base import Capabilities, Logits
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.batch import Batch, Embed
+from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.tree import DraftTree
+from edgespec.errors import BackendError, UnsupportedError
+
+
+class RecurrentBackend(LlamaBackend):
+    """Raises as LlamaBackend, and UnsupportedError where the library keeps no such snapshots.
+
+    `snapshots` counts tokens that can be taken back after a step, at least the drafts of one.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        settings: LlamaSettings,
+        *,
+        snapshots: int,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        self._snapshots = snapshots
+        self._cells = 0  # tokens in the state, committed ones and those of the last step
+        self._back = 0  # of them, the last ones that can be taken back
+        super().__init__(path, replace(settings, max_leaves=1), progress=progress)
+
+    def _adjust(self, params: Any) -> None:
+        params.n_rs_seq = self._snapshots
+
+    def _begin(self, embed: Embed | None) -> None:
+        super()._begin(embed)
+        kept = int(self._context.lib.llama_n_rs_seq(self._context.handle))
+        if kept < max(self._snapshots, self.settings.max_nodes - 1):
+            raise UnsupportedError(
+                f"llama.cpp keeps {kept} snapshots of this model's recurrent state, not "
+                f"{max(self._snapshots, self.settings.max_nodes - 1)}",
+                hint="leave out --drafter",
+            )
+        reason = "recurrent layers: chains only, and no further back than the last step"
+        self.capabilities = Capabilities(True, False, False, reason, snapshots=kept)
+
+    def verify(self, tree: DraftTree) -> Logits:
+        """As in LlamaBackend, for chains."""
+        if not tree.is_chain:
+            raise UnsupportedError(f"no branches with this model: {self.capabilities.reason}")
+        return super().verify(tree)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the first nodes of the last step's chain; the next step takes back the others."""
+        tree, self._tree = self._tree, None
+        assert tree is not None and path[0] == 0, "commit follows verify and keeps the root"
+        self._tokens += [tree.tokens[node] for node in path]
+        self._length += len(path)
+
+    def truncate(self, length: int) -> int:
+        """Keep at most the first `length` tokens; return how many could be kept.
+
+        As many as a snapshot of the last step is of; without one nothing is kept.
+        """
+        kept = min(length, self._length)
+        if kept < self._cells - self._back:
+            self._clear()
+            return 0
+        self._tree = None
+        self._length = kept
+        del self._tokens[kept:]
+        return kept
+
+    def save_cache(self, path: str) -> int:
+        """Write the state behind the committed tokens, and the cells of the other layers."""
+        self._take_back()
+        return super().save_cache(path)
+
+    def load_cache(self, path: str, tokens: Sequence[int]) -> None:
+        """As in LlamaBackend; snapshots are not in the file."""
+        super().load_cache(path, tokens)
+        self._cells, self._back = self._length, 0
+
+    def _decode(self, batch: Batch, count: int) -> None:
+        self._take_back()
+        try:
+            super()._decode(batch, count)
+        except BaseException:
+            self._clear()  # what is in the state now, nobody knows
+            raise
+        self._cells = self._length + count
+        self._back = min(count, self._snapshots + 1) - 1
+
+    def _drop_uncommitted(self) -> None:
+        """Put off, as everything that goes back."""
+        self._tree = None
+
+    def _take_back(self) -> None:
+        """Let the state be that behind the committed tokens."""
+        too_many = self._cells - self._length
+        if not too_many:
+            return
+        lib, memory = self._context.lib, self._context.memory
+        if too_many > self._back or not lib.llama_memory_seq_rm(memory, 0, self._length, -1):
+            self._clear()
+            raise BackendError("the recurrent state before the last step is gone")
+        self._cells, self._back = self._length, 0  # llama.cpp goes back once
+
+    def _clear(self) -> None:
+        self._context.lib.llama_memory_clear(self._context.memory, False)
+        self._tree, self._tokens = None, []
+        self._length = self._cells = self._back = 0

@@ -1,0 +1,282 @@
+"""GGUF files of hybrid models: some layers attend, others keep a state.
+
+`write_hybrid` fills one with random weights: what it writes means nothing, but llama.cpp runs the
+real graph of its architecture. `write_hollow` writes the shape of a real model and no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from random_gguf import Q8_0, byte_tokens
+
+# Name of a tensor: its shape as numpy has it, and how it is filled.
+Tensors = dict[str, tuple[tuple[int, ...], str]]
+Keys = dict[str, Any]
+_FILL: dict[str, Callable[[Any, tuple[int, ...]], Any]] = {
+    "normal": lambda source, shape: source.normal(0.0, shape[-1] ** -0.5, shape),
+    "sharp": lambda source, shape: source.normal(0.0, 8 * shape[-1] ** -0.5, shape),  # of a head
+    "ones": lambda _source, shape: np.ones(shape),
+    "zeros": lambda _source, shape: np.zeros(shape),
+    "decay": lambda _source, shape: np.full(shape, -0.2),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model; layers whose number is not in `attends` recur."""
+
+    arch: str
+    layers: int = 4
+    width: int = 64
+    hidden: int = 128
+    vocabulary: int = 258
+    heads: int = 2
+    kv_heads: int = 1
+    head: int = 32
+    state: int = 32  # values of a recurrent head's key
+    state_heads: int = 2
+    groups: int = 2  # of them, with keys of their own
+    kernel: int = 4  # of the convolution
+    interval: int = 2  # every layer of that number attends
+    predicting: int = 0  # layers behind the others that predict one token more
+
+    @property
+    def inner(self) -> int:
+        """Values of all recurrent heads."""
+        return self.state * self.state_heads
+
+    def attends(self, layer: int) -> bool:
+        """Whether a layer attends."""
+        return (layer + 1) % self.interval == 0 or layer >= self.layers
+
+
+def _feed_forward(shape: Shape) -> Tensors:
+    return {
+        "ffn_gate.weight": ((shape.hidden, shape.width), "normal"),
+        "ffn_up.weight": ((shape.hidden, shape.width), "normal"),
+        "ffn_down.weight": ((shape.width, shape.hidden), "normal"),
+    }
+
+
+def _attention(shape: Shape, *, gated: bool = False, norms: bool = True) -> Tensors:
+    queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
+    made: Tensors = {
+        "attn_q.weight": ((queries * (2 if gated else 1), shape.width), "normal"),
+        "attn_k.weight": ((keys, shape.width), "normal"),
+        "attn_v.weight": ((keys, shape.width), "normal"),
+        "attn_output.weight": ((shape.width, queries), "normal"),
+    }
+    if norms:
+        made |= {f"attn_{one}_norm.weight": ((shape.head,), "ones") for one in "qk"}
+    return made
+
+
+def _recurrent_keys(shape: Shape) -> Keys:
+    return {
+        "ssm.conv_kernel": shape.kernel,
+        "ssm.inner_size": shape.inner,
+        "ssm.state_size": shape.state,
+        "ssm.time_step_rank": shape.state_heads,
+        "ssm.group_count": shape.groups,
+    }
+
+
+def _qwen35(shape: Shape) -> tuple[Keys, Tensors]:
+    """Gated delta nets, and attention with a gate."""
+    keys = _recurrent_keys(shape) | {
+        "rope.dimension_sections": [shape.head // 8] * 4,
+        "full_attention_interval": shape.interval,
+    }
+    if shape.predicting:
+        keys["nextn_predict_layers"] = shape.predicting
+    tensors: Tensors = {"output_norm.weight": ((shape.width,), "ones")}
+    for layer in range(shape.layers + shape.predicting):
+        attends = shape.attends(layer)
+        parts = _attention(shape, gated=True) if attends else _delta_net(shape)
+        parts |= _feed_forward(shape) | {
+            "attn_norm.weight": ((shape.width,), "ones"),
+            "post_attention_norm.weight": ((shape.width,), "ones"),
+        }
+        parts |= _prediction(shape) if layer >= shape.layers else {}
+        tensors |= {f"blk.{layer}.{name}": part for name, part in parts.items()}
+    return keys, tensors
+
+
+def _prediction(shape: Shape) -> Tensors:
+    """What a layer that predicts one token more has besides."""
+    names = ("enorm", "hnorm", "shared_head_norm")
+    made: Tensors = {f"nextn.{name}.weight": ((shape.width,), "ones") for name in names}
+    return made | {"nextn.eh_proj.weight": ((shape.width, 2 * shape.width), "normal")}
+
+
+def _delta_net(shape: Shape) -> Tensors:
+    channels = shape.inner + 2 * shape.groups * shape.state
+    return {
+        "attn_qkv.weight": ((channels, shape.width), "normal"),
+        "attn_gate.weight": ((shape.inner, shape.width), "normal"),
+        "ssm_conv1d.weight": ((channels, shape.kernel), "normal"),
+        "ssm_dt.bias": ((shape.state_heads,), "ones"),
+        "ssm_a": ((shape.state_heads,), "decay"),
+        "ssm_beta.weight": ((shape.state_heads, shape.width), "normal"),
+        "ssm_alpha.weight": ((shape.state_heads, shape.width), "normal"),
+        "ssm_norm.weight": ((shape.state,), "ones"),
+        "ssm_out.weight": ((shape.width, shape.inner), "normal"),
+    }
+
+
+def _lfm2(shape: Shape) -> tuple[Keys, Tensors]:
+    """Short convolutions, and attention."""
+    layers = range(shape.layers)
+    keys = {
+        "attention.head_count_kv": [shape.kv_heads * shape.attends(layer) for layer in layers],
+        "shortconv.l_cache": shape.kernel - 1,
+    }
+    tensors: Tensors = {"token_embd_norm.weight": ((shape.width,), "ones")}
+    for layer in layers:
+        parts = _attention(shape) if shape.attends(layer) else _short_convolution(shape)
+        parts |= _feed_forward(shape) | {
+            "attn_norm.weight": ((shape.width,), "ones"),
+            "ffn_norm.weight": ((shape.width,), "ones"),
+        }
+        tensors |= {f"blk.{layer}.{name}": part for name, part in parts.items()}
+    return keys, tensors
+
+
+def _short_convolution(shape: Shape) -> Tensors:
+    return {
+        "shortconv.conv.weight": ((shape.width, shape.kernel - 1), "normal"),
+        "shortconv.in_proj.weight": ((3 * shape.width, shape.width), "normal"),
+        "shortconv.out_proj.weight": ((shape.width, shape.width), "normal"),
+    }
+
+
+def _nemotron_h(shape: Shape) -> tuple[Keys, Tensors]:
+    """Mamba 2, feed-forward, and attention without positions at the end: one part a layer."""
+    kinds = [("ssm", "ffn")[layer % 2] for layer in range(shape.layers - 1)] + ["attn"]
+    keys = _recurrent_keys(shape) | {
+        "attention.head_count_kv": [shape.kv_heads * (kind == "attn") for kind in kinds],
+        "feed_forward_length": [shape.hidden * (kind == "ffn") for kind in kinds],
+        "attention.layer_norm_epsilon": 1e-6,
+    }
+    made = {
+        "ssm": _mamba2(shape),
+        "attn": _attention(shape, norms=False),
+        "ffn": {name: _feed_forward(shape)[name] for name in ("ffn_up.weight", "ffn_down.weight")},
+    }
+    tensors: Tensors = {"output_norm.weight": ((shape.width,), "ones")}
+    for layer, kind in enumerate(kinds):
+        parts = made[kind] | {"attn_norm.weight": ((shape.width,), "ones")}
+        tensors |= {f"blk.{layer}.{name}": part for name, part in parts.items()}
+    return keys, tensors
+
+
+def _mamba2(shape: Shape) -> Tensors:
+    mixed = shape.inner + 2 * shape.groups * shape.state
+    return {
+        "ssm_in.weight": ((mixed + shape.inner + shape.state_heads, shape.width), "normal"),
+        "ssm_conv1d.weight": ((mixed, shape.kernel), "normal"),
+        "ssm_conv1d.bias": ((mixed,), "zeros"),
+        "ssm_dt.bias": ((shape.state_heads,), "ones"),
+        "ssm_a": ((shape.state_heads, 1), "decay"),
+        "ssm_d": ((shape.state_heads, 1), "ones"),
+        "ssm_norm.weight": ((shape.groups, shape.inner // shape.groups), "ones"),
+        "ssm_out.weight": ((shape.width, shape.inner), "normal"),
+    }
+
+
+_ARCHITECTURES = {"qwen35": _qwen35, "lfm2": _lfm2, "nemotron_h": _nemotron_h}
+HYBRIDS = tuple(_ARCHITECTURES)
+
+
+def described(shape: Shape) -> tuple[Keys, Tensors]:
+    """Keys and tensors of a file."""
+    keys, tensors = _ARCHITECTURES[shape.arch](shape)
+    usual = {
+        "context_length": 32_768,
+        "embedding_length": shape.width,
+        "feed_forward_length": shape.hidden,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        "attention.key_length": shape.head,
+        "attention.value_length": shape.head,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.dimension_count": shape.head,
+        "rope.freq_base": 10_000.0,
+        "vocab_size": shape.vocabulary,
+        "block_count": shape.layers + shape.predicting,
+    }
+    table = (shape.vocabulary, shape.width)
+    tensors |= {"token_embd.weight": (table, "normal"), "output.weight": (table, "sharp")}
+    return usual | keys, tensors
+
+
+def _begun(path: Path, arch: str, keys: Keys) -> Any:
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in keys.items():
+        if isinstance(value, list):
+            writer.add_array(f"{arch}.{key}", value)
+        else:
+            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+            add(f"{arch}.{key}", value)
+    return writer
+
+
+def _is_quantized(name: str, shape: tuple[int, ...]) -> bool:
+    is_matrix = len(shape) > 1 and shape[-1] % 32 == 0
+    return is_matrix and not any(word in name for word in ("conv", "norm", "ssm_a", "ssm_d"))
+
+
+def write_hybrid(path: Path, shape: Shape, kind: Any = Q8_0, *, seed: int = 5) -> Path:
+    """Random weights, and a vocabulary of bytes."""
+    source = np.random.default_rng(seed)
+    keys, tensors = described(shape)
+    writer = _begun(path, shape.arch, keys)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    names = [*byte_tokens(), *(f"<{i}>" for i in range(256, shape.vocabulary))]
+    writer.add_token_list(names)
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(names))
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(len(names) - 1)
+    writer.add_add_bos_token(False)
+    for name, (size, fill) in tensors.items():
+        data = np.ascontiguousarray(_FILL[fill](source, size), np.float32)
+        if fill == "sharp":
+            data[-1] = 0.0  # an end that never comes
+        if _is_quantized(name, size):
+            writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_hollow(path: Path, shape: Shape, kind: str = "Q4_0") -> Path:
+    """A whole file but for the data, which reads as zeros and takes no room on the disk."""
+    keys, tensors = described(shape)
+    writer = _begun(path, shape.arch, keys)
+    writer.add_tokenizer_model("no_vocab")
+    data_bytes = 0
+    for name, (size, _) in tensors.items():
+        type_ = gguf.GGMLQuantizationType[kind if _is_quantized(name, size) else "F32"]
+        block, block_bytes = gguf.GGML_QUANT_SIZES[type_]
+        nbytes = prod(size) // block * block_bytes
+        writer.add_tensor_info(name, size, np.dtype(np.float32), nbytes, raw_dtype=type_)
+        data_bytes += -(-nbytes // 32) * 32
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with path.open("r+b") as file:
+        file.truncate(-(-path.stat().st_size // 32) * 32 + data_bytes)
+    return path
