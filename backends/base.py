@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,9 @@ class Tokenizer(Protocol):
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token stands for (control tokens: none)."""
 
+    def token_text(self, token: int) -> str:
+        """The vocabulary's own name of a token, control tokens included."""
+
     def is_end(self, token: int) -> bool:
         """Whether the token ends a generation."""
 
@@ -87,6 +90,24 @@ class MakesGrammars(Protocol):
 
     def json_grammar(self, schema: str) -> Grammar:
         """The grammar of the documents that fit a JSON schema. Raises UnsupportedError."""
+
+
+class FillTokens(NamedTuple):
+    """Tokens between which a model fills in; -1 for one that it does not have."""
+
+    prefix: int  # before what comes first
+    suffix: int
+    middle: int  # after it the model writes
+    repository: int = -1  # before its name
+    file: int = -1  # before the name of each of its files
+
+
+@runtime_checkable
+class FillsIn(Protocol):
+    """A tokenizer that knows how its model is asked to fill in the middle of a text."""
+
+    def fill_tokens(self) -> FillTokens | None:
+        """The tokens, or None where the vocabulary does not have them."""
 
 
 class Backend(Protocol):

@@ -43,6 +43,9 @@ class ByteTokenizer:
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 and token != self._end else b""
 
+    def token_text(self, token: int) -> str:
+        return chr(token) if token < 256 else f"<{token}>"
+
     def is_end(self, token: int) -> bool:
         return token == self._end
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from edgespec.backends.base import FillTokens
 from edgespec.backends.llama.library import LOG, interrupts_kept, library
 from edgespec.errors import BackendError, UnsupportedError
 
@@ -141,6 +142,19 @@ class LlamaTokenizer:
         with self.vocabulary() as vocab:
             text: bytes = self._lib.llama_vocab_get_text(vocab, token)
             return text.decode("utf-8", errors="replace")
+
+    def fill_tokens(self) -> FillTokens | None:
+        """As `FillsIn.fill_tokens`: those of the file, or those llama.cpp knows by their names."""
+        lib = self._lib
+        with self.vocabulary() as vocab:
+            found = FillTokens(
+                lib.llama_vocab_fim_pre(vocab),
+                lib.llama_vocab_fim_suf(vocab),
+                lib.llama_vocab_fim_mid(vocab),
+                lib.llama_vocab_fim_rep(vocab),
+                lib.llama_vocab_fim_sep(vocab),
+            )
+        return None if min(found.prefix, found.suffix, found.middle) < 0 else found
 
     @property
     def bos_text(self) -> str:

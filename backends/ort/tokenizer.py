@@ -59,6 +59,10 @@ class FolderTokenizer:
             piece = self._bytes[token] = self._piece(token)
         return piece
 
+    def token_text(self, token: int) -> str:
+        """The vocabulary's own name of a token, control tokens included."""
+        return self._tokenizer.id_to_token(token) or ""
+
     def is_end(self, token: int) -> bool:
         """Whether the token ends a generation."""
         return token in self._ends

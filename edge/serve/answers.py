@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgespec.serve.answer_text import AnswerText, PlainReader, Reader
 from edgespec.serve.generation import Generation
-from edgespec.serve.refusal import refusal_of
+from edgespec.serve.refusal import Refusal, openai_error, refusal_of
 from edgespec.serve.shapes import Choice, Shape
 from edgespec.serve.worker import Worker
 
@@ -35,6 +35,7 @@ class Prepared:
     streams: bool
     make_reader: Callable[[], Reader] = PlainReader
     names_events: bool = False  # each event has a line with its type; there is no [DONE] then
+    tell: Callable[[Refusal], dict[str, Any]] = openai_error  # what failed
 
 
 class _NotRead(Exception):
@@ -78,7 +79,7 @@ class Answer:
             status, document = 200, self._prepared.shape.whole(choices)
         except Exception as problem:
             refusal = refusal_of(problem)
-            status, document = refusal.status, refusal.document
+            status, document = refusal.status, self._prepared.tell(refusal)
         await send_json(send, status, document)
 
     async def _stream(self, send: Send) -> None:
@@ -96,9 +97,9 @@ class Answer:
         except Exception as problem:
             refusal = refusal_of(problem)
             if not has_begun:
-                await send_json(send, refusal.status, refusal.document)
+                await send_json(send, refusal.status, self._prepared.tell(refusal))
                 return
-            last = _event(refusal.document, self._prepared.names_events)
+            last = _event(self._prepared.tell(refusal), self._prepared.names_events)
             await send({**_BODY, "body": last, "more_body": True})
         await send({**_BODY, "body": b""})
 

@@ -19,8 +19,16 @@ from edgespec.serve.answers import Answer, Prepared
 from edgespec.serve.bodies import read_json
 from edgespec.serve.guard import Access, Guard
 from edgespec.serve.page import PAGE_HEADERS, page
-from edgespec.serve.prepare import prepare_chat, prepare_completion, prepare_response
-from edgespec.serve.refusal import Refusal, refusal_of
+from edgespec.serve.prepare import (
+    count_message,
+    prepare_chat,
+    prepare_completion,
+    prepare_infill,
+    prepare_llama,
+    prepare_message,
+    prepare_response,
+)
+from edgespec.serve.refusal import Refusal, anthropic_error, openai_error, refusal_of
 from edgespec.serve.service import Service
 from edgespec.serve.status import metrics, props, slots, status
 from edgespec.serve.tokens import detokenize, tokenize
@@ -33,6 +41,9 @@ _GENERATING: dict[str, Prepare] = {
     "/v1/chat/completions": prepare_chat,
     "/v1/completions": prepare_completion,
     "/v1/responses": prepare_response,
+    "/v1/messages": prepare_message,
+    "/completion": prepare_llama,
+    "/infill": prepare_infill,
 }
 # What is answered at once: from the service alone, and from the document of a request.
 _TELLING: dict[str, Callable[[Service], Any]] = {
@@ -44,7 +55,9 @@ _TELLING: dict[str, Callable[[Service], Any]] = {
 _ANSWERING: dict[str, Callable[[Service, Any], Any]] = {
     "/tokenize": tokenize,
     "/detokenize": detokenize,
+    "/v1/messages/count_tokens": count_message,
 }
+_ANTHROPIC = "/v1/messages"  # below it errors have that interface's form
 
 
 def make_app(service: Service, access: Access | None = None) -> ASGIApp:
@@ -82,7 +95,7 @@ class Routes:
         found += [(path, "POST", self._asked(answer)) for path, answer in _ANSWERING.items()]
         found += [(path, "POST", self._generating(how)) for path, how in _GENERATING.items()]
         return [
-            Route(one, _answered(handler), methods=[method])
+            Route(one, _answered(handler, path), methods=[method])
             for path, method, handler in found
             for one in _places(path)
         ]
@@ -171,8 +184,9 @@ async def read_body(request: Request, service: Service) -> bytes:
     return b"".join(parts)
 
 
-def _answered(handler: Handler) -> ASGIApp:
+def _answered(handler: Handler, path: str) -> ASGIApp:
     """A route's application: what fails becomes an error object."""
+    tell = anthropic_error if path.startswith(_ANTHROPIC) else openai_error
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -180,8 +194,7 @@ def _answered(handler: Handler) -> ASGIApp:
         except ClientDisconnect:
             return
         except Exception as problem:
-            refusal = refusal_of(problem)
-            response = error_response(refusal)
+            response = error_response(refusal_of(problem), tell)
         await response(scope, receive, send)
 
     return _Endpoint(app)
@@ -197,12 +210,14 @@ class _Endpoint:
         await self._app(scope, receive, send)
 
 
-def error_response(refusal: Refusal) -> Response:
+def error_response(
+    refusal: Refusal, tell: Callable[[Refusal], dict[str, Any]] = openai_error
+) -> Response:
     """An error object; a queue that is full says when to come again."""
     headers = {"retry-after": "1"} if refusal.status == 503 else {}
     if refusal.status in (408, 413):
         headers["connection"] = "close"  # what is left of the body is not read
-    return JSONResponse(refusal.document, refusal.status, headers)
+    return JSONResponse(tell(refusal), refusal.status, headers)
 
 
 async def _unknown(request: Request, problem: Exception) -> Response:

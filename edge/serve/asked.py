@@ -53,12 +53,16 @@ class ChatAsked:
 
 @dataclass(frozen=True, slots=True)
 class CompletionAsked:
-    """A request to continue prompts as they are: texts, or token ids."""
+    """A request to continue prompts as they are: texts, or token ids.
+
+    With a `suffix` what stands between each text and that is filled in.
+    """
 
     prompts: Sequence[str | list[int]]
     options: GenerationOptions
     output: Output
     echo: bool = False
+    suffix: str = ""
 
 
 def take_output(fields: Fields, limits: Limits) -> Output:

@@ -33,6 +33,7 @@ def read_chat(body: Any, setup: Setup) -> ChatAsked:
         raw=True,
         reuse=True,
         json_schema=take_format(fields, setup.limits),
+        logprobs=_logprobs(fields, setup.limits),
     )
     tools = take_tools(fields, setup.limits)
     if tools.offered and options.json_schema is not None:
@@ -76,12 +77,19 @@ def _variables(fields: Fields, limits: Limits) -> dict[str, Any]:
     return value
 
 
+def _logprobs(fields: Fields, limits: Limits) -> int | None:
+    """Best tokens to be told at each place; None for no logprobs at all."""
+    is_asked = fields.flag("logprobs")
+    count = fields.whole("top_logprobs", 0, 0, limits.logprobs)
+    if count and not is_asked:
+        fields.refuse("top_logprobs", "needs logprobs: set it to true as well")
+    return count if is_asked else None
+
+
 def refuse_others(fields: Fields) -> None:
     """Fields that ask for nothing are taken; those that would change the answer are refused."""
     fields.ignore("user", "metadata", "safety_identifier", "prompt_cache_key")
     fields.only("store", False)
-    fields.only("logprobs", False)
-    fields.only("top_logprobs", 0)
     fields.only("service_tier", "auto", "default")
     fields.only("modalities", ["text"])
     fields.only("cache_prompt", True)

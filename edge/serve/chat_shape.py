@@ -17,13 +17,18 @@ from edgespec.serve.shapes import (
     timings,
     usage,
 )
+from edgespec.serve.told_tokens import ToldTokens
 
 
 class ChatShape:
-    """Answers to one request."""
+    """Answers to one request.
 
-    def __init__(self, model: str, output: Output) -> None:
-        self._output = output
+    Args:
+        tokens: tells logprobs, where there are any.
+    """
+
+    def __init__(self, model: str, output: Output, tokens: ToldTokens) -> None:
+        self._output, self._tokens = output, tokens
         self._head = {"id": new_id("chatcmpl-"), "created": now_s(), "model": model}
         self._calls = 0  # of the answer that is being sent
 
@@ -46,7 +51,10 @@ class ChatShape:
             ]
             self._calls += len(delta.calls)
         more = {"sources": sources(chunks)} if self._output.sources else {}
-        return [{**self._chunk(index, values), **more}] if values or more else []
+        told = self._tokens.chat([one for chunk in chunks for one in chunk.logprobs])
+        if not (values or more or told):
+            return []
+        return [{**self._chunk(index, values, logprobs=told), **more}]
 
     def end(self, choice: Choice) -> list[dict[str, Any]]:
         """The reason, with the timings of this answer."""
@@ -65,36 +73,37 @@ class ChatShape:
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """All answers."""
         return {
-            **self._document("chat.completion", [_whole(choice) for choice in choices]),
+            **self._document("chat.completion", [self._whole(choice) for choice in choices]),
             "usage": usage(choices, self._output.choices),
             "timings": timings(choices),
         }
 
-    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None) -> Any:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _chunk(
+        self, index: int, delta: Any, reason: str | None = None, logprobs: Any = None
+    ) -> Any:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         chunk = self._document("chat.completion.chunk", [choice])
         return {**chunk, "usage": None} if self._output.usage else chunk
 
     def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": kind, "choices": choices}
 
-
-def _whole(choice: Choice) -> dict[str, Any]:
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": None if choice.calls and not choice.content else choice.content,
-        "refusal": None,
-    }
-    if choice.reasoning:
-        message["reasoning_content"] = choice.reasoning
-    if choice.calls:
-        message["tool_calls"] = [_call(call) for call in choice.calls]
-    return {
-        "index": choice.index,
-        "message": message,
-        "logprobs": None,
-        "finish_reason": choice.reason,
-    }
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if choice.calls and not choice.content else choice.content,
+            "refusal": None,
+        }
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if choice.calls:
+            message["tool_calls"] = [_call(call) for call in choice.calls]
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": self._tokens.chat(choice.result.logprobs),
+            "finish_reason": choice.reason,
+        }
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

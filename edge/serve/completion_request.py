@@ -18,7 +18,7 @@ def read_completion(body: Any, setup: Setup) -> CompletionAsked:
     """What a request wants. Raises Refusal for a field that is wrong or not supported."""
     fields = Fields(body)
     take_model(fields, setup.names)
-    prompts = _prompts(fields, setup.limits)
+    prompts = take_prompts(fields, setup.limits)
     output = take_output(fields, setup.limits)
     if output.choices * len(prompts) > setup.limits.choices:
         fields.refuse("n", f"asks for more than {setup.limits.choices} answers, prompts counted")
@@ -30,18 +30,30 @@ def read_completion(body: Any, setup: Setup) -> CompletionAsked:
         raw=True,
         reuse=True,
         json_schema=take_format(fields, setup.limits),
+        logprobs=_logprobs(fields, setup.limits),
     )
     echo = fields.flag("echo")
+    if echo and options.logprobs is not None:
+        fields.refuse("logprobs", "of a prompt are not told: leave echo out")
+    suffix = fields.text("suffix", "")
+    if suffix and (echo or not all(isinstance(prompt, str) for prompt in prompts)):
+        fields.refuse("suffix", "needs prompts that are texts, without echo")
     fields.ignore("user")
     fields.only("best_of", 1, output.choices)
-    fields.only("suffix", "")
     fields.only("cache_prompt", True)
     fields.end()
-    return CompletionAsked(prompts, options, output, echo)
+    return CompletionAsked(prompts, options, output, echo, suffix)
 
 
-def _prompts(fields: Fields, limits: Limits) -> list[str | list[int]]:
-    """A text, several, token ids, or several lists of them."""
+def _logprobs(fields: Fields, limits: Limits) -> int | None:
+    """Best tokens to be told at each place; None for no logprobs at all."""
+    if "logprobs" not in fields:
+        return None
+    return fields.whole("logprobs", 0, 0, limits.logprobs)
+
+
+def take_prompts(fields: Fields, limits: Limits) -> list[str | list[int]]:
+    """The field `prompt`: a text, several, token ids, or several lists of them. Raises Refusal."""
     value = fields.any("prompt")
     if isinstance(value, str) or _is_ids(value):
         return [value]

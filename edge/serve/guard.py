@@ -14,7 +14,8 @@ from edgespec.serve.answers import send_json
 from edgespec.serve.refusal import Refusal
 
 _OPEN_PATHS = ("/", "/health", "/v1/health")  # for everybody: they tell nothing of anybody
-_METHODS, _HEADERS = "GET, POST, OPTIONS", "authorization, content-type, x-api-key"
+_METHODS = "GET, POST, OPTIONS"
+_HEADERS = "authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
 
 
 @dataclass(frozen=True, slots=True)

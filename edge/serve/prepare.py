@@ -6,53 +6,156 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+from edgespec.decode.options import GenerationOptions
+from edgespec.sampling.params import SamplingParams
 from edgespec.serve.answers import Prepared
-from edgespec.serve.asked import ChatAsked
+from edgespec.serve.asked import ChatAsked, CompletionAsked
 from edgespec.serve.chat_request import read_chat
 from edgespec.serve.chat_shape import ChatShape
 from edgespec.serve.completion_request import read_completion
 from edgespec.serve.completion_shape import CompletionShape
-from edgespec.serve.conversation import conversation_of
+from edgespec.serve.conversation import Conversation, conversation_of
+from edgespec.serve.filling import Gap, fill_ids
+from edgespec.serve.llama_request import LlamaAsked, read_infill, read_llama
+from edgespec.serve.llama_shape import LlamaPrompt, LlamaShape
+from edgespec.serve.messages_request import read_messages
+from edgespec.serve.messages_shape import MessagesShape
+from edgespec.serve.refusal import anthropic_error
 from edgespec.serve.responses_request import read_response
 from edgespec.serve.responses_shape import ResponsesShape
 from edgespec.serve.service import Service
 from edgespec.serve.shapes import Shape
+from edgespec.serve.status import settings_of
+from edgespec.serve.told_tokens import ToldTokens
+
+Loop = asyncio.AbstractEventLoop
+_ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody said
+
+# -- chats ---------------------------------------------------------------------------------
 
 
-def prepare_chat(service: Service, body: Any, loop: asyncio.AbstractEventLoop) -> Prepared:
+def prepare_chat(service: Service, body: Any, loop: Loop) -> Prepared:
     """The next message of a conversation. Raises Refusal, and as `Engine.stream`."""
     asked = read_chat(body, service.setup)
-    shape = ChatShape(service.setup.names[0], asked.output)
-    return _chat(service, asked, shape, loop)
+    talk, ids = _prompt(service, asked)
+    shape = ChatShape(service.setup.names[0], asked.output, _tokens(service))
+    return _chat(service, asked, talk, ids, shape, loop)
 
 
-def prepare_response(service: Service, body: Any, loop: asyncio.AbstractEventLoop) -> Prepared:
+def prepare_response(service: Service, body: Any, loop: Loop) -> Prepared:
     """The same by another interface. Raises Refusal, and as `Engine.stream`."""
     asked, told = read_response(body, service.setup)
+    talk, ids = _prompt(service, asked)
     shape = ResponsesShape(service.setup.names[0], told)
-    return replace(_chat(service, asked, shape, loop), names_events=True)
+    return replace(_chat(service, asked, talk, ids, shape, loop), names_events=True)
+
+
+def prepare_message(service: Service, body: Any, loop: Loop) -> Prepared:
+    """The same by Anthropic's interface. Raises Refusal, and as `Engine.stream`."""
+    asked = read_messages(body, service.setup)
+    talk, ids = _prompt(service, asked)
+    shape = MessagesShape(service.setup.names[0], len(ids))
+    prepared = _chat(service, asked, talk, ids, shape, loop)
+    return replace(prepared, names_events=True, tell=anthropic_error)
+
+
+def count_message(service: Service, body: Any) -> dict[str, int]:
+    """How many tokens a request of Anthropic's interface has. Raises as `prepare_message`."""
+    asked = read_messages(body, service.setup, counts=True)
+    return {"input_tokens": len(_prompt(service, asked)[1])}
+
+
+def _prompt(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]]:
+    talk = conversation_of(asked, service.prompts, service.engine.chat_template or "")
+    return talk, service.prompts.ids_of(talk.text)
 
 
 def _chat(
-    service: Service, asked: ChatAsked, shape: Shape, loop: asyncio.AbstractEventLoop
+    service: Service, asked: ChatAsked, talk: Conversation, ids: list[int], shape: Shape, loop: Loop
 ) -> Prepared:
-    talk = conversation_of(asked, service.prompts, service.engine.chat_template or "")
-    ids = service.prompts.ids_of(talk.text)
     generations = service.generations(loop, talk.text, ids, talk.options, asked.output.choices)
     return Prepared(generations, shape, asked.output.streams, talk.make_reader)
 
 
-def prepare_completion(service: Service, body: Any, loop: asyncio.AbstractEventLoop) -> Prepared:
+def _tokens(service: Service) -> ToldTokens:
+    return ToldTokens(service.engine.backend.tokenizer)
+
+
+# -- completions ---------------------------------------------------------------------------
+
+
+def prepare_completion(service: Service, body: Any, loop: Loop) -> Prepared:
     """Prompts as they are, continued. Raises Refusal, and as `Engine.stream`."""
     asked = read_completion(body, service.setup)
     generations, echoes = [], []
-    tokenizer = service.engine.backend.tokenizer
     for prompt in asked.prompts:
-        ids = service.engine.encode(prompt, raw=True)
+        ids = _completion_ids(service, asked, prompt)
         generations += service.generations(loop, "", ids, asked.options, asked.output.choices)
-        text = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")
-        echoes += [(prompt if isinstance(prompt, str) else text)] * asked.output.choices
-    shape = CompletionShape(
-        service.setup.names[0], asked.output, echoes if asked.echo else [""] * len(echoes)
-    )
+        echo = _text_of(service, prompt) if asked.echo else ""
+        echoes += [echo] * asked.output.choices
+    shape = CompletionShape(service.setup.names[0], asked.output, _tokens(service), echoes)
     return Prepared(generations, shape, asked.output.streams)
+
+
+def _completion_ids(service: Service, asked: CompletionAsked, prompt: str | list[int]) -> list[int]:
+    if asked.suffix and isinstance(prompt, str):
+        tokenizer = service.engine.backend.tokenizer
+        return fill_ids(tokenizer, Gap(prompt, asked.suffix), None, "suffix")[0]
+    return service.engine.encode(prompt, raw=True)
+
+
+def _text_of(service: Service, prompt: str | list[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    tokenizer = service.engine.backend.tokenizer
+    return b"".join(map(tokenizer.token_bytes, prompt)).decode(errors="replace")
+
+
+# -- llama.cpp's own -----------------------------------------------------------------------
+
+
+def prepare_llama(service: Service, body: Any, loop: Loop) -> Prepared:
+    """`/completion`. Raises Refusal, and as `Engine.stream`."""
+    asked = read_llama(body, service.setup)
+    several, prompts = [], []
+    for prompt in asked.completion.prompts:
+        ids = service.engine.encode(prompt, raw=True)
+        several.append(ids)
+        prompts.append(LlamaPrompt(_text_of(service, prompt), len(ids)))
+    return _llama(service, asked, several, prompts, loop)
+
+
+def prepare_infill(service: Service, body: Any, loop: Loop) -> Prepared:
+    """`/infill`. Raises Refusal, also where the model cannot, and as `Engine.stream`."""
+    asked = read_infill(body, service.setup)
+    assert asked.gap is not None
+    size = service.setup.context_size
+    room = size - min(asked.completion.options.max_tokens, size // _ANSWER_SHARE)
+    ids, is_cut = fill_ids(service.engine.backend.tokenizer, asked.gap, room, "/infill")
+    prompt = LlamaPrompt(asked.gap.prefix, len(ids), is_cut)
+    return _llama(service, asked, [ids], [prompt], loop)
+
+
+def _llama(
+    service: Service,
+    asked: LlamaAsked,
+    several: list[list[int]],
+    prompts: list[LlamaPrompt],
+    loop: Loop,
+) -> Prepared:
+    options = asked.completion.options
+    made = [one for ids in several for one in service.generations(loop, "", ids, options, 1)]
+    shape = LlamaShape(
+        service.setup.names[0],
+        _tokens(service),
+        prompts,
+        _told_settings(options, service.setup.context_size),
+        returns_tokens=asked.returns_tokens,
+    )
+    return Prepared(made, shape, asked.completion.output.streams, names_events=True)
+
+
+def _told_settings(options: GenerationOptions, context_size: int) -> dict[str, Any]:
+    sampling = options.sampling or SamplingParams()
+    told = {**settings_of(sampling), "n_ctx": context_size, "n_predict": options.max_tokens}
+    return {**told, "stop": list(options.stop), "n_probs": options.logprobs or 0}

@@ -45,6 +45,16 @@ class Refusal(Exception):
         return {"error": error}
 
 
+def openai_error(refusal: Refusal) -> dict[str, Any]:
+    """The error object of OpenAI's interface."""
+    return refusal.document
+
+
+def anthropic_error(refusal: Refusal) -> dict[str, Any]:
+    """The error object of Anthropic's interface; it has what OpenAI's has as well."""
+    return {"type": "error", **refusal.document}
+
+
 def refusal_of(problem: Exception, param: str | None = None) -> Refusal:
     """What a client is told of a failure. What is not the client's to mend has the status 500."""
     if isinstance(problem, Refusal):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.fields import Fields, shown
@@ -10,8 +12,16 @@ from edgespec.serve.limits import Limits
 
 _MOST_SEED = (1 << 63) - 1
 _LEAST_TOP_P = 1e-9  # the best token alone, as 0 means
+_LARGE, _MOST_COUNT = 1e6, 1 << 20
 # How many tokens before the next one are looked at by penalties; -1 is all.
-_LAST_N = ("repeat_last_n", -1, 1 << 20)
+_LAST_N = ("repeat_last_n", -1, _MOST_COUNT)
+# llama.cpp's other samplers, by its names; `SamplingParams` knows their ranges.
+_NUMBERS = (
+    *("typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range"),
+    *("dynatemp_exponent", "dry_multiplier", "dry_base", "mirostat_tau", "mirostat_eta"),
+)
+_COUNTS = ("dry_allowed_length", "dry_penalty_last_n", "mirostat")
+_TEXTS = ("dry_sequence_breakers", "samplers")
 
 
 def take_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> SamplingParams:
@@ -20,6 +30,17 @@ def take_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> S
     seed = fields.whole("seed", -1 if defaults.seed is None else defaults.seed, -1, _MOST_SEED)
     biases = _biases(fields, limits.biases) if "logit_bias" in fields else defaults.logit_bias
     name, low, high = _LAST_N
+    more: dict[str, Any] = {
+        field: fields.number(field, getattr(defaults, field), -_LARGE, _LARGE)
+        for field in _NUMBERS
+        if field in fields
+    }
+    for field in _COUNTS:
+        if field in fields:
+            more[field] = fields.whole(field, 0, -1, _MOST_COUNT)
+    for field in _TEXTS:
+        if field in fields:
+            more[field] = _texts(fields, field, limits)
     return replace(
         defaults,
         temperature=fields.number("temperature", defaults.temperature, 0.0, 100.0),
@@ -32,6 +53,7 @@ def take_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> S
         penalty_last_n=fields.whole(name, defaults.penalty_last_n, low, high),
         logit_bias=biases,
         seed=None if seed < 0 else seed,
+        **more,
     )
 
 
@@ -42,17 +64,21 @@ def seed_of_choice(params: SamplingParams, index: int) -> SamplingParams:
     )
 
 
-def take_stops(fields: Fields, limits: Limits) -> tuple[str, ...]:
+def take_stops(fields: Fields, limits: Limits, field: str = "stop") -> tuple[str, ...]:
     """Texts that end an answer: one, or a list."""
-    value = fields.any("stop", [])
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        fields.refuse("stop", f"must be a text or a list of texts, not {shown(value)}")
-    if len(stops) > limits.stops:
-        fields.refuse("stop", f"has {len(stops)} texts, and at most {limits.stops} are taken")
-    if any(len(stop) > limits.stop_chars for stop in stops):
-        fields.refuse("stop", f"has a text of more than {limits.stop_chars} characters")
-    return tuple(stop for stop in stops if stop)
+    return _texts(fields, field, limits)
+
+
+def _texts(fields: Fields, field: str, limits: Limits) -> tuple[str, ...]:
+    value = fields.any(field, [])
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        fields.refuse(field, f"must be a text or a list of texts, not {shown(value)}")
+    if len(texts) > limits.stops:
+        fields.refuse(field, f"has {len(texts)} texts, and at most {limits.stops} are taken")
+    if any(len(text) > limits.stop_chars for text in texts):
+        fields.refuse(field, f"has a text of more than {limits.stop_chars} characters")
+    return tuple(text for text in texts if text)
 
 
 def take_max_tokens(fields: Fields, default: int | None, context: int, *names: str) -> int:
@@ -71,6 +97,9 @@ def take_max_tokens(fields: Fields, default: int | None, context: int, *names: s
 
 def _biases(fields: Fields, most: int) -> tuple[tuple[int, float], ...]:
     value = fields.any("logit_bias")
+    if isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value):
+        # llama.cpp's way: pairs, and false for never.
+        value = {str(token): -math.inf if bias is False else bias for token, bias in value}
     if not isinstance(value, dict):
         fields.refuse("logit_bias", f"must be an object, not {shown(value)}")
     if len(value) > most:
@@ -80,7 +109,7 @@ def _biases(fields: Fields, most: int) -> tuple[tuple[int, float], ...]:
         is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
         if not (token.isascii() and token.isdigit() and len(token) < 10 and is_number):
             fields.refuse("logit_bias", "must name token ids, each with a number")
-        if not -100 <= bias <= 100:
+        if not -100 <= bias <= 100 and bias != -math.inf:
             fields.refuse("logit_bias", f"must be -100 to 100, not {shown(bias)}")
         pairs.append((int(token), float(bias)))
     return tuple(pairs)

@@ -31,6 +31,18 @@ def schema_text(schema: Any, param: str, limits: Limits) -> str:
     return text
 
 
+def grammar_text(text: str, param: str, limits: Limits) -> str:
+    """A grammar in GBNF. Raises Refusal for one that is too large."""
+    for what, found, most in (
+        ("bytes", len(text.encode()), limits.grammar_bytes),
+        ("opening brackets", text.count("(") + text.count("["), limits.schema_parts),
+        ("repetitions", _repeats(text), limits.schema_repeats),
+    ):
+        if found > most:
+            raise Refusal(f"{param} has {found} {what}, and {most} are the limit", param=param)
+    return text
+
+
 def _check_counts(value: Any, param: str, most: int) -> None:
     """Refuse repetitions that a grammar would have to write out."""
     waiting = [value]

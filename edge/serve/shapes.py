@@ -52,10 +52,13 @@ class Choice:
         """Why it ended, in OpenAI's words. Raises Refusal for one that was not completed."""
         if self.calls:
             return "tool_calls"
-        reason = _REASONS.get(self.result.finish_reason)
-        if reason is None:
+        self.check_complete()
+        return _REASONS[self.result.finish_reason]
+
+    def check_complete(self) -> None:
+        """Raise Refusal for one that was cancelled."""
+        if self.result.finish_reason not in _REASONS:
             raise Refusal("the answer was cancelled", status=503, code="cancelled")
-        return reason
 
 
 class Shape(Protocol):
@@ -73,7 +76,7 @@ class Shape(Protocol):
     def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
         """After all answers."""
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Choice]) -> Any:
         """Everything at once, for who did not ask for a stream."""
 
 

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
+from edgespec.sampling.params import SamplingParams
 from edgespec.serve.service import Service
 from edgespec.serve.totals import Totals
 
@@ -40,9 +41,7 @@ def slots(service: Service) -> list[dict[str, Any]]:
 def props(service: Service) -> dict[str, Any]:
     """The model and the settings of answers, under the names that llama.cpp's server gives them."""
     engine, setup = service.engine, service.setup
-    sampling = setup.defaults.sampling
-    names = [one.name for one in fields(sampling) if one.name != "logit_bias"]
-    params = {name: getattr(sampling, name) for name in names}
+    params = settings_of(setup.defaults.sampling)
     template = engine.chat_template or ""
     return {
         "default_generation_settings": {
@@ -61,6 +60,12 @@ def props(service: Service) -> dict[str, Any]:
         "bos_token": engine.backend.tokenizer.bos_text,
         "eos_token": engine.backend.tokenizer.eos_text,
     }
+
+
+def settings_of(sampling: SamplingParams) -> dict[str, Any]:
+    """How tokens are picked, by the names of the settings."""
+    names = [one.name for one in fields(sampling) if one.name != "logit_bias"]
+    return {name: getattr(sampling, name) for name in names}
 
 
 def status(service: Service) -> dict[str, Any]:

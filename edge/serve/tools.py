@@ -84,15 +84,21 @@ def _tool(fields: Fields, limits: Limits) -> dict[str, Any]:
     if kind != "function":
         fields.refuse("type", f"{shown(kind)} is not supported, only function")
     inner = fields.object("function") if "function" in fields else fields
-    name = inner.text("name")
+    tool = take_function(inner, "parameters", limits)
+    fields.end()
+    return tool
+
+
+def take_function(fields: Fields, schema_field: str, limits: Limits) -> dict[str, Any]:
+    """A tool's name, description and schema of arguments, as templates take it. Raises Refusal."""
+    name = fields.text("name")
     if not _NAME.fullmatch(name):
-        inner.refuse("name", f"must be letters, digits, _, . or -, not {shown(name)}")
-    function: dict[str, Any] = {"name": name, "description": inner.text("description", "")}
-    parameters = inner.any("parameters", {"type": "object", "properties": {}})
-    schema_text(parameters, inner.name("parameters"), limits)  # refuses one that is too large
+        fields.refuse("name", f"must be letters, digits, _, . or -, not {shown(name)}")
+    function: dict[str, Any] = {"name": name, "description": fields.text("description", "")}
+    parameters = fields.any(schema_field, {"type": "object", "properties": {}})
+    schema_text(parameters, fields.name(schema_field), limits)  # refuses one that is too large
     function["parameters"] = parameters
-    inner.ignore("strict")
-    inner.end()
+    fields.ignore("strict")
     fields.end()
     return {"type": "function", "function": function}
 

@@ -134,9 +134,9 @@ def test_paths_are_there_without_v1(serve: Serve) -> None:
 
 def test_what_is_not_supported_is_refused_by_name(serve: Serve) -> None:
     talk = client(serve(Speaker())).chat.completions
-    with pytest.raises(BadRequestError, match="logprobs is not supported") as refused:
-        talk.create(model="edgespec", messages=HELLO, logprobs=True)
-    assert refused.value.param == "logprobs"
+    with pytest.raises(BadRequestError, match="modalities is not supported") as refused:
+        talk.create(model="edgespec", messages=HELLO, modalities=["text", "audio"])
+    assert refused.value.param == "modalities"
     with pytest.raises(BadRequestError, match="wibble is not supported"):
         talk.create(model="edgespec", messages=HELLO, extra_body={"wibble": 1})
     with pytest.raises(NotFoundError, match='no model "gpt-9"'):
@@ -157,6 +157,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"messages": HELLO, "stop": [1]}, "stop must be a text or a list of texts"),
     ({"messages": HELLO, "logit_bias": {"a": 1}}, "logit_bias must name token ids"),
     ({"messages": HELLO, "logit_bias": {"9999": 1}}, "9999"),
+    ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs needs logprobs"),
+    ({"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs must be 0 to 20"),
+    ({"messages": HELLO, "mirostat": 1}, "mirostat must be 0 or 2"),
+    ({"messages": HELLO, "samplers": ["x"]}, "there is no sampler 'x'"),
     ({"messages": HELLO, "stream_options": {}}, "stream_options is for streams"),
     ({"messages": HELLO, "response_format": {"type": "xml"}}, "response_format.type must be"),
     ({"messages": [{"role": "user", "content": "a" * 3000}]}, "the context 2048"),

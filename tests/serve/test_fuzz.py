@@ -13,6 +13,7 @@ import pytest
 from serving import Serve, Speaker
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+USER = {"role": "user", "content": "Hi"}
 CHAT: dict[str, Any] = {
     "model": "edgespec",
     "messages": [
@@ -53,6 +54,68 @@ SEEDS: list[tuple[str, dict[str, Any]]] = [
     (
         "/v1/responses",
         {"input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 2, "text": {}},
+    ),
+    ("/v1/completions", {"prompt": "ab", "max_tokens": 1, "logprobs": 2, "suffix": ""}),
+    ("/v1/chat/completions", {"messages": [USER], "max_tokens": 1, "logprobs": True}),
+    (
+        "/v1/messages",
+        {
+            "model": "edgespec",
+            "max_tokens": 2,
+            "system": [{"type": "text", "text": "Be brief"}],
+            "messages": [
+                USER,
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "?", "signature": ""},
+                        {"type": "text", "text": "a"},
+                        {"type": "tool_use", "id": "a", "name": "f", "input": {"b": 1}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "a", "content": "1"}],
+                },
+            ],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+            "thinking": {"type": "disabled"},
+            "stop_sequences": ["x"],
+            "metadata": {"user_id": "a"},
+            "output_config": {},
+        },
+    ),
+    ("/v1/messages/count_tokens", {"model": "edgespec", "messages": [USER]}),
+    (
+        "/completion",
+        {
+            "prompt": "ab",
+            "n_predict": 2,
+            "n_probs": 1,
+            "stop": [],
+            "logit_bias": [[5, False], [6, 1.5]],
+            "samplers": ["top_k", "temperature"],
+            "temperature": 0.5,
+            "typical_p": 0.9,
+            "xtc_probability": 0.5,
+            "dry_multiplier": 0.5,
+            "dry_sequence_breakers": ["x"],
+            "mirostat": 0,
+            "return_tokens": True,
+            "grammar": "",
+            "id_slot": -1,
+        },
+    ),
+    (
+        "/infill",
+        {
+            "input_prefix": "a",
+            "input_suffix": "b",
+            "input_extra": [{"filename": "x", "text": "y"}],
+            "prompt": "c",
+            "n_predict": 1,
+        },
     ),
     ("/tokenize", {"content": "ab", "add_special": True, "with_pieces": True}),
     ("/detokenize", {"tokens": [1, 2]}),

@@ -1,0 +1,193 @@
+"""`/v1/messages`, Anthropic's interface: from the fields of a request to what it wants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgespec.decode.options import GenerationOptions
+from edgespec.serve.asked import ChatAsked, Output, Setup, take_model
+from edgespec.serve.fields import Fields, shown
+from edgespec.serve.limits import Limits
+from edgespec.serve.messages import text_of
+from edgespec.serve.sampling_fields import take_max_tokens, take_sampling, take_stops
+from edgespec.serve.schemas import schema_text
+from edgespec.serve.tools import Tools, take_function
+
+Messages = list[dict[str, Any]]
+
+
+def read_messages(body: Any, setup: Setup, *, counts: bool = False) -> ChatAsked:
+    """What a request wants. Raises Refusal for a field that is wrong or not supported.
+
+    Args:
+        counts: only the tokens of its prompt are asked for.
+    """
+    fields = Fields(body)
+    take_model(fields, setup.names)
+    messages = _messages(fields, setup.limits)
+    if not counts and "max_tokens" not in fields:
+        fields.refuse("max_tokens", "is missing", code="missing_required_parameter")
+    options = GenerationOptions(
+        max_tokens=take_max_tokens(fields, None, setup.context_size, "max_tokens"),
+        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
+        stop=take_stops(fields, setup.limits, "stop_sequences"),
+        raw=True,
+        reuse=True,
+        json_schema=_format(fields, setup.limits),
+    )
+    tools = _tools(fields, setup.limits)
+    if tools.offered and options.json_schema is not None:
+        fields.refuse("output_config", "is not supported beside tools", code="unsupported_value")
+    variables = _thinking(fields)
+    output = Output(streams=fields.flag("stream"))
+    fields.ignore("metadata", "cache_control")
+    fields.only("service_tier", "auto", "standard_only")
+    fields.end()
+    return ChatAsked(messages, options, output, variables, tools)
+
+
+# -- messages ------------------------------------------------------------------------------
+
+
+def _messages(fields: Fields, limits: Limits) -> Messages:
+    found: Messages = []
+    if "system" in fields:
+        found.append({"role": "system", "content": text_of(fields, "system")})
+    values = fields.list("messages", limits.messages)
+    if not values:
+        fields.refuse("messages", "must have at least one message")
+    for index, value in enumerate(values):
+        found += _message(Fields(value, f"messages[{index}]"), limits)
+    if found[-1]["role"] == "assistant":
+        fields.refuse("messages", "must not end with the assistant's: answers are never continued")
+    return found
+
+
+def _message(fields: Fields, limits: Limits) -> Messages:
+    role = fields.text("role")
+    if role not in ("user", "assistant"):
+        fields.refuse("role", f"must be user or assistant, not {shown(role)}")
+    content = fields.any("content")
+    fields.end()
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list) or not content:
+        fields.refuse("content", f"must be a text or a list of blocks, not {shown(content)}")
+    if len(content) > limits.messages:
+        fields.refuse("content", f"has {len(content)} blocks, and {limits.messages} are the limit")
+    blocks = [
+        Fields(block, f"{fields.name('content')}[{index}]") for index, block in enumerate(content)
+    ]
+    return _of_user(blocks) if role == "user" else [_of_assistant(blocks)]
+
+
+def _of_user(blocks: list[Fields]) -> Messages:
+    """Results of tools are messages of their own; texts between them are one each."""
+    found: Messages = []
+    for block in blocks:
+        kind = _kind(block, "text", "tool_result")
+        if kind == "tool_result":
+            identity = block.text("tool_use_id", "")
+            block.flag("is_error")  # its text says what went wrong
+            text = text_of(block, "content") if "content" in block else ""
+            found.append({"role": "tool", "content": text, "tool_call_id": identity})
+        elif found and found[-1]["role"] == "user":
+            found[-1]["content"] += block.text("text")
+        else:
+            found.append({"role": "user", "content": block.text("text")})
+        block.end()
+    return found
+
+
+def _of_assistant(blocks: list[Fields]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    for block in blocks:
+        kind = _kind(block, "text", "tool_use", "thinking", "redacted_thinking")
+        if kind == "text":
+            message["content"] += block.text("text")
+            block.ignore("citations")
+        elif kind == "thinking":
+            thought = message.get("reasoning_content", "") + block.text("thinking")
+            message["reasoning_content"] = thought
+            block.ignore("signature")
+        elif kind == "redacted_thinking":
+            block.ignore("data")  # nobody here can read it
+        else:
+            message.setdefault("tool_calls", []).append(_call(block))
+        block.end()
+    return message
+
+
+def _call(block: Fields) -> dict[str, Any]:
+    identity, name, arguments = block.text("id", ""), block.text("name"), block.any("input", {})
+    if not isinstance(arguments, dict):
+        block.refuse("input", f"must be an object, not {shown(arguments)}")
+    block.ignore("caller")
+    function = {"name": name, "arguments": arguments}
+    return {"type": "function", "id": identity, "function": function}
+
+
+def _kind(block: Fields, *kinds: str) -> str:
+    kind = block.text("type")
+    if kind not in kinds:
+        block.refuse("type", f"{shown(kind)} is not supported", code="unsupported_value")
+    block.ignore("cache_control")  # what begins alike is found in the cache anyway
+    return kind
+
+
+# -- how to answer -------------------------------------------------------------------------
+
+
+def _tools(fields: Fields, limits: Limits) -> Tools:
+    values = fields.list("tools", limits.tools)
+    offered = []
+    for index, value in enumerate(values):
+        inner = Fields(value, f"tools[{index}]")
+        kind = inner.text("type", "custom")
+        if kind != "custom":
+            inner.refuse("type", f"{shown(kind)} is not supported", code="unsupported_value")
+        inner.ignore("cache_control", "eager_input_streaming", "input_examples")
+        offered.append(take_function(inner, "input_schema", limits))
+    choice = fields.object("tool_choice")
+    kind, names = choice.text("type", "auto"), [one["function"]["name"] for one in offered]
+    parallel = not choice.flag("disable_parallel_tool_use")
+    required: tuple[str, ...] = ()
+    if kind == "any":
+        required = tuple(names)
+    elif kind == "tool":
+        required, parallel = (choice.text("name"),), False
+    elif kind not in ("auto", "none"):
+        choice.refuse("type", f"must be auto, any, tool or none, not {shown(kind)}")
+    choice.end()
+    if kind in ("any", "tool") and (not names or not set(required) <= set(names)):
+        fields.refuse("tool_choice", "requires a tool that is not there")
+    return Tools() if kind == "none" else Tools(tuple(offered), required, parallel)
+
+
+def _format(fields: Fields, limits: Limits) -> str | None:
+    outer = fields.object("output_config")
+    schema = None
+    if "format" in outer:
+        inner = outer.object("format")
+        kind = inner.text("type")
+        if kind != "json_schema":
+            inner.refuse("type", f"must be json_schema, not {shown(kind)}")
+        schema = schema_text(inner.any("schema"), inner.name("schema"), limits)
+        inner.end()
+    outer.end()
+    return schema
+
+
+def _thinking(fields: Fields) -> dict[str, Any]:
+    """What templates are told of it, by the name that they mostly use."""
+    if "thinking" not in fields:
+        return {}
+    inner = fields.object("thinking")
+    kind = inner.text("type")
+    if kind == "enabled":
+        inner.refuse("type", "enabled, with a budget, is not supported: use adaptive")
+    if kind not in ("adaptive", "disabled"):
+        inner.refuse("type", f"must be adaptive or disabled, not {shown(kind)}")
+    inner.only("display", "summarized")
+    inner.end()
+    return {"enable_thinking": kind == "adaptive"}

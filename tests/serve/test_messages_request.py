@@ -1,0 +1,173 @@
+"""What the `anthropic` client gets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from anthropic import Anthropic
+from serving import Serve, Speaker
+
+HELLO: Any = [{"role": "user", "content": "Hi"}]
+TOOL: Any = {
+    "name": "weather",
+    "description": "Of a city",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+def client(address: str) -> Anthropic:
+    return Anthropic(base_url=address, api_key="none", max_retries=0)
+
+
+def test_an_answer_is_a_message_with_its_usage(serve: Serve) -> None:
+    backend = Speaker()
+    talk = client(serve(backend, names=["tiny"])).messages
+    answer = talk.create(model="tiny", max_tokens=50, messages=HELLO, system="Be brief")
+    assert (answer.type, answer.role, answer.model) == ("message", "assistant", "tiny")
+    assert [block.to_dict() for block in answer.content] == [
+        {"type": "text", "text": "Hello, world!"}
+    ]
+    assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
+    prompt = len("<system>Be brief<user>Hi<assistant>")
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (prompt, 14)
+    assert answer.usage.cache_read_input_tokens == 0
+    again = talk.create(model="tiny", max_tokens=50, messages=HELLO, system="Be brief")
+    assert again.usage.cache_read_input_tokens == prompt - 1
+    assert again.usage.input_tokens == 1
+    count = talk.count_tokens(model="tiny", messages=HELLO, system="Be brief")
+    assert count.input_tokens == prompt
+
+
+def test_the_ends_of_answers(serve: Serve) -> None:
+    talk = client(serve(Speaker())).messages
+    short = talk.create(model="edgespec", max_tokens=5, messages=HELLO)
+    assert short.stop_reason == "max_tokens"
+    stopped = talk.create(
+        model="edgespec", max_tokens=50, messages=HELLO, stop_sequences=["x", "wor"]
+    )
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "wor")
+
+
+def test_a_stream_has_the_events_of_the_interface(serve: Serve) -> None:
+    address = serve(Speaker())
+    body = {"model": "edgespec", "max_tokens": 50, "messages": HELLO, "stream": True}
+    response = httpx.post(f"{address}/v1/messages", json=body)
+    events = [part.split("\n", 1) for part in response.text.split("\n\n") if part]
+    documents = [json.loads(data.removeprefix("data: ")) for _, data in events]
+    assert [name.removeprefix("event: ") for name, _ in events] == [o["type"] for o in documents]
+    kinds = [one["type"] for one in documents]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(kinds[2:-3]) == {"content_block_delta"}
+    with client(address).messages.stream(model="edgespec", max_tokens=50, messages=HELLO) as stream:
+        assert "".join(stream.text_stream) == "Hello, world!"
+        final = stream.get_final_message()
+    assert final.stop_reason == "end_turn" and final.usage.output_tokens == 14
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_tools_are_called_and_answered(serve: Serve, streams: bool) -> None:
+    backend = Speaker(f"Let me look.\n{CALL}")
+    talk = client(serve(backend)).messages
+    asked: Any = {
+        "model": "edgespec",
+        "max_tokens": 200,
+        "messages": HELLO,
+        "tools": [TOOL],
+        "tool_choice": {"type": "auto"},
+    }
+    if streams:
+        with talk.stream(**asked) as stream:
+            answer = stream.get_final_message()
+    else:
+        answer = talk.create(**asked)
+    assert answer.stop_reason == "tool_use"
+    text, call = answer.content
+    assert text.type == "text" and text.text == "Let me look."
+    assert call.type == "tool_use" and (call.name, call.input) == ("weather", {"city": "Paris"})
+    said: Any = [
+        *HELLO,
+        {"role": "assistant", "content": [block.to_dict() for block in answer.content]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": call.id, "content": "Rain"},
+                {"type": "text", "text": "So?"},
+            ],
+        },
+    ]
+    backend.ids = [*b"Take a coat."]
+    last = talk.create(**{**asked, "messages": said, "max_tokens": 12})
+    assert last.content[0].to_dict() == {"type": "text", "text": "Take a coat."}
+
+
+def test_thoughts_are_blocks_of_their_own(serve: Serve) -> None:
+    template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+        "{% if enable_thinking %}<think>{% else %}</think>{% endif %}"
+    )
+    backend = Speaker("hm</think>Yes")
+    talk = client(serve(backend, chat_template=template)).messages
+    asked: Any = {"model": "edgespec", "max_tokens": 50, "messages": HELLO}
+    answer = talk.create(**asked, thinking={"type": "adaptive"})
+    assert [(block.type, block.to_dict()) for block in answer.content] == [
+        ("thinking", {"type": "thinking", "thinking": "hm", "signature": ""}),
+        ("text", {"type": "text", "text": "Yes"}),
+    ]
+    with talk.stream(**asked, thinking={"type": "adaptive"}) as stream:
+        streamed = stream.get_final_message()
+    assert [block.to_dict() for block in streamed.content] == [b.to_dict() for b in answer.content]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"max_tokens": None}, "max_tokens is missing"),
+        ({"messages": []}, "must have at least one message"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "are never continued"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, '"image" is not supp'),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, '"bash_20250124" is not supp'),
+        ({"tool_choice": {"type": "any"}}, "requires a tool that is not there"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "use adaptive"),
+        ({"container": "x"}, "container is not supported"),
+    ],
+)
+def test_what_is_not_supported_is_an_error_of_the_interface(
+    serve: Serve, changes: dict[str, Any], problem: str
+) -> None:
+    body = {"model": "edgespec", "max_tokens": 5, "messages": HELLO, **changes}
+    response = httpx.post(f"{serve(Speaker())}/v1/messages", json=body)
+    assert response.status_code == 400
+    document = response.json()
+    assert document["type"] == "error" and document["error"]["type"] == "invalid_request_error"
+    assert problem in document["error"]["message"]
+
+
+def test_the_client_knows_its_errors(serve: Serve) -> None:
+    address = serve(Speaker(), keys=("secret",))
+    with pytest.raises(anthropic.AuthenticationError):
+        client(address).messages.create(model="edgespec", max_tokens=5, messages=HELLO)
+    known = Anthropic(base_url=address, api_key="secret", max_retries=0).messages
+    with pytest.raises(anthropic.NotFoundError, match="no model"):
+        known.create(model="claude", max_tokens=5, messages=HELLO)
+    answer = known.create(model="edgespec", max_tokens=5, messages=HELLO)
+    assert answer.stop_reason == "max_tokens"
+
+
+def test_an_answer_may_have_to_fit_a_schema(serve: Serve) -> None:
+    """Of a model that has no grammars: refused, not ignored."""
+    format_ = {"type": "json_schema", "schema": {"type": "object"}}
+    body = {
+        "model": "edgespec",
+        "max_tokens": 5,
+        "messages": HELLO,
+        "output_config": {"format": format_},
+    }
+    response = httpx.post(f"{serve(Speaker())}/v1/messages", json=body)
+    assert response.status_code == 400
+    assert "a grammar needs" in response.json()["error"]["message"]
