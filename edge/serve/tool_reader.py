@@ -14,12 +14,14 @@ from edgespec.serve.shapes import Delta, ToolCall
 from edgespec.serve.tool_formats import ToolFormat
 
 _ARGUMENTS = ("arguments", "parameters")
+_FENCE, _FENCE_END = "```json", "```"
 
 
 class ToolReader:
     """Reads an answer with calls.
 
-    An answer that begins with JSON is looked at when it is complete: calls alone, or a text.
+    An answer that begins with JSON is looked at when it is complete: calls alone, or a text. So is
+    one that is a block of code with JSON, as Qwen2.5 Coder writes its calls.
 
     Args:
         how: the way calls are written.
@@ -55,13 +57,15 @@ class ToolReader:
 
     def _text(self) -> Delta | None:
         """Text before a call; None where more has to come first."""
-        begins_with_json = self._held.lstrip()[:1] in ("{", "[") and not self._is_marked()
-        self._is_bare = self._is_bare or (begins_with_json and not self._has_begun)
-        if self._is_bare:
+        start = self._held.lstrip()
+        begins_with_json = start[:1] in ("{", "[") or start.startswith(_FENCE)
+        may_begin = not self._has_begun and not self._is_marked()
+        self._is_bare = self._is_bare or (begins_with_json and may_begin)
+        if self._is_bare or (start and may_begin and _FENCE.startswith(start)):
             return None
-        start = self._held.find(self._how.opening)
-        if start >= 0:
-            shown, self._held = self._held[:start], self._held[start + len(self._how.opening) :]
+        place = self._held.find(self._how.opening)
+        if place >= 0:
+            shown, self._held = self._held[:place], self._held[place + len(self._how.opening) :]
             self._is_calling = True
             return Delta(shown.rstrip())
         shown = self._held[: settled(self._held, self._how.opening)]
@@ -89,7 +93,7 @@ class ToolReader:
 
     def _parsed(self, text: str) -> tuple[ToolCall, ...]:
         """The calls in a text that has nothing else; none where it is not that."""
-        documents = _documents(text)
+        documents = _documents(_unfenced(text))
         calls = [self._tool_call(one) for one in documents]
         if not calls or None in calls or self._found + len(calls) > self._most:
             return ()
@@ -110,6 +114,14 @@ class ToolReader:
         if name not in self._names:
             return None
         return ToolCall(name, arguments)
+
+
+def _unfenced(text: str) -> str:
+    """What is in a block of code; all of a text that is none."""
+    inner = text.strip()
+    if not inner.startswith(_FENCE) or not inner.endswith(_FENCE_END):
+        return text
+    return inner.removeprefix(_FENCE).removesuffix(_FENCE_END)
 
 
 def _documents(text: str) -> list[Any]:

@@ -46,6 +46,15 @@ CASES: list[tuple[ToolFormat, str, str, list[tuple[str, object]]]] = [
     (HERMES, "1 < 2 and <tool", "1 < 2 and <tool", []),
     (HERMES, '{"name": "weather", "arguments": {"city": "Rome"}}', "", [ROME]),
     (HERMES, '{"name": "unknown", "arguments": {}}', '{"name": "unknown", "arguments": {}}', []),
+    (
+        HERMES,
+        '```json\n{"name": "weather", "arguments": {"city": "Rome"}}\n```',
+        "",
+        [ROME],
+    ),
+    (HERMES, '```json\n{"a": 1}\n```', '```json\n{"a": 1}\n```', []),
+    (HERMES, "```python\nprint()\n```", "```python\nprint()\n```", []),
+    (HERMES, "``", "``", []),
     (LLAMA, '{"name": "weather", "parameters": {"city": "Rome"}}', "", [ROME]),
     (
         LLAMA,
@@ -82,7 +91,7 @@ def test_no_more_calls_than_are_wanted() -> None:
     assert content == '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
 
 
-@given(st.text(alphabet="ab<>{}[]_ \n", max_size=40), st.integers(1, 7))
+@given(st.text(alphabet="ab<>{}[]_ `\n", max_size=40), st.integers(1, 7))
 def test_a_text_without_calls_is_kept(text: str, size: int) -> None:
     """But for white space before what is no call."""
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
