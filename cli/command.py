@@ -36,7 +36,7 @@ _GROUPS = {
         *("drafter", "draft_model", "switch", "draft_max", "exact", "remember", "check"),
         *("large_share", "quality"),
     ),
-    "Output": ("color", "html", "csv_file", "as_json", "output"),
+    "Output": ("color", "verbose", "html", "csv_file", "as_json", "output"),
 }
 _TITLES = {name: title for title, names in _GROUPS.items() for name in names}
 _NOTE = (

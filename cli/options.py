@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from edgespec.cli.render import note, printable
 from edgespec.drafting.drafters import NAMES
 from edgespec.memory.bytes.footprint import KV_TYPE_BYTES
 from edgespec.memory.plan.options import BACKENDS, DEVICES, KERNELS, PREFERENCES
@@ -81,6 +82,13 @@ class ModelOptions:
 
 
 EMBEDDED = ModelOptions()
+
+
+def _show_library_log(is_wanted: bool) -> None:
+    if is_wanted:
+        from edgespec.backends.llama.library import LibraryLog
+
+        LibraryLog.listener = staticmethod(lambda line: note(printable(line)))
 
 
 @dataclass(frozen=True)
@@ -174,6 +182,12 @@ class PlanOptions:
     remember: Annotated[
         bool, typer.Option("--remember", help="Keep what is generated, to draft from it later.")
     ] = False
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", callback=_show_library_log, help="Show what llama.cpp says."
+        ),
+    ] = False
 
     def request(
         self, *, prompt_tokens: int = 0, max_tokens: int = 0, is_plain_greedy: bool = False
@@ -193,7 +207,7 @@ class PlanOptions:
         values["budget_bytes"] = None if budget is None else size_bytes("--budget", budget)
         for name in ("draft_model", "switch"):
             values[name] = None if values[name] is None else model_path(values[name])
-        del values["cache_type_k"], values["cache_type_v"]
+        del values["cache_type_k"], values["cache_type_v"], values["verbose"]
         values["kv_type"] = None if kv_type == "auto" else kv_type
         values["drafter"] = "none" if self.drafter == PLAIN else self.drafter
         values["gpu_layers"] = None if layers == "auto" else int(layers)

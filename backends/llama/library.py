@@ -12,17 +12,23 @@ import re
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from edgespec.errors import BackendError, MissingDependencyError
-from edgespec.memory.device import llama_binary
+from edgespec.memory.device import host, llama_binary
 
-_WARN, _ERROR, _CONTINUATION = 3, 4, 5  # values of ggml_log_level
+_INFO, _WARN, _ERROR, _CONTINUATION = 2, 3, 4, 5  # values of ggml_log_level
 _BUFFER_LINE = re.compile(r"(\S+) +(model|KV|RS|compute) buffer size = +([\d.]+) MiB")
 _REPACKED = ("CPU_REPACK", "CPU_EDGESPEC")  # buffer types of weights that kernels read
+# Linux's names of what llama.cpp's kernels may be built with on x86-64.
+_FLAGS = {
+    **{name: name.lower() for name in ("AVX", "AVX2", "F16C", "FMA", "BMI2", "AVX_VNNI")},
+    **{name: name.lower() for name in ("AVX512_VNNI", "AVX512_BF16")},
+    **{"AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi"},
+}
 _COMPONENT = {"model": "weights", "KV": "kv_cache", "RS": "recurrent_state"}
 
 
@@ -38,6 +44,8 @@ class LibraryLog(threading.local):
         self._problems: deque[str] = deque(maxlen=8)
         self._buffers: list[tuple[str, str, int]] = []  # device, component, bytes
 
+    listener: ClassVar[Callable[[str], None] | None] = None  # is told every line, of any thread
+
     def write(self, level: int, text: bytes | None) -> None:
         """Take one piece of log output; pieces of a line arrive one by one."""
         self._level = self._level if level == _CONTINUATION else level
@@ -47,6 +55,8 @@ class LibraryLog(threading.local):
             self._line = ""
 
     def _end_line(self, line: str) -> None:
+        if LibraryLog.listener is not None and line and self._level >= _INFO:
+            LibraryLog.listener(line)
         if self._level in (_WARN, _ERROR) and line:
             self._problems.append(line)
         elif match := _BUFFER_LINE.search(line):
@@ -119,8 +129,25 @@ def _initialised() -> ModuleType:
     llama_cpp.llama_log_set(callback, None)
     llama_cpp.edgespec_log_callback = callback  # C keeps the pointer: it must outlive this call
     llama_cpp.llama_backend_init()
+    if missing := missing_instructions(llama_cpp.llama_print_system_info().decode()):
+        raise BackendError(
+            f"llama.cpp was built for another processor: this one has no {', '.join(missing)}",
+            hint="build it here: pip install --force-reinstall --no-deps --no-cache-dir "
+            "--no-binary llama-cpp-python llama-cpp-python==0.3.36",
+        )
     module: ModuleType = llama_cpp
     return module
+
+
+def missing_instructions(system_info: str) -> list[str]:
+    """What a library was built with and this processor lacks, by llama.cpp's names.
+
+    Its first step would end the process. `system_info` is what `llama_print_system_info` returns.
+    Empty where the system does not tell what the processor has.
+    """
+    flags = host.cpu_flags()
+    built_with = re.findall(r"(\w+) = 1", system_info)
+    return [name for name in built_with if flags and _FLAGS.get(name, "") not in {"", *flags}]
 
 
 def has_amx_kernels() -> bool:

@@ -164,12 +164,16 @@ def cpu_features() -> frozenset[str]:
         return _mac_features()
     if platform.system() == "Windows":
         return _windows_features()
-    flags: set[str] = set()
+    flags = cpu_flags()
+    return frozenset(ours for ours, theirs in _FEATURE_FLAGS.items() if theirs in flags)
+
+
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets by Linux's names; empty on other systems."""
     for line in _read(Path("/proc/cpuinfo")).splitlines():
         if line.startswith(("flags", "Features")):
-            flags.update(line.split(":", 1)[1].split())
-            break
-    return frozenset(ours for ours, theirs in _FEATURE_FLAGS.items() if theirs in flags)
+            return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
 
 
 def _mac_features() -> frozenset[str]:

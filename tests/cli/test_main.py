@@ -622,14 +622,21 @@ def test_options_reach_the_engine(report: dict[str, Any], measured: str) -> None
 
 
 @pytest.mark.model
+def test_verbose_shows_what_the_library_says(measured: str) -> None:
+    done = run("run", QUESTION, *SHORT, "-v", cache=measured)
+    assert done.status == 0 and "llama_model_loader: " in done.err
+    assert "llama_model_loader" not in run("run", QUESTION, *SHORT, cache=measured).err
+
+
+@pytest.mark.model
 def test_check_compares_with_plain_decoding(measured: str) -> None:
     prompt = "Count from 1 to 40, one number a line."
     arguments = ("run", prompt, *SHORT, "--max-tokens", "40", "--check")
     done = run(*arguments, cache=measured)
     assert done.status == 0
-    assert re.fullmatch(
-        r"check: identical to plain decoding \(\d+ tokens\)", done.err.splitlines()[-1]
-    )
+    check, speed = done.err.splitlines()[-2:]
+    assert re.fullmatch(r"check: identical to plain decoding \(\d+ tokens\)", check)
+    assert re.fullmatch(r"\d+\.\dx of plain decoding: \d+ of \d+ tokens were drafted", speed)
     document = run(*arguments, "--json", cache=measured).document
     assert document["check"]["identical"] is True
     assert document["check"]["compared_tokens"] == document["generated_tokens"] > 8

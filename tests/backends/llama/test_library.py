@@ -17,8 +17,15 @@ from typing import Any
 import pytest
 
 from edgespec.backends.llama import library as llama_library
-from edgespec.backends.llama.library import LibraryLog, _initialised, interrupts_kept, library
+from edgespec.backends.llama.library import (
+    LibraryLog,
+    _initialised,
+    interrupts_kept,
+    library,
+    missing_instructions,
+)
 from edgespec.errors import MissingDependencyError
+from edgespec.memory.device import host
 
 NONE, DEBUG, INFO, WARN, ERROR, CONTINUATION = range(6)  # ggml_log_level
 MEBIBYTE = 2**20
@@ -132,6 +139,7 @@ def test_the_first_use_in_two_threads_is_one(monkeypatch: pytest.MonkeyPatch) ->
         llama_log_callback=lambda function: [function],
         llama_log_set=listen,
         llama_backend_init=lambda: None,
+        llama_print_system_info=lambda: b"",
     )
     package = ModuleType("llama_cpp")
     vars(package).update(llama_cpp=module)
@@ -353,6 +361,29 @@ def test_other_threads_leave_the_handler_alone(told: list[int]) -> None:
     left.set()
     thread.join(30)
     assert not thread.is_alive() and not problems
+
+
+def test_a_library_of_another_processor_is_found_before_its_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    info = "CPU : SSE3 = 1 | AVX = 1 | AVX2 = 0 | AVX512 = 1 | AVX512_VBMI = 1 | LLAMAFILE = 1 | "
+    for flags, missing in (
+        ({"avx", "avx2"}, ["AVX512", "AVX512_VBMI"]),
+        ({"avx", "avx512f", "avx512vbmi"}, []),
+        (set[str](), []),  # a system that does not tell
+    ):
+        monkeypatch.setattr(host, "cpu_flags", lambda flags=flags: frozenset(flags))
+        assert missing_instructions(info) == missing
+
+
+def test_whoever_listens_hears_what_a_person_may_read() -> None:
+    heard: list[str] = []
+    LibraryLog.listener = staticmethod(heard.append)
+    try:
+        log_of((DEBUG, "a\n"), (INFO, "b"), (CONTINUATION, "c\n"), (WARN, "\n"), (ERROR, "d\n"))
+    finally:
+        LibraryLog.listener = None
+    assert heard == ["bc", "d"]
 
 
 def test_a_library_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
