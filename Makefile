@@ -1,9 +1,9 @@
-# Two commands for people: `make run` answers a prompt, `make test` runs every check.
+# Two commands for people: `make run` shortens a text and tints what was drafted (PROMPT="..." answers
+# that instead), `make test` runs every check.
 # Each sets up its own virtual environment first. Needs Python 3.10+ and a C++ compiler.
 
 PYTHON ?= python3
 VENV ?= .venv
-PROMPT ?= Why is the sky blue?
 BIN := $(VENV)/bin
 
 # The editable install is a tree of links: it is made again when a file comes, moves or goes, and when
@@ -66,7 +66,12 @@ endef
 .PHONY: run test install clean
 
 run: $(if $(wildcard $(STAMP)),,$(RUN_STAMP))
+ifdef PROMPT
 	@$(BIN)/edgespec run --prompt "$(PROMPT)"
+else
+	@echo '$$ edgespec run --file docs/example.txt --color drafted --check' >&2
+	@$(BIN)/edgespec run --file docs/example.txt --color drafted --check
+endif
 
 test: $(STAMP)
 	$(BIN)/ruff check .

@@ -298,7 +298,7 @@ def _summary(report: dict[str, Any]) -> str:
         line += f"\nother programs kept cores busy: fewer threads in {crowded:.0%} of the steps"
     if "switching" in report:
         line += f"\n{report['switching']['models']}"
-    return line + _check_text(report.get("check"))
+    return line + _check_text(report)
 
 
 def _sources(report: dict[str, Any]) -> str:
@@ -312,13 +312,23 @@ def _sources(report: dict[str, Any]) -> str:
     return f", drafts accepted: {', '.join(counts)}"
 
 
-def _check_text(checked: dict[str, Any] | None) -> str:
+def _check_text(report: dict[str, Any]) -> str:
+    """What a second, plain run of the same prompt says: the same text, and how much faster."""
+    checked = report.get("check")
     if checked is None:
         return ""
     if checked["identical"]:
-        return f"\ncheck: identical to plain decoding ({checked['compared_tokens']} tokens)"
+        line = f"check: identical to plain decoding ({checked['compared_tokens']} tokens)"
+    else:
+        line = (
+            f"check: differs from plain decoding at token {checked['position']}, where the two "
+            f"best logits are {checked['best_two_logits_gap']:.3f} apart (batch noise here: "
+            f"{checked['batch_noise']:.3f})"
+        )
+    plain = checked["plain_tokens_per_s"]
+    if not plain:  # an answer of one token has no speed
+        return f"\n{line}"
     return (
-        f"\ncheck: differs from plain decoding at token {checked['position']}, where the two best "
-        f"logits are {checked['best_two_logits_gap']:.3f} apart (batch noise here: "
-        f"{checked['batch_noise']:.3f})"
+        f"\n{line}\n{report['tokens_per_s'] / plain:.1f}x of plain decoding: "
+        f"{report['accepted_tokens']} of {report['generated_tokens']} tokens were drafted"
     )
