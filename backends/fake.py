@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -106,8 +107,8 @@ class FakeBackend:
         self._tree: DraftTree | None = None
         self._cache = _Cache(cells or users * context_size, [self], [[]])
         for _ in range(users - 1):
-            another = FakeBackend(next_logits, vocab_size)
-            vars(another).update(vars(self), _committed=[])  # as this one, but for its text
+            another = copy(self)
+            another._committed = []
             self._cache.sequences.append(another)
             self._cache.places.append([])
 

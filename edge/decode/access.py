@@ -31,6 +31,7 @@ class Access:
 
     def __init__(self) -> None:
         self.is_closed = False
+        self.is_freed = False  # the model, too
         self.user: Endable | None = None  # the generation that holds it
         self._lock = threading.Lock()
         # The thread that took the lock, or ran its generation last: numbers are given again.

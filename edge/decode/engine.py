@@ -1,23 +1,28 @@
-"""The engine: one loaded model that answers prompts, one generation at a time.
+"""The engine: one loaded model that answers prompts.
 
-`edgespec.decode.decoding` has the loop. The engine knows no inference library (the backend does)
-and no probabilities (the drafter does).
+Where its cache holds one sequence, one generation runs at a time, in the thread that reads it. Of
+several sequences each takes a generation, and a thread of the engine makes the steps that they
+share (`scheduler`). `edgespec.decode.step` has the loop. The engine knows no inference library (the
+backend does) and no probabilities (the drafter does).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import zip_longest
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from edgespec.backends.base import Backend
+from edgespec.backends.base import Backend, HoldsSequences, sequences_of
 from edgespec.decode.access import Access
 from edgespec.decode.asynchronous import chunks_of
 from edgespec.decode.decoding import Decoding, Known, Model
 from edgespec.decode.generation import Cancel, Chunk, Result, Rounds, Run, Stream
 from edgespec.decode.options import GenerationOptions
+from edgespec.decode.scheduler import Scheduler
+from edgespec.decode.seats import Seats
 from edgespec.decode.stats import Counters
 from edgespec.decode.step import rounds_of
 from edgespec.decode.stream import TextStream
@@ -45,10 +50,13 @@ class Engine:
         backend: the model.
         curve: measured step times; None disables speculation.
         drafter: where drafts come from; None disables speculation.
+        more_drafters: those of the cache's other sequences; without, these are never drafted for.
         max_nodes: largest step, root included; None leaves it to the backend.
         history: counts how many tokens rounds of each size emitted, for later plans.
         chat_template: Jinja source of the model's chat format, or None.
         reuses_cache: whether a generation may go on from what the cache holds of its prompt.
+        latency: most time that reading a prompt takes between two steps of others' answers, in
+            steps.
         cache_key: what a saved cache must have been made with to be read back; "" saves none.
         on_close: called once when the engine is closed.
     """
@@ -59,10 +67,12 @@ class Engine:
         *,
         curve: CostCurve | None = None,
         drafter: Drafter | None = None,
+        more_drafters: Sequence[Drafter] = (),
         max_nodes: int | None = None,
         history: RoundHistory | None = None,
         chat_template: str | None = None,
         reuses_cache: bool = True,
+        latency: float = 1.0,
         cache_key: str = "",
         on_close: Callable[[], None] | None = None,
     ) -> None:
@@ -75,9 +85,14 @@ class Engine:
         self.cache_key = cache_key
         self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
         self._on_close = on_close
-        self._is_freed = False
         self._known = Known()
         self._access = Access()
+        self._scheduler = self._make_scheduler(more_drafters, latency)
+
+    @property
+    def users(self) -> int:
+        """Generations that may run at once."""
+        return len(sequences_of(self.backend))
 
     @property
     def vocab_size(self) -> int:
@@ -121,8 +136,8 @@ class Engine:
         ids = self.encode(prompt, raw=asked.raw)
         run = self._run(ids, asked)
         text = TextStream(self.backend.tokenizer.token_bytes, asked.stop)
-        rounds = self._held(ids, run)
-        return Stream(rounds, text, self.backend.tokenizer.is_end, run, asked.max_tokens)
+        rounds = self._held if self._scheduler is None else self._scheduler.rounds
+        return Stream(rounds(ids, run), text, self.backend.tokenizer.is_end, run, asked.max_tokens)
 
     def _run(self, ids: list[int], asked: GenerationOptions) -> Run:
         """State of a generation that has not begun."""
@@ -223,9 +238,11 @@ class Engine:
         self._access.is_closed = True
         if not self._access.is_of_this_process:
             return
+        if self._scheduler is not None:
+            self._scheduler.close()
         self._access.take_over()
         try:
-            if not self._is_freed:
+            if not self._access.is_freed:
                 self._free()
         finally:
             self._access.release()
@@ -240,7 +257,7 @@ class Engine:
 
     def _free_backend(self) -> None:
         self.backend.close()
-        self._is_freed = True
+        self._access.is_freed = True
 
     def __enter__(self) -> Engine:
         return self
@@ -257,9 +274,31 @@ class Engine:
 
     def model(self) -> Model:
         """What writes, as it is now."""
+        return self._model_of(0, self.backend, self.drafter)
+
+    def _model_of(self, number: int, sequence: Backend, drafter: Drafter | None) -> Model:
         return Model(
-            self.backend, self.curve, self.drafter, self._max_nodes, self.history, self._known
+            sequence,
+            self.curve,
+            drafter,
+            self._max_nodes,
+            self.history,
+            self._known,
+            self.backend,
+            number,
         )
+
+    def _make_scheduler(self, more: Sequence[Drafter], latency: float) -> Scheduler | None:
+        """What runs several generations; None where the cache holds one sequence."""
+        sequences, whole = sequences_of(self.backend), self.backend
+        if len(sequences) == 1 or not isinstance(whole, HoldsSequences):
+            return None
+        drafters = [] if self.drafter is None else [self.drafter, *more]
+        models = [
+            self._model_of(number, sequence, drafter)
+            for number, (sequence, drafter) in enumerate(zip_longest(sequences, drafters))
+        ]
+        return Scheduler(Seats(models, whole.cells), latency=latency, splits=self.reuses_cache)
 
     def _rounds(self, prompt: list[int], run: Run) -> Rounds:
         """The tokens of each round, while the engine is held."""
@@ -288,5 +327,10 @@ class Engine:
 
         Yields False, without holding it, where `cancel` was set while it waited.
         """
+        if self._scheduler is not None:
+            self._access.check()
+            with self._scheduler.between():
+                yield True
+            return
         with self._access.held(cancel or Cancel()) as is_mine:
             yield is_mine

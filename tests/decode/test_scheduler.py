@@ -1,0 +1,330 @@
+"""Several generations at once: each answer is the one given alone, and each gets its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from edgespec.backends.base import Logits
+from edgespec.backends.fake import FakeBackend
+from edgespec.backends.tree import DraftTree
+from edgespec.decode.engine import Engine
+from edgespec.decode.generation import Result
+from edgespec.decode.options import GenerationOptions
+from edgespec.drafting.drafters.base import Drafter
+from edgespec.drafting.drafters.recycling import RecyclingDrafter
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.errors import BackendError, ContextFullError, UnsupportedError
+from edgespec.memory.times.curve import CostCurve
+from edgespec.sampling.params import SamplingParams
+
+INF = float("inf")
+VOCAB, END = 24, 23
+PATIENCE_S = 30.0
+
+
+def babble(context: tuple[int, ...]) -> Sequence[float]:
+    """Logits of a text that repeats itself now and then, by its last three tokens."""
+    rng = random.Random(hash(context[-3:]))
+    row = [4.0 * rng.random() for _ in range(VOCAB)]
+    row[(context[-1] * 5 + 1) % (VOCAB - 1)] += 3.0
+    row[END] -= 2.0
+    return row
+
+
+def flat(nodes: int = 40) -> CostCurve:
+    """All sizes cost the same: everything that is proposed is verified."""
+    return CostCurve([INF, *[1.0] * nodes])
+
+
+def engine_of(users: int, drafter: type[Drafter] | None = SuffixDrafter, **options: Any) -> Engine:
+    backend = FakeBackend(babble, VOCAB, end=END, users=users, **{"max_nodes": 32, **options})
+    if drafter is None:
+        return Engine(backend)
+    more = [drafter() for _ in range(users - 1)]
+    return Engine(backend, curve=flat(), drafter=drafter(), more_drafters=more)
+
+
+def asks(seed: int, count: int) -> list[tuple[list[int], GenerationOptions]]:
+    """Prompts and options of some generations, greedy and with a seed."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(count):
+        prompt = [rng.randrange(VOCAB - 1) for _ in range(rng.randrange(1, 120))]
+        sampling = SamplingParams(temperature=rng.choice([0.0, 0.8]), seed=rng.randrange(100))
+        asked = GenerationOptions(
+            max_tokens=rng.randrange(1, 60),
+            sampling=sampling,
+            reuse=rng.random() < 0.5,
+            speculate=rng.random() < 0.8,
+        )
+        found.append((prompt, asked))
+    return found
+
+
+def all_at_once(engine: Engine, asked: Sequence[tuple[list[int], GenerationOptions]]) -> list[Any]:
+    with ThreadPoolExecutor(len(asked)) as pool:
+        made = [pool.submit(engine.generate, prompt, options) for prompt, options in asked]
+        return [one.result(PATIENCE_S) for one in made]
+
+
+def alone(prompt: list[int], options: GenerationOptions) -> Result:
+    with engine_of(1, drafter=None) as engine:
+        return engine.generate(prompt, options)
+
+
+# --------------------------------------------------------------------------------- lossless
+
+
+@pytest.mark.parametrize("drafter", [None, SuffixDrafter, RecyclingDrafter])
+@pytest.mark.parametrize("feeds_again", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_each_answer_is_the_one_given_alone(
+    seed: int, feeds_again: bool, drafter: type[Drafter] | None
+) -> None:
+    """Whoever comes and goes meanwhile, with prefixes shared and cells given to others."""
+    asked = asks(seed, 12)
+    asked += [([*prompt, 1, 2, 3], options) for prompt, options in asked[:4]]
+    options = {"feeds_again": feeds_again, "context_size": 256, "cells": 500}
+    with engine_of(4, drafter, **options) as engine:
+        results = all_at_once(engine, asked)
+    for (prompt, options_), result in zip(asked, results, strict=True):
+        expected = alone(prompt, options_)
+        assert (result.token_ids, result.text) == (expected.token_ids, expected.text)
+        assert result.finish_reason == expected.finish_reason
+
+
+def test_texts_share_steps_and_their_drafts() -> None:
+    """Fewer steps than tokens of the longest answer, and more nodes than texts in one."""
+    prompt = [1, 2, 3, 4] * 8
+    with engine_of(4) as engine:
+        asked = [(prompt, GenerationOptions(max_tokens=80)) for _ in range(4)]
+        results = all_at_once(engine, asked)
+        assert isinstance(engine.backend, FakeBackend)
+        steps = engine.backend.steps
+    assert max(steps) > 4 and max(steps) <= 32
+    assert len(steps) < sum(one.counters.rounds for one in results)
+    assert sum(steps) == sum(r.counters.rounds + r.counters.drafted_tokens for r in results)
+
+
+def test_a_step_has_room_for_fewer_texts_than_there_are() -> None:
+    asked = asks(5, 6)
+    with engine_of(6, max_nodes=4) as engine:
+        results = all_at_once(engine, asked)
+        assert isinstance(engine.backend, FakeBackend)
+        assert max(engine.backend.steps) <= 4
+    assert [r.token_ids for r in results] == [alone(*one).token_ids for one in asked]
+
+
+# -------------------------------------------------------------------------- who may begin
+
+
+class Slow(FakeBackend):
+    """Waits before each joint step until the test lets it go on."""
+
+    def __init__(self, **options: Any) -> None:
+        self.gate = threading.Semaphore(0)
+        self.together: list[int] = []  # texts of each step
+        super().__init__(babble, VOCAB, **options)
+
+    def verify_together(self, steps: Sequence[tuple[int, DraftTree]]) -> list[Logits]:
+        assert self.gate.acquire(timeout=PATIENCE_S)
+        self.together.append(len(steps))
+        return super().verify_together(steps)
+
+
+def test_cells_for_three_of_eight_run_three_and_none_fails() -> None:
+    backend = Slow(users=8, context_size=100, cells=3 * 50)
+    backend.gate.release(10_000)
+    asked = [([n + 1] * 20, GenerationOptions(max_tokens=30)) for n in range(8)]
+    with Engine(backend) as engine:
+        results = all_at_once(engine, asked)
+    assert max(backend.together) == 3
+    assert [r.finish_reason for r in results] == ["length"] * 8
+    assert [r.token_ids for r in results] == [alone(*one).token_ids for one in asked]
+
+
+def test_what_never_fits_is_refused_with_its_numbers() -> None:
+    with engine_of(2, context_size=50, cells=60) as engine:
+        with pytest.raises(ContextFullError, match="the prompt has 50 tokens and the context 50"):
+            engine.stream([1] * 50)
+
+
+def test_a_long_prompt_is_read_in_pieces_between_the_steps_of_others() -> None:
+    """The answer under way goes on at least every few tokens of the prompt."""
+    reads: list[str] = []
+
+    class Noting(FakeBackend):
+        def prefill(self, tokens: Sequence[int]) -> Logits:
+            reads.append("read")
+            return super().prefill(tokens)
+
+        def verify_together(self, steps: Sequence[tuple[int, DraftTree]]) -> list[Logits]:
+            reads.append("step")
+            return super().verify_together(steps)
+
+    backend = Noting(babble, VOCAB, users=2, context_size=4096)
+    with Engine(backend) as engine:
+        first = engine.stream([1, 2], max_tokens=400)
+        chunks = iter(first)
+        next(chunks)
+        second = engine.generate([3] * 1000, max_tokens=2)
+        first.close()
+    assert len(second.token_ids) == 2
+    end = len(reads) - reads[::-1].index("read")
+    assert "read read" not in " ".join(reads[reads.index("step") : end])
+
+
+# ------------------------------------------------------------------------------- prefixes
+
+
+def test_a_shared_prefix_is_read_once() -> None:
+    system = [random.Random(1).randrange(VOCAB - 1) for _ in range(100)]
+    asked = [([*system, n, n + 1], GenerationOptions(max_tokens=10, reuse=True)) for n in range(8)]
+    with engine_of(8) as engine:
+        results = all_at_once(engine, asked)
+    assert sorted(r.counters.reused_tokens for r in results) == [0] + [100] * 7
+    assert [r.token_ids for r in results] == [alone(*one).token_ids for one in asked]
+
+
+def test_conversations_come_back_after_others() -> None:
+    with engine_of(3, context_size=200) as engine:
+        talks = {n: [n] * 40 for n in range(3)}
+        for _ in range(3):
+            for talk in talks.values():
+                known = len(talk)
+                result = engine.generate(talk, max_tokens=8, reuse=True)
+                talk += [*result.token_ids, 5, 6]
+        assert result.counters.reused_tokens >= known - 3
+
+
+def test_the_text_used_least_recently_makes_room() -> None:
+    with engine_of(4, context_size=100, cells=120) as engine:
+        for n in range(4):
+            engine.generate([n] * 40, max_tokens=5, reuse=True)
+        lengths = [one.length for one in engine.backend.sequences]  # type: ignore[attr-defined]
+        assert lengths[0] == lengths[1] == 0 and sum(lengths) <= 120
+        assert engine.generate([3] * 41, max_tokens=2, reuse=True).counters.reused_tokens >= 40
+
+
+# --------------------------------------------------------------------- ends and failures
+
+
+def test_one_that_is_closed_leaves_the_others_going() -> None:
+    with engine_of(3) as engine:
+        first = engine.stream([1, 2, 3], max_tokens=500)
+        next(iter(first))
+        other = engine.generate([4, 5], max_tokens=40)
+        first.close()
+        again = engine.generate([1, 2, 3], max_tokens=40)
+    assert other.token_ids == alone([4, 5], GenerationOptions(max_tokens=40)).token_ids
+    assert again.token_ids == alone([1, 2, 3], GenerationOptions(max_tokens=40)).token_ids
+
+
+def test_one_that_waits_can_be_cancelled() -> None:
+    backend = Slow(users=2, context_size=100, cells=100)
+    cancel = threading.Event()
+    with Engine(backend) as engine, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(engine.generate, [1], max_tokens=99)
+        second = pool.submit(engine.generate, [2], max_tokens=50, cancel=cancel)
+        cancel.set()
+        backend.gate.release(10_000)
+        assert second.result(PATIENCE_S).finish_reason == "cancelled"
+        assert first.result(PATIENCE_S).finish_reason == "length"
+
+
+class Bad(SuffixDrafter):
+    def propose(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("a mistake")
+
+
+def test_a_failure_ends_its_own_answer_alone() -> None:
+    backend = FakeBackend(babble, VOCAB, end=END, users=2)
+    with Engine(backend, curve=flat(), drafter=SuffixDrafter(), more_drafters=[Bad()]) as engine:
+        asked = [([7, 8, 9], GenerationOptions(max_tokens=50)) for _ in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            made = [pool.submit(engine.generate, *one) for one in asked]
+            problems = [one.exception(PATIENCE_S) for one in made]
+            assert sorted(map(str, problems)) == ["None", "a mistake"]
+            good = made[problems.index(None)]
+        assert good.result().token_ids == alone(*asked[0]).token_ids
+
+
+def test_a_backend_that_fails_ends_what_was_in_the_step_and_no_more() -> None:
+    class Failing(FakeBackend):
+        fails = True
+
+        def verify(self, tree: DraftTree) -> Logits:
+            if self.fails:
+                raise BackendError("no memory")
+            return super().verify(tree)
+
+    backend = Failing(babble, VOCAB, end=END, users=2)
+    with Engine(backend) as engine:
+        with pytest.raises(BackendError, match="no memory"):
+            engine.generate([1, 2], max_tokens=5)
+        Failing.fails = False
+        assert engine.generate([1, 2], max_tokens=5).token_ids
+
+
+def test_closing_ends_all_and_refuses_who_waits() -> None:
+    backend = Slow(users=2, context_size=100, cells=100)
+    engine = Engine(backend)
+    with ThreadPoolExecutor(2) as pool:
+        first = engine.stream([1], max_tokens=90)
+        chunks = iter(first)
+        next(chunks)
+        waits = pool.submit(engine.generate, [2], max_tokens=50)
+        while not engine._scheduler._waiting:  # type: ignore[union-attr]
+            pass
+        backend.gate.release(5)
+        engine.close()
+        with pytest.raises(UnsupportedError, match="the engine is closed"):
+            waits.result(PATIENCE_S)
+    assert len(list(chunks)) <= 5
+    assert first.result.finish_reason == "cancelled"
+    with pytest.raises(UnsupportedError, match="the engine is closed"):
+        engine.generate([1])
+    assert backend.closed
+    engine.close()
+
+
+def test_tasks_run_at_once() -> None:
+    """Under asyncio: none waits for another's end."""
+    asked = asks(9, 3)
+
+    async def all_of_them(engine: Engine) -> list[Result]:
+        return await asyncio.gather(*(engine.agenerate(*one) for one in asked))
+
+    with engine_of(3) as engine:
+        results = asyncio.run(all_of_them(engine))
+    assert [r.token_ids for r in results] == [alone(*one).token_ids for one in asked]
+
+
+def test_the_cache_can_be_worked_on_between_steps() -> None:
+    with engine_of(2) as engine:
+        stream = engine.stream([1, 2, 3], max_tokens=300)
+        chunks = iter(stream)
+        next(chunks)
+        with engine.exclusive() as is_mine:
+            before = list(engine.backend.tokens)
+            assert is_mine and list(engine.backend.tokens) == before
+        assert len(list(chunks)) > 0
+    assert stream.result.token_ids == alone([1, 2, 3], GenerationOptions(300)).token_ids
+
+
+def test_the_thread_ends_with_the_last_answer() -> None:
+    with engine_of(2) as engine:
+        engine.generate([1, 2, 3], max_tokens=5)
+        for _ in range(100):
+            names = {thread.name for thread in threading.enumerate()}
+            if "edgespec-steps" not in names:
+                return
+            threading.Event().wait(0.05)
+    raise AssertionError("the thread goes on")
