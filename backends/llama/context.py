@@ -34,8 +34,9 @@ class LlamaSettings:
     """How a model is loaded; sizes are in tokens.
 
     The cache has `cells` for `users` sequences, each of at most `context_size`; 0 cells are those
-    of one such sequence. `max_nodes` bounds one step (roots included), `max_leaves` its
-    branches.
+    of one such sequence. Users share all cells if they are `unified`; else each has its own part,
+    chains alone are verified, and rows do not depend on others. `max_nodes` bounds one step (roots
+    included), `max_leaves` its branches.
     `batch_size` is the prefill chunk and sizes the compute buffer. `gpu_layers` < 0 means all.
     `mapped` weights are pages of the file; others are read into memory, which saves the file's
     own pages where the CPU backend makes repacked copies. With `kernels`, weights are packed for
@@ -55,6 +56,7 @@ class LlamaSettings:
     tied: bool = False
     users: int = 1
     cells: int = 0
+    unified: bool = True
 
 
 class LlamaContext:
@@ -131,7 +133,7 @@ class LlamaContext:
             return Capabilities(
                 True, False, False, "sliding-window layers recycle cells: chains only"
             )
-        if self.settings.max_leaves == 1:
+        if self.settings.max_leaves == 1 or not (self.settings.unified or self.settings.users == 1):
             return Capabilities(True, False, True, "it was loaded for chains only")
         return Capabilities(True, True, True)
 
@@ -147,7 +149,7 @@ class LlamaContext:
         params.n_outputs_max = max(settings.max_nodes, params.n_seq_max)
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = _FLASH_ATTENTION_ON
-        params.kv_unified = True
+        params.kv_unified = settings.unified or settings.users == 1
         params.type_k = _kv_type(settings.kv_type_k)
         params.type_v = _kv_type(settings.kv_type_v)
         params.no_perf = True

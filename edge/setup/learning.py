@@ -34,6 +34,7 @@ class Learning:
         vocab_size: int,
     ) -> None:
         self.drafter: CombinedDrafter | None = None
+        self.more_drafters: list[CombinedDrafter] = []  # of further users
         self.history = RoundHistory()
         self._spec, self._plan, self._curve = spec, plan, curve
         self._loaded: dict[str, Any] = {}
@@ -55,11 +56,14 @@ class Learning:
         learned: dict[str, Any] = {}
         if self._draft_spec is not None:
             learned = stored.stored_learned(spec, plan, self._draft_spec)
-        self.drafter.load_state({**stored.stored_calibration(spec), MODEL: learned})
+        made = (make_drafter(names) for _ in range(plan.users - 1))
+        self.more_drafters = [drafter for drafter in made if drafter is not None]
+        known = {**stored.stored_calibration(spec), MODEL: learned}
+        texts = remembered_texts(spec.fingerprint) if plan.remember else []
+        for drafter in (self.drafter, *self.more_drafters):
+            drafter.load_state(known)
+            drafter.recall([one for one in texts if max(one, default=0) < vocab_size])
         self._loaded = self.drafter.state()
-        if plan.remember:
-            texts = remembered_texts(spec.fingerprint)
-            self.drafter.recall([one for one in texts if max(one, default=0) < vocab_size])
 
     def keep(self) -> None:
         """Add what the run has learned to what is stored now, and free the draft model."""
@@ -69,17 +73,23 @@ class Learning:
                 stored.learn_curve(self._spec, settings, self._curve)
             if self.drafter is not None:
                 self._add(self.drafter)
+            for drafter in self.more_drafters:
+                self._add_counts(drafter)
         finally:
             if self.drafter is not None:
                 self.drafter.close()
 
     def _add(self, drafter: CombinedDrafter) -> None:
         spec, plan, state = self._spec, self._plan, drafter.state()
-        stored.add_calibration(spec, self._loaded, state)
+        self._add_counts(drafter)
         if MODEL in state and self._draft_spec is not None:
             loaded = self._loaded[MODEL]
             stored.add_learned(spec, plan, self._draft_spec, loaded, state[MODEL])
-        if plan.remember:
-            add_texts(spec.fingerprint, spec.path.name, drafter.written)
         if plan.draft_max:  # rounds that could not draft say nothing about others
             stored.add_rounds(spec, drafter.name, self._rounds, self.history.rounds())
+
+    def _add_counts(self, drafter: CombinedDrafter) -> None:
+        """What any user's answers have shown, and where it is asked for their texts."""
+        stored.add_calibration(self._spec, self._loaded, drafter.state())
+        if self._plan.remember:
+            add_texts(self._spec.fingerprint, self._spec.path.name, drafter.written)

@@ -178,10 +178,12 @@ def _load_one(
             backend,
             curve=curve,
             drafter=learning.drafter,
+            more_drafters=learning.more_drafters,
             max_nodes=max_nodes,
             history=learning.history,
             chat_template=spec.chat_template,
             reuses_cache=reuses_cache,
+            latency=plan.latency,
             cache_key=f"{key} | exact" if plan.exact else key,
             on_close=learning.keep,
         )
@@ -193,7 +195,7 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
     settings = LlamaSettings(
         context_size=plan.context_size,
         batch_size=plan.batch_size,
-        max_nodes=plan.draft_max + 1,
+        max_nodes=plan.max_nodes,
         # Suffix drafts are chains; what other drafters propose may branch anywhere.
         max_leaves=max(1, plan.draft_max) if plan.drafter != "suffix" else 1,
         threads=plan.threads,
@@ -203,6 +205,9 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         mapped=plan.mapped,
         kernels=plan.kernels,
         tied=spec.tied_embeddings,
+        users=plan.users,
+        cells=plan.cells,
+        unified=not plan.exact,
     )
     snapshots = plan.draft_max if spec.has_snapshots else 0
     make = partial(RecurrentBackend, snapshots=snapshots) if snapshots else LlamaBackend

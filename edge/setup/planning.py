@@ -26,7 +26,7 @@ from edgespec.memory.device.bandwidth import memory_bandwidth
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.planner import make_plan
-from edgespec.memory.plan.request import Request
+from edgespec.memory.plan.request import Request, users_of
 from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel, estimated_curve
@@ -56,12 +56,25 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = N
     """
     machine = machine or this_machine()
     request, backend = with_backend(spec, request, machine)
-    early_exit = exit_of(spec, request)
+    request, early_exit = _for_users(spec, request)
     plan_of = partial(_best_kernels, spec, machine=machine, early_exit=early_exit)
     plan = plan_of(request)
     if backend is not None:
         return plan.with_choice(backend)
+    if plan.users > 1:
+        return plan  # on the other backend there is one at a time
     return best_backend(spec, request, machine, plan, plan_of)
+
+
+def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, EarlyExit | None]:
+    """The early exit that may draft: it follows one text. Raises UnsupportedError."""
+    switch_spec = switch_spec_of(spec, request)
+    specs = (spec,) if switch_spec is None else (spec, switch_spec)
+    if int(users_of(specs, request).value) > 1:
+        return request, None
+    if request.draft_model is not None:  # candidates without it are planned, too
+        request = replace(request, users=1)
+    return request, exit_of(spec, request)
 
 
 def _best_kernels(

@@ -84,7 +84,8 @@ class Component:
 class RunShape:
     """The settings that decide how much is allocated; sizes are in tokens.
 
-    `max_nodes` bounds one verification step, and with it the rows of logits. `mapped` weights are
+    `context_size` is what the cache has room for, of all its sequences together. `max_nodes` bounds
+    one verification step, and with it the rows of logits. `mapped` weights are
     pages of the file, which repacked copies come on top of; others are read into memory once.
     """
 
@@ -99,6 +100,7 @@ class RunShape:
     features: frozenset[str] = frozenset()  # of the processor
     kernels: bool = False  # edgespec's own, where they fit
     snapshots: int = 0  # of a recurrent state, besides the one behind the last token
+    sequences: int = 1  # that share the cache
 
 
 def padded(cells: int) -> int:
@@ -107,8 +109,9 @@ def padded(cells: int) -> int:
 
 
 def window_cells(spec: ModelSpec, shape: RunShape) -> int:
-    """Cells of a sliding-window layer: what its window can see, and one batch."""
-    return padded(min(padded(shape.context_size), spec.sliding_window + shape.batch_size))
+    """Cells of a sliding-window layer: what the windows of all can see, and one batch."""
+    seen = shape.sequences * spec.sliding_window
+    return padded(min(padded(shape.context_size), seen + shape.batch_size))
 
 
 def kv_cache_bytes(spec: ModelSpec, shape: RunShape, layers: range | None = None) -> int:

@@ -18,6 +18,7 @@ from edgespec.memory.bytes.footprint import (
     footprint,
     has_packed_weights,
     onnx_footprint,
+    padded,
 )
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX
@@ -52,6 +53,8 @@ class Layout:
     drafter_bytes: int = 0  # ceiling of the drafters' tables
     draft_spec: ModelSpec | None = None
     switch_spec: ModelSpec | None = None
+    users: int = 1
+    more_cells: int = 0  # than a context has, for other users
 
     @property
     def specs(self) -> tuple[ModelSpec, ...]:
@@ -149,7 +152,7 @@ class Layout:
         """The components of a run; where GPU and processor share memory, all of them there."""
         bytes_of = onnx_footprint if self.backend == ONNX else footprint
         shape = self._shape(context, batch, draft_max)
-        tables = self.drafter_bytes if draft_max else 0
+        tables = self.users * self.drafter_bytes if draft_max else 0
         parts = bytes_of(self.spec, shape, drafter_bytes=tables)
         if self.switch_spec is not None:
             small = replace(shape, mapped=self.switch_mapped)
@@ -196,11 +199,24 @@ class Layout:
             return "free on the GPU", self.machine.gpu_free_bytes
         return None
 
+    def cells(self, context: int) -> int:
+        """Tokens the cache has room for, of all users together.
+
+        With `--exact` each has cells of its own: among others' sums would have another order.
+        """
+        if self.exact and self.users > 1:
+            return self.users * padded(context)
+        return context + self.more_cells
+
+    def max_nodes(self, draft_max: int) -> int:
+        """Nodes of a step: the roots of all users, and one longest draft."""
+        return draft_max + self.users
+
     def _shape(self, context: int, batch: int, draft_max: int) -> RunShape:
         return RunShape(
-            context_size=context,
-            batch_size=max(batch, draft_max + 1),
-            max_nodes=draft_max + 1,
+            context_size=self.cells(context),
+            batch_size=max(batch, self.max_nodes(draft_max)),
+            max_nodes=self.max_nodes(draft_max),
             type_k=self.kv_type_k,
             type_v=self.kv_type_v,
             threads=self.threads,
@@ -209,6 +225,7 @@ class Layout:
             features=self.machine.features,
             kernels=self.kernels,
             snapshots=draft_max if self.spec.has_snapshots else 0,
+            sequences=self.users,
         )
 
     def _draft_shape(self, spec: ModelSpec, context: int) -> RunShape:

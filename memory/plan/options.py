@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         exact: bool
         remember: bool
         kernels: str
+        users: int | None
+        latency: float
 
 
 LLAMACPP, ONNX = "llamacpp", "onnx"
@@ -65,6 +67,9 @@ class LoadOptions:
         remember: keep generated texts in the cache directory, to draft from them later.
         kernels: "on" and "off" for edgespec's own matrix kernels on the CPU; "auto" uses them
             where they were measured to be faster than llama.cpp's.
+        users: generations that may run at once, on one cache; None lets the planner choose.
+        latency: most time that reading a prompt may take between two steps of other answers, in
+            steps: with 1.0 these keep half of their speed meanwhile.
     """
 
     budget_bytes: int | None = None
@@ -82,6 +87,8 @@ class LoadOptions:
     exact: bool = False
     remember: bool = False
     kernels: str = "auto"
+    users: int | None = 1
+    latency: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse values that no model could honour."""
@@ -105,6 +112,8 @@ class LoadOptions:
             ("--draft-max", self.draft_max, 0, 255),
             ("--ctx", self.context_size, 1, 1 << 31),
             ("--budget", self.budget_bytes, 1, 1 << 62),
+            ("--users", self.users, 1, 64),
+            ("--latency", self.latency, 0.0, 1e6),
         ):
             if number is not None and not low <= number <= high:
                 raise UnsupportedError(

@@ -73,6 +73,14 @@ class Plan:
     goal: Goal
     speed_source: str
     alternatives: tuple[Alternative, ...] = ()
+    users: int = 1  # generations at once
+    cells: int = 0  # of the cache, for all of them; 0: a context
+    latency: float = 1.0
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of a step, the roots of all users included."""
+        return self.draft_max + self.users
 
     def of_small(self) -> Plan:
         """How the small model of a switching plan is loaded: as the large one."""

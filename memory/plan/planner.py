@@ -28,8 +28,9 @@ from edgespec.memory.plan.placing import (
     with_smaller_cache,
 )
 from edgespec.memory.plan.plan import Alternative, Goal, Plan
-from edgespec.memory.plan.request import Choice, Request, drafter_of, threads_of
+from edgespec.memory.plan.request import Choice, Request, drafter_of, threads_of, users_of
 from edgespec.memory.plan.settings import Settings, settings_of
+from edgespec.memory.plan.sharing import with_cells_for_all
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 
@@ -66,6 +67,7 @@ def make_plan(
     specs = (spec,) if switch_spec is None else (spec, switch_spec)
     kv_type_k, kv_type_v, kv_type = kv_types(request, specs)
     threads, drafter = threads_of(request), drafter_of(spec, request)
+    users = users_of(specs, request)
     drafts = drafter.value != "none"
     layout = Layout(
         spec,
@@ -78,11 +80,13 @@ def make_plan(
         drafter_bytes=drafter_bytes if drafts else 0,
         draft_spec=draft_spec if drafts else None,
         switch_spec=switch_spec,
+        users=int(users.value),
     )
     layout, gpu_layers = with_layers_placed(layout)
     layout, kv_type = with_smaller_cache(layout, kv_type, kv_losses or {})
     choices = [kv_type, threads, drafter, *_draft_model(layout), gpu_layers, device_of(layout)]
     choices.append(kernels_of(layout))
+    choices += [users] if request.users != 1 else []
     settings = settings_of(layout)
     return _sized(layout, Drafts(layout, speed_of(settings), max_step_of(settings)), choices)
 
@@ -97,8 +101,11 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
     ladder = Ladder(layout, drafts.sizes)
     context, draft_max = ladder.climb()
     batch = batch_of(layout, context, draft_max)
-    sizes = ladder.choice(context, draft_max), drafts.choice(draft_max), batch
-    batch_size = int(batch.value)
+    sizes = [ladder.choice(context, draft_max), drafts.choice(draft_max), batch]
+    batch_size = max(int(batch.value), layout.max_nodes(draft_max))
+    if layout.users > 1:
+        layout, cells = with_cells_for_all(layout, context, batch_size, draft_max)
+        sizes.append(cells)
     return Plan(
         backend=layout.backend,
         device=layout.device,
@@ -127,6 +134,9 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
         goal=_goal(layout, drafts),
         speed_source=drafts.speed.source,
         alternatives=tuple(_alternatives(ladder, drafts, context, batch_size, draft_max)),
+        users=layout.users,
+        cells=layout.cells(context),
+        latency=layout.request.latency,
     )
 
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, fields
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.recurrent_graph import most_snapshots
 from edgespec.memory.device import host
-from edgespec.memory.plan.options import LoadOptions
-from edgespec.models.spec import ModelSpec
+from edgespec.memory.plan.options import ONNX, LoadOptions
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 DEFAULT_CONTEXT = 4096
 CONTEXT_STEP = 256
 _LEAST_CONTEXT = 512  # offered unasked; a question and its answer
 _USUAL_ANSWER = 256  # tokens, where nobody says how many
+_USUAL_USERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,32 @@ def drafter_of(spec: ModelSpec, request: Request) -> Choice:
         return Choice("drafter", "suffix,model", reason)
     reason = "free: repeats what the text repeats, used only where it pays"
     return Choice("drafter", "suffix", reason)
+
+
+def users_of(specs: Sequence[ModelSpec], request: Request) -> Choice:
+    """Generations that may run at once. Raises UnsupportedError where they cannot be so many."""
+    obstacle = _lonely(specs, request)
+    if request.users is None:
+        reason = "at once, in shared steps; --users changes it"
+        return Choice("users", 1 if obstacle else _USUAL_USERS, obstacle or reason)
+    if request.users > 1 and obstacle:
+        raise UnsupportedError(
+            f"--users {request.users} is not possible: {obstacle}", hint="leave out --users"
+        )
+    return Choice("users", request.users, "as asked")
+
+
+def _lonely(specs: Sequence[ModelSpec], request: Request) -> str:
+    """Why a cache holds one text, or ""."""
+    if request.backend == ONNX or specs[0].format == ONNX_FORMAT:
+        return "ONNX Runtime's cache holds one text"
+    if len(specs) > 1:
+        return "two models write one text in turns"
+    if request.draft_model is not None:
+        return "a draft model follows one text"
+    if specs[0].keeps_state:
+        return f"{specs[0].arch} keeps a recurrent state of one text"
+    return ""
 
 
 def contexts_of(specs: Sequence[ModelSpec], request: Request) -> ContextRange:
