@@ -5,11 +5,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <utility>
-
 #include "compiler.h"
 #include "tables.h"
 

@@ -2,11 +2,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <utility>
-
 #include "compiler.h"
 #include "tables.h"
 

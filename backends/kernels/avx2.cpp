@@ -2,11 +2,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <utility>
-
 #include "compiler.h"
 #include "tables.h"
 
@@ -20,12 +15,23 @@ namespace {
 
 #include "tile.h"
 
-// Products of pairs are added in 16 bits. Weights up to 63 fit; those of 8 bits would not, and go as their
-// size, with their sign on the activation: 2 x 128 x 127 fits.
+// Pairs of products are added in 16 bits, and as many of these sums as have room there before they become 32
+// bits wide. Weights of 8 bits go as their size, with their sign on the activation: 2 x 128 x 127 fits once.
 struct Pairs {
     static constexpr bool signed_wide = true;
-    static constexpr int widest = 4;
+    template <class F>
+    static constexpr int widest(int panels) { return panels == 2 ? 0 : 6; }
 
+    // Compilers would first multiply all and then add, for which 16 registers are not enough.
+    static INLINE __m256i in_order(__m256i sum) {
+        asm("" : "+x"(sum));
+        return sum;
+    }
+    static constexpr int room(int weight_bits) { return 8 >> (weight_bits == 8 ? 3 : weight_bits - 4); }
+    static INLINE __m256i begin(__m256i) { return _mm256_setzero_si256(); }
+    static INLINE __m256i finish(__m256i sum, __m256i before) {
+        return in_order(_mm256_add_epi32(before, _mm256_madd_epi16(sum, _mm256_set1_epi16(1))));
+    }
     template <bool wide>
     static INLINE __m256i add(__m256i sum, __m256i weights, __m256i x) {
         if constexpr (wide) {
@@ -33,15 +39,7 @@ struct Pairs {
             weights = _mm256_abs_epi8(value);
             x = _mm256_sign_epi8(x, value);
         }
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, x), _mm256_set1_epi16(1)));
-    }
-};
-
-template <class F>
-struct Multiply {
-    static void run(const uint8_t* panels, int64_t first, int64_t end, int64_t k, Activations x, int64_t n,
-                    float* out, int64_t out_stride) {
-        multiply<F, Vector256<Pairs, 0>, Vector256<Pairs, 1>>(panels, first, end, k, x, n, out, out_stride);
+        return in_order(_mm256_add_epi16(sum, _mm256_maddubs_epi16(weights, x)));
     }
 };
 
@@ -55,7 +53,8 @@ static bool runs_here() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
-const InstructionSet kAvx2 = table<Multiply>("avx2", runs_here, quantize_avx2, &kAttentionAvx2);
+const InstructionSet kAvx2 =
+    table<Products<Vector256<Pairs, 0>, Vector256<Pairs, 1>>::Of>("avx2", runs_here, quantize_avx2, &kAttentionAvx2);
 
 }  // namespace edgespec
 #endif

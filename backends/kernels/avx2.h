@@ -8,12 +8,12 @@ template <class Dot, int Half>
 struct Vector256 {
     using Bytes = __m256i;
     using Int = __m256i;
+    using Partial = __m256i;
     using Float = __m256;
     static constexpr bool signed_wide = Dot::signed_wide, pairs = false;
 
-    // One panel at a time: 16 registers have no room for two.
     template <class F>
-    static constexpr int widest(int panels) { return panels == 2 ? 0 : F::type == Q6_K::type ? 3 : Dot::widest; }
+    static constexpr int widest(int panels) { return Dot::template widest<F>(panels); }
 
     static INLINE Bytes load(const uint8_t* at) { return _mm256_loadu_si256((const __m256i*)(at + 32 * Half)); }
     static INLINE Bytes masked(Bytes x, char mask) { return _mm256_and_si256(x, _mm256_set1_epi8(mask)); }
@@ -32,8 +32,11 @@ struct Vector256 {
         memcpy(&four, x, 4);
         return _mm256_set1_epi32(four);
     }
+    static constexpr int room(int weight_bits) { return Dot::room(weight_bits); }
+    static INLINE Partial begin(Int sum) { return Dot::begin(sum); }
+    static INLINE Int finish(Partial sum, Int before) { return Dot::finish(sum, before); }
     template <bool wide>
-    static INLINE Int dot(Int sum, Bytes weights, Bytes x) { return Dot::template add<wide>(sum, weights, x); }
+    static INLINE Partial dot(Partial sum, Bytes weights, Bytes x) { return Dot::template add<wide>(sum, weights, x); }
     static INLINE Int all(int32_t x) { return _mm256_set1_epi32(x); }
 
     static INLINE __m128i eight(const uint8_t* at) { return _mm_loadl_epi64((const __m128i*)(at + 8 * Half)); }

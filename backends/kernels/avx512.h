@@ -6,6 +6,7 @@ constexpr int64_t kCachedBytes = 512 << 10;
 struct Avx512 {
     using Bytes = __m512i;
     using Int = __m512i;
+    using Partial = Int;
     using Float = __m512;
     // Columns of a tile: their integer and float sums fill the registers.
     template <class F>
@@ -35,8 +36,11 @@ struct Avx512 {
         memcpy(&four, x, 4);
         return _mm512_set1_epi32(four);
     }
+    static constexpr int room(int) { return 8; }
+    static INLINE Partial begin(Int sum) { return sum; }
+    static INLINE Int finish(Partial sum, Int) { return sum; }
     template <bool wide>
-    static INLINE Int dot(Int sum, Bytes weights, Bytes x) { return _mm512_dpbusd_epi32(sum, weights, x); }
+    static INLINE Partial dot(Int sum, Bytes weights, Bytes x) { return _mm512_dpbusd_epi32(sum, weights, x); }
     static INLINE Int all(int32_t x) { return _mm512_set1_epi32(x); }
 
     static INLINE Float signed_bytes(const uint8_t* at) {

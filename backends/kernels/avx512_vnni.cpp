@@ -2,11 +2,6 @@
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <utility>
-
 #include "compiler.h"
 #include "tables.h"
 
@@ -24,14 +19,6 @@ namespace {
 
 #include "tile.h"
 
-template <class F>
-struct Multiply {
-    static void run(const uint8_t* panels, int64_t first, int64_t end, int64_t k, Activations x, int64_t n,
-                    float* out, int64_t out_stride) {
-        multiply<F, Avx512>(panels, first, end, k, x, n, out, out_stride);
-    }
-};
-
 }  // namespace
 }  // namespace edgespec
 END_TARGET
@@ -44,7 +31,8 @@ static bool runs_here() {
            __builtin_cpu_supports("avx512vnni") && has_f16c();
 }
 
-const InstructionSet kAvx512Vnni = table<Multiply>("avx512_vnni", runs_here, quantize_avx512, &kAttentionAvx512);
+const InstructionSet kAvx512Vnni =
+    table<Products<Avx512>::Of>("avx512_vnni", runs_here, quantize_avx512, &kAttentionAvx512);
 
 }  // namespace edgespec
 #endif

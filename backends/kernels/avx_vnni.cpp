@@ -2,11 +2,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <utility>
-
 #include "compiler.h"
 #include "tables.h"
 
@@ -22,19 +17,15 @@ namespace {
 
 struct Quads {
     static constexpr bool signed_wide = false;
-    static constexpr int widest = 5;
+    template <class F>
+    static constexpr int widest(int panels) { return panels == 2 ? 4 : F::type == Q6_K::type ? 3 : 6; }
 
+    static constexpr int room(int) { return 8; }
+    static INLINE __m256i begin(__m256i sum) { return sum; }
+    static INLINE __m256i finish(__m256i sum, __m256i) { return sum; }
     template <bool wide>
     static INLINE __m256i add(__m256i sum, __m256i weights, __m256i x) {
         return _mm256_dpbusd_avx_epi32(sum, weights, x);
-    }
-};
-
-template <class F>
-struct Multiply {
-    static void run(const uint8_t* panels, int64_t first, int64_t end, int64_t k, Activations x, int64_t n,
-                    float* out, int64_t out_stride) {
-        multiply<F, Vector256<Quads, 0>, Vector256<Quads, 1>>(panels, first, end, k, x, n, out, out_stride);
     }
 };
 
@@ -48,7 +39,8 @@ static bool runs_here() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() && has_avx_vnni();
 }
 
-const InstructionSet kAvxVnni = table<Multiply>("avx_vnni", runs_here, quantize_avx2, &kAttentionAvx2);
+const InstructionSet kAvxVnni =
+    table<Products<Vector256<Quads, 0>, Vector256<Quads, 1>>::Of>("avx_vnni", runs_here, quantize_avx2, &kAttentionAvx2);
 
 }  // namespace edgespec
 #endif

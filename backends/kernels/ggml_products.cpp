@@ -56,8 +56,8 @@ struct Chunks {
 
     Chunks(int64_t panels, size_t panel_bytes, int threads) : panels(panels) {
         int64_t fair = (panels + 4 * threads - 1) / (4 * threads);
-        size = std::min(fair, std::max<int64_t>(1, kChunkBytes / int64_t(panel_bytes)));
-        size = threads == 1 ? panels : size;
+        size = std::min(fair, kChunkBytes / int64_t(panel_bytes));
+        size = threads == 1 ? panels : std::max<int64_t>(2, (size + 1) / 2 * 2);  // products take panels in pairs
         count = (panels + size - 1) / size;
     }
 };

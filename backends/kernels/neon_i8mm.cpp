@@ -5,11 +5,6 @@
 #if defined(HAVE_I8MM)
 #include <arm_neon.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <utility>
-
 #include "tables.h"
 
 // Compilers name it differently.
@@ -103,14 +98,6 @@ INLINE void NeonPairs<Half>::group_products(const uint8_t* group, const Activati
     }
 }
 
-template <class F>
-struct Multiply {
-    static void run(const uint8_t* panels, int64_t first, int64_t end, int64_t k, Activations x, int64_t n,
-                    float* out, int64_t out_stride) {
-        multiply<F, NeonPairs<0>, NeonPairs<1>>(panels, first, end, k, x, n, out, out_stride);
-    }
-};
-
 }  // namespace
 }  // namespace edgespec
 END_TARGET
@@ -119,7 +106,8 @@ namespace edgespec {
 
 static bool runs_here() { return has_dotprod() && has_i8mm(); }
 
-const InstructionSet kNeonI8mm = table<Multiply>("neon_i8mm", runs_here, quantize_neon, nullptr);
+const InstructionSet kNeonI8mm =
+    table<Products<NeonPairs<0>, NeonPairs<1>>::Of>("neon_i8mm", runs_here, quantize_neon, nullptr);
 
 }  // namespace edgespec
 #endif

@@ -1,6 +1,12 @@
 // What each file of products hands to the table in products.cpp.
 #pragma once
 
+// What headers need that are included inside a namespace.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
 #include "attention.h"
 #include "formats.h"
 #include "products.h"

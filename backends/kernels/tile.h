@@ -31,7 +31,7 @@ INLINE int32_t start(const ActivationBlock& x, int half) {
 // broadcast of activations serves P panels. Panels lie `apart` bytes from each other.
 template <class V, class F, int I, int P, int N>
 INLINE void add_quad(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
-                     typename V::Int (*sums)[P]) {
+                     typename V::Partial (*sums)[P]) {
     constexpr bool wide = F::type == Q8_0::type || F::type == IQ4_NL::type;
     typename V::Bytes weights[P];
     for (int p = 0; p < P; p++) weights[p] = quad<V, F, I>(group + p * apart);
@@ -41,19 +41,36 @@ INLINE void add_quad(const uint8_t* group, int64_t apart, const ActivationBlock*
     }
 }
 
-template <class V, class F, int First, int P, int N>
-INLINE void add_half(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
-                     typename V::Int (*sums)[P]) {
-    add_quad<V, F, First, P, N>(group, apart, x, stride, sums);
-    add_quad<V, F, First + 1, P, N>(group, apart, x, stride, sums);
-    add_quad<V, F, First + 2, P, N>(group, apart, x, stride, sums);
-    add_quad<V, F, First + 3, P, N>(group, apart, x, stride, sums);
+template <class V, class F, int First, int P, int N, int... I>
+INLINE void add_quads(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
+                      typename V::Partial (*sums)[P], std::integer_sequence<int, I...>) {
+    (add_quad<V, F, First + I, P, N>(group, apart, x, stride, sums), ...);
 }
 
-template <class V, class F, int P, int N>
-INLINE void start_sums(const ActivationBlock* x, int64_t stride, int half, typename V::Int (*sums)[P]) {
+// The bits of a type's stored weights, which say how many products a partial sum has room for.
+template <class F>
+constexpr int weight_bits() {
+    if (F::type == Q8_0::type || F::type == IQ4_NL::type) return 8;
+    return F::type == Q6_K::type ? 6 : F::type == Q5_K::type ? 5 : 4;
+}
+
+// Integer sums of quads [First, End), of which all have one scale. Sets that add in 16 bits make whole sums of
+// them before these overflow.
+template <class V, class F, int First, int End, int P, int N>
+INLINE void sum_quads(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
+                      typename V::Int (*sums)[P]) {
+    constexpr int whole = F::type == Q6_K::type ? 4 : 8, room = V::room(weight_bits<F>());
+    constexpr int count = std::min(End - First, room);
+    typename V::Partial partial[N][P];
+    auto sum_before = [&](int t, int p) {
+        return First % whole ? sums[t][p] : V::all(start<V, F>(x[t * stride], First / 4));
+    };
     UNROLL for (int t = 0; t < N; t++)
-        for (int p = 0; p < P; p++) sums[t][p] = V::all(start<V, F>(x[t * stride], half));
+        for (int p = 0; p < P; p++) partial[t][p] = V::begin(sum_before(t, p));
+    add_quads<V, F, First, P, N>(group, apart, x, stride, partial, std::make_integer_sequence<int, count>());
+    UNROLL for (int t = 0; t < N; t++)
+        for (int p = 0; p < P; p++) sums[t][p] = V::finish(partial[t][p], sum_before(t, p));
+    if constexpr (First + count < End) sum_quads<V, F, First + count, End, P, N>(group, apart, x, stride, sums);
 }
 
 // Products of a group and a block of N columns as floats; all are exact.
@@ -61,23 +78,21 @@ template <class V, class F, int P, int N>
 INLINE void group_products(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
                            typename V::Float (*to)[P]) {
     typename V::Int sums[N][P];
-    start_sums<V, F, P, N>(x, stride, 0, sums);
-    add_half<V, F, 0, P, N>(group, apart, x, stride, sums);
     if constexpr (F::type == Q6_K::type) {
+        sum_quads<V, F, 0, 4, P, N>(group, apart, x, stride, sums);
         for (int p = 0; p < P; p++) {
             typename V::Float small = V::signed_bytes(group + p * apart);
             UNROLL for (int t = 0; t < N; t++) to[t][p] = V::times(V::to_float(sums[t][p]), small);
         }
-        start_sums<V, F, P, N>(x, stride, 1, sums);
-    }
-    add_half<V, F, 4, P, N>(group, apart, x, stride, sums);
-    for (int p = 0; p < P; p++) {
-        if constexpr (F::type == Q6_K::type) {
+        sum_quads<V, F, 4, 8, P, N>(group, apart, x, stride, sums);
+        for (int p = 0; p < P; p++) {
             typename V::Float small = V::signed_bytes(group + p * apart + 16);
             UNROLL for (int t = 0; t < N; t++) to[t][p] = V::add_product(V::to_float(sums[t][p]), small, to[t][p]);
-        } else {
-            UNROLL for (int t = 0; t < N; t++) to[t][p] = V::to_float(sums[t][p]);
         }
+    } else {
+        sum_quads<V, F, 0, 8, P, N>(group, apart, x, stride, sums);
+        UNROLL for (int t = 0; t < N; t++)
+            for (int p = 0; p < P; p++) to[t][p] = V::to_float(sums[t][p]);
     }
 }
 
@@ -166,14 +181,13 @@ inline int64_t cached_columns(int64_t k) {
     return fit < 16 ? 16 : fit / 8 * 8;
 }
 
-// One panel after the other; two at a time where one tile has all columns. Vs are the parts of a panel's rows.
+// Two panels at a time where registers have room for both. Vs are the parts of a panel's rows.
 template <class F, class... Vs>
 void multiply_columns(const uint8_t* panels, int64_t first, int64_t end, int64_t k, Activations x, int64_t n,
                       float* out, int64_t out_stride) {
     const int64_t blocks = k / F::columns, bytes = blocks * int64_t(F::bytes);
-    constexpr int widest = std::min({Vs::template widest<F>(2)...});
-    if constexpr (widest > 0)
-        for (; n <= widest && first + 1 < end; first += 2)
+    if constexpr (std::min({Vs::template widest<F>(2)...}) > 0)
+        for (; first + 1 < end; first += 2)
             (columns<Vs, F, 2>(panels + first * bytes, blocks, x, n, out + first * kRows, out_stride), ...);
     for (; first < end; first++)
         (columns<Vs, F, 1>(panels + first * bytes, blocks, x, n, out + first * kRows, out_stride), ...);
@@ -187,3 +201,15 @@ void multiply(const uint8_t* panels, int64_t first, int64_t end, int64_t k, Acti
         multiply_columns<F, Vs...>(panels, first, end, k, {x.blocks + t * x.stride, x.stride}, std::min(step, n - t),
                                    out + t * out_stride, out_stride);
 }
+
+// A set's products: one for each type. Vs are the parts of a panel's rows.
+template <class... Vs>
+struct Products {
+    template <class F>
+    struct Of {
+        static void run(const uint8_t* panels, int64_t first, int64_t end, int64_t k, Activations x, int64_t n,
+                        float* out, int64_t out_stride) {
+            multiply<F, Vs...>(panels, first, end, k, x, n, out, out_stride);
+        }
+    };
+};
