@@ -14,6 +14,7 @@
 #include <unistd.h>
 #endif
 
+#include "attention.h"
 #include "ggml_attention.h"
 #include "ggml_products.h"
 
@@ -180,6 +181,12 @@ EXPORTED size_t edgespec_kernels_packed_bytes(int ggml_type, int64_t rows, int64
 // Bytes of work memory for a product with `tokens` columns of `k` activations.
 EXPORTED size_t edgespec_kernels_work_bytes(int64_t k, int64_t tokens) {
     return edgespec::multiplication_work_bytes(k, tokens);
+}
+
+// Whether there is attention for keys and values of these lengths, in caches of f16.
+EXPORTED int edgespec_kernels_attends(int64_t dk, int64_t dv) {
+    const edgespec::CacheType f16 = edgespec::CacheType::f16;
+    return edgespec::computes_attention(dk, f16, dv, f16, edgespec::kCellBlock);
 }
 
 // Bytes of work memory for the attention of a step on `threads` threads.

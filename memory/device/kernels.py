@@ -70,6 +70,15 @@ def product_work_bytes(columns: int, tokens: int) -> int:
 
 
 @functools.cache
+def attends(key_length: int, value_length: int) -> bool:
+    """Whether attention over f16 keys and values of these lengths is the kernels' own."""
+    if missing_kernels():
+        return False
+    function = _function("edgespec_kernels_attends", ctypes.c_int, *2 * (ctypes.c_int64,))
+    return bool(function(key_length, value_length))
+
+
+@functools.cache
 def attention_work_bytes(
     tokens: int, heads: int, kv_heads: int, value_length: int, cells: int, threads: int
 ) -> int:

@@ -20,6 +20,7 @@ from edgespec.memory.bytes.footprint import (
     onnx_footprint,
     padded,
 )
+from edgespec.memory.device.kernels import attends
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import (
@@ -117,6 +118,16 @@ class Layout:
             return self.machine.missing_kernels
         return (
             "" if has_packed_weights(self.spec) else "this file's weights have none of their types"
+        )
+
+    @cached_property
+    def attends(self) -> bool:
+        """Whether edgespec's own attention computes all layers of every model."""
+        return self.kernels and all(
+            attends(key, value)
+            for spec in self.specs
+            for key, value in set(zip(spec.key_length, spec.value_length, strict=True))
+            if key and value
         )
 
     # -- mapping ---------------------------------------------------------------------------

@@ -45,14 +45,24 @@ def kv_types(request: Request, specs: Sequence[ModelSpec]) -> tuple[str, str, Ch
                 f"{spec.path.name} have {min(spec.key_length)}",
                 hint="use --kv-type f16",
             )
-    if request.exact and kind == "f16":
-        # llama.cpp's CPU attention sums a single row in two parts from 512 cells on, and rounds
-        # differently from a batch, unless K and V have different types. bf16 for K costs nothing in
-        # decoding; prefill loses its tiled path (1.25x slower at 800 tokens, 1.7x at 3000).
-        reason = "--exact: makes one-token steps round like batches"
-        return "bf16", "f16", Choice("kv_type", "bf16/f16", reason)
     reason = "as asked" if request.kv_type else "half precision costs no measurable quality"
     return kind, kind, Choice("kv_type", kind, reason)
+
+
+def with_exact_cache(layout: Layout, choice: Choice) -> tuple[Layout, Choice]:
+    """For `--exact`: types with which a step of one token rounds like all others.
+
+    edgespec's attention does with every type. llama.cpp's on the CPU sums a single row in two parts
+    from 512 cells on, unless K and V have different types. bf16 for K costs nothing in decoding;
+    reading a prompt loses its tiled path (1.25x slower at 800 tokens, 1.7x at 3000).
+    """
+    if not layout.exact or layout.backend == ONNX or layout.kv_type_k != "f16":
+        return layout, choice
+    if layout.attends:
+        reason = "--exact: edgespec's attention rounds all steps alike"
+        return layout, Choice("kv_type", "f16", reason)
+    reason = "--exact: makes one-token steps round like batches"
+    return replace(layout, kv_type_k="bf16"), Choice("kv_type", "bf16/f16", reason)
 
 
 def with_smaller_cache(layout: Layout, choice: Choice, losses: Losses) -> tuple[Layout, Choice]:

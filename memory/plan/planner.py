@@ -24,6 +24,7 @@ from edgespec.memory.plan.placing import (
     kernels_of,
     kv_types,
     mapping_of,
+    with_exact_cache,
     with_layers_placed,
     with_smaller_cache,
 )
@@ -83,6 +84,7 @@ def make_plan(
         users=int(users.value),
     )
     layout, gpu_layers = with_layers_placed(layout)
+    layout, kv_type = with_exact_cache(layout, kv_type)
     layout, kv_type = with_smaller_cache(layout, kv_type, kv_losses or {})
     choices = [kv_type, threads, drafter, *_draft_model(layout), gpu_layers, device_of(layout)]
     choices.append(kernels_of(layout))

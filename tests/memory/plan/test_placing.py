@@ -22,6 +22,7 @@ from edgespec.memory.bytes.footprint import (
     RunShape,
     footprint,
 )
+from edgespec.memory.device.kernels import attends, missing_kernels
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.times.speed import SpeedModel
@@ -42,6 +43,18 @@ def test_exact_avoids_the_path_that_rounds_differently() -> None:
     assert plan.component_bytes["kv_cache"] == 4096 * CELL
     kept = plan_of(exact=True, kv_type="q8_0")
     assert (kept.kv_type_k, kept.kv_type_v) == ("q8_0", "q8_0")
+
+
+def test_exact_keeps_f16_where_attention_is_of_our_own() -> None:
+    if reason := missing_kernels():
+        pytest.skip(reason)
+    machine, spec = Machine(64 << 30, missing_kernels=""), model(kind="Q4_0")
+    if not attends(spec.key_length[0], spec.value_length[0]):
+        pytest.skip("this processor's attention is llama.cpp's")
+    plan = plan_of(spec, machine, exact=True)
+    assert (plan.kv_type_k, plan.kv_type_v) == ("f16", "f16")
+    assert "edgespec's attention" in plan.as_json()["kv_type"]["reason"]
+    assert plan_of(spec, machine, exact=True, kernels="off").kv_type_k == "bf16"
 
 
 def test_a_cache_type_needs_heads_of_whole_blocks() -> None:
