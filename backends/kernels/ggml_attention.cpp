@@ -55,7 +55,8 @@ bool cache_type(const Tensor* cache, CacheType& type) {
 
 bool has_sizes(const Tensor* op) {
     const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
-    bool is_one = q->ne[3] == 1 && k->ne[3] == 1 && v->ne[3] == 1 && mask->ne[2] == 1 && mask->ne[3] == 1;
+    const int64_t streams = q->ne[3];  // texts that have cells of their own
+    bool is_one = k->ne[3] == streams && v->ne[3] == streams && mask->ne[2] == 1 && mask->ne[3] == streams;
     bool shares = k->ne[2] == v->ne[2] && q->ne[2] % k->ne[2] == 0 && mask->ne[0] >= k->ne[1];
     CacheType keys, values;
     return is_one && shares && q->ne[2] <= kMostHeads && cache_type(k, keys) && cache_type(v, values) &&
@@ -68,9 +69,9 @@ bool has_types(const Tensor* op) {
            mask->nb[0] == sizeof(uint16_t);
 }
 
-Attention::Cache cache_of(const Tensor* x) {
+Attention::Cache cache_of(const Tensor* x, int64_t stream) {
     Attention::Cache cache;
-    cache.data = static_cast<const char*>(x->data);
+    cache.data = static_cast<const char*>(x->data) + stream * int64_t(x->nb[3]);
     cache_type(x, cache.type);
     cache.cell = int64_t(x->nb[1]);
     cache.head = int64_t(x->nb[2]);
@@ -87,8 +88,13 @@ void set_slopes(float max_bias, int64_t heads, float* slopes) {
         slopes[h] = h < base ? std::pow(m, float(h + 1)) : std::pow(between, float(2 * (h - base) + 1));
 }
 
-// The operation; `slopes` has room for kMostHeads.
-Attention attention_of(const Tensor* op, float* slopes) {
+template <class Value>
+Value* part_of(const Tensor* x, int64_t stream) {
+    return reinterpret_cast<Value*>(static_cast<char*>(x->data) + stream * int64_t(x->nb[3]));
+}
+
+// The operation for one stream; `slopes` has room for kMostHeads.
+Attention attention_of(const Tensor* op, int64_t stream, float* slopes) {
     const Tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3], *sinks = op->src[4];
     const Parameters p = parameters(op);
     Attention a;
@@ -98,14 +104,14 @@ Attention attention_of(const Tensor* op, float* slopes) {
     a.dk = k->ne[0];
     a.dv = v->ne[0];
     a.cells = k->ne[1];
-    a.q = static_cast<const float*>(q->data);
+    a.q = part_of<const float>(q, stream);
     a.q_token = int64_t(q->nb[1] / sizeof(float));
     a.q_head = int64_t(q->nb[2] / sizeof(float));
-    a.k = cache_of(k);
-    a.v = cache_of(v);
-    a.mask = static_cast<const uint16_t*>(mask->data);
+    a.k = cache_of(k, stream);
+    a.v = cache_of(v, stream);
+    a.mask = part_of<const uint16_t>(mask, stream);
     a.mask_token = int64_t(mask->nb[1] / sizeof(uint16_t));
-    a.out = static_cast<float*>(op->data);
+    a.out = part_of<float>(op, stream);
     a.out_head = int64_t(op->nb[1] / sizeof(float));
     a.out_token = int64_t(op->nb[2] / sizeof(float));
     a.scale = p.scale;
@@ -193,14 +199,17 @@ bool AttentionTraits::work_size(int threads, const Tensor* op, size_t& size) {
 
 bool AttentionTraits::compute_forward(ComputeParams* params, Tensor* op) {
     float slopes[kMostHeads];
-    const Attention a = attention_of(op, slopes);
     const AttentionSizes sizes = sizes_of(op);
     const Units units(sizes);
     uint8_t* memory = reinterpret_cast<uint8_t*>(aligned(reinterpret_cast<size_t>(params->wdata)));
-    if (units.are_used(sizes, params->nth))
-        compute_units(params, a, units, memory, Units::bytes(sizes));
-    else
-        compute_passes(params, a, memory);
+    for (int64_t stream = 0; stream < op->src[0]->ne[3]; stream++) {
+        const Attention a = attention_of(op, stream, slopes);
+        if (stream > 0) functions.barrier(params->threadpool);
+        if (units.are_used(sizes, params->nth))
+            compute_units(params, a, units, memory, Units::bytes(sizes));
+        else
+            compute_passes(params, a, memory);
+    }
     return true;
 }
 
