@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,7 +105,7 @@ def show(
         _show_pairs(spec, expanded(pairs), as_json)
         return
     if as_json:
-        print(json.dumps(dataclasses.asdict(spec), default=str))
+        print(json.dumps(dataclasses.asdict(spec) | _abilities(spec), default=str))
         return
     heads = f"{max(spec.num_heads)} heads, {max(spec.num_kv_heads)} for keys and values"
     window = f", window of {spec.sliding_window} tokens" if spec.sliding_window else ""
@@ -116,11 +117,41 @@ def show(
         ("context", f"trained for {spec.context_length} tokens"),
         ("vocabulary", f"{spec.vocab_size} tokens ({spec.tokenizer_model})"),
         ("KV cache", f"{2 * spec.kv_values_per_token / 1024:.1f} KiB per token in f16"),
+        *_drafting_rows(spec),
         ("chat template", "yes" if spec.chat_template else "no"),
         ("fingerprint", spec.fingerprint),
         *(("note", text) for text in spec.notes),
     ]
     print(printable(table([(name, str(value)) for name, value in rows])))
+
+
+def _abilities(spec: ModelSpec) -> dict[str, Any]:
+    """What a file can do for drafting."""
+    from edgespec.memory.bytes.footprint import RunShape, state_bytes
+    from edgespec.memory.bytes.recurrent_graph import most_snapshots
+    from edgespec.models.heads import has_head, heads_beside
+
+    return {
+        "state_bytes": state_bytes(spec, RunShape(1, 1, 1)),
+        "most_snapshots": most_snapshots(spec),
+        "has_head": has_head(spec),
+        "heads_beside": heads_beside(spec),
+    }
+
+
+def _drafting_rows(spec: ModelSpec) -> Iterator[tuple[str, str]]:
+    """Its recurrent state, and the heads that could draft for it."""
+    can = _abilities(spec)
+    if spec.keeps_state:
+        layers = f"{sum(spec.is_recurrent_layer)} of {spec.num_layers} layers"
+        back = f"drafts of up to {can['most_snapshots']} tokens, each with a copy of it"
+        if not can["most_snapshots"]:
+            back = "no drafts: llama.cpp cannot take it back"
+        yield "recurrent state", f"{size_text(can['state_bytes'])} in {layers}; {back}"
+    if spec.num_prediction_layers:
+        yield "head inside", "yes" if can["has_head"] else "yes, of a kind that llama.cpp skips"
+    if can["heads_beside"]:
+        yield "heads beside it", ", ".join(path.name for path in can["heads_beside"])
 
 
 def _show_pairs(spec: ModelSpec, folder: Path, as_json: bool) -> None:

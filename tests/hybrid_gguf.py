@@ -191,8 +191,13 @@ def _mamba2(shape: Shape) -> Tensors:
     }
 
 
-_ARCHITECTURES = {"qwen35": _qwen35, "lfm2": _lfm2, "nemotron_h": _nemotron_h}
-HYBRIDS = tuple(_ARCHITECTURES)
+HYBRIDS = ("qwen35", "lfm2", "nemotron_h")
+_ARCHITECTURES = {
+    "qwen35": _qwen35,
+    "lfm2": _lfm2,
+    "nemotron_h": _nemotron_h,
+    "qwen3next": _qwen35,  # its metadata; the tensors have other names
+}
 
 
 def described(shape: Shape) -> tuple[Keys, Tensors]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hub_server import Hub, empty_home, endpoint
+from hybrid_gguf import Shape, write_hollow
 from random_gguf import Q8_0, write_model
 
 from edgespec.cli.main import main
@@ -117,3 +118,38 @@ def test_a_machine_without_models_says_how_to_get_one(
     status, out, told = say("models", "list")
     assert (status, out) == (0, "")
     assert told == "no model is here; `edgespec models pull hf:OWNER/REPO` gets one\n"
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"),
+    [
+        (
+            Shape("qwen35", predicting=1),
+            {"recurrent state": "20 KiB in 2 of 5 layers; drafts of up to", "head inside": "yes"},
+        ),
+        (Shape("lfm2"), {"recurrent state": "in 2 of 4 layers; drafts of up to"}),
+    ],
+)
+def test_a_file_says_what_it_can_do_for_drafting(
+    say: Say, tmp_path: Path, shape: Shape, rows: dict[str, str]
+) -> None:
+    path = write_hollow(tmp_path / "tiny-Q4_0.gguf", shape)
+    (tmp_path / "mtp-tiny-Q8_0.gguf").write_bytes(b"GGUF")
+    status, shown, _ = say("models", "show", str(path))
+    assert status == 0
+    rows = rows | {"heads beside it": "mtp-tiny-Q8_0.gguf"}
+    found = dict(line.split("  ", 1) for line in shown.splitlines() if "  " in line)
+    for name, text in rows.items():
+        assert text in found[name], name
+    assert ("head inside" in found) == bool(shape.predicting)
+    _, document, _ = say("models", "show", str(path), "--json")
+    can = json.loads(document)
+    assert can["most_snapshots"] > 7 and can["has_head"] == bool(shape.predicting)
+    assert can["state_bytes"] == 4 * can["state_values"]
+    assert [Path(one).name for one in can["heads_beside"]] == ["mtp-tiny-Q8_0.gguf"]
+
+
+def test_a_state_that_cannot_be_taken_back_is_named(say: Say, tmp_path: Path) -> None:
+    path = write_hollow(tmp_path / "model.gguf", Shape("qwen3next"))
+    _, shown, _ = say("models", "show", str(path))
+    assert "no drafts: llama.cpp cannot take it back" in shown
