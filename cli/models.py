@@ -149,7 +149,7 @@ def _drafting_rows(spec: ModelSpec) -> Iterator[tuple[str, str]]:
             back = "no drafts: llama.cpp cannot take it back"
         yield "recurrent state", f"{size_text(can['state_bytes'])} in {layers}; {back}"
     if spec.num_prediction_layers:
-        yield "head inside", "yes" if can["has_head"] else "yes, of a kind that llama.cpp skips"
+        yield "head inside", "yes" if can["has_head"] else "yes, of a kind that does not draft here"
     if can["heads_beside"]:
         yield "heads beside it", ", ".join(path.name for path in can["heads_beside"])
 

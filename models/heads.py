@@ -8,20 +8,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgespec.errors import UnsupportedError
 from edgespec.models.hub.choice import heads_of
 from edgespec.models.spec import ModelSpec
 
-# Architectures whose head llama.cpp computes (`LLM_GRAPH_TYPE_DECODER_MTP` in `src/models/*.cpp`);
-# it skips that of other files.
-MTP = {
-    "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe",
-    "glm5-next", "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35",
-}  # fmt: skip
+# Architectures whose head edgespec drafts with: llama.cpp computes it, it has a cache of keys and
+# values of its own, and it was tried. llama.cpp computes that of some others, too
+# (`LLM_GRAPH_TYPE_DECODER_MTP` in `src/models/*.cpp`).
+MTP = {"qwen35", "qwen35moe", "glm4moe"}
 
 
 def has_head(spec: ModelSpec) -> bool:
-    """Whether a file has a head that llama.cpp computes."""
-    return spec.num_prediction_layers > 0 and spec.arch in MTP
+    """Whether a file has a head that drafts."""
+    cached = f"blk.{spec.num_layers - 1}.attn_k.weight" in spec.tensors
+    return spec.num_prediction_layers == 1 and spec.arch in MTP and cached
+
+
+def require_head(spec: ModelSpec) -> None:
+    """Raise UnsupportedError for a file without a head that drafts."""
+    if has_head(spec):
+        return
+    kind = "no head that predicts further tokens"
+    if spec.num_prediction_layers:
+        kind = f"a head that {spec.arch} files are not drafted with"
+    raise UnsupportedError(f"{spec.path.name} has {kind}", hint="leave out the drafter 'head'")
 
 
 def heads_beside(spec: ModelSpec) -> list[Path]:

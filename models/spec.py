@@ -326,4 +326,4 @@ def _notes(arch: str, num_prediction: int) -> Iterator[str]:
     if arch in _EXTRA_CACHES:
         yield f"{arch} keeps more than keys and values: its cache is larger than planned"
     if num_prediction:
-        yield f"the last {num_prediction} layers predict further tokens and are not used"
+        yield f"the last {num_prediction} layers predict further tokens: they can only draft"

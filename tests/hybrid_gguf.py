@@ -1,4 +1,4 @@
-"""GGUF files of hybrid models: some layers attend, others keep a state.
+"""GGUF files of hybrid models, where some layers attend and others keep a state, and of heads.
 
 `write_hybrid` fills one with random weights: what it writes means nothing, but llama.cpp runs the
 real graph of its architecture. `write_hollow` writes the shape of a real model and no data.
@@ -191,11 +191,48 @@ def _mamba2(shape: Shape) -> Tensors:
     }
 
 
+def _glm4moe(shape: Shape) -> tuple[Keys, Tensors]:
+    """Attention in all layers, and experts in all but the first."""
+    width, inner = shape.width, shape.hidden // 2
+    keys: Keys = {
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": inner,
+        "expert_shared_count": 1,
+        "leading_dense_block_count": 1,
+        "nextn_predict_layers": shape.predicting,
+    }
+    tensors: Tensors = {"output_norm.weight": ((width,), "ones")}
+    for layer in range(shape.layers + shape.predicting):
+        parts: Tensors = _attention(shape) | {
+            "attn_norm.weight": ((width,), "ones"),
+            "post_attention_norm.weight": ((width,), "ones"),
+        }
+        parts |= _experts(width, inner) if layer else _feed_forward(shape)
+        parts |= _prediction(shape) if layer >= shape.layers else {}
+        tensors |= {f"blk.{layer}.{name}": part for name, part in parts.items()}
+    return keys, tensors
+
+
+def _experts(width: int, inner: int) -> Tensors:
+    return {
+        "ffn_gate_inp.weight": ((4, width), "normal"),
+        "exp_probs_b.bias": ((4,), "zeros"),
+        "ffn_gate_exps.weight": ((4, inner, width), "normal"),
+        "ffn_up_exps.weight": ((4, inner, width), "normal"),
+        "ffn_down_exps.weight": ((4, width, inner), "normal"),
+        "ffn_gate_shexp.weight": ((inner, width), "normal"),
+        "ffn_up_shexp.weight": ((inner, width), "normal"),
+        "ffn_down_shexp.weight": ((width, inner), "normal"),
+    }
+
+
 HYBRIDS = ("qwen35", "lfm2", "nemotron_h")
 _ARCHITECTURES = {
     "qwen35": _qwen35,
     "lfm2": _lfm2,
     "nemotron_h": _nemotron_h,
+    "glm4moe": _glm4moe,
     "qwen3next": _qwen35,  # its metadata; the tensors have other names
 }
 
@@ -235,7 +272,9 @@ def _begun(path: Path, arch: str, keys: Keys) -> Any:
 
 def _is_quantized(name: str, shape: tuple[int, ...]) -> bool:
     is_matrix = len(shape) > 1 and shape[-1] % 32 == 0
-    return is_matrix and not any(word in name for word in ("conv", "norm", "ssm_a", "ssm_d"))
+    return is_matrix and not any(
+        word in name for word in ("conv", "norm", "ssm_a", "ssm_d", "gate_inp")
+    )
 
 
 def write_hybrid(path: Path, shape: Shape, kind: Any = Q8_0, *, seed: int = 5) -> Path:

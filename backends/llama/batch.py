@@ -16,15 +16,25 @@ Embed: TypeAlias = Callable[[Sequence[int]], NDArray[np.float32]]  # n tokens to
 class Batch:
     """A llama_batch over numpy arrays, so that filling it is a slice assignment.
 
-    With an `embed`, tokens are fed as its embeddings [n, width] instead of their ids.
+    With an `embed`, tokens are fed as its embeddings [n, width] instead of their ids; with `rows`
+    [capacity, width], a row is fed with each token.
     """
 
     def __init__(
-        self, lib: ModuleType, capacity: int, max_sequences: int, embed: Embed | None, width: int
+        self,
+        lib: ModuleType,
+        capacity: int,
+        max_sequences: int,
+        embed: Embed | None,
+        width: int,
+        rows: NDArray[np.float32] | None = None,
     ) -> None:
         self._tokens = np.zeros(capacity, np.int32)
         self._embed = embed
+        fed = rows is not None or embed is not None
         self._embeddings = np.zeros((capacity if embed else 0, width), np.float32)
+        if rows is not None:
+            self._embeddings = rows
         self.positions = np.zeros(capacity, np.int32)
         self.num_ids = np.ones(capacity, np.int32)
         self.ids = np.zeros((capacity, max_sequences), np.int32)
@@ -35,7 +45,7 @@ class Batch:
         self.struct = lib.llama_batch(
             0,
             None if embed else self._tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            self._embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) if embed else None,
+            self._embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) if fed else None,
             self.positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
             self.num_ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
             self._rows.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),

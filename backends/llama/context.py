@@ -57,6 +57,7 @@ class LlamaSettings:
     users: int = 1
     cells: int = 0
     unified: bool = True
+    head: bool = False  # the block that predicts further tokens is loaded, too
 
 
 class LlamaContext:
@@ -88,12 +89,17 @@ class LlamaContext:
         self.tokenizer = self._tokenizer = LlamaTokenizer(self.lib, self._model)
         self.capabilities = self._find_capabilities()
         self._make_context(adjust)
+        self._look(self.settings.max_nodes)
+
+    def _look(self, rows: int) -> None:
+        """At what was made: its buffers, and up to so many rows of logits."""
         self.buffer_bytes = LOG.buffer_bytes()
-        self.logits = _LogitsView(self.lib, self.settings.max_nodes, self.tokenizer.vocab_size)
+        self.logits = _LogitsView(self.lib, rows, self.tokenizer.vocab_size)
 
     def _load(self, path: str, progress: Callable[[float], None] | None) -> None:
         params = model_params()
         params.n_gpu_layers = self.settings.gpu_layers
+        params.load_mtp = self.settings.head
         params.load_mode = _LOAD_MAPPED if self.settings.mapped else _LOAD_COPIED
         pages, problems = HugePages(), list[BaseException]()
 

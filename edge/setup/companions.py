@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from edgespec.drafting.drafters import MODEL, drafter_names
+from edgespec.drafting.drafters import HEAD, MODEL, drafter_names
 from edgespec.drafting.proposal import MOST_DRAWN
 from edgespec.errors import UnsupportedError
+from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Choice, Request
 from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.exits.early_exit import read_exit
+from edgespec.models.heads import require_head
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.stored import stored_reads
@@ -28,6 +30,12 @@ _F32, _F64 = 4, 8
 def draft_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
     """The draft model that was named. Raises UnsupportedError if it cannot draft for this one."""
     names = () if request.drafter == "auto" else drafter_names(request.drafter)
+    if HEAD in names:
+        require_head(spec)
+        if request.backend == ONNX:
+            raise UnsupportedError(
+                "ONNX Runtime runs no heads", hint="leave out --backend, or the drafter 'head'"
+            )
     if request.draft_model is None:
         if MODEL in names:
             raise UnsupportedError(
@@ -43,12 +51,12 @@ def draft_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
     return draft_spec
 
 
-def draft_rows_bytes(spec: ModelSpec, draft_spec: ModelSpec | None) -> int:
+def draft_rows_bytes(spec: ModelSpec, draft_spec: ModelSpec | None, names: str) -> int:
     """Bytes of the distributions of drawn nodes, and of the target's that they are held against."""
-    if draft_spec is None:
+    if draft_spec is None and HEAD not in names.split(","):
         return 0
     distributions = MOST_DRAWN * spec.vocab_size * (_F32 + _F64)
-    spread = spec.vocab_size * _F32 if read_exit(draft_spec) else 0
+    spread = spec.vocab_size * _F32 if draft_spec and read_exit(draft_spec) else 0
     return distributions + spread
 
 

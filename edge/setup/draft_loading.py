@@ -10,6 +10,9 @@ from edgespec.backends.base import Backend
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.early_exit import ExitBackend
+from edgespec.backends.llama.head import Followed
+from edgespec.drafting.drafters import HEAD
+from edgespec.drafting.drafters.head import HeadDrafter
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.measure.timing import measure_depths, measured_while_busy, one_step
 from edgespec.memory.device import host
@@ -19,7 +22,12 @@ from edgespec.memory.times.measuring import measure_curve
 from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
-from edgespec.setup.stored import draft_settings_of, keep_curve, stored_curve
+from edgespec.setup.stored import (
+    draft_settings_of,
+    head_settings_of,
+    keep_curve,
+    stored_curve,
+)
 
 _CURVE_SECONDS = 0.4
 _TIMED_CONTEXT = 1024  # of draft models that are only timed
@@ -58,6 +66,20 @@ def load_draft_model(
         drafter = ModelDrafter(backend, curve, vocab_size, readable, early_exit)
         opened.pop_all()
         return drafter
+
+
+def load_head(target: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> HeadDrafter | None:
+    """The head in the target's file, its steps measured; it is the target's to close."""
+    if HEAD not in plan.drafter.split(",") or plan.draft_max == 0:
+        return None
+    assert isinstance(target, Followed)
+    target.truncate(0)
+    head, settings = target.open_head(), head_settings_of(plan)
+    stored = stored_curve(spec, settings)
+    curve = _curve(head, report, stored)
+    if curve is not stored and head.crowding == 1.0:
+        keep_curve(spec, settings, curve, replaced=True)
+    return HeadDrafter(head, curve, target.tokenizer.vocab_size)
 
 
 def _open(

@@ -28,7 +28,7 @@ from edgespec.setup.stored import draft_settings_of, stored_curve, stored_learne
 # the shipped one says 1.57 tokens a round of one draft, and answers to people's prompts had 1.38
 # (64 tokens long) to 1.48 (192). And its memory has to be worth it.
 _WORTH_TRYING = 1.15
-_WORTH_LOADING = 0.01  # of the time of rounds: what it has to save where that was seen
+WORTH_LOADING = 0.01  # of the time of rounds: what it has to save where that was seen
 _TELLING_ROUNDS = 300
 
 
@@ -138,7 +138,7 @@ def judge(
     if experience is not None:
         part, rounds = experience.saved, experience.rounds
         reason = f"in the last {rounds:.0f} rounds here it saved {max(0.0, part):.1%} of the time"
-        return Verdict(part > _WORTH_LOADING, reason)
+        return Verdict(part > WORTH_LOADING, reason)
     gains = _gains(found.info)
     if not gains or curve is None:
         missing = "step times are not measured yet"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgespec.drafting.drafters import MODEL, make_drafter
+from edgespec.drafting.drafters import HEAD, MODEL, make_drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.memory.plan.plan import Plan
@@ -21,7 +21,7 @@ class Learning:
 
     Args:
         curve: step times, which the run goes on learning; None: there are no drafts.
-        model: the opened draft model of the plan, if there is one.
+        model: the opened draft model or head of the plan, if there is one.
         vocab_size: of the model; a damaged text may have tokens that it does not.
     """
 
@@ -54,11 +54,11 @@ class Learning:
             return
         self.history = stored.stored_history(spec, names)
         learned: dict[str, Any] = {}
-        if self._draft_spec is not None:
+        if model is not None:
             learned = stored.stored_learned(spec, plan, self._draft_spec)
         made = (make_drafter(names) for _ in range(plan.users - 1))
         self.more_drafters = [drafter for drafter in made if drafter is not None]
-        known = {**stored.stored_calibration(spec), MODEL: learned}
+        known = {**stored.stored_calibration(spec), MODEL: learned, HEAD: learned}
         texts = remembered_texts(spec.fingerprint) if plan.remember else []
         for drafter in (self.drafter, *self.more_drafters):
             drafter.load_state(known)
@@ -82,9 +82,8 @@ class Learning:
     def _add(self, drafter: CombinedDrafter) -> None:
         spec, plan, state = self._spec, self._plan, drafter.state()
         self._add_counts(drafter)
-        if MODEL in state and self._draft_spec is not None:
-            loaded = self._loaded[MODEL]
-            stored.add_learned(spec, plan, self._draft_spec, loaded, state[MODEL])
+        for name in state.keys() & {MODEL, HEAD}:
+            stored.add_learned(spec, plan, self._draft_spec, self._loaded[name], state[name])
         if plan.draft_max:  # rounds that could not draft say nothing about others
             stored.add_rounds(spec, drafter.name, self._rounds, self.history.rounds())
 

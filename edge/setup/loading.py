@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from edgespec.backends.base import Backend
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.head import FollowedBackend, FollowedRecurrentBackend
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.decode.engine import Engine
+from edgespec.drafting.drafters import HEAD
 from edgespec.errors import DoesNotFitError
 from edgespec.measure.timing import measure_depths, measure_reads, measured_while_busy, one_step
 from edgespec.memory.device import host
@@ -30,7 +32,7 @@ from edgespec.models.hub.resolve import model_file
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.progress import Progress
-from edgespec.setup.draft_loading import load_draft_model
+from edgespec.setup.draft_loading import load_draft_model, load_head
 from edgespec.setup.exactness import largest_exact_step, prefill_is_exact
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.learning import Learning
@@ -170,7 +172,10 @@ def _load_one(
         if backend.capabilities.rollback:
             one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
         curve = _curve(backend, spec, plan, report) if plan.drafter != "none" else None
-        model = load_draft_model(backend, spec, plan, report) if curve is not None else None
+        model = None
+        if curve is not None:
+            model = load_draft_model(backend, spec, plan, report)
+            model = model or load_head(backend, spec, plan, report)
         if model is not None:
             stack.callback(model.close)
         learning = Learning(spec, plan, curve, model, backend.tokenizer.vocab_size)
@@ -210,7 +215,11 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         unified=not plan.exact,
     )
     snapshots = plan.draft_max if spec.has_snapshots else 0
-    make = partial(RecurrentBackend, snapshots=snapshots) if snapshots else LlamaBackend
+    has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
+    make: Callable[..., Backend] = FollowedBackend if has_head else LlamaBackend
+    if snapshots:
+        recurrent = FollowedRecurrentBackend if has_head else RecurrentBackend
+        make = partial(recurrent, snapshots=snapshots)
     return make(spec.path, settings, progress=lambda fraction: report("loading", fraction))
 
 

@@ -8,7 +8,8 @@ whether the next one is of use depends on the plans before it:
 
 1. on llama.cpp, drafts of what the text repeats
 2. where large steps are cheap: those of what else the target could have said, too
-3. where it pays: those of an early exit, too (`exit_planning`)
+3. where it pays: those of an early exit, too (`exit_planning`), or of the head in the model's own
+   file (`head_planning`)
 4. with edgespec's matrix kernels, and with llama.cpp's: 1 to 3 with those that are faster
    (`kernel_choice`)
 5. where ONNX Runtime was measured with this file: 1 to 3 on it (`backend_choice`)
@@ -39,6 +40,7 @@ from edgespec.setup.companions import (
     with_switch,
 )
 from edgespec.setup.exit_planning import EarlyExit, exit_of, with_early_exit
+from edgespec.setup.head_planning import with_head
 from edgespec.setup.kernel_choice import best_kernels
 from edgespec.setup.stored import known_exact_step, stored_curve, stored_kv_losses, stored_rounds
 
@@ -99,9 +101,11 @@ def _best_drafters(
         )
         wide = plan_of(replace(tables, drafter="suffix,recycling"))
         plan = wide.with_reason("drafter", reason)
-    if early_exit is None or plan.drafter == "none":
+    if plan.drafter == "none":
         return plan
-    return with_early_exit(spec, request, plan, early_exit, plan_of)
+    if early_exit is not None:
+        return with_early_exit(spec, request, plan, early_exit, plan_of)
+    return with_head(spec, request, plan, plan_of)
 
 
 def _is_flat(curve: CostCurve | None) -> bool:
@@ -118,7 +122,7 @@ def planned(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
         request,
         machine,
         lambda settings: speed_model(spec, settings),
-        drafter_bytes=tables_bytes(names) + draft_rows_bytes(spec, draft_spec),
+        drafter_bytes=tables_bytes(names) + draft_rows_bytes(spec, draft_spec, names),
         draft_spec=draft_spec,
         switch_spec=switch_spec,
         max_step_of=lambda settings: known_exact_step(spec, settings) if request.exact else None,

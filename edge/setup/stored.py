@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from edgespec.drafting.calibration import merged_counts
-from edgespec.drafting.drafters import MODEL
+from edgespec.drafting.drafters import HEAD, MODEL
 from edgespec.drafting.drafters.model_savings import merged, recalled
 from edgespec.memory.bytes.footprint import KV_TYPE_BYTES
 from edgespec.memory.device import host
@@ -57,6 +57,11 @@ def draft_settings_of(plan: Plan, draft_spec: ModelSpec) -> Settings:
     return Settings(plan.threads, key, value, layers, MODEL, kernels=plan.kernels)
 
 
+def head_settings_of(plan: Plan) -> Settings:
+    """What decides the step times of the head in the target's file."""
+    return replace(settings_of(plan), drafter=HEAD, head=True)
+
+
 def settings_key(spec: ModelSpec, settings: Settings) -> str:
     """Under what step times and batch invariance are stored: device, file, settings, library."""
     return (
@@ -65,6 +70,7 @@ def settings_key(spec: ModelSpec, settings: Settings) -> str:
         f"{_library(settings.backend)}{' padded' * settings.padded}"
         + (f" on {settings.device}" if settings.device != "cpu" else "")
         + (f" with {kernels_key()}" if settings.kernels else "")
+        + " head" * settings.head
     )
 
 
@@ -73,9 +79,11 @@ def rounds_key(spec: ModelSpec, drafter: str) -> str:
     return f"{spec.fingerprint} | {drafter}"
 
 
-def learned_key(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec) -> str:
-    """Under what is stored how a draft model did beside a plan's target."""
-    draft_key = settings_key(draft_spec, draft_settings_of(plan, draft_spec))
+def learned_key(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None) -> str:
+    """Under what is stored how a draft model did beside a plan's target; None is its own head."""
+    draft_key = settings_key(spec, head_settings_of(plan))
+    if draft_spec is not None:
+        draft_key = settings_key(draft_spec, draft_settings_of(plan, draft_spec))
     return f"{draft_key} | for {settings_key(spec, settings_of(plan))}"
 
 
@@ -143,26 +151,26 @@ def add_calibration(spec: ModelSpec, loaded: Mapping[str, Any], state: Mapping[s
 
     def change(now: dict[str, Any] | None) -> dict[str, Any]:
         stored = dict(now or {})
-        for name in state.keys() - {MODEL}:  # which is kept with its own file
+        for name in state.keys() - {MODEL, HEAD}:  # which are kept with their own settings
             stored[name] = merged_counts(stored.get(name), loaded[name], state[name])
         return stored
 
     cache.update(_CALIBRATION, spec.fingerprint, change)
 
 
-def stored_learned(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec) -> dict[str, Any]:
-    """How a draft model did beside this target; empty where nothing is known."""
+def stored_learned(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None) -> dict[str, Any]:
+    """How a draft model, or its head, did beside this target; empty where nothing is known."""
     return recalled(cache.load(_LEARNED, learned_key(spec, plan, draft_spec)))
 
 
 def add_learned(
     spec: ModelSpec,
     plan: Plan,
-    draft_spec: ModelSpec,
+    draft_spec: ModelSpec | None,
     loaded: Mapping[str, Any],
     state: Mapping[str, Any],
 ) -> None:
-    """Add what a draft model has done since it was `loaded`."""
+    """Add what a draft model, or a head, has done since it was `loaded`."""
     key = learned_key(spec, plan, draft_spec)
     cache.update(_LEARNED, key, lambda now: merged(now, loaded, state))
 

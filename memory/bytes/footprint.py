@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from edgespec.memory.bytes.graph import BatchShape
+from edgespec.memory.bytes.head_graph import head_compute_bytes
 from edgespec.memory.bytes.recurrent_graph import compute_buffer_bytes
 from edgespec.memory.device.kernels import (
     attention_work_bytes,
@@ -67,6 +68,7 @@ _FOLDER_ARENA = 1.4
 # Of a vocabulary, to pick a token of it: work arrays, the sorted row and its weights where filters
 # keep nearly all tokens, and what a grammar asks of each. Measured: up to 53 bytes a token.
 SAMPLING_TOKEN_BYTES = 64
+HEAD_NODES, HEAD_UNREAD = 8, 65  # tokens of a head's steps, and rows that wait to be fed to it
 _PAGES_AROUND = 1 << 16  # what reading one row of a mapped table may bring into memory
 
 
@@ -101,6 +103,7 @@ class RunShape:
     kernels: bool = False  # edgespec's own, where they fit
     snapshots: int = 0  # of a recurrent state, besides the one behind the last token
     sequences: int = 1  # that share the cache
+    head: bool = False  # whether the block that predicts further tokens is loaded
 
 
 def padded(cells: int) -> int:
@@ -148,21 +151,23 @@ def kv_type_fits(spec: ModelSpec, kind: str) -> bool:
 
 def compute_bytes(spec: ModelSpec, shape: RunShape) -> int:
     """Bytes of llama.cpp's buffer for intermediate results of one batch."""
+    return compute_buffer_bytes(spec, _batch_shape(spec, shape, shape.max_nodes))
+
+
+def _batch_shape(spec: ModelSpec, shape: RunShape, outputs: int) -> BatchShape:
+    """The largest batch of a run, with logits of at most `outputs` of its tokens."""
     tokens = min(shape.batch_size, shape.context_size)
     rotatable = all(length % 64 == 0 for length in spec.key_length)
-    return compute_buffer_bytes(
-        spec,
-        BatchShape(
-            num_tokens=tokens,
-            num_outputs=min(tokens, shape.max_nodes),
-            cells=padded(shape.context_size),
-            window_cells=window_cells(spec, shape),
-            rotates_keys=rotatable and is_block_type(shape.type_k),
-            rotates_values=rotatable and is_block_type(shape.type_v),
-            casts_keys=shape.type_k == "f32",
-            casts_values=shape.type_v == "f32",
-            snapshots=shape.snapshots,
-        ),
+    return BatchShape(
+        num_tokens=tokens,
+        num_outputs=min(tokens, outputs),
+        cells=padded(shape.context_size),
+        window_cells=window_cells(spec, shape),
+        rotates_keys=rotatable and is_block_type(shape.type_k),
+        rotates_values=rotatable and is_block_type(shape.type_v),
+        casts_keys=shape.type_k == "f32",
+        casts_values=shape.type_v == "f32",
+        snapshots=shape.snapshots,
     )
 
 
@@ -195,7 +200,7 @@ def weights_bytes(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
     """Bytes of the weights: in the file's format, repacked for the CPU, and on the GPU."""
     host = repacked = gpu = 0
     first = _first_gpu_layer(spec, shape.gpu_layers)
-    for tensor in spec.tensors.values():
+    for tensor in _loaded_tensors(spec, shape):
         if _layer_of(spec, tensor) >= first:
             gpu += tensor.data_bytes
         elif tensor.name == _TABLE and _packs_table(spec, shape):
@@ -246,6 +251,25 @@ def footprint(spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0) -> tu
         Component("runtime", runtime_bytes(spec), is_ceiling=True),
     )
     return tuple(part for part in parts if part.nbytes)
+
+
+def head_footprint(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
+    """The components that the head in a model's file adds to a run, its weights apart.
+
+    A context of one layer, and rows of the model for a batch: kept by both contexts, and by the
+    drafter while it feeds them.
+    """
+    layer = f"blk.{spec.num_layers - 1}"
+    keys, values = (spec.tensors[f"{layer}.attn_{one}.weight"].dims[1] for one in "kv")
+    kinds = KV_TYPE_BYTES[shape.type_k], KV_TYPE_BYTES[shape.type_v]
+    cache = padded(shape.context_size) * (keys * kinds[0] + values * kinds[1])
+    tokens = 3 * (shape.batch_size + HEAD_NODES) + shape.max_nodes + HEAD_UNREAD
+    return (
+        Component("head_kv_cache", int(cache)),
+        Component("head_compute", head_compute_bytes(spec, _batch_shape(spec, shape, 1))),
+        Component("head_rows", tokens * spec.embedding_size * _F32, is_ceiling=True),
+        Component("head_logits", spec.vocab_size * _F32, is_ceiling=True),
+    )
 
 
 def draft_model_footprint(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
@@ -365,6 +389,14 @@ def multiplied_tensors(spec: ModelSpec) -> Iterator[GgufTensor]:
     for tensor in spec.tensors.values():
         is_head = spec.tied_embeddings and tensor.name == _TABLE
         if len(tensor.dims) > 1 and (is_head or not tensor.name.startswith(_LOOKUP_TABLES)):
+            yield tensor
+
+
+def _loaded_tensors(spec: ModelSpec, shape: RunShape) -> Iterator[GgufTensor]:
+    """All but those of layers that predict further tokens, which are skipped unless wanted."""
+    trunk = spec.num_layers - spec.num_prediction_layers
+    for tensor in spec.tensors.values():
+        if shape.head or not tensor.name.startswith("blk.") or _layer_of(spec, tensor) < trunk:
             yield tensor
 
 

@@ -17,6 +17,7 @@ from edgespec.memory.bytes.footprint import (
     draft_model_footprint,
     footprint,
     has_packed_weights,
+    head_footprint,
     onnx_footprint,
     padded,
 )
@@ -83,6 +84,11 @@ class Layout:
     def has_drafter(self) -> bool:
         """Whether anything drafts."""
         return self.drafter != "none"
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the head in the model's file drafts, too."""
+        return "head" in self.drafter.split(",")
 
     @cached_property
     def contexts(self) -> ContextRange:
@@ -165,6 +171,8 @@ class Layout:
         shape = self._shape(context, batch, draft_max)
         tables = self.users * self.drafter_bytes if draft_max else 0
         parts = bytes_of(self.spec, shape, drafter_bytes=tables)
+        if shape.head:
+            parts += head_footprint(self.spec, shape)
         if self.switch_spec is not None:
             small = replace(shape, mapped=self.switch_mapped)
             others = bytes_of(self.switch_spec, small, drafter_bytes=tables)
@@ -237,6 +245,7 @@ class Layout:
             kernels=self.kernels,
             snapshots=draft_max if self.spec.has_snapshots else 0,
             sequences=self.users,
+            head=self.has_head and draft_max > 0,
         )
 
     def _draft_shape(self, spec: ModelSpec, context: int) -> RunShape:

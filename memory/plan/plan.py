@@ -84,7 +84,7 @@ class Plan:
 
     def of_small(self) -> Plan:
         """How the small model of a switching plan is loaded: as the large one."""
-        names = [name for name in self.drafter.split(",") if name != "model"]
+        names = [name for name in self.drafter.split(",") if name not in ("model", "head")]
         return replace(
             self,
             switch=None,

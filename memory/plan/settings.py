@@ -22,6 +22,7 @@ class Settings:
     padded: bool = False  # one-token steps take two rows
     device: str = "cpu"  # of ONNX Runtime; with llama.cpp the layers on the GPU say it
     kernels: bool = False  # edgespec's own, in llama.cpp
+    head: bool = False  # of the head in a model's file alone
 
 
 def settings_of(chosen: Plan | Layout) -> Settings:

@@ -11,11 +11,16 @@ from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
 
 MODEL = "model"  # a draft model, which has to be loaded first
+HEAD = "head"  # the head in the target's own file, which has to be loaded with it
 _MAKERS: dict[str, Callable[[], Drafter]] = {
     "suffix": SuffixDrafter,
     "recycling": RecyclingDrafter,
 }
-NAMES = (*_MAKERS, MODEL)
+NAMES = (*_MAKERS, MODEL, HEAD)
+_MISSING = {
+    MODEL: ("a draft model", "name one with --draft-model FILE"),
+    HEAD: ("a head in the model's file", "`edgespec models show FILE` says whether there is one"),
+}
 
 
 def drafter_names(text: str) -> tuple[str, ...]:
@@ -34,21 +39,26 @@ def drafter_names(text: str) -> tuple[str, ...]:
             )
     if len(set(names)) < len(names):
         raise UnsupportedError(f"a drafter is there twice in {text!r}")
+    if {MODEL, HEAD} <= set(names):
+        raise UnsupportedError("a draft model and a head cannot draft together", hint="name one")
     return names
 
 
 def make_drafter(text: str, model: Drafter | None = None) -> CombinedDrafter | None:
-    """The drafters of a list, `model` standing for the draft model; None for "none".
+    """The drafters of a list, `model` being a loaded draft model or head; None for "none".
 
-    Raises UnsupportedError as `drafter_names`, and for a draft model that is missing.
+    Raises UnsupportedError as `drafter_names`, and for a draft model or head that is missing.
     """
-    drafters = [_MAKERS[name]() if name in _MAKERS else model for name in drafter_names(text)]
-    there = [drafter for drafter in drafters if drafter is not None]
-    if len(there) < len(drafters):
-        raise UnsupportedError(
-            "the drafter 'model' needs a draft model", hint="name one with --draft-model FILE"
-        )
-    return CombinedDrafter(there) if there else None
+    drafters: list[Drafter] = []
+    for name in drafter_names(text):
+        if name in _MAKERS:
+            drafters.append(_MAKERS[name]())
+        elif model is not None and model.name == name:
+            drafters.append(model)
+        else:
+            what, hint = _MISSING[name]
+            raise UnsupportedError(f"the drafter {name!r} needs {what}", hint=hint)
+    return CombinedDrafter(drafters) if drafters else None
 
 
 def tables_bytes(text: str) -> int:

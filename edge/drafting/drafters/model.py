@@ -19,7 +19,7 @@ from edgespec.backends.base import Backend, Logits
 from edgespec.drafting.controller import choose_size
 from edgespec.drafting.drafters.base import Outcome, count_hits
 from edgespec.drafting.drafters.model_rounds import LONGEST, RoundTimes, UsualRound
-from edgespec.drafting.drafters.model_text import ModelText
+from edgespec.drafting.drafters.model_text import DraftText, ModelText
 from edgespec.drafting.drafters.proposal_builder import ProposalBuilder, new_calibration
 from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
 from edgespec.drafting.top_tokens import top_tokens_of
@@ -44,6 +44,7 @@ class ModelDrafter:
     """
 
     name = "model"
+    _who, _component = "the draft model", "draft"
     nbytes = 0  # of tables; the model's own bytes are in the plan
 
     def __init__(
@@ -59,15 +60,18 @@ class ModelDrafter:
                 f"this model cannot draft: {backend.capabilities.reason}",
                 hint="use a draft model without sliding windows or recurrent layers",
             )
-        self.failure: str | None = None  # of the backend, in its words
         window = early_exit.window if early_exit else None
         readable = vocab_size if readable is None else readable
-        self._text = ModelText(backend, readable, window, LONGEST)
+        self._text: DraftText = ModelText(backend, readable, window, LONGEST)
+        # The target's tokens that the rows of logits stand for; None are the first ones.
+        self._ids = np.array(early_exit.token_ids) if early_exit else None
+        self._start(curve, vocab_size)
+
+    def _start(self, curve: CostCurve, vocab_size: int) -> None:
+        self.failure: str | None = None  # of the backend, in its words
         self._times = RoundTimes(curve)
         self._usual = UsualRound()
         self._vocab_size = vocab_size
-        # The target's tokens that the rows of logits stand for; None are the first ones.
-        self._ids = np.array(early_exit.token_ids) if early_exit else None
         self._calibration = new_calibration()
         self._proposal = EMPTY
         self._cells: list[int] = []
@@ -115,7 +119,7 @@ class ModelDrafter:
         self._spine = builder.spine()
         self._proposal, self._cells = builder.proposal((perf_counter() - began) * 1e3)
         if self.failure is not None:
-            warn(f"the draft model failed and is left out: {self.failure}", DraftModelWarning, 2)
+            warn(f"{self._who} failed and is left out: {self.failure}", DraftModelWarning, 2)
         return self._proposal
 
     def _build(self, builder: ProposalBuilder, stakes: Stakes) -> None:
@@ -187,7 +191,8 @@ class ModelDrafter:
 
     def memory_bytes(self) -> dict[str, int]:
         """What the draft model's engine says it allocated, by component."""
-        return {f"draft_{name}": size for name, size in self._text.backend.memory_bytes().items()}
+        found = self._text.backend.memory_bytes()
+        return {f"{self._component}_{name}": size for name, size in found.items()}
 
     def close(self) -> None:
         """Free the draft model."""

@@ -3,10 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from edgespec.backends.base import Backend, Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.prefix import common_prefix_length
+
+
+class HoldsBytes(Protocol):
+    """An engine of some kind."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes it says it allocated, by component."""
+
+    def close(self) -> None:
+        """Free it; safe to call twice."""
+
+
+class DraftText(Protocol):
+    """A text, and an engine that reads it and writes ahead."""
+
+    tokens: list[int]
+
+    @property
+    def backend(self) -> HoldsBytes:
+        """The engine."""
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start a new one; nothing is computed."""
+
+    def append(self, emitted: Sequence[int]) -> None:
+        """Go on with more tokens."""
+
+    def forget(self) -> None:
+        """Empty the cache."""
+
+    @property
+    def can_be_read(self) -> bool:
+        """Whether there is room for it, and it has no tokens that cannot be read."""
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens to be fed before anything can be drafted; the last one is fed in any case."""
+
+    def catch_up(self) -> Logits:
+        """Feed what is missing; logits after the last token, [V]."""
+
+    def feed_draft(self, token: int) -> Logits:
+        """Go on with a token that is not in the text yet; logits after it, [V]."""
 
 
 class ModelText:

@@ -1,0 +1,89 @@
+"""A head: the block of the target's own file that predicts one token more than the target.
+
+It reads the target's own rows, so there is nothing to catch up with but what the target has read
+since it drafted last. Else it writes ahead like a draft model, and is priced like one: by the time
+of its own steps, with no draft at all as one of the choices in every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from edgespec.backends.base import Logits
+from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.model_rounds import LONGEST
+from edgespec.memory.times.curve import CostCurve
+
+
+class Head(Protocol):
+    """What drafts beside a backend that tells it all it reads."""
+
+    @property
+    def context_size(self) -> int:
+        """Tokens there is room for."""
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the text that are fed before anything is drafted."""
+
+    def begin(self, token: int) -> Logits:
+        """Logits of what comes after `token`, which the backend has not read yet, [V]."""
+
+    def go_on(self, token: int) -> Logits:
+        """Logits of what comes after one token more, [V]."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes the engine says it allocated, by component."""
+
+    def close(self) -> None:
+        """Free it; safe to call twice."""
+
+
+class HeadText:
+    """The text as a head sees it: as `ModelText` for a backend that needs no telling."""
+
+    def __init__(self, head: Head) -> None:
+        self.backend = head
+        self.tokens: list[int] = []
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start a new one."""
+        self.tokens = list(tokens)
+
+    def append(self, emitted: Sequence[int]) -> None:
+        """Go on with more tokens."""
+        self.tokens += emitted
+
+    def forget(self) -> None:
+        """Nothing: the head goes back with its model."""
+
+    @property
+    def can_be_read(self) -> bool:
+        """Whether there is room for drafts behind it."""
+        return len(self.tokens) + LONGEST <= self.backend.context_size
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens to be fed before anything can be drafted."""
+        return self.backend.num_unread + 1
+
+    def catch_up(self) -> Logits:
+        """Logits after the last token, [V]."""
+        return self.backend.begin(self.tokens[-1])
+
+    def feed_draft(self, token: int) -> Logits:
+        """Go on with a token that is not in the text yet; logits after it, [V]."""
+        return self.backend.go_on(token)
+
+
+class HeadDrafter(ModelDrafter):
+    """Drafts with a head, whose steps take what `curve` says, for a target of `vocab_size`."""
+
+    name = "head"
+    _who, _component = "the head", "head"
+
+    def __init__(self, head: Head, curve: CostCurve, vocab_size: int) -> None:
+        self._text = HeadText(head)
+        self._ids = None
+        self._start(curve, vocab_size)
