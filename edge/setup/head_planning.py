@@ -28,7 +28,8 @@ def with_head(
     Only where somebody left the drafters open, and has not named a draft model.
     """
     is_open = request.drafter == "auto" and request.draft_model is None and request.switch is None
-    if not is_open or plan.backend != LLAMACPP or not has_head(spec):
+    is_possible = plan.backend == LLAMACPP and plan.users == 1 and has_head(spec)
+    if not is_open or not is_possible:
         return plan
     names = f"suffix,{HEAD}"
     experience = Experience.from_json(stored_learned(spec, plan, None))
