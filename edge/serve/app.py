@@ -15,9 +15,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from edgespec.serve.access import Access
 from edgespec.serve.answers import Answer, Prepared
 from edgespec.serve.bodies import read_json
-from edgespec.serve.guard import Access, Guard
+from edgespec.serve.guard import Guard
 from edgespec.serve.page import PAGE_HEADERS, page
 from edgespec.serve.prepare import (
     count_message,

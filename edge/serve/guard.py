@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgespec.serve.access import Access
 from edgespec.serve.answers import send_json
 from edgespec.serve.refusal import Refusal
 
 _OPEN_PATHS = ("/", "/health", "/v1/health")  # for everybody: they tell nothing of anybody
 _METHODS = "GET, POST, OPTIONS"
 _HEADERS = "authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Who may use a server.
-
-    Args:
-        keys: any of them lets in; without one everybody who reaches the server may use it.
-        origins: of pages that browsers may let use it, besides its own; "*" is all.
-        hosts: names it is reached by; empty takes any.
-    """
-
-    keys: Sequence[str] = ()
-    origins: Sequence[str] = ()
-    hosts: Sequence[str] = ()
 
 
 class Guard:
@@ -94,22 +78,6 @@ class Guard:
             await send(message)
 
         return told
-
-
-def local_hosts(host: str) -> tuple[str, ...]:
-    """Names by which a server on a loopback address is reached; none for other addresses.
-
-    A page on the internet may have its name lead to this machine, and is then not the server's.
-    """
-    return ("localhost", "127.0.0.1", "::1", host) if is_loopback(host) else ()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _name_of(host: str) -> str:

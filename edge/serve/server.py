@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from edgespec.decode.engine import Engine
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.plan.plan import Plan
+from edgespec.serve.access import Access, is_loopback, local_hosts
 from edgespec.serve.defaults import Defaults
-from edgespec.serve.guard import Access, is_loopback, local_hosts
 from edgespec.serve.limits import Limits
+from edgespec.serve.packages import require_packages
 from edgespec.serve.service import Service
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Server:
         limits: Limits | None = None,
         plan: Plan | None = None,
     ) -> None:
+        require_packages()
         self.service = Service(engine, names=names, defaults=defaults, limits=limits, plan=plan)
         self._keys, self._origins = tuple(keys), tuple(origins)
         self._running: Running | None = None

@@ -9,7 +9,7 @@ import pytest
 from serving import Serve, Speaker
 
 from edgespec.errors import UnsupportedError
-from edgespec.serve.guard import is_loopback, local_hosts
+from edgespec.serve.access import is_loopback, local_hosts
 from edgespec.serve.limits import Limits
 from edgespec.serve.server import bind, check_exposure
 
