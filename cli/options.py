@@ -33,6 +33,9 @@ PLAIN = "plain"  # another word for the drafter "none"
 MaxTokensOption = Annotated[
     int, typer.Option("--max-tokens", "--n-predict", "-n", min=1, help="Most tokens of an answer.")
 ]
+UsersOption = Annotated[
+    str, typer.Option("--users", help="Answers at once, on one cache: a number or auto.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
@@ -41,6 +44,15 @@ def _names_here(begun: str) -> list[str]:
     from edgespec.models.hub.caches import local_models
 
     return [one.name for one in local_models() if one.name.startswith(begun)]
+
+
+def users_of(text: str) -> int | None:
+    """The value of --users; None lets the planner choose."""
+    if text == "auto":
+        return None
+    if not re.fullmatch("[0-9]{1,4}", text):
+        raise typer.BadParameter(f"--users {text} is neither a number nor auto")
+    return int(text)
 
 
 @dataclass(frozen=True)

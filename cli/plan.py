@@ -23,6 +23,7 @@ def plan(
         Path | None, typer.Option("--file", "-f", help="The prompt to plan for.")
     ] = None,
     max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
+    users: options.UsersOption = "1",
     plan_options: options.PlanOptions = options.DEFAULTS,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -40,6 +41,7 @@ def plan(
         max_tokens=max_tokens,
         is_plain_greedy=True,
     )
+    request = dataclasses.replace(request, users=options.users_of(users))
     made = make_run_plan(spec, request)
     print(json.dumps(_document(spec, made)) if as_json else plan_text(spec, made))
 

@@ -47,6 +47,15 @@ def serve(
         int | None,
         typer.Option("--max-tokens", "-n", min=1, help="Most tokens of an answer. Default: all."),
     ] = None,
+    users: options.UsersOption = "auto",
+    latency: Annotated[
+        float,
+        typer.Option(
+            "--latency",
+            min=0.0,
+            help="Most time to read prompts between two steps of answers, in steps.",
+        ),
+    ] = 1.0,
     plan_options: options.PlanOptions = options.DEFAULTS,
     sampling_options: answer_options.SamplingOptions = answer_options.GREEDY,
 ) -> None:
@@ -66,7 +75,11 @@ def serve(
     check_exposure(host, keys)
     sampling = sampling_options.params()
     spec = read_model(model.path(plan_options))
-    request = plan_options.request(max_tokens=max_tokens or 0)
+    request = replace(
+        plan_options.request(max_tokens=max_tokens or 0),
+        users=options.users_of(users),
+        latency=latency,
+    )
     with bind(host, port) as listener:  # before the model is loaded: a port in use is told at once
         threading.Thread(target=_import_server, daemon=True).start()
         plan, engine = load_engine(

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgespec.serve.answer_text import AnswerText, PlainReader, Reader
 from edgespec.serve.generation import Generation
-from edgespec.serve.refusal import Refusal, openai_error, refusal_of
+from edgespec.serve.refusal import COME_AGAIN, Refusal, openai_error, refusal_of
 from edgespec.serve.shapes import Choice, Shape
 from edgespec.serve.worker import Worker
 
@@ -136,7 +136,7 @@ async def send_json(send: Send, status: int, document: Any) -> None:
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
     ]
-    if status == 503:
+    if status in COME_AGAIN:
         headers.append((b"retry-after", b"1"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({**_BODY, "body": body})

@@ -29,7 +29,7 @@ from edgespec.serve.prepare import (
     prepare_message,
     prepare_response,
 )
-from edgespec.serve.refusal import Refusal, anthropic_error, openai_error, refusal_of
+from edgespec.serve.refusal import COME_AGAIN, Refusal, anthropic_error, openai_error, refusal_of
 from edgespec.serve.service import Service
 from edgespec.serve.status import metrics, props, slots, status
 from edgespec.serve.tokens import detokenize, tokenize
@@ -215,7 +215,7 @@ def error_response(
     refusal: Refusal, tell: Callable[[Refusal], dict[str, Any]] = openai_error
 ) -> Response:
     """An error object; a queue that is full says when to come again."""
-    headers = {"retry-after": "1"} if refusal.status == 503 else {}
+    headers = {"retry-after": "1"} if refusal.status in COME_AGAIN else {}
     if refusal.status in (408, 413):
         headers["connection"] = "close"  # what is left of the body is not read
     return JSONResponse(tell(refusal), refusal.status, headers)

@@ -1,7 +1,7 @@
 """Ids of prompts: conversations in the model's chat format, with the ids of what was said before.
 
-A request brings the whole conversation. Where it goes on from the one answered last, what the model
-wrote then keeps its ids, so that all of it is found in the cache.
+A request brings the whole conversation. Where it goes on from one that was answered lately, what
+the model wrote then keeps its ids, so that all of it is found in the cache.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from edgespec.decode.generation import Result
 from edgespec.decode.known import KnownText
 from edgespec.errors import UnsupportedError
 from edgespec.models.chat import Message, render_chat
+from edgespec.prefix import common_prefix_length
 
 
 class Prompts:
@@ -22,7 +23,8 @@ class Prompts:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._known = KnownText()
+        # Used least recently first; as many as the cache may hold.
+        self._known = [KnownText() for _ in range(engine.users)]
         self._lock = threading.Lock()
 
     def text_of(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
@@ -43,11 +45,20 @@ class Prompts:
     def ids_of(self, text: str) -> list[int]:
         """Ids of a prompt's text."""
         with self._lock:
-            ids = self._known.encode(text, self._engine.backend.tokenizer)
+            ids = self._known_of(text).encode(text, self._engine.backend.tokenizer)
         return self._engine.encode(ids)
 
     def learn(self, text: str, prompt_ids: Sequence[int], result: Result) -> None:
         """Keep the ids of what was said."""
         tokenizer = self._engine.backend.tokenizer
         with self._lock:
-            self._known.learn(text, prompt_ids, result.text, result.token_ids, tokenizer)
+            known = self._known_of(text)
+            if not text.startswith(known.text):  # another conversation, or another answer in it
+                known = next((one for one in self._known if not one.text), self._known[0])
+            known.learn(text, prompt_ids, result.text, result.token_ids, tokenizer)
+            self._known.remove(known)
+            self._known.append(known)
+
+    def _known_of(self, text: str) -> KnownText:
+        """The conversation that has most in common with a text."""
+        return max(self._known, key=lambda known: common_prefix_length(known.text, text))

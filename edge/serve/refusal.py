@@ -12,10 +12,12 @@ from edgespec.errors import (
     UnsupportedError,
 )
 
+COME_AGAIN = (429, 503)  # answers with these say when
 _KINDS = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    429: "overloaded_error",
     500: "server_error",
     501: "not_supported_error",
     503: "overloaded_error",

@@ -48,7 +48,7 @@ class Service:
         self.prompts = Prompts(engine)
         self.totals = Totals()
         self.started_s = int(time.time())
-        self.worker = Worker(self.limits.waiting, self._ended)
+        self.worker = Worker(self.limits.waiting, self._ended, engine.users)
 
     def generations(
         self,

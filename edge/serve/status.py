@@ -25,16 +25,18 @@ _HELP = {
 
 
 def slots(service: Service) -> list[dict[str, Any]]:
-    """The one generation that may run, as llama.cpp's server tells of its slots."""
-    running = service.worker.running
+    """The generations that may run at once, as llama.cpp's server tells of its slots."""
+    running = list(service.worker.running)
+    free = [None] * (service.engine.users - len(running))
     return [
         {
-            "id": 0,
+            "id": number,
             "n_ctx": service.setup.context_size,
-            "is_processing": running is not None,
-            "n_prompt_tokens": 0 if running is None else len(running.prompt_ids),
-            "n_decoded": 0 if running is None else running.num_tokens,
+            "is_processing": one is not None,
+            "n_prompt_tokens": 0 if one is None else len(one.prompt_ids),
+            "n_decoded": 0 if one is None else one.num_tokens,
         }
+        for number, one in enumerate([*running, *free])
     ]
 
 
@@ -48,7 +50,7 @@ def props(service: Service) -> dict[str, Any]:
             "n_ctx": setup.context_size,
             "params": {**params, "max_tokens": setup.defaults.max_tokens or -1},
         },
-        "total_slots": 1,
+        "total_slots": service.engine.users,
         "model_alias": setup.names[0],
         "chat_template": template,
         "chat_template_caps": {
@@ -76,7 +78,8 @@ def status(service: Service) -> dict[str, Any]:
         "model": service.setup.names[0],
         "context_size": service.setup.context_size,
         "queue": {
-            "running": int(worker.running is not None),
+            "running": len(worker.running),
+            "users": service.engine.users,
             "waiting": worker.num_waiting,
             "most": service.limits.waiting,
         },
@@ -108,7 +111,7 @@ def metrics(service: Service) -> str:
         lines += _metric(f"{kind}_by_total", "counter", f"Tokens {kind}, by drafter.", values)
     statuses = {f'{{status="{one}"}}': n for one, n in sorted(totals.statuses.copy().items())}
     lines += _metric("requests_total", "counter", "Requests by their status.", statuses)
-    running = int(worker.running is not None)
+    running = len(worker.running)
     lines += _metric("generations_running", "gauge", "Answers under way.", {"": running})
     waiting = worker.num_waiting
     lines += _metric("generations_waiting", "gauge", "Answers in the queue.", {"": waiting})

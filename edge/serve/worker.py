@@ -1,7 +1,7 @@
-"""The one thread that uses the engine, behind a bounded queue.
+"""The threads that read the engine's streams, behind a bounded queue.
 
-Everything in front of it hands over generations and reads their mailboxes. How many of them share a
-step is decided here and nowhere else.
+Everything in front of them hands over generations and reads their mailboxes. As many run as the
+engine takes at once; which of them share a step is the engine's business.
 """
 
 from __future__ import annotations
@@ -16,22 +16,29 @@ from edgespec.serve.refusal import Refusal
 
 
 class Worker:
-    """Runs generations one after the other, in the order in which they came.
+    """Runs generations in the order in which they came.
 
     Args:
         most: generations that may wait.
-        on_end: told what each generation brought, in the worker's thread, before its reader is.
+        on_end: told what each generation brought, in its worker's thread, before its reader is.
+        users: generations that run at once.
     """
 
-    def __init__(self, most: int, on_end: Callable[[Generation, Result], None]) -> None:
-        self._most = most
+    def __init__(
+        self, most: int, on_end: Callable[[Generation, Result], None], users: int = 1
+    ) -> None:
+        self._most, self._users = most, users
         self._on_end = on_end
         self._waiting: deque[Generation] = deque()
-        self._running: Generation | None = None
+        self._running: list[Generation] = []
         self._change = threading.Condition()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._work, name="edgespec-engine", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._work, name="edgespec-engine", daemon=True)
+            for _ in range(users)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def num_waiting(self) -> int:
@@ -39,24 +46,24 @@ class Worker:
         return len(self._waiting)
 
     @property
-    def running(self) -> Generation | None:
-        """The one that has the engine."""
-        return self._running
+    def running(self) -> Sequence[Generation]:
+        """Those that have begun."""
+        return tuple(self._running)
 
     def submit(self, generations: Sequence[Generation]) -> None:
         """Put them at the end of the queue. Raises Refusal where they do not all fit."""
         with self._change:
             if self._is_closed:
                 raise Refusal("the server stops", status=503, code="stopping")
-            there = len(self._waiting) + (self._running is not None)
-            if there + len(generations) > self._most + 1:
+            there = len(self._waiting) + len(self._running)
+            if there + len(generations) > self._most + self._users:
                 raise Refusal(
                     f"{len(self._waiting)} generations wait and {self._most} may: try again later",
-                    status=503,
+                    status=429,
                     code="queue_full",
                 )
             self._waiting += generations
-            self._change.notify()
+            self._change.notify_all()
 
     def cancel(self, generation: Generation) -> None:
         """Stop one after its step, or take it out of the queue."""
@@ -68,29 +75,33 @@ class Worker:
         generation.end(generation.stream.result)
 
     def close(self) -> None:
-        """End all of them and the thread; safe to call twice."""
+        """End all of them and the threads; safe to call twice."""
         with self._change:
             self._is_closed = True
             left = [*self._waiting]
-            if self._running is not None:
-                self._running.cancel()
-            self._change.notify()
+            for generation in self._running:
+                generation.cancel()
+            self._change.notify_all()
         for generation in left:
             self.cancel(generation)
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _work(self) -> None:
         while (generation := self._next()) is not None:
-            self._run(generation)
+            try:
+                self._run(generation)
+            finally:
+                with self._change:
+                    self._running.remove(generation)
 
     def _next(self) -> Generation | None:
         with self._change:
-            self._running = None
             self._change.wait_for(lambda: self._waiting or self._is_closed)
             if self._is_closed:
                 return None
-            self._running = self._waiting.popleft()
-            return self._running
+            self._running.append(self._waiting.popleft())
+            return self._running[-1]
 
     def _run(self, generation: Generation) -> None:
         problem: Exception | None = None

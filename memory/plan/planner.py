@@ -105,7 +105,9 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
     batch = batch_of(layout, context, draft_max)
     sizes = [ladder.choice(context, draft_max), drafts.choice(draft_max), batch]
     batch_size = max(int(batch.value), layout.max_nodes(draft_max))
+    alternatives = _alternatives(ladder, drafts, context, batch_size, draft_max)
     if layout.users > 1:
+        alternatives = iter(())  # these are of one user's context
         layout, cells = with_cells_for_all(layout, context, batch_size, draft_max)
         sizes.append(cells)
     return Plan(
@@ -135,7 +137,7 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
         tokens_per_s=drafts.tokens_per_s(draft_max),
         goal=_goal(layout, drafts),
         speed_source=drafts.speed.source,
-        alternatives=tuple(_alternatives(ladder, drafts, context, batch_size, draft_max)),
+        alternatives=tuple(alternatives),
         users=layout.users,
         cells=layout.cells(context),
         latency=layout.request.latency,

@@ -31,6 +31,7 @@ def with_cells_for_all(
     each = min(context, cells // layout.users)
     reason = f"{each} for each of {layout.users} users"
     if each < context:
-        reason = f"what memory leaves; {each} for each of {layout.users} users at once, who wait"
-        reason += " for each other where they need more"
+        reason = (
+            f"what memory leaves: {each} for each of {layout.users} users; who needs more waits"
+        )
     return layout, Choice("cells", cells, reason)

@@ -72,7 +72,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(serve: Serve) -> None:
             until(lambda there=number + 1: generations(address) == there)  # type: ignore[misc]
         found = httpx.post(address + CHAT, json=HELLO)
         backend.gate.set()
-        assert found.status_code == 503
+        assert found.status_code == 429
         assert found.headers["retry-after"] == "1"
         assert found.json()["error"]["code"] == "queue_full"
         assert [one.result().status_code for one in asked] == [200, 200, 200]
