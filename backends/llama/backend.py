@@ -190,10 +190,18 @@ class LlamaSequence:
     # -- steps and cells -------------------------------------------------------------------
 
     def take(self, other: LlamaSequence, length: int) -> None:
-        """Hold the first `length` committed tokens of another sequence, in the same cells."""
+        """Hold the first `length` committed tokens of another sequence.
+
+        In the same cells, or in copies of all of its cells where each has its own.
+        """
         self.truncate(0)
+        other._drop_uncommitted()
         length = min(length, other._length)
-        self._context.copy(other.number, self.number, 0, length)
+        if self.settings.unified:
+            self._context.copy(other.number, self.number, 0, length)
+        else:
+            self._context.copy(other.number, self.number, -1, -1)
+            self._context.remove(self.number, length)
         self._length, self._tokens = length, other._tokens[:length]
 
     def _require_step(self, count: int) -> None:

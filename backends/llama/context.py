@@ -183,7 +183,7 @@ class LlamaContext:
         return self.settings.threads / self._threads
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Let sequence `target` see the cells of `source` at these positions."""
+        """Let sequence `target` see the cells of `source` at these positions; -1, -1: at all."""
         self.lib.llama_memory_seq_cp(self.memory, source, target, start, end)
 
     def remove(self, sequence: int, start: int) -> None:

@@ -1,0 +1,123 @@
+"""Several users of a real model: exact answers, planned bytes, and turns for everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Thread
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+import edgespec
+from edgespec.decode.engine import Engine
+from edgespec.decode.generation import Result
+from edgespec.decode.options import GenerationOptions
+from edgespec.sampling.params import SamplingParams
+
+pytestmark = pytest.mark.model
+
+PATIENCE_S = 300.0
+LOG_ROUNDING = 0.006 * 2**20  # llama.cpp's log gives sizes with two decimals
+USERS = 4
+PROMPTS = (
+    "Repeat five times: the cat sat on the mat.",
+    "Name the planets.",
+    "Repeat: one two three one two three one two three",
+    "What is 12 times 12?",
+    "Say good morning in French.",
+    "Count from one to twenty.",
+)
+ASKED = [
+    (
+        prompt,
+        GenerationOptions(
+            max_tokens=24,
+            sampling=SamplingParams(temperature=0.8 if number % 2 else 0.0, seed=number),
+        ),
+    )
+    for number, prompt in enumerate(PROMPTS)
+]
+
+
+def at_once(engine: Engine, asked: Sequence[tuple[str, GenerationOptions]]) -> list[Result]:
+    with ThreadPoolExecutor(len(asked)) as pool:
+        made = [pool.submit(engine.generate, prompt, options) for prompt, options in asked]
+        return [one.result(PATIENCE_S) for one in made]
+
+
+@pytest.fixture(scope="module")
+def engine(measured_cache: Path) -> Iterator[Engine]:
+    """The embedded model for four, with exact settings as those of `exact_engine`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGESPEC_CACHE", str(measured_cache))
+        with edgespec.load(
+            context_size=256, threads=1, draft_max=7, exact=True, users=USERS
+        ) as loaded:
+            yield loaded
+
+
+def test_each_exact_answer_is_the_one_given_alone(engine: Engine, exact_engine: Engine) -> None:
+    """By an engine of one user: greedy and with a seed, drafts on, more answers than seats."""
+    results = at_once(engine, ASKED)
+    expected = [exact_engine.generate(prompt, options) for prompt, options in ASKED]
+    assert [one.token_ids for one in results] == [one.token_ids for one in expected]
+    assert sum(one.counters.accepted_tokens for one in results) > 0
+
+
+def test_drafting_for_several_changes_nothing(engine: Engine) -> None:
+    plain = [(prompt, GenerationOptions.of(o, speculate=False)) for prompt, o in ASKED]
+    drafted, undrafted = at_once(engine, ASKED), at_once(engine, plain)
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in undrafted]
+    assert sum(one.counters.drafted_tokens for one in undrafted) == 0
+
+
+def test_a_prefix_is_shared_by_cells_of_their_own(engine: Engine) -> None:
+    """Copied from user to user, it makes the same rows."""
+    story = "Once upon a time there was a lighthouse keeper who found a message in a bottle. "
+    asked = [
+        (story * 3 + ending, GenerationOptions(max_tokens=12, raw=True, reuse=True))
+        for ending in ("He", "She", "The sea", "They")
+    ]
+    results = at_once(engine, asked)
+    fresh = [engine.generate(p, GenerationOptions.of(o, reuse=False)) for p, o in asked]
+    assert [one.token_ids for one in results] == [one.token_ids for one in fresh]
+    if engine.reuses_cache:
+        assert sorted(one.counters.reused_tokens > 30 for one in results) == [False] + [True] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("users", [1, 2, 5, 8])
+def test_what_is_allocated_is_what_was_planned(users: int, exact: bool) -> None:
+    options: dict[str, Any] = {"context_size": 500, "threads": 1, "draft_max": 7, "exact": exact}
+    plan = edgespec.plan(users=users, **options)
+    with edgespec.load(users=users, **options) as engine:
+        allocated = engine.memory_bytes()
+    assert allocated["kv_cache"] == plan.component_bytes["kv_cache"]
+    assert allocated["compute"] <= plan.component_bytes["compute"] + LOG_ROUNDING
+    assert allocated["logits"] <= plan.component_bytes["logits"]
+
+
+@pytest.mark.slow
+def test_a_long_prompt_does_not_stop_the_others() -> None:
+    """Each answer goes on in between: more rounds than pieces that are read without a pause."""
+    with edgespec.load(context_size=2048, threads=1, users=3) as engine:
+        stamps: list[float] = []
+
+        def write() -> None:
+            for _ in engine.stream("Tell a long story.", max_tokens=300):
+                stamps.append(perf_counter())
+
+        writer = Thread(target=write)
+        writer.start()
+        while len(stamps) < 5:
+            pass
+        began = perf_counter()
+        engine.generate("word " * 900, max_tokens=2)
+        ended = perf_counter()
+        writer.join()
+    meanwhile = sum(began < stamp < ended for stamp in stamps)
+    assert meanwhile >= 10
