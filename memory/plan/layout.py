@@ -36,6 +36,17 @@ from edgespec.models.spec import ModelSpec
 BATCH_SIZES = (512, 256, 128, 64, 32)
 
 
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Who shares the cache."""
+
+    users: int
+    more_cells: int = 0  # than a context has
+
+
+ALONE = Sharing(1)
+
+
 @dataclass(frozen=True)
 class Layout:
     """Everything that decides how many bytes a run takes but the sizes that the planner searches.
@@ -55,13 +66,17 @@ class Layout:
     drafter_bytes: int = 0  # ceiling of the drafters' tables
     draft_spec: ModelSpec | None = None
     switch_spec: ModelSpec | None = None
-    users: int = 1
-    more_cells: int = 0  # than a context has, for other users
+    sharing: Sharing = ALONE
 
     @property
     def specs(self) -> tuple[ModelSpec, ...]:
         """The models that write."""
         return (self.spec,) if self.switch_spec is None else (self.spec, self.switch_spec)
+
+    @property
+    def users(self) -> int:
+        """Generations that may run at once."""
+        return self.sharing.users
 
     @property
     def backend(self) -> str:
@@ -225,7 +240,7 @@ class Layout:
         """
         if self.exact and self.users > 1:
             return self.users * padded(context)
-        return context + self.more_cells
+        return context + self.sharing.more_cells
 
     def max_nodes(self, draft_max: int) -> int:
         """Nodes of a step: the roots of all users, and one longest draft."""

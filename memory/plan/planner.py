@@ -17,7 +17,7 @@ from dataclasses import replace
 from edgespec.memory.plan.batch import batch_of
 from edgespec.memory.plan.drafts import Drafts
 from edgespec.memory.plan.ladder import Ladder
-from edgespec.memory.plan.layout import Layout
+from edgespec.memory.plan.layout import Layout, Sharing
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.placing import (
     device_of,
@@ -81,7 +81,7 @@ def make_plan(
         drafter_bytes=drafter_bytes if drafts else 0,
         draft_spec=draft_spec if drafts else None,
         switch_spec=switch_spec,
-        users=int(users.value),
+        sharing=Sharing(int(users.value)),
     )
     layout, gpu_layers = with_layers_placed(layout)
     layout, kv_type = with_exact_cache(layout, kv_type)

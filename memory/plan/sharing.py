@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import replace
 
-from edgespec.memory.plan.layout import Layout
+from edgespec.memory.plan.layout import Layout, Sharing
 from edgespec.memory.plan.request import CONTEXT_STEP, Choice
 
 
@@ -20,13 +20,14 @@ def with_cells_for_all(
     if not layout.exact:
         most = (layout.users - 1) * context
         more = [*range(0, most, CONTEXT_STEP), most]
+
+        def shared(size: int) -> Layout:
+            return replace(layout, sharing=Sharing(layout.users, size))
+
         fitting = bisect_left(
-            more,
-            True,
-            lo=1,
-            key=lambda size: not replace(layout, more_cells=size).fits(context, batch, draft_max),
+            more, True, 1, key=lambda size: not shared(size).fits(context, batch, draft_max)
         )
-        layout = replace(layout, more_cells=more[fitting - 1])
+        layout = shared(more[fitting - 1])
     cells = layout.cells(context)
     each = min(context, cells // layout.users)
     reason = f"{each} for each of {layout.users} users"

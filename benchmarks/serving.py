@@ -1,0 +1,236 @@
+"""Several users of one server: edgespec beside llama.cpp's own, with as many slots.
+
+    python benchmarks/serving.py MODEL --prompts spec_bench_dev.jsonl [--server llama-server]
+        [--users 1,2,4,8] [--answers 2] [--tokens 96] [--repeats 1] [--threads N] [--json OUT]
+
+All servers are started once, with caches of `--ctx` tokens for each user, and asked in turns, the
+order changing from turn to turn; those that are not asked do not compute. N users each ask for
+`--answers` greedy answers, one after the other, every one to a prompt of its own; a row is
+
+- tokens/s of all users together: what servers count, by wall clock
+- time to the first event of an answer, and between two events: median and 95th percentile, ms
+- the slowest answer's tokens/s over the mean
+
+Not timed: loading, and one answer of each server beforehand. llama.cpp's best n-gram setting on
+these CPUs is the default of `--spec`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from urllib.request import urlopen
+
+from edgespec.errors import BackendError
+from edgespec.memory.device.host import usable_cores
+from edgespec.serve.client import Client
+
+_START_S = 120.0
+_NGRAM = "--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 8"
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer as its user saw it: seconds from the request on."""
+
+    tokens: int = 0
+    events_s: list[float] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        spent_s = self.events_s[-1] - self.events_s[0]
+        return (self.tokens - 1) / spent_s if spent_s else 0.0
+
+
+def main() -> None:
+    arguments = parse()
+    prompts = read_prompts(arguments.prompts)
+    numbers = [int(part) for part in arguments.users.split(",")]
+    rows: dict[tuple[str, int], list[dict[str, float]]] = {}
+    with ExitStack() as stack:
+        found = contenders(arguments, max(numbers))
+        clients = {
+            name: Client(stack.enter_context(running(command, port)))
+            for port, (name, command) in enumerate(found.items(), free_port())
+        }
+        for client in clients.values():
+            ask(client, "Hello.", arguments.tokens)
+        turns = [(repeat, users) for repeat in range(arguments.repeats) for users in numbers]
+        for number, (repeat, users) in enumerate(turns):
+            order = list(clients)
+            shift = number % len(order)
+            for name in order[shift:] + order[:shift]:
+                row = measure(clients[name], prompts, users, arguments, repeat)
+                rows.setdefault((name, users), []).append(row)
+                print(json.dumps({"server": name, "users": users, **row}), flush=True)
+    table = summary(rows)
+    print(text_of(table))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(table, indent=1), encoding="utf-8")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--server", type=Path, help="llama-server's executable")
+    parser.add_argument("--spec", default=_NGRAM, help="llama-server's options that draft")
+    parser.add_argument("--users", default="1,2,4,8")
+    parser.add_argument("--answers", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--ctx", type=int, default=1024)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--only", help="names of contenders, separated by commas")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The first turns of a file of prompts, the tasks mixed."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    by_task: dict[str, list[str]] = {}
+    for line in lines:
+        by_task.setdefault(line["category"], []).append(line["turns"][0])
+    longest = max(map(len, by_task.values()))
+    return [texts[i] for i in range(longest) for texts in by_task.values() if i < len(texts)]
+
+
+def contenders(arguments: argparse.Namespace, users: int) -> dict[str, list[str]]:
+    """The command of each server, but for its port."""
+    threads = ["--threads", str(arguments.threads)]
+    ours = [sys.executable, "-m", "edgespec.cli.main", "serve", str(arguments.model), *threads]
+    ours += ["--users", str(users), "--ctx", str(arguments.ctx)]
+    found = {"edgespec": ours, "edgespec plain": [*ours, "--drafter", "none"]}
+    if arguments.server:
+        theirs = [str(arguments.server), "-m", str(arguments.model), *threads, "-fa", "on"]
+        theirs += ["-np", str(users), "-kvu", "-c", str(users * arguments.ctx), "--no-webui"]
+        found |= {"llama-server": theirs, "llama-server n-gram": theirs + arguments.spec.split()}
+    names = arguments.only.split(",") if arguments.only else list(found)
+    return {name: command for name, command in found.items() if name in names}
+
+
+def free_port() -> int:
+    """One from which on ports are likely to be free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(command: Sequence[str], port: int) -> Iterator[str]:
+    """A server at an address, until the end of the block."""
+    address = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(
+        [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        until = perf_counter() + _START_S
+        while not is_there(address):
+            if process.poll() is not None or perf_counter() > until:
+                raise BackendError(f"it does not start: {' '.join(command)}")
+            time.sleep(0.2)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def is_there(address: str) -> bool:
+    try:
+        with urlopen(f"{address}/health", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def ask(client: Client, prompt: str, tokens: int) -> Answer:
+    """One greedy answer."""
+    began, answer = perf_counter(), Answer()
+    body = {
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": tokens,
+        "temperature": 0.0,
+        "stream_options": {"include_usage": True},
+    }
+    for event in client.stream("chat/completions", body):
+        if any(choice.get("delta", {}).get("content") for choice in event.get("choices", [])):
+            answer.events_s.append(perf_counter() - began)
+        if event.get("usage"):
+            answer.tokens = int(event["usage"]["completion_tokens"])
+    return answer
+
+
+def measure(
+    client: Client, prompts: Sequence[str], users: int, arguments: argparse.Namespace, repeat: int
+) -> dict[str, float]:
+    """What `users` see who ask at once."""
+    first = repeat * users * arguments.answers
+
+    def use(user: int) -> list[Answer]:
+        start = first + user * arguments.answers
+        mine = (prompts[i % len(prompts)] for i in range(start, start + arguments.answers))
+        return [ask(client, prompt, arguments.tokens) for prompt in mine]
+
+    began = perf_counter()
+    with ThreadPoolExecutor(users) as pool:
+        answers = [one for found in pool.map(use, range(users)) for one in found]
+    spent_s = perf_counter() - began
+    answers = [one for one in answers if len(one.events_s) > 1]
+    first_ms = [one.events_s[0] * 1e3 for one in answers]
+    gaps_ms = [
+        (later - earlier) * 1e3
+        for one in answers
+        for earlier, later in zip(one.events_s, one.events_s[1:], strict=False)
+    ]
+    speeds = [one.tokens_per_s for one in answers]
+    return {
+        "tokens_per_s": sum(one.tokens for one in answers) / spent_s,
+        "first_ms": statistics.median(first_ms),
+        "first_p95_ms": percentile(first_ms, 0.95),
+        "gap_ms": statistics.median(gaps_ms),
+        "gap_p95_ms": percentile(gaps_ms, 0.95),
+        "slowest_over_mean": min(speeds) / statistics.mean(speeds),
+    }
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(part * len(ranked)))]
+
+
+def summary(rows: dict[tuple[str, int], list[dict[str, float]]]) -> list[dict[str, Any]]:
+    """Medians over the repeats."""
+    return [
+        {
+            "server": name,
+            "users": users,
+            **{key: statistics.median(row[key] for row in found) for key in found[0]},
+        }
+        for (name, users), found in sorted(rows.items(), key=lambda item: item[0][1])
+    ]
+
+
+def text_of(table: Sequence[dict[str, Any]]) -> str:
+    names = [name for name in table[0] if name not in ("server", "users")]
+    lines = [f"| users | server | {' | '.join(names)} |", "| --- " * (2 + len(names)) + "|"]
+    for row in table:
+        values = " | ".join(f"{row[name]:.2f}" for name in names)
+        lines.append(f"| {row['users']} | {row['server']} | {values} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
