@@ -198,7 +198,7 @@ class HoldsSequences(Protocol):
     def share(self, source: int, target: int, length: int) -> None:
         """Let sequence `target` hold the first `length` committed tokens of another, and no others.
 
-        Cells are shared where the cache can. Only where capabilities say that sequences can be truncated.
+        Cells are shared where the cache can do that. Only where sequences can be truncated.
         """
 
 
