@@ -29,6 +29,7 @@ from edgespec.decode.verification import accept_sampled
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.drafters.base import Drafter, Outcome
 from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.head import HeadDrafter, HeadText
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
@@ -189,6 +190,41 @@ def model_drafter(draft: Model, vocab_size: int = V) -> ModelDrafter:
     return ModelDrafter(FakeBackend(draft, vocab_size), curve, vocab_size)
 
 
+class FakeHead:
+    """A head that is a function of the text; what it drafts it goes on from."""
+
+    context_size, num_unread = 4096, 0
+
+    def __init__(self, draft: Model) -> None:
+        self.text = HeadText(self)
+        self._draft = draft
+        self._ahead: list[int] = []
+
+    def begin(self, token: int) -> Logits:
+        assert self.text.tokens[-1] == token
+        self._ahead = []
+        return self._row()
+
+    def go_on(self, token: int) -> Logits:
+        self._ahead.append(token)
+        return self._row()
+
+    def _row(self) -> Logits:
+        return np.asarray(self._draft((*self.text.tokens, *self._ahead)), np.float32)
+
+    def memory_bytes(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def head_drafter(draft: Model, vocab_size: int = V) -> HeadDrafter:
+    """A head whose steps take a hundredth of the target's."""
+    head = FakeHead(draft)
+    return HeadDrafter(head.text, Frozen([INF, *[0.01] * 16]), vocab_size)
+
+
 def combined(names: str) -> Drafter:
     drafter = make_drafter(names)
     assert drafter is not None
@@ -216,6 +252,8 @@ DRAFTERS: dict[str, Callable[[Model], Drafter]] = {
     "suffix and recycling": lambda model: combined("suffix,recycling"),
     "model": model_drafter,
     "garbage model": lambda model: model_drafter(garbage_model),
+    "head": head_drafter,
+    "suffix and head": lambda model: CombinedDrafter([SuffixDrafter(), head_drafter(model)]),
     "all together": all_together,
     "all with a garbage model": lambda model: all_together(garbage_model),
 }
@@ -226,12 +264,21 @@ MAKES_TREES = (
     "suffix and recycling",
     "model",
     "garbage model",
+    "head",
+    "suffix and head",
     "all together",
     "all with a garbage model",
 )
 # These draw their drafts where the target's tokens are drawn: that keeps the distribution, but not
 # the tokens.
-DRAWS = ("model", "garbage model", "all together", "all with a garbage model")
+DRAWS = (
+    "model",
+    "garbage model",
+    "head",
+    "suffix and head",
+    "all together",
+    "all with a garbage model",
+)
 
 # ------------------------------------------------------------------------------ engines
 
@@ -885,6 +932,7 @@ def twisted_model(context: tuple[int, ...]) -> Sequence[float]:
 
 DRAWN_DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "model": lambda: model_drafter(twisted_model, WORD_V),
+    "head": lambda: head_drafter(twisted_model, WORD_V),
     "suffix and model": lambda: CombinedDrafter(
         [SuffixDrafter(max_children=2), model_drafter(twisted_model, WORD_V)]
     ),

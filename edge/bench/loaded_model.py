@@ -12,10 +12,10 @@ from typing import Any
 
 from edgespec.bench.interleaving import Answer
 from edgespec.decode.engine import Engine, Prompt
-from edgespec.drafting.drafters import MODEL, drafter_names, make_drafter
+from edgespec.drafting.drafters import HEAD, MODEL, drafter_names, make_drafter
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.model import WritingDrafter
 from edgespec.measure.divergence import find_divergence
 from edgespec.measure.noise import measure_batch_noise
 from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes
@@ -45,7 +45,8 @@ class LoadedModel:
         self._names = drafters
         self._tracker = tracker
         loaded = engine.drafter
-        self._model = loaded.member(MODEL) if isinstance(loaded, CombinedDrafter) else None
+        members = loaded.member if isinstance(loaded, CombinedDrafter) else lambda _name: None
+        self._model = members(MODEL) or members(HEAD)
         self._state = loaded.state() if loaded is not None else {}
         self._drafters: list[Drafter | None] = [None] * len(drafters)
         self._of_small: list[Drafter | None] = [None] * len(drafters)  # of a pair that takes turns
@@ -76,7 +77,7 @@ class LoadedModel:
         """The greedy answer with the drafter at `place`."""
         self._engine.drafter = drafter = self._drafters[place]
         self._engine.history = self._histories[place]
-        if isinstance(self._model, ModelDrafter):
+        if isinstance(self._model, WritingDrafter):
             self._model.forget()  # the others' answer to this prompt, or the prompt itself
         if isinstance(self._engine, SwitchingEngine):
             self._engine.small.drafter = self._of_small[place]

@@ -12,7 +12,7 @@ from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.early_exit import ExitBackend
 from edgespec.backends.llama.head import Followed
 from edgespec.drafting.drafters import HEAD
-from edgespec.drafting.drafters.head import HeadDrafter
+from edgespec.drafting.drafters.head import HeadDrafter, HeadText
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.measure.timing import measure_depths, measured_while_busy, one_step
 from edgespec.memory.device import host
@@ -79,7 +79,7 @@ def load_head(target: Backend, spec: ModelSpec, plan: Plan, report: Progress) ->
     curve = _curve(head, report, stored)
     if curve is not stored and head.crowding == 1.0:
         keep_curve(spec, settings, curve, replaced=True)
-    return HeadDrafter(head, curve, target.tokenizer.vocab_size)
+    return HeadDrafter(HeadText(head), curve, target.tokenizer.vocab_size)
 
 
 def _open(

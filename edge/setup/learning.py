@@ -6,7 +6,7 @@ from typing import Any
 
 from edgespec.drafting.drafters import HEAD, MODEL, make_drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.model import WritingDrafter
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store.texts import add_texts, remembered_texts
@@ -30,7 +30,7 @@ class Learning:
         spec: ModelSpec,
         plan: Plan,
         curve: CostCurve | None,
-        model: ModelDrafter | None,
+        model: WritingDrafter | None,
         vocab_size: int,
     ) -> None:
         self.drafter: CombinedDrafter | None = None
@@ -45,7 +45,7 @@ class Learning:
             self._begin(model, vocab_size)
         self._rounds = self.history.rounds()
 
-    def _begin(self, model: ModelDrafter | None, vocab_size: int) -> None:
+    def _begin(self, model: WritingDrafter | None, vocab_size: int) -> None:
         spec, plan = self._spec, self._plan
         # A plan whose steps have no room for drafts loads no draft model.
         names = plan.drafter if model is not None else plan.of_small().drafter

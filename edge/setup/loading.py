@@ -16,6 +16,7 @@ from edgespec.backends.llama.head import FollowedBackend, FollowedRecurrentBacke
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import HEAD
+from edgespec.drafting.drafters.model import WritingDrafter
 from edgespec.errors import DoesNotFitError
 from edgespec.measure.timing import measure_depths, measure_reads, measured_while_busy, one_step
 from edgespec.memory.device import host
@@ -172,7 +173,7 @@ def _load_one(
         if backend.capabilities.rollback:
             one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
         curve = _curve(backend, spec, plan, report) if plan.drafter != "none" else None
-        model = None
+        model: WritingDrafter | None = None
         if curve is not None:
             model = load_draft_model(backend, spec, plan, report)
             model = model or load_head(backend, spec, plan, report)

@@ -53,7 +53,7 @@ def make_drafter(text: str, model: Drafter | None = None) -> CombinedDrafter | N
     for name in drafter_names(text):
         if name in _MAKERS:
             drafters.append(_MAKERS[name]())
-        elif model is not None and model.name == name:
+        elif model is not None:
             drafters.append(model)
         else:
             what, hint = _MISSING[name]

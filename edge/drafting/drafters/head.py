@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from edgespec.backends.base import Logits
-from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.model import WritingDrafter
 from edgespec.drafting.drafters.model_rounds import LONGEST
 from edgespec.memory.times.curve import CostCurve
 
@@ -77,13 +77,13 @@ class HeadText:
         return self.backend.go_on(token)
 
 
-class HeadDrafter(ModelDrafter):
-    """Drafts with a head, whose steps take what `curve` says, for a target of `vocab_size`."""
+class HeadDrafter(WritingDrafter):
+    """Drafts with the head of a text; its steps take what `curve` says, rows have `vocab_size`."""
 
     name = "head"
     _who, _component = "the head", "head"
+    _text: HeadText
 
-    def __init__(self, head: Head, curve: CostCurve, vocab_size: int) -> None:
-        self._text = HeadText(head)
-        self._ids = None
-        self._start(curve, vocab_size)
+    def __init__(self, text: HeadText, curve: CostCurve, vocab_size: int) -> None:
+        super().__init__(curve, vocab_size)
+        self._text = text

@@ -30,48 +30,27 @@ from edgespec.models.exits.early_exit import ExitInfo
 _FAILURES = (EdgespecError, OSError, MemoryError)  # of a backend; all else is a mistake of ours
 
 
-class ModelDrafter:
-    """Drafts with `backend`, whose steps take what `curve` says, for a target of `vocab_size`.
+class WritingDrafter:
+    """Drafts with an engine of its own that reads the text and writes ahead.
 
-    A text with a token from `readable` on, which only the target has, is not drafted for. An early
-    exit reads no more than its window at once: it begins with the last tokens of a text, and does
-    so again where it has missed more of them or where its context is full.
-
-    A backend that fails is said so once, with a DraftModelWarning, and never asked again: what
+    An engine that fails is said so once, with a DraftModelWarning, and never asked again: what
     failed would fail in each round, and take its time. Answers go on without.
-
-    Raises UnsupportedError for a backend that cannot take back what was only a draft.
     """
 
-    name = "model"
-    _who, _component = "the draft model", "draft"
-    nbytes = 0  # of tables; the model's own bytes are in the plan
+    name = ""
+    nbytes = 0  # of tables; the engine's own bytes are in the plan
+    _who = _component = ""
+    _text: DraftText
 
     def __init__(
-        self,
-        backend: Backend,
-        curve: CostCurve,
-        vocab_size: int,
-        readable: int | None = None,
-        early_exit: ExitInfo | None = None,
+        self, curve: CostCurve, vocab_size: int, token_ids: Sequence[int] | None = None
     ) -> None:
-        if not backend.capabilities.truncate:
-            raise UnsupportedError(
-                f"this model cannot draft: {backend.capabilities.reason}",
-                hint="use a draft model without sliding windows or recurrent layers",
-            )
-        window = early_exit.window if early_exit else None
-        readable = vocab_size if readable is None else readable
-        self._text: DraftText = ModelText(backend, readable, window, LONGEST)
-        # The target's tokens that the rows of logits stand for; None are the first ones.
-        self._ids = np.array(early_exit.token_ids) if early_exit else None
-        self._start(curve, vocab_size)
-
-    def _start(self, curve: CostCurve, vocab_size: int) -> None:
         self.failure: str | None = None  # of the backend, in its words
         self._times = RoundTimes(curve)
         self._usual = UsualRound()
         self._vocab_size = vocab_size
+        # The target's tokens that the rows of logits stand for; None are the first ones.
+        self._ids = None if token_ids is None else np.array(token_ids)
         self._calibration = new_calibration()
         self._proposal = EMPTY
         self._cells: list[int] = []
@@ -197,3 +176,36 @@ class ModelDrafter:
     def close(self) -> None:
         """Free the draft model."""
         self._text.backend.close()
+
+
+class ModelDrafter(WritingDrafter):
+    """Drafts with `backend`, whose steps take what `curve` says, for a target of `vocab_size`.
+
+    A text with a token from `readable` on, which only the target has, is not drafted for. An early
+    exit reads no more than its window at once: it begins with the last tokens of a text, and does
+    so again where it has missed more of them or where its context is full.
+
+    Raises UnsupportedError for a backend that cannot take back what was only a draft.
+    """
+
+    name = "model"
+    _who, _component = "the draft model", "draft"
+    _text: ModelText
+
+    def __init__(
+        self,
+        backend: Backend,
+        curve: CostCurve,
+        vocab_size: int,
+        readable: int | None = None,
+        early_exit: ExitInfo | None = None,
+    ) -> None:
+        if not backend.capabilities.truncate:
+            raise UnsupportedError(
+                f"this model cannot draft: {backend.capabilities.reason}",
+                hint="use a draft model without sliding windows or recurrent layers",
+            )
+        window = early_exit.window if early_exit else None
+        readable = vocab_size if readable is None else readable
+        super().__init__(curve, vocab_size, early_exit.token_ids if early_exit else None)
+        self._text = ModelText(backend, readable, window, LONGEST)

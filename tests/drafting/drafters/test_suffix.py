@@ -439,7 +439,11 @@ def test_drafters_are_made_by_name() -> None:
     assert make_drafter("none") is None
     model = RecyclingDrafter()  # stands for a draft model
     made = [make_drafter(name, model) for name in NAMES if name != "recycling"]
-    assert [drafter.name for drafter in made if drafter is not None] == ["suffix", "recycling"]
+    assert [drafter.name for drafter in made if drafter is not None] == [
+        "suffix",
+        "recycling",
+        "recycling",
+    ]
     combined = make_drafter("recycling, suffix")
     assert combined is not None and combined.name == "recycling,suffix"
     assert combined.nbytes == tables_bytes("suffix,recycling")

@@ -1,0 +1,134 @@
+"""Heads inside a model's file, here and in llama.cpp's server: the same tokens, the same drafts.
+
+    python benchmarks/heads.py llama-server model-with-a-head.gguf ...
+
+Each file writes greedily with drafts of one and of three tokens, all of them from its head and
+verified in every round, on both sides. Compared are the tokens, how many were drafted, and how many
+of these were accepted. The server must be of the llama.cpp that edgespec runs on.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.head import Followed, FollowedBackend, FollowedRecurrentBackend
+from edgespec.backends.tree import DraftTree
+from edgespec.models.spec import read_model_spec
+
+TEXT = b"to be or not to be, that is the question: to be or not to be; 64 pears for 8 "
+TOKENS, CONTEXT = 96, 512
+DEPTHS = (1, 3)
+PORT = 18_231
+
+
+class Written(NamedTuple):
+    """One text, and the drafts it was written with."""
+
+    tokens: list[int]
+    drafted: int
+    accepted: int
+
+
+def opened(path: Path, depth: int) -> Followed:
+    """A model and its head."""
+    settings = LlamaSettings(CONTEXT, batch_size=128, max_nodes=depth + 1, gpu_layers=0)
+    if read_model_spec(path).has_snapshots:
+        return FollowedRecurrentBackend(path, settings, snapshots=depth)
+    return FollowedBackend(path, settings)
+
+
+def written_here(path: Path, prompt: list[int], depth: int) -> Written:
+    """With a fixed depth, without edgespec's loop, which would choose it."""
+    with closing(opened(path, depth)) as backend:
+        head = backend.open_head()
+        tokens = [int(backend.prefill(prompt).argmax())]
+        drafted = accepted = 0
+        while len(tokens) < TOKENS:
+            drafts: list[int] = []
+            while len(drafts) < min(depth, TOKENS - len(tokens) - 1):
+                row = head.go_on(drafts[-1]) if drafts else head.begin(tokens[-1])
+                drafts.append(int(row.argmax()))
+            rows = backend.verify(DraftTree.chain([tokens[-1], *drafts]))
+            picks = [int(row.argmax()) for row in rows]
+            right = 0
+            while right < len(drafts) and drafts[right] == picks[right]:
+                right += 1
+            backend.commit(range(right + 1))
+            tokens += picks[: right + 1]
+            drafted, accepted = drafted + len(drafts), accepted + right
+        return Written(tokens[:TOKENS], drafted, accepted)
+
+
+def written_by_server(server: str, path: Path, prompt: list[int], depth: int) -> Written:
+    """The same request to llama.cpp's server."""
+    command = [
+        server, "-m", str(path), "-c", str(CONTEXT), "--port", str(PORT), "-t", "1", "-np", "1",
+        "-fa", "on", "--no-warmup", "--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth),
+        "--spec-draft-p-min", "0",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(process)
+        request = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "return_tokens": True}
+        answer = ask("completion", request | {"cache_prompt": False})
+    finally:
+        process.terminate()
+        process.wait()
+    times = answer["timings"]
+    return Written(answer["tokens"], times["draft_n"], times["draft_n_accepted"])
+
+
+def wait_for(process: subprocess.Popen[bytes]) -> None:
+    """Until the server has loaded its model."""
+    for _ in range(300):
+        if process.poll() is not None:
+            sys.exit("the server ended at once: is it of the same llama.cpp?")
+        try:
+            ask("health")
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    sys.exit("the server did not begin to answer in a minute")
+
+
+def ask(route: str, body: dict[str, Any] | None = None) -> Any:
+    """One answer of the server."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{PORT}/{route}", data=data)
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return json.load(answer)
+
+
+def main(server: str, *files: str) -> int:
+    """How many of the runs differ."""
+    differ = 0
+    print("| file | depth | drafted, here and there | accepted, here and there | tokens |")
+    print("| --- | --- | --- | --- | --- |")
+    for path in map(Path, files):
+        with closing(opened(path, 1)) as backend:
+            prompt = backend.tokenizer.encode(TEXT.decode())
+        for depth in DEPTHS:
+            here = written_here(path, prompt, depth)
+            there = written_by_server(server, path, prompt, depth)
+            same = here.tokens == there.tokens
+            differ += here != there
+            print(
+                f"| {path.name} | {depth} | {here.drafted} / {there.drafted} | "
+                f"{here.accepted} / {there.accepted} | {'the same' if same else 'others'} |"
+            )
+    return differ
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,298 @@
+"""Heads inside a model's file: tiny models with random weights, a hybrid and one with attention.
+
+The head of random weights is nearly always wrong. What is compared are its rows: those of one that
+followed its model through steps, cuts and rejected drafts, and those of one that read it all anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hybrid_gguf import Shape, write_hollow, write_hybrid
+from random_gguf import F32, Q8_0, write_model
+
+import edgespec
+from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.head import (
+    Followed,
+    FollowedBackend,
+    FollowedRecurrentBackend,
+    Head,
+)
+from edgespec.backends.llama.library import LOG, library
+from edgespec.backends.tree import DraftTree
+from edgespec.decode.engine import Engine
+from edgespec.drafting.drafters import make_drafter
+from edgespec.drafting.drafters.base import Drafter
+from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.head import HeadDrafter, HeadText
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.errors import UnsupportedError
+from edgespec.memory.bytes.footprint import RunShape, footprint, head_footprint
+from edgespec.memory.plan.request import Request
+from edgespec.memory.times.curve import CostCurve
+from edgespec.models.spec import read_model_spec
+from edgespec.sampling.params import SamplingParams
+from edgespec.setup.planning import make_run_plan
+
+pytestmark = pytest.mark.model
+
+SHAPES = {
+    "qwen35": Shape("qwen35", predicting=1),
+    "glm4moe": Shape("glm4moe", interval=1, predicting=1),
+}
+TEXT = list(b"to be or not to be, that is the question: to be or not to be; 64 pears for 8 ")
+ROUNDING = 0.01 * 2**20
+NOISE = 0.05  # of F32 weights in batches of several sizes; logits have a deviation of 8
+DRAFTS = 4
+
+
+def opened(path: Path, **changes: Any) -> Followed:
+    values = {"batch_size": 64, "max_nodes": DRAFTS + 1, "gpu_layers": 0, **changes}
+    settings = LlamaSettings(512, **values)
+    if read_model_spec(path).has_snapshots:
+        return FollowedRecurrentBackend(path, settings, snapshots=settings.max_nodes - 1)
+    return FollowedBackend(path, settings)
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hybrid(tmp_path_factory.mktemp("head") / "model.gguf", SHAPES[request.param], F32)
+
+
+@pytest.fixture
+def backend(path: Path) -> Iterator[Followed]:
+    made = opened(path)
+    made.open_head()
+    yield made
+    made.close()
+
+
+def head_of(backend: Followed) -> Head:
+    assert backend.head is not None
+    return backend.head
+
+
+def read_anew(path: Path, text: list[int], token: int) -> Any:
+    """The first row that a head drafts behind `text` and `token`, having read it in one go."""
+    fresh = opened(path, batch_size=128)
+    fresh.open_head()
+    fresh.prefill(text)
+    row = head_of(fresh).begin(token).copy()
+    fresh.close()
+    return row
+
+
+def assert_follows(backend: Followed, path: Path, text: list[int]) -> None:
+    head = head_of(backend)
+    assert head.length + head.num_unread == backend.length == len(text)
+    row = head.begin(7)
+    assert float(np.abs(row - read_anew(path, text, 7)).max()) < NOISE
+
+
+def test_a_head_follows_prompts_in_pieces(backend: Followed, path: Path) -> None:
+    for start in range(0, len(TEXT), 10):
+        backend.prefill(TEXT[start : start + 10])
+    assert_follows(backend, path, TEXT)
+
+
+def test_a_head_follows_rounds(backend: Followed, path: Path) -> None:
+    """Rounds with drafts of its own, all wrong, half right or not drafted at all."""
+    backend.prefill(TEXT[:20])
+    head, at, turn = head_of(backend), 20, 0
+    while at < len(TEXT) - DRAFTS:
+        turn += 1
+        if turn % 3:
+            row = head.begin(TEXT[at])
+            for _ in range(turn % 4):
+                row = head.go_on(int(row.argmax()))
+        right = TEXT[at : at + 1 + turn % DRAFTS]
+        backend.verify(DraftTree.chain([*right, 1, 2][: DRAFTS + 1]))
+        backend.commit(range(len(right)))
+        at += len(right)
+        if turn % 5 == 0:
+            assert_follows(backend, path, TEXT[:at])
+    assert_follows(backend, path, TEXT[:at])
+
+
+def test_a_head_is_told_apart_from_one_that_missed_a_token(backend: Followed, path: Path) -> None:
+    """What the comparisons above would show."""
+    text = TEXT[:60]
+    backend.prefill(text)
+    row = head_of(backend).begin(7).copy()
+    wrong = [*text[:-3], text[-3] ^ 1, *text[-2:]]
+    assert float(np.abs(row - read_anew(path, wrong, 7)).max()) > 5 * NOISE
+
+
+def test_a_head_goes_back_with_its_model(backend: Followed, path: Path) -> None:
+    """The row of the last token is gone then; the tokens behind it are followed again."""
+    backend.prefill(TEXT[:40])
+    kept = backend.truncate(38)
+    head = head_of(backend)
+    assert kept == 38 == head.length + head.num_unread
+    backend.prefill(TEXT[38:60])
+    assert backend.truncate(10) in (0, 10)
+    assert backend.length == head.length + head.num_unread
+    backend.truncate(0)
+    backend.prefill(TEXT[:30])
+    assert_follows(backend, path, TEXT[:30])
+
+
+def test_a_loaded_cache_is_one_that_the_head_has_not_read(
+    backend: Followed, path: Path, tmp_path: Path
+) -> None:
+    backend.prefill(TEXT[:40])
+    backend.save_cache(str(tmp_path / "cache"))
+    backend.load_cache(str(tmp_path / "cache"), TEXT[:40])
+    head = head_of(backend)
+    assert head.length == 40 and head.num_unread == 0
+    backend.prefill(TEXT[40:50])
+    assert np.isfinite(head.begin(5)).all()
+
+
+def flat(most: int) -> CostCurve:
+    return CostCurve([0.0, *[1.0 + 0.001 * size for size in range(1, most + 1)]])
+
+
+@pytest.mark.parametrize("with_suffix", [False, True])
+@pytest.mark.parametrize("say", [0.02, 0.2, 1.0])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.7, seed=3)])
+def test_drafts_of_a_head_are_lossless(
+    path: Path, tmp_path: Path, params: SamplingParams, say: float, with_suffix: bool
+) -> None:
+    """Greedy tokens are those of plain decoding, with heads that are right often, at times, never.
+
+    Drawn drafts keep the distribution, not the tokens: `tests/test_lossless.py` has that law.
+    """
+    shape = SHAPES[read_model_spec(path).arch]
+    backend = opened(write_hybrid(tmp_path / "model.gguf", shape, Q8_0, say=say))
+    curve = CostCurve([0.0, *[0.01] * 8])
+    drafter = HeadDrafter(HeadText(backend.open_head()), curve, 258)
+    sources: list[Drafter] = [SuffixDrafter(), drafter] if with_suffix else [drafter]
+    engine = Engine(backend, curve=flat(DRAFTS + 1), drafter=CombinedDrafter(sources))
+    drafted = accepted = 0
+    for prompt in (TEXT, list(b"abcdefg " * 12)):
+        plain = engine.generate(prompt, max_tokens=50, sampling=params, speculate=False)
+        result = engine.generate(prompt, max_tokens=50, sampling=params)
+        assert len(result.token_ids) == 50
+        assert params.temperature > 0.0 or result.token_ids == plain.token_ids
+        drafted += result.counters.drafted_by["head"]
+        accepted += result.counters.accepted_by["head"]
+    assert drafted > 10
+    assert say > 0.1 or with_suffix or accepted > 10
+    engine.close()
+
+
+def test_a_head_that_is_always_wrong_is_hardly_asked(path: Path) -> None:
+    """An allowance of 0.4% of the time is all that it costs."""
+    backend = opened(path)
+    head = HeadDrafter(HeadText(backend.open_head()), CostCurve([0.0, *[0.5] * 8]), 258)
+    engine = Engine(
+        backend, curve=flat(DRAFTS + 1), drafter=CombinedDrafter([SuffixDrafter(), head])
+    )
+    for seed in range(4):
+        params = SamplingParams(temperature=1.5, seed=seed)
+        counters = engine.generate(TEXT, max_tokens=100, sampling=params).counters
+    assert counters.drafted_by["head"] < 10
+    engine.close()
+
+
+def test_a_plan_has_the_head_in_it(path: Path) -> None:
+    """Tried as long as nobody knows whether it pays; named, it is there in any case."""
+    spec = read_model_spec(path)
+    shape = RunShape(512, 64, DRAFTS + 1, head=True)
+    plan = make_run_plan(spec, Request(context_size=512, draft_max=DRAFTS, kernels="off"))
+    assert plan.drafter == "suffix,head"
+    assert {"head_kv_cache", "head_compute", "head_rows", "head_logits"} <= set(
+        plan.component_bytes
+    )
+    plain = make_run_plan(spec, Request(context_size=512, drafter="suffix", kernels="off"))
+    weights = [sum(part.nbytes for part in one.components if "weights" in part.name)
+               for one in (plain, plan)]  # fmt: skip
+    of_head = sum(
+        tensor.data_bytes for name, tensor in spec.tensors.items() if name.startswith("blk.4.")
+    )
+    assert weights[1] - weights[0] in (0, of_head), "a mapped file counts whole"
+    planned = {part.name: part.nbytes for part in head_footprint(spec, shape)}
+    backend = opened(path)
+    found = backend.open_head().memory_bytes()
+    backend.close()
+    assert found["kv_cache"] == pytest.approx(planned["head_kv_cache"], abs=ROUNDING)
+    assert found["compute"] == pytest.approx(planned["head_compute"], abs=ROUNDING)
+    assert found["logits"] == planned["head_logits"] and found["rows"] <= planned["head_rows"]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape("qwen35", 24, 1024, 3584, 248_320, 8, 2, 256, 128, 16, 16, 4, 4, predicting=1),
+        Shape("qwen35", 32, 2560, 9216, 248_320, 16, 4, 256, 128, 32, 16, 4, 4, predicting=1),
+    ],
+)
+def test_heads_of_real_shapes_take_what_llama_cpp_says(shape: Shape, tmp_path: Path) -> None:
+    """Within 0.1% and the two decimals of the log."""
+    spec = read_model_spec(write_hollow(tmp_path / "model.gguf", shape))
+    lib = library()
+    params = lib.llama_model_default_params()
+    params.no_alloc, params.load_mode, params.n_gpu_layers, params.load_mtp = True, 0, 0, True
+    model = lib.llama_model_load_from_file(str(spec.path).encode(), params)
+    assert model
+    for batch in (32, 64, 512):
+        LOG.clear()
+        params = lib.llama_context_default_params()
+        params.n_ctx, params.n_seq_max, params.ctx_type = 4096, 1, 1
+        params.n_batch, params.n_ubatch, params.n_outputs_max = batch + 8, batch, 1
+        params.flash_attn_type, params.kv_unified = 1, True
+        context = lib.llama_init_from_model(model, params)
+        assert context
+        lib.llama_free(context)
+        parts = head_footprint(spec, RunShape(4096, batch, 8, head=True))
+        planned = {part.name: part.nbytes for part in parts}
+        said = LOG.buffer_bytes()["compute"]
+        assert planned["head_compute"] == pytest.approx(said, rel=1e-3, abs=0.006 * 2**20)
+    lib.llama_model_free(model)
+
+
+def test_weights_of_a_head_that_is_not_loaded_are_not_planned(path: Path) -> None:
+    spec = read_model_spec(path)
+    totals = []
+    for head in (False, True):
+        backend = opened(path, mapped=False) if head else None
+        shape = RunShape(512, 64, 5, snapshots=4, mapped=False, head=head)
+        planned = sum(one.nbytes for one in footprint(spec, shape) if "weights" in one.name)
+        totals.append(planned)
+        if backend is not None:
+            found = backend.memory_bytes()
+            backend.close()
+            loaded = sum(size for name, size in found.items() if "weights" in name)
+            assert planned == pytest.approx(loaded, abs=2 * ROUNDING)
+    assert totals[0] < totals[1]
+
+
+def test_an_engine_loads_its_head_and_learns_of_it(path: Path, cache_folder: Path) -> None:
+    with edgespec.load(path, context_size=512, draft_max=3, threads=1) as engine:
+        assert isinstance(engine.drafter, CombinedDrafter)
+        assert engine.drafter.name == "suffix,head"
+        assert {"head_kv_cache", "head_compute"} <= set(engine.drafter.memory_bytes())
+        engine.generate(TEXT, max_tokens=30)
+        session = engine.generate([*TEXT, 5], max_tokens=10, reuse=True)
+        assert len(session.token_ids) == 10
+    learned = list(cache_folder.glob("learned/*.json"))
+    assert len(learned) == 1, "how the head did is kept"
+    with edgespec.load(path, context_size=512, draft_max=0, threads=1) as engine:
+        assert len(engine.generate(TEXT, max_tokens=5).token_ids) == 5
+
+
+def test_a_head_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    other = write_model(tmp_path / "model.gguf", "llama", Q8_0)
+    with pytest.raises(UnsupportedError, match="no head") as caught:
+        edgespec.load(other, context_size=512, drafter="suffix,head")
+    assert "'head'" in caught.value.hint
+    with pytest.raises(UnsupportedError, match="needs a head"):
+        make_drafter("suffix,head")
+    with pytest.raises(UnsupportedError, match="cannot draft together"):
+        make_drafter("head,model")
