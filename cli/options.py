@@ -125,7 +125,7 @@ class PlanOptions:
     ] = None
     drafter: Annotated[
         str,
-        typer.Option("--drafter", help="auto, none or plain, or some of suffix, recycling, model."),
+        typer.Option("--drafter", help="auto, none or plain, or some of suffix, recycling, model, head."),
     ] = "auto"
     draft_model: Annotated[
         str | None,

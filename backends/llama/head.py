@@ -26,6 +26,7 @@ from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.library import LOG
 from edgespec.backends.llama.recurrent import RecurrentBackend
+from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError
 from edgespec.memory.bytes.footprint import HEAD_NODES, HEAD_UNREAD
@@ -68,12 +69,9 @@ class Head:
     capabilities = Capabilities(True, False, True)
 
     def __init__(self, model: LlamaContext) -> None:
-        self.settings = replace(model.settings, max_nodes=self.max_nodes, max_leaves=1)
-        self.tokenizer = model.tokenizer
-        self.batch_size, self.context_size = self.settings.batch_size, self.settings.context_size
-        self._model = model
+        settings = replace(model.settings, max_nodes=self.max_nodes, max_leaves=1)
         self._width = model.width
-        self._context = _HeadContext(self.settings)
+        self._context = _HeadContext(settings)
         try:
             self._context.open_beside(model)
             self._hidden = _HiddenRows(self._context, self._width)
@@ -90,6 +88,21 @@ class Head:
         self._unread_rows = np.zeros((_MOST_UNREAD + 1, self._width), np.float32)  # with their rows
         self._last = np.zeros(self._width, np.float32)  # of the model, for the last token
         self._drafted = 0  # cells behind the text
+
+    @property
+    def tokenizer(self) -> LlamaTokenizer:
+        """The model's."""
+        return self._context.tokenizer
+
+    @property
+    def batch_size(self) -> int:
+        """Tokens of the model's prompts that it reads at once."""
+        return self._context.settings.batch_size
+
+    @property
+    def context_size(self) -> int:
+        """Tokens there is room for."""
+        return self._context.settings.context_size
 
     # -- following the model ---------------------------------------------------------------
 
