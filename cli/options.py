@@ -125,7 +125,9 @@ class PlanOptions:
     ] = None
     drafter: Annotated[
         str,
-        typer.Option("--drafter", help="auto, none or plain, or some of suffix, recycling, model, head."),
+        typer.Option(
+            "--drafter", help="auto, none or plain, or some of suffix, recycling, model, head."
+        ),
     ] = "auto"
     draft_model: Annotated[
         str | None,
