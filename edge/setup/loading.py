@@ -27,6 +27,7 @@ from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.depth import expect_slopes
 from edgespec.memory.times.measuring import measure_curve
 from edgespec.models.embedded import embedded_model
 from edgespec.models.hub.resolve import model_file
@@ -287,6 +288,7 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
         known=known,
     )
     if not curve.knows_depth:
+        expect_slopes(curve, spec)
         measure_depths(backend, curve)
     if backend.crowding > 1.0:  # of this moment: measured again by the next load
         return curve.crowded(1.0 / backend.crowding)

@@ -10,22 +10,23 @@ effects are kept apart:
 
 `depth` is the number of tokens in the cache, `changed` is 1 when the step before had another n:
 the engine then builds its graph again. Decisions only need the ratios t(n)/t(1). Steps are timed
-anyway while generating: single-token steps tell how fast the machine is at the moment (`scale`:
-heat, a busy neighbour), the others correct their own base[n] against it, within bounds. The next
-load takes over most of a correction, so that a size that once looked too dear is tried again; a
-curve that stops fitting is measured again.
+anyway while generating. Each one tells how fast the machine is at the moment (`scale`: heat, a busy
+neighbour), of the slopes and the price of a change, and, within bounds, of its own base[n], in
+proportion to how unsure these are (`shared.py`). The next load takes over most of a correction, so
+that a size that once looked too dear is tried again; a curve that stops fitting is measured again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from math import exp, sqrt
 from typing import Any
 
+from edgespec.memory.times.shared import NOISE, SharedTimes
+
 _AGREEMENT = 1.3  # samples further apart than this: the slower one was disturbed
-_SCALE_RATE = 0.05  # of a single-token step
-_BASE_RATE = 0.03  # of any other step
-_FIRST_STEPS = 4.0  # that a measurement counts as beside the first steps of its size
+_GUESSED = 0.2  # of a size that was not measured
 _MAX_CORRECTION = 1.5  # how far steps may move base[n] from its measurement
 _KEPT = 0.9  # of a correction, by the next load
 _HICCUP = 3.0  # a step this many times slower than predicted tells nothing
@@ -69,13 +70,13 @@ class CostCurve:
     scale: float = field(init=False)  # of this process; begins at the level of earlier ones
     misfit: float = field(default=0.0, init=False)
     _measured: list[float] = field(init=False)
-    _seen: list[int] = field(init=False, repr=False, compare=False)
+    _shared: SharedTimes = field(init=False, repr=False, compare=False)
     _tried_ms: dict[int, float] = field(default_factory=dict, init=False, compare=False)
     _rounds: _Rounds = field(default_factory=_Rounds, init=False, compare=False)
 
     def __post_init__(self) -> None:
         self._measured = list(self.base)
-        self._seen = [0] * len(self.base)
+        self._shared = SharedTimes(self.base[1])
         self.scale = self.level
 
     @property
@@ -91,19 +92,43 @@ class CostCurve:
     def resized(self, max_nodes: int) -> CostCurve:
         """The same curve for steps of at most `max_nodes`; new sizes are unmeasured."""
         more = [float("inf")] * (max_nodes + 1 - len(self.base))
-        slopes = (self.depth_ms, self.depth_node_ms, self.change_ms)
         sizes = self._measured[: max_nodes + 1] + more
-        curve = CostCurve(sizes, *slopes, self.level, self.answered_ms)
+        curve = CostCurve(sizes, level=self.level, answered_ms=self.answered_ms)
         curve.base = self.base[: max_nodes + 1] + more
+        curve.take_slopes(self)
         return curve
 
     def scaled(self, factor: float) -> CostCurve:
         """The same curve on a machine that takes so many times as long."""
-        slopes = (self.depth_ms, self.depth_node_ms, self.change_ms)
-        measured = [ms * factor for ms in self._measured]
-        curve = CostCurve(measured, *(ms * factor for ms in slopes))
+        curve = CostCurve([ms * factor for ms in self._measured])
         curve.base = [ms * factor for ms in self.base]
+        curve.take_slopes(self, factor)
         return curve
+
+    def take_slopes(self, other: CostCurve, factor: float = 1.0) -> None:
+        """Have those of another curve, on a machine that takes so many times as long."""
+        self.depth_ms = factor * other.depth_ms
+        self.depth_node_ms = factor * other.depth_node_ms
+        self.change_ms = factor * other.change_ms
+        self._shared = SharedTimes(
+            self.base[1], [factor * part for part in other._shared.deviations]
+        )
+
+    def expect_slopes(self, depth_ms: float, depth_node_ms: float, deviation: float) -> None:
+        """Begin with what is likely of a model, within a relative standard deviation."""
+        self.depth_ms, self.depth_node_ms = depth_ms, depth_node_ms
+        change = self._shared.deviations[2]
+        self._shared = SharedTimes(
+            self.base[1], (deviation * depth_ms, deviation * depth_node_ms, change)
+        )
+
+    def learn_growth(self, num_nodes: int, depth: int, grown_ms: float, doubt_ms: float) -> None:
+        """Learn the slopes from a step that took so much longer behind so many tokens."""
+        shares = (0.0, float(depth), float(depth * num_nodes), 0.0)
+        off_ms = grown_ms - (self.depth_ms + self.depth_node_ms * num_nodes) * depth
+        (_, per_depth, per_node, _), _ = self._shared.moves(shares, off_ms, doubt_ms)
+        self.depth_ms = max(0.0, self.depth_ms + per_depth)
+        self.depth_node_ms = max(0.0, self.depth_node_ms + per_node)
 
     def crowded(self, times: float) -> CostCurve:
         """The same curve for so many times fewer threads.
@@ -128,10 +153,10 @@ class CostCurve:
     def updated(self, newer: CostCurve) -> CostCurve:
         """This curve with the sizes that `newer` measured at the speed of its own moment."""
         older = self.at_the_level_of(newer)
-        slopes = (newer.depth_ms, newer.depth_node_ms, newer.change_ms)
         measured = _filled(newer._measured, older._measured)
-        curve = CostCurve(measured, *slopes, newer.level, newer.answered_ms)
+        curve = CostCurve(measured, level=newer.level, answered_ms=newer.answered_ms)
         curve.base = _filled(newer.base, older.base)
+        curve.take_slopes(newer)
         return curve
 
     def measured_ms(self, max_nodes: int) -> dict[int, float]:
@@ -146,7 +171,9 @@ class CostCurve:
         """
         self.level, self.answered_ms = known.level, known.answered_ms
         self.scale = self.level
-        self.depth_ms, self.depth_node_ms = known.depth_ms, known.depth_node_ms
+        change_ms = self.change_ms  # which was just measured
+        self.take_slopes(known)
+        self.change_ms = change_ms
         for n, ms in enumerate(known.base[: len(self.base)]):
             if n > 1 and ms != float("inf"):
                 self._correct(n, ms * speed)
@@ -230,14 +257,36 @@ class CostCurve:
             return
         self._rounds.spent_ms += ms if round_ms is None else round_ms
         self._rounds.expected_ms += predicted
-        self._seen[num_nodes] += 1
-        first = 1.0 / (_FIRST_STEPS + self._seen[num_nodes])
+        self._learn(num_nodes, depth, previous not in (0, num_nodes), ms)
+
+    def _learn(self, num_nodes: int, depth: int, changed: bool, ms: float) -> None:
+        """Move everything that is in a step's time towards it, what is unsure the most."""
+        self._shared.go_on(depth)
+        scale, base = self.scale, self.base[num_nodes]
+        slope_ms = scale * depth
+        beside = (self.depth_ms + self.depth_node_ms * num_nodes) * depth
+        expected_ms = scale * (base + beside + self.change_ms * changed)
+        shares = (expected_ms, slope_ms, slope_ms * num_nodes, scale * changed)
+        (faster, per_depth, per_node, per_change), own_ms = self._shared.moves(
+            shares, ms - expected_ms, NOISE * expected_ms, num_nodes, scale * base
+        )
+        self.scale *= exp(faster)
+        self.depth_ms = max(0.0, self.depth_ms + per_depth)
+        self.depth_node_ms = max(0.0, self.depth_node_ms + per_node)
+        self.change_ms = max(0.0, self.change_ms + per_change)
+        if num_nodes > 1:
+            self._correct(num_nodes, base + own_ms / scale)
+
+    def doubt(self, num_nodes: int, depth: int) -> float:
+        """Relative standard deviation of a step's time, beside that of a single token's step."""
         if num_nodes == 1:
-            self.scale += max(_SCALE_RATE, first) * (ratio - self.scale)
-            return
-        off = min(ratio / self.scale, _MAX_CORRECTION) - 1.0
-        ms = self.base[num_nodes] * (1.0 + max(_BASE_RATE, first) * off)
-        self._correct(num_nodes, ms)
+            return 0.0
+        ms = self.step_ms(num_nodes, depth)
+        if ms == float("inf"):
+            return _GUESSED
+        variance = self._shared.own_variance(num_nodes) * self.base[num_nodes] ** 2
+        variance += self._shared.node_variance * ((num_nodes - 1) * depth) ** 2
+        return sqrt(variance) / ms
 
     def _measure(self, num_nodes: int, ms: float) -> None:
         """Take two steps of an answer for a measurement of their size; one may be disturbed."""
@@ -256,7 +305,7 @@ class CostCurve:
     def learn(self, used: CostCurve) -> None:
         """Take over what answers taught this curve, or an earlier or a smaller one of this machine.
 
-        These are the corrections, and how much slower or faster rounds were altogether.
+        These are the corrections, the slopes, and how much slower or faster rounds were altogether.
         """
         sizes = min(len(used.base), len(self.base))
         for n, ours, measured, learned in zip(
@@ -269,6 +318,7 @@ class CostCurve:
                 self._correct(n, self._measured[n] * learned / measured)
         if used._rounds.expected_ms == 0.0:
             return
+        self.take_slopes(used, self._measured[1] / used._measured[1])
         spent_ms = used._rounds.spent_ms
         self.answered_ms = min(self.answered_ms, _LEVEL_MEMORY_MS) + spent_ms
         self.level += spent_ms / self.answered_ms * (used._rounds.level - self.level)
@@ -291,6 +341,7 @@ class CostCurve:
             "depth_ms": self.depth_ms,
             "depth_node_ms": self.depth_node_ms,
             "change_ms": self.change_ms,
+            "deviations_ms": list(self._shared.deviations),
             "level": self.level,
             "answered_ms": self.answered_ms,
         }
@@ -308,6 +359,10 @@ class CostCurve:
         level = _between(document.get("level", 1.0), 1 / _MOST_LEVEL, _MOST_LEVEL)
         answered_ms = _between(document.get("answered_ms", 0.0), 0, _LONGEST_MS)
         curve = cls(base, depth_ms, depth_node_ms, change_ms, level, answered_ms)
+        deviations = document.get("deviations_ms")
+        if deviations is not None:
+            depth, node, change = (_between(part, 0, _LONGEST_MS) for part in deviations)
+            curve._shared = SharedTimes(base[1], (depth, node, change))
         for num_nodes in range(2, len(base)):
             if base[num_nodes] != float("inf"):
                 correction = learned[num_nodes] / base[num_nodes]

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 from edgespec.memory.times.curve import CostCurve, typical_ms
 
+_ALIKE = 1.1  # empty caches further apart than this: the machine changed its speed
+_DOUBT = 0.02  # relative standard deviation of the best of a few steps
 _ORDER = (4, 8, 2, 16, 3, 12, 32, 6, 5, 24, 7, 20, 10, 28, 9, 11, 14, 13, 15)
 
 
@@ -73,11 +75,12 @@ def measure_depth(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Set the slopes over depth: each t(n) grows by a part per step and a part per node.
+    """Learn the slopes over depth: each t(n) grows by a part per step and a part per node.
 
     `fill()` puts tokens into the empty cache and returns how many, `empty()` takes them out again;
-    `run` as in `measure_curve`. The slower one of the empty caches before and after counts: what
-    else got slower in between must not look like depth.
+    `run` as in `measure_curve`. What is deep is compared with the empty caches before and after:
+    with the slower one where they differ, because what else got slower in between must not look
+    like depth. What the curve expected counts as far as the measurement is unsure.
     """
     few, many = 1, min(8, curve.max_nodes)
     timer = _Timer(run, clock)
@@ -86,10 +89,11 @@ def measure_depth(
     deep = {n: timer.least_ms(n) for n in (few, many)}
     empty()
     after = {n: timer.least_ms(n) for n in (few, many)}
-    growth = {n: max(0.0, deep[n] - max(before[n], after[n])) / depth for n in (few, many)}
-    if many > few:
-        curve.depth_node_ms = max(0.0, (growth[many] - growth[few]) / (many - few))
-    curve.depth_ms = max(0.0, growth[few] - few * curve.depth_node_ms)
+    for n in sorted({few, many}):
+        least, most = sorted((before[n], after[n]))
+        alike = most <= _ALIKE * least
+        grown_ms = deep[n] - ((least + most) / 2 if alike else most)
+        curve.learn_growth(n, depth, grown_ms, _DOUBT * deep[n] + (most - least))
 
 
 class _Timer:

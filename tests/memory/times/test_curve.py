@@ -59,10 +59,10 @@ def test_a_machine_that_is_slower_now_does_not_make_drafts_dear() -> None:
 def test_the_first_steps_of_a_size_count_for_much() -> None:
     """Eight steps say more than one measurement; a single one is no reason to give a size up."""
     curve = CostCurve([INF, 10.0, 16.0])
-    feed(curve, {2: 20.0}, rounds=1)
-    assert 16.0 < curve.base[2] < 17.0
-    feed(curve, {2: 20.0}, rounds=7)
-    assert 18.5 < curve.base[2] < 20.0
+    feed(curve, {1: 10.0, 2: 20.0}, rounds=1)
+    assert 16.0 < curve.base[2] < 18.0
+    feed(curve, {1: 10.0, 2: 20.0}, rounds=7)
+    assert 18.5 < curve.base[2] < 20.5
 
 
 def test_observing_takes_depth_and_changes_into_account() -> None:

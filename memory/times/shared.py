@@ -1,0 +1,99 @@
+"""What steps of all sizes share, and how sure that is: a Kalman filter.
+
+    step = scale x (base[n] + depth_ms * depth + depth_node_ms * n * depth + change_ms * changed)
+
+The speed of the moment, the slopes over depth and the price of a new graph are in every step, so
+every step tells of them, in proportion to how unsure each is and how much it has in this step.
+What a step of one size alone adds belongs to its base. Single tokens have none of their own to
+move, so the speed cannot drift away from the shape of the curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+
+# Relative standard deviations.
+NOISE = 0.08  # of a step
+_BASE = 0.08  # of a measured base
+_BASE_STEP = 0.003  # of its drift from step to step of its size
+_SPEED = 0.15  # of the machine, where a process begins
+_SPEED_STEP = 0.01  # of its drift from step to step
+_SPEED_TEXT = 0.03  # and from text to text
+_LIMIT = 2.5  # standard deviations: what is further off counts as that far
+# Slopes that nothing is known of, in steps of a single token.
+_UNKNOWN = (1 / 2000, 1 / 8000, 0.15)  # per token of depth, per token and node, for a change
+
+
+class SharedTimes:
+    """The covariance of (log speed, depth_ms, depth_node_ms, change_ms), [4, 4]."""
+
+    __slots__ = ("_cov", "_depth", "_own")
+
+    def __init__(self, single_ms: float, deviations: Sequence[float] | None = None) -> None:
+        """`deviations` are of the last three; None where nothing was measured."""
+        self._depth = 0  # of the step before
+        self._own: dict[int, float] = {}  # relative variances of bases
+        known = deviations or [part * single_ms for part in _UNKNOWN]
+        self._cov = [[0.0] * 4 for _ in range(4)]
+        for place, deviation in enumerate((_SPEED, *known)):
+            self._cov[place][place] = deviation * deviation
+
+    @property
+    def deviations(self) -> tuple[float, float, float]:
+        """Standard deviations of depth_ms, depth_node_ms and change_ms."""
+        depth, node, change = (sqrt(self._cov[place][place]) for place in (1, 2, 3))
+        return depth, node, change
+
+    @property
+    def node_variance(self) -> float:
+        """Of depth_node_ms."""
+        return self._cov[2][2]
+
+    def own_variance(self, num_nodes: int) -> float:
+        """Of a base, relative; single tokens have none."""
+        return self._own.get(num_nodes, _BASE * _BASE) if num_nodes > 1 else 0.0
+
+    def go_on(self, depth: int) -> None:
+        """Time passes from step to step, and more of it to one of another text."""
+        drift = _SPEED_TEXT if depth < self._depth else _SPEED_STEP
+        self._cov[0][0] += drift * drift
+        self._depth = depth
+
+    def moves(
+        self,
+        shares: Sequence[float],
+        off_ms: float,
+        noise_ms: float,
+        num_nodes: int = 1,
+        own_ms: float = 0.0,
+    ) -> tuple[list[float], float]:
+        """What a step says of each parameter: how far to move them.
+
+        Args:
+            shares: derivatives of the step's time by each parameter, [4].
+            off_ms: how much longer than predicted it took.
+            noise_ms: standard deviation of what passes.
+            num_nodes: of the step.
+            own_ms: what its base takes of it.
+
+        Returns:
+            The moves of the four, and what of `off_ms` is the base's own.
+        """
+        own = self.own_variance(num_nodes)
+        if own:
+            own += _BASE_STEP * _BASE_STEP
+        cov, (a, b, c, d) = self._cov, shares
+        products = [row[0] * a + row[1] * b + row[2] * c + row[3] * d for row in cov]
+        told = a * products[0] + b * products[1] + c * products[2] + d * products[3]
+        own_variance = own * own_ms * own_ms
+        total = told + own_variance + noise_ms * noise_ms
+        most = _LIMIT * sqrt(total)
+        part = min(max(off_ms, -most), most) / total
+        for row, product in zip(cov, products, strict=True):
+            gain = product / total
+            for place, other in enumerate(products):
+                row[place] -= gain * other
+        if own:
+            self._own[num_nodes] = own * (1.0 - own_variance / total)
+        return [product * part for product in products], own_variance * part
