@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from math import exp
 from operator import eq
 from pathlib import Path
 from time import perf_counter
@@ -30,6 +32,7 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
+from edgespec.drafting.balance import Balance
 from edgespec.drafting.controller import build_tree, choose_size
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.drafters import model as model_module
@@ -50,7 +53,9 @@ from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.draft_loading import open_draft_model
 
 _CURVES = Path(__file__).with_name("curves.json")
-_HOST_MS = 0.04  # drafting and accepting, per speculative round
+_HOST_MS = 0.1  # drafting, choosing and counting, per round that may draft
+_STEP_NOISE = 0.08  # relative, of a step that teaches a curve
+_SLOPE_NOISE = 0.7  # of the logarithm of a slope, where a curve is unsure
 
 
 def main() -> None:
@@ -67,6 +72,11 @@ def main() -> None:
     run.add_argument("--curve", default="cpu2-smollm2-q4_0")
     run.add_argument("--max-children", type=int, default=1)
     run.add_argument("--drafter", default="suffix", help="a list, such as suffix,recycling")
+    run.add_argument("--first", type=int, help="so many answers at random, from nothing each time")
+    run.add_argument("--times", type=int, default=1, help="with --first")
+    run.add_argument(
+        "--unsure", type=float, default=0.0, help="relative error of the curve that is believed"
+    )
     run.set_defaults(action=_run)
     live = commands.add_parser("live")
     live.add_argument("model")
@@ -117,22 +127,48 @@ def _top_tokens(backend: Backend, prompt: list[int], output: Sequence[int]) -> l
 
 def _run(arguments: argparse.Namespace) -> None:
     curve = _curve(arguments.curve)
-    drafter: Drafter | None = SuffixDrafter(max_children=arguments.max_children)
-    if arguments.drafter != "suffix":
-        drafter = make_drafter(arguments.drafter)
-    assert drafter is not None, "plain decoding is what the ratio is over"
     plain_ms: dict[str, float] = defaultdict(float)
     speculative_ms: dict[str, float] = defaultdict(float)
     sizes: Counter[int] = Counter()
-    for line in arguments.recording.read_text().splitlines():
-        row = json.loads(line)
-        plain, speculative = _replay(row, drafter, curve, sizes)
-        for name in (row["category"], "overall"):
-            plain_ms[name] += plain
-            speculative_ms[name] += speculative
+    ratios = []
+    rows = [json.loads(line) for line in arguments.recording.read_text().splitlines()]
+    for seed in range(arguments.times):
+        drafter, believed = _replayed_drafter(arguments), _unsure(curve, arguments.unsure, seed)
+        order = rows
+        if arguments.first:
+            order = random.Random(seed).sample(rows, min(arguments.first, len(rows)))
+        for row in order:
+            plain, speculative = _replay(row, drafter, curve, sizes, believed)
+            for name in (row["category"], "overall"):
+                plain_ms[name] += plain
+                speculative_ms[name] += speculative
+            ratios.append(plain / speculative if speculative else 1.0)
     for name in plain_ms:
         print(f"{name:<20} {plain_ms[name] / speculative_ms[name]:.3f}")
+    ratios.sort()
+    print(f"one answer in twenty is below {ratios[len(ratios) // 20]:.3f}")
     print("nodes a step:", ", ".join(f"{n}: {count}" for n, count in sizes.most_common(8)))
+
+
+def _replayed_drafter(arguments: argparse.Namespace) -> Drafter:
+    if arguments.drafter == "suffix":
+        return SuffixDrafter(max_children=arguments.max_children)
+    drafter = make_drafter(arguments.drafter)
+    assert drafter is not None, "plain decoding is what the ratio is over"
+    return drafter
+
+
+def _unsure(curve: CostCurve, error: float, seed: int) -> CostCurve | None:
+    """What somebody may believe who has just measured the curve; None: the curve itself."""
+    if not error:
+        return None
+    draw = random.Random(seed)
+    base = [*curve.base[:2], *(ms * exp(draw.gauss(0.0, error)) for ms in curve.base[2:])]
+    slopes = [
+        ms * exp(draw.gauss(0.0, _SLOPE_NOISE))
+        for ms in (curve.depth_ms, curve.depth_node_ms, curve.change_ms)
+    ]
+    return CostCurve(base, *slopes)
 
 
 class PricedCurve(CostCurve):
@@ -287,23 +323,32 @@ def _live_run(
 
 
 def _replay(
-    row: dict[str, Any], drafter: Drafter, curve: CostCurve, sizes: Counter[int]
+    row: dict[str, Any],
+    drafter: Drafter,
+    curve: CostCurve,
+    sizes: Counter[int],
+    believed: CostCurve | None = None,
 ) -> tuple[float, float]:
-    """Milliseconds of decoding a recorded output plainly and speculatively."""
+    """Milliseconds of decoding a recorded output plainly and speculatively.
+
+    Where another curve is `believed`, drafts are chosen by that, and its steps teach it.
+    """
     prompt, output, rows = row["prompt"], row["output"], row.get("successors", ())
     depths = range(len(prompt), len(prompt) + len(output) - 1)
     plain_ms = sum(curve.step_ms(1, depth, 1) for depth in depths)
-    floor = curve.least_useful_probability(len(prompt))
+    seen, noise = believed or curve, random.Random(len(prompt))
+    floor, balance = seen.least_useful_probability(len(prompt)), Balance()
     drafter.begin([*prompt, output[0]])
     done, previous, speculative_ms = 1, 0, 0.0
     while done < len(output):
-        stakes = Stakes(len(output) - done - 1, floor, curve, len(prompt) + done - 1, previous)
+        depth = len(prompt) + done - 1
+        stakes = Stakes(len(output) - done - 1, floor, seen, depth, previous, margin=balance.margin)
         proposal = drafter.propose(stakes)
         size, _ = choose_size(proposal.probabilities, stakes)
         tree = build_tree(output[done - 1], proposal, size)
-        speculative_ms += stakes.step_ms(len(tree)) + _HOST_MS
-        previous = len(tree)
-        sizes[previous] += 1
+        step_ms = curve.step_ms(len(tree), depth, previous)
+        speculative_ms += step_ms + _HOST_MS
+        sizes[len(tree)] += 1
         node, path, start = 0, [], done
         while node >= 0 and done < len(output):
             path.append(node)
@@ -311,6 +356,12 @@ def _replay(
             done += 1
         known = dict(zip(path, rows[start:done], strict=False))  # not of rejected nodes
         drafter.observe(Outcome(tree, path, output[start:done], stakes, known.get))
+        usual_ms = seen.scale * seen.estimated_ms(1, depth)
+        balance.add(len(tree), done - start, step_ms + _HOST_MS, usual_ms)
+        if believed is not None:
+            noisy_ms = step_ms * exp(noise.gauss(0.0, _STEP_NOISE))
+            believed.observe(len(tree), depth, previous, noisy_ms)
+        previous = len(tree)
     return plain_ms, speculative_ms
 
 

@@ -15,6 +15,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.accept import accept, cut
 from edgespec.decode.generation import Run, Written
 from edgespec.decode.verification import accept_sampled
+from edgespec.drafting.balance import Balance
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.controller import build_tree, likeliest_chain
 from edgespec.drafting.drafters.base import Drafter, Outcome, TopTokens
@@ -106,6 +107,7 @@ class Decoding:
         self._tree = DraftTree.chain((0,))
         self.previous = 0  # nodes of the step before
         self.has_unsaid = False  # tokens that the sampler has picked, and no round has written
+        self.balance = Balance()
 
     def _chosen_drafter(self) -> Drafter | None:
         """What drafts for this text, if anything."""
@@ -193,6 +195,7 @@ class Decoding:
             others=company.roots,
             branches=backend.capabilities.tree,
             sampler=run.draft_sampler,
+            margin=self.balance.margin,
         )
 
     def draft(self, size: int) -> DraftTree:

@@ -67,11 +67,10 @@ def make_step(decodings: Sequence[Decoding]) -> list[Outcome]:
             outcomes[i] = decodings[i].settle(logits, began, step_ms)
         except Exception as problem:
             outcomes[i] = problem
-    stakes = chosen.stakes
-    if stakes is not None and stakes.curve is decodings[0].model.curve_now() and any(outcomes):
-        # else the team changed for this step
-        work_ms = (perf_counter() - began) * 1e3 - chosen.draft_ms
-        stakes.curve.observe(nodes, stakes.depth, stakes.previous, step_ms, work_ms)
+    num_written = sum(len(one.tokens) for one in outcomes if isinstance(one, Written))
+    if num_written:
+        spent_ms = (perf_counter() - began) * 1e3
+        _learn([decodings[i] for i in going], chosen, num_written, step_ms, spent_ms)
     return outcomes
 
 
@@ -140,7 +139,32 @@ def _joint(stakes: Sequence[Stakes], roots: int, pending: int) -> Stakes:
         depth=round(sum(one.depth for one in stakes) / len(stakes)),
         extra=roots - 1 + pending,
         others=roots - 1,
+        margin=max(one.margin for one in stakes),
     )
+
+
+def _learn(
+    decodings: Sequence[Decoding],
+    chosen: _Choice,
+    num_written: int,
+    step_ms: float,
+    spent_ms: float,
+) -> None:
+    """Let the curve know what a step took, and each text whether drafts have paid.
+
+    What they gain or lose is all texts' alike: each has a part in the step.
+    """
+    stakes = chosen.stakes
+    if stakes is None:
+        return
+    curve, num_drafted = stakes.curve, sum(chosen.sizes)
+    plain_ms = curve.scale * curve.estimated_ms(1 + stakes.extra, stakes.depth)
+    for one in decodings:
+        one.balance.add(1 + num_drafted, num_written / len(decodings), spent_ms, plain_ms)
+    if curve is decodings[0].model.curve_now():  # else the team changed for this step
+        work_ms = spent_ms - chosen.draft_ms
+        nodes = 1 + num_drafted + stakes.extra
+        curve.observe(nodes, stakes.depth, stakes.previous, step_ms, work_ms)
 
 
 def _verify(decodings: Sequence[Decoding], trees: Sequence[DraftTree]) -> list[Logits]:

@@ -4,7 +4,9 @@
                                                               probabilities
 
 Where several texts share the step, E(n) begins with one token for each of them. No nodes but their
-roots are plain decoding and an ordinary choice. The rule knows neither drafters nor backends.
+roots are plain decoding and an ordinary choice. The best of many noisy estimates is too good on
+average, so steps over drafts are taken to be as slow as their times are unsure, and must promise a
+margin besides (`balance.py`). The rule knows neither drafters nor backends.
 """
 
 from __future__ import annotations
@@ -13,10 +15,6 @@ from collections.abc import Sequence
 
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting.proposal import Proposal, Stakes
-
-# The best of many noisy estimates is too good on average, so a draft must promise this much more
-# than plain decoding before it is used.
-_MARGIN = 1.03
 
 
 def choose_size(
@@ -47,15 +45,20 @@ def choose_size(
     expected = 1.0 + stakes.others + sum(probabilities[:kept])
     spent_ms += max(0, kept - drafted) * node_ms
     rate = expected / (spent_ms + stakes.estimated_ms(1 + kept))
-    best, best_rate, least = kept, rate, rate * (1.0 if kept else _MARGIN)
+    best, best_rate, least = kept, rate, rate * (1.0 if kept else stakes.margin)
     step_ms = stakes.estimated_ms if tries else stakes.step_ms
+    doubt = stakes.doubt(1 + kept)  # which what is compared with has, too
     for size in range(kept + 1, min(len(probabilities), stakes.max_nodes) + 1):
         expected += probabilities[size - 1]
         if size > drafted:
             spent_ms += node_ms
-        rate = expected / (spent_ms + step_ms(size + 1))
+        ms = step_ms(size + 1)
+        rate = expected / (spent_ms + ms)
         if rate > least:
-            best, best_rate, least = size, rate, rate
+            unsure = max(0.0, stakes.doubt(size + 1) - doubt)
+            cautious = expected / (spent_ms + ms * (1.0 + unsure))
+            if cautious > least:
+                best, best_rate, least = size, rate, cautious
     return best, best_rate
 
 

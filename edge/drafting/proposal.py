@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from edgespec.sampling.sampling import Sampler
 
 
+MARGIN = 1.05  # that drafts must promise over plain decoding, if nothing was lost
 MOST_DRAWN = 8  # nodes of a proposal that carry a distribution, which is a number for each token
 
 
@@ -71,7 +72,8 @@ class Stakes:
     """What a round may cost, and what its drafts are worth.
 
     At most `max_nodes` may be drafted; those less probable than `min_probability` cannot pay and
-    need not be proposed. `branches` says whether siblings can be verified. `sampler` is there when
+    need not be proposed. Drafts are verified where they promise `margin` times as many tokens/ms as
+    plain decoding. `branches` says whether siblings can be verified. `sampler` is there when
     the target's tokens are drawn at random: drafts may then be drawn by it, too.
     """
 
@@ -84,6 +86,11 @@ class Stakes:
     others: int = 0  # of these, the roots of other texts, each of which brings a token
     branches: bool = True
     sampler: Sampler | None = None
+    margin: float = MARGIN
+
+    def doubt(self, num_nodes: int) -> float:
+        """Relative standard deviation of the predicted time of a step."""
+        return self.curve.doubt(num_nodes + self.extra, self.depth)
 
     def step_ms(self, num_nodes: int) -> float:
         """Predicted time of a target step over `num_nodes`, the root included.

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.drafting.controller import build_tree, choose_size
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.proposal import EMPTY, MARGIN, Proposal, Stakes
 from edgespec.memory.times.curve import CostCurve
 
 INF = float("inf")
-MARGIN = 1.03  # what a draft must promise over plain decoding
 quick = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 
 
@@ -46,16 +45,17 @@ def rate(
     extra: int,
     num_drafted: int,
 ) -> float:
-    """E(n) / t(n) of the docstring, and t(n, depth, changed) of the curve's.
+    """E(n) / t(n) of the docstring, and t(n, depth, changed) of the curve's, with what is unsure.
 
     Plain decoding is always possible: its step is estimated where it was not measured.
     """
     nodes = num_drafted + 1 + extra
     if num_drafted == 0:
         return 1.0 / curve.estimated_ms(nodes, depth, previous)
+    unsure = max(0.0, curve.doubt(nodes, depth) - curve.doubt(1 + extra, depth))
     ms = curve.base[nodes] + (curve.depth_ms + curve.depth_node_ms * nodes) * depth
     ms += curve.change_ms if previous not in (0, nodes) else 0.0
-    return (1.0 + math.fsum(probabilities[:num_drafted])) / ms
+    return (1.0 + math.fsum(probabilities[:num_drafted])) / (ms * (1.0 + unsure))
 
 
 step_times = st.lists(
@@ -114,8 +114,25 @@ def test_plain_when_no_draft_pays() -> None:
 
 
 def test_a_draft_must_promise_more_than_the_margin() -> None:
-    assert chosen_size((0.029,), curve_of(10, 10), 0, 0, 31) == 0
-    assert chosen_size((0.031,), curve_of(10, 10), 0, 0, 31) == 1
+    """And more than its step's time is unsure."""
+    curve = curve_of(10, 10)
+    least = MARGIN * (1.0 + curve.doubt(2, 0)) - 1.0
+    assert least > MARGIN - 1.0
+    assert chosen_size((least - 0.001,), curve, 0, 0, 31) == 0
+    assert chosen_size((least + 0.001,), curve, 0, 0, 31) == 1
+    stakes = Stakes(31, 0.0, curve, 0, margin=1.2)
+    assert choose_size((least + 0.1,), stakes)[0] == 0
+
+
+def test_a_step_is_as_dear_as_its_time_is_unsure_until_it_was_timed() -> None:
+    """1.18 of a step for 1.05 is too little behind one measurement, and enough behind 200 steps."""
+    curve = curve_of(10, 10.5)
+    assert chosen_size((0.15,), curve, 0, 0, 31) == 0
+    for _ in range(200):
+        curve.observe(1, 0, 1, 10.0)
+        curve.observe(2, 0, 2, 10.5)
+    assert curve.doubt(2, 0) < 0.03
+    assert chosen_size((0.15,), curve, 0, 0, 31) == 1
 
 
 def test_sizes_that_were_not_measured_are_never_chosen() -> None:
@@ -166,11 +183,14 @@ def test_kept_nodes_stay_and_time_spent_counts(
     costs = {"kept": kept, "spent_ms": spent_ms, "node_ms": node_ms}
     size, best_rate = choose_size(probabilities, stakes, **costs)  # type: ignore[arg-type]
     ms[kept] = stakes.estimated_ms(1 + kept)  # this step is made in any case
-    rates = {
-        n: (1.0 + math.fsum(probabilities[:n])) / (spent_ms + n * node_ms + ms[n])
+    doubts = [max(0.0, stakes.doubt(n + 1) - stakes.doubt(kept + 1)) for n in range(len(ms))]
+    expected = {
+        n: (1.0 + math.fsum(probabilities[:n]), spent_ms + n * node_ms)
         for n in range(kept, min(len(probabilities), len(ms) - 1) + 1)
     }
-    assert best_rate == pytest.approx(rates[size])
+    tokens, beside_ms = expected[size]
+    assert best_rate == pytest.approx(tokens / (beside_ms + ms[size]))
+    rates = {n: e / (spent + ms[n] * (1 + doubts[n])) for n, (e, spent) in expected.items()}
     rates[0] = MARGIN * rates.get(0, 0.0)
     assert rates[size] >= max(rates.values()) * (1 - 1e-12)
 

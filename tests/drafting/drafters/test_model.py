@@ -20,7 +20,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.base import Outcome
 from edgespec.drafting.drafters.model import ModelDrafter
-from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
+from edgespec.drafting.proposal import EMPTY, MARGIN, Proposal, Prospects, Stakes
 from edgespec.errors import UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.exits.early_exit import ExitInfo
@@ -432,16 +432,18 @@ def test_a_model_that_cannot_go_back_cannot_draft() -> None:
 def slow_length(target: Sequence[float], node_ms: float, longest: int) -> int:
     """Draft one more while some longer chain has a better rate than all there is so far.
 
-    The target's step takes t(n), each drafted token `node_ms`, and is right with 0.7.
+    The target's step takes t(n), which is as unsure as a measurement, each drafted token
+    `node_ms`, and is right with 0.7.
     """
+    curve = CostCurve([math.inf, *target])
 
     def rate(size: int, spent: int) -> float:
         expected = math.fsum(FIRST_CHANCE**n for n in range(size + 1))
-        return expected / (spent * node_ms + target[size])
+        return expected / (spent * node_ms + target[size] * (1.0 + curve.doubt(size + 1, 0)))
 
     length = 1
     while length < longest:
-        best = max(1.03 * rate(0, length), *(rate(size, length) for size in range(length + 1)))
+        best = max(MARGIN * rate(0, length), *(rate(size, length) for size in range(length + 1)))
         if max(rate(size, size) for size in range(length + 1, longest + 1)) <= best:
             break
         length += 1
@@ -460,7 +462,7 @@ CURVES = {
 @pytest.mark.parametrize(
     ("curve", "node_ms", "length"),
     [
-        ("flat", 0.1, 9),
+        ("flat", 0.1, 10),
         ("flat", 1.0, 4),
         ("flat", 3.0, 2),
         ("flat", 8.0, 1),

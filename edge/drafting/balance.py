@@ -1,0 +1,40 @@
+"""What the drafts of one answer have gained or lost, and what the next ones must promise for it.
+
+A promise is made of counts and times that may both be wrong for this very text and moment. What
+was lost so far says so, whatever is wrong: the more of an answer's time it is, the more a draft
+must promise. Losses are earned back by surer drafts.
+"""
+
+from __future__ import annotations
+
+from edgespec.drafting.proposal import MARGIN
+
+_PER_LOSS = 2.0  # that drafts must promise more, for each part of the time that was lost
+_FIRST_ROUNDS = 20.0  # an answer is at least as long, so that its first round decides nothing
+_MOST = 3.0  # times as long as a plain step for each token: what took longer was disturbed
+
+
+class Balance:
+    """The milliseconds of one answer's rounds, against plain decoding of the same tokens."""
+
+    def __init__(self) -> None:
+        self._lost_ms = 0.0
+        self._plain_ms = 0.0
+        self._round_ms = 0.0  # of plain decoding
+
+    def add(self, num_nodes: int, num_emitted: float, round_ms: float, plain_ms: float) -> None:
+        """One round over so many nodes; `plain_ms` is what a plain step would have taken."""
+        self._round_ms = plain_ms
+        self._plain_ms += num_emitted * plain_ms
+        if num_nodes > 1:
+            round_ms = min(round_ms, _MOST * max(num_emitted, num_nodes) * plain_ms)
+            self._lost_ms += round_ms - num_emitted * plain_ms
+
+    @property
+    def margin(self) -> float:
+        """How many times the tokens/ms of plain decoding the next drafts must promise."""
+        if self._lost_ms <= 0.0:
+            return MARGIN
+        return MARGIN + _PER_LOSS * self._lost_ms / max(
+            self._plain_ms, _FIRST_ROUNDS * self._round_ms
+        )
