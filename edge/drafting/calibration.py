@@ -10,6 +10,9 @@ probability. Three levels are shrunk into each other, because fine cells are rar
 
 which are posterior means of Beta distributions. `recent` counts fade (half-life of about 7
 trials) and are forgotten with each new text: some texts repeat themselves far more than others.
+
+A table may begin with counts of other models (`priors.py`). They stand for at most a few tries of
+each cell, so that what is counted here soon says more, and are never stored with it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ _RECENT_STRENGTH = 40.0
 _RECENT_DECAY = 0.9
 _GROUP_STRENGTH = 1.0
 _MAX_TRIES = 4000.0  # older counts fade beyond this, so that a table never gets stuck
+_PRIOR_TRIES = 20.0  # of a cell that counts of other models stand for at most
+
+Counts = Mapping[int, tuple[float, float]]  # hits and tries by cell
 
 
 class Calibration:
@@ -34,6 +40,7 @@ class Calibration:
         groups: the group of each cell, [num_cells].
         recents: the class of recent counts each cell shares, [num_cells].
         priors: probability of each group before anything was counted.
+        known: what other models counted.
     """
 
     def __init__(
@@ -42,20 +49,30 @@ class Calibration:
         groups: Sequence[int],
         recents: Sequence[int],
         priors: Sequence[float],
+        known: Counts | None = None,
     ) -> None:
         self._groups, self._recents = groups, recents
+        self._known_hits = [0.0] * num_cells
+        self._known_tries = [_CELL_STRENGTH] * num_cells  # those of the group included
         self._hits = [0.0] * num_cells
         self._tries = [0.0] * num_cells
         self._group_hits = [_GROUP_STRENGTH * prior for prior in priors]
         self._group_tries = [_GROUP_STRENGTH] * len(priors)
         self._recent_hits = [0.0] * (max(recents) + 1)
         self._recent_tries = [0.0] * (max(recents) + 1)
+        for cell, (hits, tries) in (known or {}).items():
+            weight = min(1.0, _PRIOR_TRIES / tries)
+            self._known_hits[cell] = weight * hits
+            self._known_tries[cell] += weight * tries
+            self._group_hits[groups[cell]] += weight * hits
+            self._group_tries[groups[cell]] += weight * tries
 
     def probability(self, cell: int) -> float:
         """Chance that a node of this cell is right, given that its parent was."""
         group, recent = self._groups[cell], self._recents[cell]
         coarse = self._group_hits[group] / self._group_tries[group]
-        fine = (self._hits[cell] + _CELL_STRENGTH * coarse) / (self._tries[cell] + _CELL_STRENGTH)
+        hits = self._hits[cell] + self._known_hits[cell] + _CELL_STRENGTH * coarse
+        fine = hits / (self._tries[cell] + self._known_tries[cell])
         return (self._recent_hits[recent] + _RECENT_STRENGTH * fine) / (
             self._recent_tries[recent] + _RECENT_STRENGTH
         )
@@ -117,7 +134,7 @@ def merged_counts(now: Any, before: Mapping[str, Any], after: Mapping[str, Any])
     """
     if not isinstance(now, dict) or now.get("num_cells") != after.get("num_cells"):
         now = {}
-    pairs = [_pairs(document.get("cells")) for document in (now, before, after)]
+    pairs = [pairs_of(document.get("cells")) for document in (now, before, after)]
     cells = {}
     for name in {name: None for found in pairs for name in found}:
         hits, tries = added(*(found.get(name, (0.0, 0.0)) for found in pairs))
@@ -128,7 +145,7 @@ def merged_counts(now: Any, before: Mapping[str, Any], after: Mapping[str, Any])
     return {**after, "cells": cells}
 
 
-def _pairs(cells: Any) -> dict[str, tuple[float, float]]:
+def pairs_of(cells: Any) -> dict[str, tuple[float, float]]:
     """Hits and tries by cell, as far as they are such."""
     found = {}
     for name, counts in (cells if isinstance(cells, dict) else {}).items():

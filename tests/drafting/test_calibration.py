@@ -211,3 +211,39 @@ def test_a_damaged_entry_does_not_hide_the_good_ones() -> None:
     calibration = small()
     calibration.load_json({"num_cells": 3, "cells": {"0": "damaged", "2": [3, 4]}})
     assert probabilities(calibration) == pytest.approx([0.5, 0.5, (3 + 6 * (3.2 / 5)) / 10])
+
+
+# ---------------------------------------------------------------------- counts of other models
+
+
+@pytest.mark.usefixtures("strengths")
+def test_counts_of_other_models_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 of 40 tries count as 5 of 20: group 0 (0.5 + 5) / 21, cell 0 (5 + 6 * that) / 26."""
+    monkeypatch.setattr(calibration_module, "_PRIOR_TRIES", 20.0)
+    known = {0: (10.0, 40.0)}
+    calibration = Calibration(3, (0, 0, 1), (0, 1, 1), (0.5, 0.2), known)
+    coarse = 5.5 / 21
+    cells = [(5 + 6 * coarse) / 26, coarse, 0.2]
+    assert probabilities(calibration) == pytest.approx(cells)
+
+
+def test_own_counts_replace_those_of_other_models() -> None:
+    known = {0: (900.0, 1000.0)}
+    calibration = Calibration(1, (0,), (0,), (0.5,), known)
+    assert calibration.probability(0) > 0.85
+    for step in range(1000):
+        calibration.count(0, step % 10 == 0)
+    calibration.forget_recent()
+    assert calibration.probability(0) == pytest.approx(0.1, abs=0.04)
+
+
+def test_counts_of_other_models_are_never_stored() -> None:
+    known = {0: (9.0, 10.0)}
+    calibration = Calibration(2, (0, 0), (0, 0), (0.5,), known)
+    assert calibration.as_json()["cells"] == {}
+    calibration.count(0, True)
+    assert calibration.as_json()["cells"] == {"0": [1.0, 1.0]}
+    loaded = Calibration(2, (0, 0), (0, 0), (0.5,), known)
+    loaded.load_json(calibration.as_json())
+    calibration.forget_recent()
+    assert loaded.probability(0) == pytest.approx(calibration.probability(0))

@@ -21,8 +21,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-from edgespec.drafting.calibration import Calibration
+from edgespec.drafting.calibration import Calibration, Counts
 from edgespec.drafting.drafters.base import Outcome, count_hits
+from edgespec.drafting.priors import known_counts
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.prefix import common_prefix_length
 
@@ -42,6 +43,7 @@ _COUNT_BORDERS = (2, 3, 5, 9)
 _NUM_LENGTHS = len(_LENGTH_BORDERS) + 1
 _NUM_SHARES = len(_SHARE_BORDERS) + 1
 _NUM_COUNTS = len(_COUNT_BORDERS) + 1
+NUM_CELLS = _NUM_LENGTHS * _NUM_SHARES * _NUM_COUNTS * 2
 _LENGTH_BUCKET = [bisect_right(_LENGTH_BORDERS, length) for length in range(2 * _LENGTH_CAP + 1)]
 
 
@@ -49,10 +51,9 @@ _LENGTH_BUCKET = [bisect_right(_LENGTH_BORDERS, length) for length in range(2 * 
 _Place = tuple[float, int, int, bool]
 
 
-def _new_calibration() -> Calibration:
+def new_calibration(known: Counts, make: type[Calibration] = Calibration) -> Calibration:
     """Cells are numbered ((length * shares + share) * counts + count) * 2 + this_text."""
-    num_cells = _NUM_LENGTHS * _NUM_SHARES * _NUM_COUNTS * 2
-    lengths = [cell // (2 * _NUM_COUNTS * _NUM_SHARES) for cell in range(num_cells)]
+    lengths = [cell // (2 * _NUM_COUNTS * _NUM_SHARES) for cell in range(NUM_CELLS)]
     groups = [2 * length + cell % 2 for cell, length in enumerate(lengths)]
     recents = [0 if length < 4 else 1 if length < 6 else 2 for length in lengths]
     # Before anything was counted: a longer match is likelier to go on, an older text less so.
@@ -61,7 +62,7 @@ def _new_calibration() -> Calibration:
         for length in range(_NUM_LENGTHS)
         for this_text in (0, 1)
     ]
-    return Calibration(num_cells, groups, recents, priors)
+    return make(NUM_CELLS, groups, recents, priors, known)
 
 
 class SuffixDrafter:
@@ -77,7 +78,7 @@ class SuffixDrafter:
     def __init__(self, *, capacity: int = 1 << 16, max_children: int = 1) -> None:
         self._capacity = capacity
         self._max_children = max_children
-        self._calibration = _new_calibration()
+        self._calibration = new_calibration(known_counts(self.name, NUM_CELLS))
         self._text_start = 0
         self._cells: list[int] = []
         self._proposal = EMPTY

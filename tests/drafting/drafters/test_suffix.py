@@ -28,6 +28,12 @@ LEAST = 0.02  # probability of a node that is asked for
 STAKES = Stakes(31, LEAST, CostCurve([float("inf"), 1.0]), depth=0)
 
 
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hand-worked probabilities begin without counts of other models."""
+    monkeypatch.setattr(suffix, "known_counts", lambda *_: {})
+
+
 def paths_of(proposal: Proposal) -> list[Path]:
     """The tokens from below the root to each node."""
     paths: list[Path] = []
@@ -60,7 +66,7 @@ class SlowDrafter:
 
     def __init__(self, max_children: int) -> None:
         self.max_children = max_children
-        self.calibration = suffix._new_calibration()
+        self.calibration = suffix.new_calibration({})
         self.text: list[int] = []
         self.start = 0
         self.cells: dict[Path, int] = {}

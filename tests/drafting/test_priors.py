@@ -1,0 +1,62 @@
+"""What drafters begin with: the shipped counts, and documents that cannot be used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgespec.drafting import priors
+from edgespec.drafting.drafters.suffix import NUM_CELLS, SuffixDrafter
+from edgespec.drafting.priors import VERSION, cautious, known_counts
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Any:
+    known_counts.cache_clear()
+    yield
+    known_counts.cache_clear()
+
+
+def test_the_shipped_counts_fit_the_drafter() -> None:
+    known = known_counts("suffix", NUM_CELLS)
+    assert len(known) > 100
+    assert all(
+        0 <= hits <= tries and 0 <= cell < NUM_CELLS for cell, (hits, tries) in known.items()
+    )
+
+
+def test_longer_matches_of_this_text_hold_more_often() -> None:
+    """The first cells are matches of one token, the last ones of more than 22."""
+    known, tenth = known_counts("suffix", NUM_CELLS), NUM_CELLS // 9
+    rates = []
+    for first in (0, NUM_CELLS - tenth):
+        some = [known[c] for c in range(first, first + tenth) if c in known and c % 2]
+        rates.append(sum(hits for hits, _ in some) / sum(tries for _, tries in some))
+    assert rates[0] < 0.4 < 0.8 < rates[1]
+
+
+def test_other_models_are_believed_at_half_of_their_odds() -> None:
+    """9.5 to 1.5 becomes 4.75 to 1.5."""
+    assert cautious({3: (9.0, 10.0)}) == {3: (pytest.approx(10 * 4.75 / 6.25), 10.0)}
+
+
+def test_what_ships_is_not_stored_with_what_was_counted() -> None:
+    assert SuffixDrafter().state()["cells"] == {}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"version": VERSION + 1, "suffix": {"num_cells": 2, "cells": {"0": [1, 2]}}},
+        {"version": VERSION, "suffix": {"num_cells": 3, "cells": {"0": [1, 2]}}},
+        {"version": VERSION, "suffix": None},
+        {"version": VERSION, "suffix": {"num_cells": 2, "cells": {"0": [3, 2], "7": [1, 2]}}},
+    ],
+)
+def test_counts_of_another_layout_are_not_used(
+    document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(priors, "_document", lambda: document)
+    assert known_counts("suffix", 2) == {}
