@@ -94,7 +94,6 @@ class Decoding:
 
     def __init__(self, model: Model, run: Run, text: list[int], reuse: bool) -> None:
         self.model = model
-        self.backend = model.backend
         self.run = run
         self._reading = _Reading(text, reuse)
         self._drafter = self._chosen_drafter()
@@ -108,6 +107,11 @@ class Decoding:
         self.previous = 0  # nodes of the step before
         self.has_unsaid = False  # tokens that the sampler has picked, and no round has written
         self.balance = Balance()
+
+    @property
+    def backend(self) -> Backend:
+        """The cache of this text."""
+        return self.model.backend
 
     def _chosen_drafter(self) -> Drafter | None:
         """What drafts for this text, if anything."""

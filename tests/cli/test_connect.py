@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from serving import TEMPLATE, Speaker
+from serving_cases import TEMPLATE, Speaker
 from typer.testing import CliRunner
 
 from edgespec.cli.main import app

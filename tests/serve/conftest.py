@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from serving import TEMPLATE, Serve, Speaker
+from serving_cases import TEMPLATE, Serve, Speaker
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
-from serving import END, Serve, Speaker
+from serving_cases import END, Serve, Speaker
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 

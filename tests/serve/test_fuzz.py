@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import Serve, Speaker
+from serving_cases import Serve, Speaker
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 USER = {"role": "user", "content": "Hi"}

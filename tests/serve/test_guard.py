@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import Serve, Speaker
+from serving_cases import Serve, Speaker
 
 from edgespec.errors import UnsupportedError
 from edgespec.serve.access import is_loopback, local_hosts

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import END, VOCAB, Serve, Speaker
+from serving_cases import END, VOCAB, Serve, Speaker
 
 from edgespec.backends.base import FillTokens
 from edgespec.backends.fake import ByteTokenizer

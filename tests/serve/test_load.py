@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import psutil
 import pytest
-from serving import Serve, Speaker
+from serving_cases import Serve, Speaker
 
 import edgespec
 from edgespec.serve.limits import Limits

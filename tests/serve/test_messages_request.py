@@ -9,7 +9,7 @@ import anthropic
 import httpx
 import pytest
 from anthropic import Anthropic
-from serving import Serve, Speaker
+from serving_cases import Serve, Speaker
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 TOOL: Any = {

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving import PATIENCE_S, Serve, Speaker
+from serving_cases import PATIENCE_S, Serve, Speaker
 
 from edgespec.serve.page import page
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-from serving import PATIENCE_S, Serve, Speaker
+from serving_cases import PATIENCE_S, Serve, Speaker
 
 from edgespec.serve.limits import Limits
 

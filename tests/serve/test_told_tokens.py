@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import OpenAI
-from serving import END, VOCAB, Serve
+from serving_cases import END, VOCAB, Serve
 
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.sampling.logprobs import TokenLogprob

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import OpenAI
-from serving import TEMPLATE, Serve, Speaker
+from serving_cases import TEMPLATE, Serve, Speaker
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'

@@ -10,7 +10,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import httpx
-from serving import END, PATIENCE_S, VOCAB, Serve
+from serving_cases import END, PATIENCE_S, VOCAB, Serve
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
