@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+import edgespec
 from edgespec.sampling.logprobs import logprob_of
 
 
@@ -42,3 +43,15 @@ def test_what_the_model_rules_out_has_none_and_is_not_told() -> None:
     assert found.logprob == -math.inf
     assert [token for token, _ in found.best] == [0, 2]
     assert math.exp(found.best[0][1]) == pytest.approx(0.5)
+
+
+@pytest.mark.model
+def test_drafts_change_no_bit_of_a_real_models(exact_engine: edgespec.Engine) -> None:
+    prompt = "Repeat three times: The quick brown fox jumps over the lazy dog."
+    drafted, plain = (
+        exact_engine.generate(prompt, max_tokens=48, logprobs=3, speculate=speculate)
+        for speculate in (True, False)
+    )
+    assert drafted.counters.accepted_tokens > 0
+    assert drafted.logprobs == plain.logprobs
+    assert [one.token for one in plain.logprobs] == [one.best[0][0] for one in plain.logprobs]

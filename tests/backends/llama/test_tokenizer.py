@@ -9,8 +9,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gguf
 import pytest
+from random_gguf import byte_tokens
 
+from edgespec.backends.base import FillsIn
 from edgespec.backends.llama import tokenizer as llama_tokenizer
 from edgespec.backends.llama.tokenizer import LlamaTokenizer, VocabularyTokenizer, open_tokenizer
 from edgespec.errors import BackendError, UnsupportedError
@@ -190,3 +193,48 @@ def test_real_vocabularies_close() -> None:
     tokenizer.close()
     with pytest.raises(UnsupportedError, match="closed"):
         tokenizer.encode("The sky")
+
+
+def write_vocabulary(path: Path, more: list[str], ids: dict[str, int]) -> Path:
+    """A file of bytes and control tokens, with ids of its metadata."""
+    writer = gguf.GGUFWriter(path, "llama")
+    tokens = [*byte_tokens(), "<end>", *more]
+    for name in ("context_length", "embedding_length", "block_count", "feed_forward_length"):
+        writer.add_uint32(f"llama.{name}", 64)
+    writer.add_uint32("llama.attention.head_count", 2)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-6)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    kinds = [gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.CONTROL] * (len(tokens) - 256)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(256)
+    for name, value in ids.items():
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("more", "ids", "found"),
+    [
+        ([], {}, None),
+        (["<|fim_prefix|>", "<|fim_suffix|>"], {}, None),
+        (["<|fim_suffix|>", "<|fim_middle|>", "<|fim_prefix|>"], {}, (259, 257, 258, -1, -1)),
+        (
+            ["<a>", "<b>", "<c>", "<d>", "<e>"],
+            {"fim_pre": 257, "fim_suf": 258, "fim_mid": 259, "fim_rep": 260, "fim_sep": 261},
+            (257, 258, 259, 260, 261),
+        ),
+    ],
+)
+def test_tokens_for_the_middle_are_those_of_the_file_or_known_names(
+    tmp_path: Path, more: list[str], ids: dict[str, int], found: tuple[int, ...] | None
+) -> None:
+    with open_tokenizer(write_vocabulary(tmp_path / "v.gguf", more, ids)) as tokenizer:
+        assert tokenizer.fill_tokens() == found
+        assert isinstance(tokenizer, FillsIn)
