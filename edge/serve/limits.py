@@ -17,7 +17,6 @@ class Limits:
     stop_chars: int = 256
     biases: int = 1024
     logprobs: int = 20  # best tokens told at each place
-    grammar_bytes: int = 16 << 10
     tools: int = 128
     schema_bytes: int = 64 << 10
     schema_depth: int = 24

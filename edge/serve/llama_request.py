@@ -12,7 +12,7 @@ from edgespec.serve.fields import Fields
 from edgespec.serve.filling import Gap
 from edgespec.serve.limits import Limits
 from edgespec.serve.sampling_fields import take_max_tokens, take_sampling, take_stops
-from edgespec.serve.schemas import grammar_text, schema_text
+from edgespec.serve.schemas import schema_text
 
 _MAX_TOKENS = ("n_predict", "max_completion_tokens", "max_tokens")
 # What asks for nothing, by its values. Contexts are never shifted here, so how is no question.
@@ -89,7 +89,7 @@ def _asked(
         stop=take_stops(fields, setup.limits),
         raw=True,
         reuse=True,
-        **_form(fields, setup.limits),
+        json_schema=_schema(fields, setup.limits),
         logprobs=count or None,
     )
     returns_tokens = fields.flag("return_tokens")
@@ -100,12 +100,13 @@ def _asked(
     return LlamaAsked(CompletionAsked(prompts, options, output), gap, returns_tokens)
 
 
-def _form(fields: Fields, limits: Limits) -> dict[str, Any]:
-    """What the answer keeps to."""
-    grammar = fields.text("grammar", "")
+def _schema(fields: Fields, limits: Limits) -> str | None:
+    """What the answer keeps to.
+
+    A grammar of a few hundred characters, such as 160 times "a"?, takes llama.cpp 20 s a token, and
+    nothing ends it: only grammars that were made of a schema are taken.
+    """
+    if fields.text("grammar", ""):
+        fields.refuse("grammar", "is not supported: send json_schema")
     schema = fields.any("json_schema")
-    if grammar and schema is not None:
-        fields.refuse("grammar", "and json_schema are not taken together")
-    if schema is not None:
-        return {"json_schema": schema_text(schema, "json_schema", limits)}
-    return {"grammar": grammar_text(grammar, "grammar", limits)} if grammar else {}
+    return None if schema is None else schema_text(schema, "json_schema", limits)
