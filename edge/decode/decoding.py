@@ -79,6 +79,7 @@ class _Reading:
     reused: int = 0
     spent_s: float = 0.0
     row: Logits | None = None  # [V], after the last piece
+    is_drafted_from: bool = False  # whether the drafter was given it
 
 
 class Decoding:
@@ -149,8 +150,6 @@ class Decoding:
         if self.run.writers.hands_over(row):
             return None
         self._root = token = self.run.sampler.pick(row)
-        if self._drafter is not None:
-            self._drafter.begin([*self._reading.text, token])
         self.run.counters.add_first()
         return Written([token], (), self.run.logprobs(row[None], (0,), (token,)))
 
@@ -165,6 +164,10 @@ class Decoding:
 
     def offer(self, company: Company) -> tuple[Stakes | None, Proposal]:
         """What could be drafted, and what the step that verifies it may cost."""
+        reading = self._reading
+        if self._drafter is not None and not reading.is_drafted_from:
+            self._drafter.begin([*reading.text, self._root])  # for which no first token waited
+            reading.is_drafted_from = True
         self._stakes = stakes = self._stakes_of(company)
         self._proposal = EMPTY
         if self._drafter is not None and stakes is not None and stakes.max_nodes > 0:

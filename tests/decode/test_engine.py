@@ -1052,3 +1052,25 @@ def test_a_prompt_may_start_from_what_the_cache_holds() -> None:
     assert result.counters.reused_tokens == held
     again = engine.generate(longer, max_tokens=5)
     assert (again.counters.reused_tokens, again.token_ids) == (0, result.token_ids)
+
+
+class Slow(SuffixDrafter):
+    """Takes its time to read a prompt."""
+
+    begun = False
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self.begun = True
+        super().begin(tokens)
+
+
+def test_the_first_token_does_not_wait_for_the_drafter() -> None:
+    drafter = Slow()
+    backend = FakeBackend(writes(b"abcabcabcabc"), VOCAB, end=END)
+    with Engine(backend, curve=flat(), drafter=drafter) as engine:
+        chunks = iter(engine.stream([1], max_tokens=12))
+        assert next(chunks).token_ids == (ord("a"),)
+        assert not drafter.begun
+        rest = [token for chunk in chunks for token in chunk.token_ids]
+    assert bytes(rest) == b"bcabcabcabc"
+    assert drafter.begun
