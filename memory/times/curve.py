@@ -257,18 +257,30 @@ class CostCurve:
             return
         self._rounds.spent_ms += ms if round_ms is None else round_ms
         self._rounds.expected_ms += predicted
-        self._learn(num_nodes, depth, previous not in (0, num_nodes), ms)
+        changed = previous not in (0, num_nodes)
+        is_plain = num_nodes == 1 and not changed
+        if is_plain and self._shared.gather(depth, ms):
+            return
+        for together in self._shared.gathered():
+            self._learn(1, together.depth, False, together.ms, together.count)
+        if not is_plain:
+            self._learn(num_nodes, depth, changed, ms)
 
-    def _learn(self, num_nodes: int, depth: int, changed: bool, ms: float) -> None:
-        """Move everything that is in a step's time towards it, what is unsure the most."""
-        self._shared.go_on(depth)
+    def _learn(
+        self, num_nodes: int, depth: float, changed: bool, ms: float, count: int = 1
+    ) -> None:
+        """Move everything that is in a step's time towards it, what is unsure the most.
+
+        `ms` and `depth` may be means of `count` steps.
+        """
+        self._shared.go_on(depth, count)
         scale, base = self.scale, self.base[num_nodes]
         slope_ms = scale * depth
         beside = (self.depth_ms + self.depth_node_ms * num_nodes) * depth
         expected_ms = scale * (base + beside + self.change_ms * changed)
         shares = (expected_ms, slope_ms, slope_ms * num_nodes, scale * changed)
         (faster, per_depth, per_node, per_change), own_ms = self._shared.moves(
-            shares, ms - expected_ms, NOISE * expected_ms, num_nodes, scale * base
+            shares, ms - expected_ms, NOISE * expected_ms / sqrt(count), num_nodes, scale * base
         )
         self.scale *= exp(faster)
         self.depth_ms = max(0.0, self.depth_ms + per_depth)
@@ -281,12 +293,12 @@ class CostCurve:
         """Relative standard deviation of a step's time, beside that of a single token's step."""
         if num_nodes == 1:
             return 0.0
-        ms = self.step_ms(num_nodes, depth)
-        if ms == float("inf"):
+        base = self.base[num_nodes] if num_nodes < len(self.base) else float("inf")
+        if base == float("inf"):
             return _GUESSED
-        variance = self._shared.own_variance(num_nodes) * self.base[num_nodes] ** 2
-        variance += self._shared.node_variance * ((num_nodes - 1) * depth) ** 2
-        return sqrt(variance) / ms
+        own, per_node = self._shared.doubts(num_nodes)
+        slopes_ms = self.depth_ms + self.depth_node_ms * num_nodes
+        return (own * base + per_node * (num_nodes - 1) * depth) / (base + slopes_ms * depth)
 
     def _measure(self, num_nodes: int, ms: float) -> None:
         """Take two steps of an answer for a measurement of their size; one may be disturbed."""

@@ -10,7 +10,8 @@ move, so the speed cannot drift away from the shape of the curve.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import sqrt
 
 # Relative standard deviations.
@@ -21,23 +22,40 @@ _SPEED = 0.15  # of the machine, where a process begins
 _SPEED_STEP = 0.01  # of its drift from step to step
 _SPEED_TEXT = 0.03  # and from text to text
 _LIMIT = 2.5  # standard deviations: what is further off counts as that far
+_TOGETHER = 8  # plain steps in a row that are one observation: most steps then cost nothing
 # Slopes that nothing is known of, in steps of a single token.
 _UNKNOWN = (1 / 2000, 1 / 8000, 0.15)  # per token of depth, per token and node, for a change
+
+
+@dataclass(slots=True)
+class PlainSteps:
+    """Steps of a single token in a row; `depth` and `ms` are their means."""
+
+    depth: float
+    ms: float
+    count: int = 1
+
+    def add(self, depth: int, ms: float) -> None:
+        self.count += 1
+        self.depth += (depth - self.depth) / self.count
+        self.ms += (ms - self.ms) / self.count
 
 
 class SharedTimes:
     """The covariance of (log speed, depth_ms, depth_node_ms, change_ms), [4, 4]."""
 
-    __slots__ = ("_cov", "_depth", "_own")
+    __slots__ = ("_cov", "_depth", "_node_doubt", "_own_doubts", "_plain")
 
     def __init__(self, single_ms: float, deviations: Sequence[float] | None = None) -> None:
         """`deviations` are of the last three; None where nothing was measured."""
-        self._depth = 0  # of the step before
-        self._own: dict[int, float] = {}  # relative variances of bases
+        self._depth = 0.0  # of the step before
+        self._plain: PlainSteps | None = None  # that nothing was learned of yet
+        self._own_doubts: dict[int, float] = {}
         known = deviations or [part * single_ms for part in _UNKNOWN]
         self._cov = [[0.0] * 4 for _ in range(4)]
         for place, deviation in enumerate((_SPEED, *known)):
             self._cov[place][place] = deviation * deviation
+        self._node_doubt = sqrt(self._cov[2][2])
 
     @property
     def deviations(self) -> tuple[float, float, float]:
@@ -45,19 +63,28 @@ class SharedTimes:
         depth, node, change = (sqrt(self._cov[place][place]) for place in (1, 2, 3))
         return depth, node, change
 
-    @property
-    def node_variance(self) -> float:
-        """Of depth_node_ms."""
-        return self._cov[2][2]
+    def doubts(self, num_nodes: int) -> tuple[float, float]:
+        """Standard deviations: relative, of a base; and of depth_node_ms."""
+        return self._own_doubts.get(num_nodes, _BASE), self._node_doubt
 
-    def own_variance(self, num_nodes: int) -> float:
-        """Of a base, relative; single tokens have none."""
-        return self._own.get(num_nodes, _BASE * _BASE) if num_nodes > 1 else 0.0
+    def gather(self, depth: int, ms: float) -> bool:
+        """Add a plain step to those before it; whether they are still too few."""
+        if self._plain is None or depth < self._depth:
+            self._plain = PlainSteps(float(depth), ms)
+        else:
+            self._plain.add(depth, ms)
+        return self._plain.count < _TOGETHER
 
-    def go_on(self, depth: int) -> None:
+    def gathered(self) -> Iterator[PlainSteps]:
+        """Those that nothing was learned of yet, if there are any."""
+        if self._plain is not None:
+            together, self._plain = self._plain, None
+            yield together
+
+    def go_on(self, depth: float, count: int = 1) -> None:
         """Time passes from step to step, and more of it to one of another text."""
         drift = _SPEED_TEXT if depth < self._depth else _SPEED_STEP
-        self._cov[0][0] += drift * drift
+        self._cov[0][0] += count * drift * drift
         self._depth = depth
 
     def moves(
@@ -80,9 +107,9 @@ class SharedTimes:
         Returns:
             The moves of the four, and what of `off_ms` is the base's own.
         """
-        own = self.own_variance(num_nodes)
-        if own:
-            own += _BASE_STEP * _BASE_STEP
+        own = 0.0
+        if num_nodes > 1:
+            own = self._own_doubts.get(num_nodes, _BASE) ** 2 + _BASE_STEP * _BASE_STEP
         cov, (a, b, c, d) = self._cov, shares
         products = [row[0] * a + row[1] * b + row[2] * c + row[3] * d for row in cov]
         told = a * products[0] + b * products[1] + c * products[2] + d * products[3]
@@ -94,6 +121,7 @@ class SharedTimes:
             gain = product / total
             for place, other in enumerate(products):
                 row[place] -= gain * other
+        self._node_doubt = sqrt(max(0.0, cov[2][2]))
         if own:
-            self._own[num_nodes] = own * (1.0 - own_variance / total)
+            self._own_doubts[num_nodes] = sqrt(own * (1.0 - own_variance / total))
         return [product * part for product in products], own_variance * part

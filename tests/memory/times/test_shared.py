@@ -36,12 +36,12 @@ def test_one_parameter_by_hand() -> None:
 
 def test_what_is_too_far_off_counts_as_far_as_is_likely() -> None:
     shared = SharedTimes(4.0, (0.0, 0.0, 0.0))
-    before = shared.own_variance(2)
+    before = shared.doubts(2)[0] ** 2
     _, own_ms = shared.moves((0.0, 0.0, 0.0, 0.0), 100.0, 0.8, 2, 7.5)
     own = (before + 0.003**2) * 7.5**2
     total = own + 0.8**2
     assert own_ms == pytest.approx(own / total * 2.5 * total**0.5)
-    assert shared.own_variance(2) == pytest.approx(own / 7.5**2 * (1 - own / total))
+    assert shared.doubts(2)[0] ** 2 == pytest.approx(own / 7.5**2 * (1 - own / total))
 
 
 @pytest.mark.parametrize("wrong", [0.2, 3.0])
