@@ -106,13 +106,11 @@ class CostCurve:
         return curve
 
     def take_slopes(self, other: CostCurve, factor: float = 1.0) -> None:
-        """Have those of another curve, on a machine that takes so many times as long."""
+        """Have those of another curve, and be as sure of all, on a machine so many times slower."""
         self.depth_ms = factor * other.depth_ms
         self.depth_node_ms = factor * other.depth_node_ms
         self.change_ms = factor * other.change_ms
-        self._shared = SharedTimes(
-            self.base[1], [factor * part for part in other._shared.deviations]
-        )
+        self._shared = other._shared.scaled(factor)
 
     def expect_slopes(self, depth_ms: float, depth_node_ms: float, deviation: float) -> None:
         """Begin with what is likely of a model, within a relative standard deviation."""
@@ -354,6 +352,7 @@ class CostCurve:
             "depth_node_ms": self.depth_node_ms,
             "change_ms": self.change_ms,
             "deviations_ms": list(self._shared.deviations),
+            "doubts": self._shared.own_doubts(),
             "level": self.level,
             "answered_ms": self.answered_ms,
         }
@@ -375,6 +374,8 @@ class CostCurve:
         if deviations is not None:
             depth, node, change = (_between(part, 0, _LONGEST_MS) for part in deviations)
             curve._shared = SharedTimes(base[1], (depth, node, change))
+            doubts = dict(document.get("doubts") or {})
+            curve._shared.know({size: _between(part, 0, 1) for size, part in doubts.items()})
         for num_nodes in range(2, len(base)):
             if base[num_nodes] != float("inf"):
                 correction = learned[num_nodes] / base[num_nodes]

@@ -10,14 +10,15 @@ move, so the speed cannot drift away from the shape of the curve.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import hypot, sqrt
 
 # Relative standard deviations.
 NOISE = 0.08  # of a step
 _BASE = 0.08  # of a measured base
 _BASE_STEP = 0.003  # of its drift from step to step of its size
+_BASE_LOAD = 0.02  # and from load to load
 _SPEED = 0.15  # of the machine, where a process begins
 _SPEED_STEP = 0.01  # of its drift from step to step
 _SPEED_TEXT = 0.03  # and from text to text
@@ -56,6 +57,23 @@ class SharedTimes:
         for place, deviation in enumerate((_SPEED, *known)):
             self._cov[place][place] = deviation * deviation
         self._node_doubt = sqrt(self._cov[2][2])
+
+    def scaled(self, factor: float) -> SharedTimes:
+        """As sure as this one, of a machine that takes so many times as long."""
+        times = SharedTimes(1.0, [factor * part for part in self.deviations])
+        times._own_doubts = dict(self._own_doubts)
+        return times
+
+    def own_doubts(self) -> dict[str, float]:
+        """By size, for the next load; times of another moment are less sure."""
+        return {
+            str(size): round(min(_BASE, hypot(doubt, _BASE_LOAD)), 4)
+            for size, doubt in self._own_doubts.items()
+        }
+
+    def know(self, own_doubts: Mapping[str, float]) -> None:
+        """Begin with what an earlier load was sure of."""
+        self._own_doubts = {int(size): min(_BASE, doubt) for size, doubt in own_doubts.items()}
 
     @property
     def deviations(self) -> tuple[float, float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -76,3 +77,22 @@ def test_what_is_unsure_shrinks_with_steps_and_is_kept() -> None:
     assert curve.doubt(8, 1000) < before / 2
     loaded = CostCurve.from_json(curve.as_json())
     assert loaded._shared.deviations == pytest.approx(curve._shared.deviations)
+    assert curve.doubt(8, 0) < loaded.doubt(8, 0) < 0.05, "of another moment"
+    assert loaded.resized(4).doubt(4, 0) == pytest.approx(loaded.doubt(4, 0), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"deviations_ms": [0.1, 0.1]},
+        {"deviations_ms": [0.1, 0.1, -1.0]},
+        {"deviations_ms": "many"},
+        {"doubts": {"2": 7.0}},
+        {"doubts": {"two": 0.1}},
+        {"doubts": [1, 2]},
+    ],
+)
+def test_a_damaged_document_is_refused(change: dict[str, Any]) -> None:
+    document = TRUE.as_json()
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        CostCurve.from_json({**document, **change})
