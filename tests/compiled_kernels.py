@@ -13,6 +13,8 @@ KERNELS = Path(__file__).parents[1] / "backends" / "kernels"
 CHECKS = Path(__file__).parent / "backends" / "kernels"
 # Without contraction: a product and a sum are rounded alike by every compiler.
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-Wall", "-Wextra"]
+ARM_COMPILER = "aarch64-linux-gnu-g++"
+_ARM_OPTIONS = ("-static", "-Wl,--no-warnings")
 
 
 def compile_kernels(folder: Path, compiler: str, *options: str) -> list[Path]:
@@ -50,3 +52,19 @@ def run(*command: str | Path, instructions: str | None = None) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def run_on_arm(check: str, objects: list[Path], *arguments: str, instructions: str) -> str:
+    """What a check prints on an emulated processor."""
+    program = link_check(check, objects, ARM_COMPILER, *_ARM_OPTIONS)
+    emulated = (emulator("qemu-aarch64"), "-cpu", "max", program)
+    shown = run(*emulated, *arguments, instructions=instructions)
+    assert instructions in shown
+    return shown
+
+
+def emulator(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name}")
+    return found

@@ -29,7 +29,7 @@ END_TARGET
 namespace edgespec {
 
 const InstructionSet kNeonDotprod =
-    table<Products<Neon<0>, Neon<1>>::Of>("neon_dotprod", has_dotprod, quantize_neon, nullptr);
+    table<Products<Neon<0>, Neon<1>>::Of>("neon_dotprod", has_dotprod, quantize_neon, &kAttentionNeon);
 
 }  // namespace edgespec
 #endif

@@ -53,6 +53,7 @@ bool has_avx_vnni();
 bool has_amx();
 #elif defined(__aarch64__)
 extern const InstructionSet kNeonI8mm, kNeonDotprod;
+extern const AttentionStages kAttentionNeon;
 bool has_dotprod();
 bool has_i8mm();
 #endif

@@ -1,10 +1,11 @@
 // Checks attention against float64, and that a token's result depends on what it sees alone: not on its step, on
 // threads, on hidden cells or on the instruction set. Prints each failure and, last, how many there were.
-// With "time" as an argument: milliseconds of one thread by type and number of tokens.
+// With "time" as an argument: milliseconds of one thread by type and number of tokens. With a number: so many cases.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
@@ -78,7 +79,7 @@ struct Cache {
         if (type == CacheType::bf16) return bf16_to_float(halves_at(at + 2 * i));
         const char* block = at + bytes_of(type, i / 32 * 32);
         const int64_t j = i % 32;
-        int number = type == CacheType::q8_0 ? block[2 + j] : (uint8_t(block[2 + j % 16]) >> (j / 16 * 4) & 15) - 8;
+        int number = type == CacheType::q8_0 ? int8_t(block[2 + j]) : (uint8_t(block[2 + j % 16]) >> (j / 16 * 4) & 15) - 8;
         return double(half_to_float(halves_at(block))) * number;
     }
 };
@@ -262,7 +263,7 @@ static void times() {
     }
 }
 
-int main(int count, char**) {
+int main(int count, char** arguments) {
     if (!attention_stages()) {
         printf("none here\n");
         return 0;
@@ -272,8 +273,9 @@ int main(int count, char**) {
         if (choose(set) && sets[0] != set) sets.push_back(set);
     choose(sets[0].c_str());
     printf("%s\n", sets[0].c_str());
-    if (count > 1) return times(), 0;
-    for (int i = 0; i < 80; i++) check_random(i, sets);
+    if (count > 1 && strcmp(arguments[1], "time") == 0) return times(), 0;
+    const int cases = count > 1 ? atoi(arguments[1]) : 80;
+    for (int i = 0; i < cases; i++) check_random(i, sets);
     for (int64_t dk : {64, 96, 128, 256})
         for (CacheType type : kTypes) check_gaps(dk, type);
     const CacheType f16 = CacheType::f16;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from compiled_kernels import link_check, run
+from compiled_kernels import link_check, run, run_on_arm
 
 
 @pytest.fixture(scope="module")
@@ -18,4 +18,10 @@ def test_attention_is_that_of_float64_and_depends_on_what_is_seen_alone(program:
     shown = run(program)
     if "none here" in shown:
         pytest.skip("this processor's attention is llama.cpp's")
+    assert shown.endswith("\n0 failures\n"), shown
+
+
+@pytest.mark.slow
+def test_attention_by_neon(arm_objects: list[Path]) -> None:
+    shown = run_on_arm("check_attention", arm_objects, "16", instructions="neon_dotprod")
     assert shown.endswith("\n0 failures\n"), shown

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import platform
 import re
-import shutil
 from pathlib import Path
 
 import pytest
-from compiled_kernels import KERNELS, compile_kernels, link_check, run
+from compiled_kernels import KERNELS, emulator, link_check, run, run_on_arm
 
 from edgespec.memory.device.llama_binary import library_folder
 
@@ -19,13 +18,6 @@ SETS = ["amx_int8", "avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dotpro
 @pytest.fixture(scope="module")
 def program(objects: list[Path]) -> Path:
     return link_check("check_products", objects, "c++")
-
-
-def emulator(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"no {name}")
-    return found
 
 
 @pytest.mark.parametrize("instructions", SETS)
@@ -46,14 +38,10 @@ def test_products_by_avx2_where_there_is_nothing_better(program: Path) -> None:
 
 
 @pytest.mark.slow
-def test_products_by_neon(tmp_path: Path) -> None:
-    arm = emulator("qemu-aarch64")
-    compiler = "aarch64-linux-gnu-g++"
-    objects = compile_kernels(tmp_path, compiler)
-    program = link_check("check_products", objects, compiler, "-static", "-Wl,--no-warnings")
-    for instructions in ["neon_i8mm", "neon_dotprod"]:
-        shown = run(arm, "-cpu", "max", program, instructions=instructions)
-        assert f"instructions: {instructions}," in shown and shown.endswith("\n0 failures\n")
+@pytest.mark.parametrize("instructions", ["neon_i8mm", "neon_dotprod"])
+def test_products_by_neon(arm_objects: list[Path], instructions: str) -> None:
+    shown = run_on_arm("check_products", arm_objects, instructions=instructions)
+    assert shown.endswith("\n0 failures\n"), shown
 
 
 def test_the_reference_reads_blocks_as_ggml_does(program: Path) -> None:
