@@ -20,8 +20,10 @@ MTP = {"qwen35", "qwen35moe", "glm4moe"}
 
 def has_head(spec: ModelSpec) -> bool:
     """Whether a file has a head that drafts."""
-    cached = f"blk.{spec.num_layers - 1}.attn_k.weight" in spec.tensors
-    return spec.num_prediction_layers == 1 and spec.arch in MTP and cached
+    if spec.num_prediction_layers != 1 or spec.arch not in MTP:
+        return False
+    names = (f"blk.{spec.num_layers - 1}.attn_{part}.weight" for part in ("k", "v"))
+    return all(name in spec.tensors and len(spec.tensors[name].dims) == 2 for name in names)
 
 
 def require_head(spec: ModelSpec) -> None:

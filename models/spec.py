@@ -326,4 +326,5 @@ def _notes(arch: str, num_prediction: int) -> Iterator[str]:
     if arch in _EXTRA_CACHES:
         yield f"{arch} keeps more than keys and values: its cache is larger than planned"
     if num_prediction:
-        yield f"the last {num_prediction} layers predict further tokens: they can only draft"
+        layers = "layer predicts" if num_prediction == 1 else f"{num_prediction} layers predict"
+        yield f"the last {layers} further tokens, for drafts alone"

@@ -303,6 +303,7 @@ def write_hybrid(
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(len(names) - 1)
     writer.add_add_bos_token(False)
+    writer.add_chat_template("{% for one in messages %}{{ one.content }}. {% endfor %}")
     for name, (size, fill) in tensors.items():
         data = np.ascontiguousarray(_FILL[fill](source, size), np.float32)
         if say < 1.0 and name.endswith(_LAST_PRODUCTS):

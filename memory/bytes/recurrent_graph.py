@@ -274,5 +274,11 @@ _BUILDERS: dict[str, type[Builder]] = {
 
 
 def compute_buffer_bytes(spec: ModelSpec, shape: BatchShape) -> int:
-    """Bytes of llama.cpp's compute buffer for the largest batch of a run."""
-    return _BUILDERS.get(spec.arch, Builder)(spec, shape).build().buffer_bytes()
+    """Bytes of llama.cpp's compute buffer for the largest batch of a run.
+
+    Of a file that lacks tensors of its kind it is that of another one: llama.cpp will refuse it.
+    """
+    try:
+        return _BUILDERS.get(spec.arch, Builder)(spec, shape).build().buffer_bytes()
+    except (KeyError, ValueError, ZeroDivisionError):
+        return Builder(spec, shape).build().buffer_bytes()

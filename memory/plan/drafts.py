@@ -100,6 +100,8 @@ class Drafts:
         if draft_max == 0:
             return "the budget leaves no room for drafts"
         if draft_max == self.sizes[-1] and not self.speed.is_measured and not request.budget_bytes:
+            if self.layout.spec.keeps_state:
+                return "measured on first use; each takes a copy of the recurrent state"
             return "all sizes are measured on first use"
         gain = self.tokens_per_s(draft_max) / self.tokens_per_s(0)
         return f"{self._kept(draft_max)}; {gain:.2f}x of plain predicted"

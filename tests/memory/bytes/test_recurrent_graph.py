@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,12 @@ def test_as_many_snapshots_as_the_graph_has_room_for(shape: Shape, tmp_path: Pat
 def test_kinds_without_snapshots_have_none(tmp_path: Path) -> None:
     spec = read_model_spec(write_hollow(tmp_path / "model.gguf", Shape("qwen35")))
     assert spec.has_snapshots and most_snapshots(spec) >= 64
+
+
+def test_a_file_that_lacks_tensors_is_still_planned(tmp_path: Path) -> None:
+    """llama.cpp says what is missing; a plan of it is no traceback."""
+    spec = read_model_spec(write_hollow(tmp_path / "model.gguf", Shape("qwen35")))
+    shape = RunShape(512, 64, 8)
+    whole = compute_bytes(spec, shape)
+    kept = {name: one for name, one in spec.tensors.items() if "ssm_conv1d" not in name}
+    assert 0 < compute_bytes(replace(spec, tensors=kept), shape) != whole

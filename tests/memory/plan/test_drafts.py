@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from planning_cases import (
+    SPEC,
     TABLES,
     curve,
     measured,
@@ -65,3 +68,23 @@ def test_draft_rows_and_tables_are_paid_for() -> None:
     assert more.component_bytes["logits"] - fewer.component_bytes["logits"] == 31 * 16_000
     assert "drafter_tables" not in fewer.component_bytes, "no drafts, no tables"
     assert more.predicted_peak_bytes > fewer.predicted_peak_bytes + TABLES + 31 * 16_000 - 1
+
+
+def test_a_recurrent_state_is_copied_for_few_drafts_unless_asked() -> None:
+    """Each draft takes a snapshot of it, in memory and in every step."""
+    spec = replace(
+        SPEC,
+        arch="qwen35",
+        is_hybrid=True,
+        is_recurrent_layer=(True, False, True, False),
+        num_kv_heads=(0, 2, 0, 2),
+        state_values=10**6,
+    )
+    plan = plan_of(spec, speed_of=unmeasured)
+    assert plan.draft_max == 7 and "copy" in reason(plan, "draft_max")
+    assert plan.component_bytes["recurrent_state"] == 8 * 4 * 10**6
+    assert plan_of(spec, draft_max=15).component_bytes["recurrent_state"] == 16 * 4 * 10**6
+    plain = plan_of(spec, drafter="none")
+    assert plain.draft_max == 0 and plain.component_bytes["recurrent_state"] == 4 * 10**6
+    tight = plan_of(spec, budget_bytes=plain.predicted_peak_bytes + 5 * 4 * 10**6)
+    assert tight.draft_max <= 3
