@@ -321,6 +321,10 @@ class Engine:
                 self._access.pass_on()
                 start = perf_counter()
 
+    def spare_sequence(self, count: int) -> Backend | None:
+        """A sequence for `count` tokens, for who holds the engine; None without room."""
+        return self.backend if self._scheduler is None else self._scheduler.spare(count)
+
     @contextmanager
     def exclusive(self, cancel: Cancel | None = None) -> Iterator[bool]:
         """Hold the engine as a generation does, to work on its cache. Raises as `stream`.

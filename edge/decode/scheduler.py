@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from time import perf_counter
 
+from edgespec.backends.base import Backend
 from edgespec.decode.decoding import Decoding
 from edgespec.decode.generation import Rounds, Run, Written
 from edgespec.decode.pace import Pace
@@ -100,6 +101,10 @@ class Scheduler:
             with self._change:
                 self._guests -= 1
                 self._change.notify_all()
+
+    def spare(self, count: int) -> Backend | None:
+        """As `Seats.spare`, for who is `between` two turns."""
+        return self._seats.spare(count)
 
     def close(self) -> None:
         """End all generations, after the step under way; those that wait raise."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.backends.base import HoldsSequences
+from edgespec.backends.base import Backend, HoldsSequences
 from edgespec.decode.decoding import Model
 from edgespec.prefix import common_prefix_length
 
@@ -64,6 +64,17 @@ class Seats:
         seat.promised = need
         self._use(seat)
         return seat
+
+    def spare(self, count: int) -> Backend | None:
+        """A sequence that nobody has, emptied, and cells for `count` tokens; None without room."""
+        free = [seat for seat in self._seats if seat.is_free]
+        if not free or count + sum(seat.promised for seat in self._seats) > self._cells:
+            return None
+        seat = min(free, key=lambda one: (len(one.tokens) > 0, one.last_used))
+        seat.model.backend.truncate(0)
+        self._make_room(count, seat)
+        self._use(seat)
+        return seat.model.backend
 
     def give_back(self, seat: Seat) -> None:
         """Its answer has ended; what its cells hold stays, while there is room."""

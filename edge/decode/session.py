@@ -16,7 +16,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.backends.base import KeepsCache
+from edgespec.backends.base import KeepsCache, sequences_of
 from edgespec.decode.asynchronous import chunks_of
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Chunk, Result, Stream
@@ -197,8 +197,11 @@ class Session:
 
         The file is replaced as a whole or not at all. Raises SessionFileError.
         """
-        backend = self.engine.backend
         with self.engine.exclusive():
+            backend = max(
+                sequences_of(self.engine.backend),
+                key=lambda one: common_prefix_length(one.tokens, self._known.ids),
+            )
             ids = list(backend.tokens[: backend.length - backend.pending])
             keeps = cache and bool(self.engine.cache_key) and isinstance(backend, KeepsCache)
             keeps = keeps and common_prefix_length(ids, self._known.ids) > 0
@@ -266,10 +269,12 @@ class Session:
         return session
 
     def _load_cache(self, path: Path, ids: Any) -> None:
-        backend = self.engine.backend
-        if not isinstance(backend, KeepsCache) or not isinstance(ids, list):
+        if not isinstance(ids, list):
             return
         with self.engine.exclusive():
+            backend = self.engine.spare_sequence(len(ids))
+            if not isinstance(backend, KeepsCache):
+                return
             if 0 < len(ids) <= backend.context_size and all(isinstance(i, int) for i in ids):
                 try:
                     backend.load_cache(str(path), ids)

@@ -319,6 +319,20 @@ def test_the_cache_can_be_worked_on_between_steps() -> None:
     assert stream.result.token_ids == alone([1, 2, 3], GenerationOptions(300)).token_ids
 
 
+def test_work_on_the_cache_leaves_running_answers_their_sequence() -> None:
+    with engine_of(2, context_size=400, cells=450) as engine:
+        stream = engine.stream([1, 2, 3], max_tokens=300)
+        chunks = iter(stream)
+        next(chunks)
+        with engine.exclusive():
+            assert engine.spare_sequence(200) is None  # these cells are promised
+            spare = engine.spare_sequence(100)
+            assert spare is not None and spare.length == 0
+            spare.prefill([7] * 60)
+        assert len(list(chunks)) > 0
+    assert stream.result.token_ids == alone([1, 2, 3], GenerationOptions(300)).token_ids
+
+
 def test_the_thread_ends_with_the_last_answer() -> None:
     with engine_of(2) as engine:
         engine.generate([1, 2, 3], max_tokens=5)
