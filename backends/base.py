@@ -188,6 +188,10 @@ class HoldsSequences(Protocol):
     def cells(self) -> int:
         """Tokens the cache has room for, of all sequences together."""
 
+    @property
+    def shares_cells(self) -> bool:
+        """Whether `share` copies nothing: sequences see the same cells."""
+
     def verify_together(self, steps: Sequence[tuple[int, DraftTree]]) -> list[Logits]:
         """Run trees of different sequences, by their numbers, in one step.
 

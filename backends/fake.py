@@ -77,6 +77,7 @@ class FakeBackend:
     """
 
     crowding = 1.0
+    shares_cells = True
 
     def __init__(
         self,

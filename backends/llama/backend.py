@@ -343,6 +343,10 @@ class LlamaBackend(LlamaSequence):
     def cells(self) -> int:
         return self.settings.cells or self.settings.context_size
 
+    @property
+    def shares_cells(self) -> bool:
+        return self.settings.unified
+
     def verify_together(self, steps: Sequence[tuple[int, DraftTree]]) -> list[Logits]:
         """Logits of the trees of several sequences, in one step."""
         sequences = self.sequences

@@ -298,7 +298,8 @@ class Engine:
             self._model_of(number, sequence, drafter)
             for number, (sequence, drafter) in enumerate(zip_longest(sequences, drafters))
         ]
-        return Scheduler(Seats(models, whole.cells), latency=latency, splits=self.reuses_cache)
+        seats = Seats(models, whole.cells, shares=whole.shares_cells)
+        return Scheduler(seats, latency=latency, splits=self.reuses_cache)
 
     def _rounds(self, prompt: list[int], run: Run) -> Rounds:
         """The tokens of each round, while the engine is held."""

@@ -7,13 +7,15 @@ are not needed, least recently used first; who begins with the same tokens share
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 from edgespec.backends.base import Backend, HoldsSequences
 from edgespec.decode.decoding import Model
 from edgespec.prefix import common_prefix_length
 
 _GOES_ON = 8  # a text is another's continuation where so many times more is kept than lost
+_Parts = list[tuple[int, int]]  # of a text, in order: the number of a part, and its cells
 
 
 class Seat:
@@ -23,6 +25,9 @@ class Seat:
         self.model = model
         self.promised = 0  # cells; 0: nobody has it
         self.last_used = 0  # the larger the later
+        # Parts that began in other seats, and the one that begins here.
+        self.shared: _Parts = []
+        self.own = 0
 
     @property
     def is_free(self) -> bool:
@@ -33,6 +38,19 @@ class Seat:
         """What its cells hold."""
         return self.model.backend.tokens
 
+    def parts(self, size: int) -> _Parts:
+        """The parts of its first `size` cells."""
+        found = []
+        for number, length in [*self.shared, (self.own, size)]:
+            if size > 0:
+                found.append((number, min(length, size)))
+                size -= length
+        return found
+
+    def held(self) -> _Parts:
+        """The parts that it has, or may come to have."""
+        return self.parts(self.promised or len(self.tokens))
+
 
 class Seats:
     """All sequences of a cache.
@@ -40,78 +58,88 @@ class Seats:
     Args:
         models: one for each sequence, in the order of their numbers.
         cells: tokens that all of them together may hold.
+        shares: whether sequences with the same beginning hold it in the same cells.
     """
 
-    def __init__(self, models: Sequence[Model], cells: int) -> None:
+    def __init__(self, models: Sequence[Model], cells: int, *, shares: bool = True) -> None:
         self._seats = [Seat(model) for model in models]
-        self._cells = cells
-        self._moment = 0
-
-    def __len__(self) -> int:
-        return len(self._seats)
+        self._cells, self._shares = cells, shares
+        self._numbers = itertools.count(1)
 
     def take(self, text: Sequence[int], need: int, reuse: bool) -> Seat | None:
         """A seat for a text that grows up to `need` tokens; None until there is room.
 
-        With `reuse` the sequence holds what the cache has of the text, as far as it can be shared.
+        With `reuse` the sequence holds what the cache has of the text.
         """
         free = [seat for seat in self._seats if seat.is_free]
-        promised = sum(seat.promised for seat in self._seats)
-        if not free or promised + need > self._cells:
+        if not free:
             return None
-        seat = self._place(free, text, reuse)
-        self._make_room(need, seat)
-        seat.promised = need
-        self._use(seat)
+        seat, source, known = self._place(free, text, reuse)
+        shared = source.parts(known) if self._shares or source is seat else []
+        running = [part for one in self._seats if not one.is_free for part in one.held()]
+        own = need - sum(length for _, length in shared)
+        if _count([*running, *shared]) + own > self._cells:
+            return None
+        if source is not seat:
+            self._share(source, seat, known)
+        seat.shared, seat.own, seat.promised = shared, next(self._numbers), need
+        self._make_room()
+        seat.last_used = next(self._numbers)
         return seat
-
-    def spare(self, count: int) -> Backend | None:
-        """A sequence that nobody has, emptied, and cells for `count` tokens; None without room."""
-        free = [seat for seat in self._seats if seat.is_free]
-        if not free or count + sum(seat.promised for seat in self._seats) > self._cells:
-            return None
-        seat = min(free, key=lambda one: (len(one.tokens) > 0, one.last_used))
-        seat.model.backend.truncate(0)
-        self._make_room(count, seat)
-        self._use(seat)
-        return seat.model.backend
 
     def give_back(self, seat: Seat) -> None:
         """Its answer has ended; what its cells hold stays, while there is room."""
         seat.promised = 0
-        self._use(seat)
+        seat.last_used = next(self._numbers)
 
-    def _use(self, seat: Seat) -> None:
-        self._moment += 1
-        seat.last_used = self._moment
+    def spare(self, count: int) -> Backend | None:
+        """A sequence that nobody has, emptied, and cells for `count` tokens; None without room."""
+        seat = self.take((), count, reuse=False)
+        if seat is None:
+            return None
+        seat.model.backend.truncate(0)
+        self.give_back(seat)
+        return seat.model.backend
 
-    def _place(self, free: Sequence[Seat], text: Sequence[int], reuse: bool) -> Seat:
-        """The free seat that holds the text's beginning, or the one used least recently."""
+    def _place(
+        self, free: Sequence[Seat], text: Sequence[int], reuse: bool
+    ) -> tuple[Seat, Seat, int]:
+        """A free seat, the one that has most of the text, and how many tokens of it.
+
+        The free one has most itself where the text goes on from there; else it is the one that was
+        used least recently, and so far another conversation stays where it is.
+        """
         oldest = min(free, key=lambda seat: (len(seat.tokens) > 0, seat.last_used))
         if not reuse:
-            return oldest
+            return oldest, oldest, 0
         known = {seat: common_prefix_length(seat.tokens, text[:-1]) for seat in self._seats}
         best = max(free, key=lambda seat: known[seat])
         if known[best] >= max(1, _GOES_ON * (len(best.tokens) - known[best])):
-            return best
-        source = max(self._seats, key=lambda seat: known[seat])
-        if known[source] > known[oldest]:
-            self._share(source, oldest, known[source])
-        return oldest
+            return best, best, known[best]
+        can_share = isinstance(oldest.model.whole, HoldsSequences)
+        if not can_share or not oldest.model.backend.capabilities.truncate:
+            return oldest, oldest, known[oldest]
+        source = max(self._seats, key=lambda seat: (known[seat], seat is oldest))
+        return oldest, source, known[source]
 
     def _share(self, source: Seat, target: Seat, length: int) -> None:
         whole = source.model.whole
-        if isinstance(whole, HoldsSequences) and source.model.backend.capabilities.truncate:
-            whole.share(source.model.number, target.model.number, length)
+        assert isinstance(whole, HoldsSequences), "sequences of one cache"
+        whole.share(source.model.number, target.model.number, length)
 
-    def _make_room(self, need: int, seat: Seat) -> None:
+    def _make_room(self) -> None:
         """Empty free seats until nobody who was promised cells can miss them."""
-        others = sorted(self._seats, key=lambda one: one.last_used)
-        idle = [one for one in others if one.is_free and one is not seat and len(one.tokens)]
-        room = self._cells - need - sum(one.promised for one in others)
-        held = sum(len(one.tokens) for one in idle)
-        for one in idle:
-            if held <= room:
+        for seat in sorted(self._seats, key=lambda one: one.last_used):
+            if _count(part for one in self._seats for part in one.held()) <= self._cells:
                 return
-            held -= len(one.tokens)
-            one.model.backend.truncate(0)
+            if seat.is_free:
+                seat.model.backend.truncate(0)
+                seat.shared = []
+
+
+def _count(parts: Iterable[tuple[int, int]]) -> int:
+    """Cells of some parts, each counted once."""
+    longest: dict[int, int] = {}
+    for number, length in parts:
+        longest[number] = max(length, longest.get(number, 0))
+    return sum(longest.values())

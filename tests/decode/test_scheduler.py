@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -72,6 +73,13 @@ def all_at_once(engine: Engine, asked: Sequence[tuple[list[int], GenerationOptio
     with ThreadPoolExecutor(len(asked)) as pool:
         made = [pool.submit(engine.generate, prompt, options) for prompt, options in asked]
         return [one.result(PATIENCE_S) for one in made]
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = monotonic() + PATIENCE_S
+    while not is_so():
+        assert monotonic() < end
+        sleep(0.005)
 
 
 def alone(prompt: list[int], options: GenerationOptions) -> Result:
@@ -191,6 +199,21 @@ def test_a_shared_prefix_is_read_once() -> None:
         results = all_at_once(engine, asked)
     assert sorted(r.counters.reused_tokens for r in results) == [0] + [100] * 7
     assert [r.token_ids for r in results] == [alone(*one).token_ids for one in asked]
+
+
+def test_shared_cells_count_once() -> None:
+    """Cells for one prompt and eight answers are enough for all eight at once."""
+    backend = Slow(users=8, context_size=200, cells=100 + 8 * 20)
+    prompt = [n % (VOCAB - 1) for n in range(99)]
+    asked = [(prompt, GenerationOptions(max_tokens=10, reuse=True)) for n in range(8)]
+    with Engine(backend) as engine, ThreadPoolExecutor(8) as pool:
+        made = [pool.submit(engine.generate, *one) for one in asked]
+        backend.gate.release(7)  # one prompt is read a turn
+        until(lambda: engine._scheduler is not None and engine._scheduler.num_running == 8)
+        backend.gate.release(1000)
+        results = [one.result(PATIENCE_S) for one in made]
+        assert engine.generate([5] * 150, max_tokens=20).token_ids  # all of these cells are free
+    assert len({one.token_ids for one in results}) == 1
 
 
 def test_conversations_come_back_after_others() -> None:
