@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
@@ -88,7 +89,10 @@ def _command_text(name: str, command: Any) -> str:
             rows.append((names, (parameter.help or "") + _default(parameter)))
     table = "".join(f"| {left} | {_one_line(right)} |\n" for left, right in rows)
     head = "| argument or option | |\n| --- | --- |\n" if rows else ""
-    about = "\n\n".join(map(_one_line, (command.help or "").split("\n\n")))
+    about = "\n\n".join(
+        textwrap.fill(_one_line(part), 110, break_on_hyphens=False)
+        for part in (command.help or "").split("\n\n")
+    )
     return (
         f"## edgespec {name}\n\n    {' '.join([*words, '[OPTIONS]'])}\n\n{about}\n\n{head}{table}"
     )
@@ -131,26 +135,20 @@ def _arguments(name: str) -> str:
 
 
 def _beside(files: str) -> str:
-    """One line for each file: plain against plain, and default against the best settings."""
+    """One line for each file: the best of each peer, and edgespec against it."""
     rows = [
-        "| decoding, same prompts in turns | plain | default | default over plain [95%] | plain "
-        "over the faster plain peer | default over llama-server's best | over llama-cpp-python's |"
-        "\n| --- | --- | --- | --- | --- | --- | --- |\n",
+        "| file | llama-server | its best drafts | edgespec, no drafts | edgespec | over its plain "
+        "[95%] | over llama-server's best | over llama-cpp-python's |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- |\n",
     ]
     for file in files.split():
         found = json.loads((RESULTS / file).read_text())
-        ours = {one["name"]: one["decode"] for one in found["contenders"]}
-        plain, default = ours["edgespec plain"], ours["edgespec"]
-        best = found["best_of_peers"]
-        ratios = (
-            found["over_own_plain"]["overall"],
-            plain,
-            *(best[peer]["overall"] for peer in ("server", "python")),
-        )
-        rows.append(
-            f"| {found['model']}, {found['prompts']} prompts | {plain['tokens_per_s']:.0f} tokens/s"
-            f" | {default['tokens_per_s']:.0f} tokens/s | {' | '.join(map(_ratio, ratios))} |\n"
-        )
+        speeds = {one["name"]: one["decode"]["tokens_per_s"] for one in found["contenders"]}
+        best = [found["best_of_peers"][peer]["overall"] for peer in ("server", "python")]
+        names = ("server", best[0]["name"], "edgespec plain", "edgespec")
+        cells = [f"{speeds[name]:.0f}" for name in names]
+        cells += map(_ratio, (found["over_own_plain"]["overall"], *best))
+        rows.append(f"| {found['model'].removesuffix('.gguf')} | {' | '.join(cells)} |\n")
     return "".join(rows)
 
 
