@@ -159,7 +159,7 @@ def _batch_shape(spec: ModelSpec, shape: RunShape, outputs: int) -> BatchShape:
     tokens = min(shape.batch_size, shape.context_size)
     rotatable = all(length % 64 == 0 for length in spec.key_length)
     return BatchShape(
-        num_tokens=tokens,
+        num_tokens=-(-tokens // shape.sequences) * shape.sequences,  # as many of each
         num_outputs=min(tokens, outputs),
         cells=padded(shape.context_size),
         window_cells=window_cells(spec, shape),
