@@ -43,11 +43,16 @@ class Model:
     backend: Backend
     curve: CostCurve | None
     drafter: Drafter | None
-    max_nodes: int  # of a step, the root included
+    max_nodes: int  # of a step, roots included
+    max_drafts: int  # of these; branches of more have no room
     history: RoundHistory
     known: Known
     whole: Backend | None = None  # whose cache holds this sequence, and others
     number: int = 0  # of the sequence in it
+
+    def drafts_beside(self, roots: int) -> int:
+        """Drafts that a step over so many texts has room for."""
+        return min(self.max_nodes - roots, self.max_drafts)
 
     def curve_now(self) -> CostCurve | None:
         """Times of steps with as many threads as the last one had."""
@@ -188,7 +193,7 @@ class Decoding:
         room = min(
             run.limit - run.counters.generated_tokens - 1,
             backend.context_size - backend.length - 1,
-            self.model.max_nodes - company.roots - company.kept - 1,
+            self.model.drafts_beside(1 + company.roots) - company.kept,
             # drawn nodes cannot be left out later
             len(curve.base) - extra - company.kept - 2,
         )

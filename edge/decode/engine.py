@@ -282,6 +282,7 @@ class Engine:
             self.curve,
             drafter,
             self._max_nodes,
+            max(0, self.backend.max_nodes - self.users),
             self.history,
             self._known,
             self.backend,

@@ -55,7 +55,7 @@ def make_step(decodings: Sequence[Decoding]) -> list[Outcome]:
     going, offers, pending = _offers(decodings, outcomes)
     if not going:
         return outcomes
-    chosen = _Choice.of(offers, pending)
+    chosen = _Choice.of(offers, pending, decodings[0].model.drafts_beside(len(going)))
     trees = [decodings[i].draft(size) for i, size in zip(going, chosen.sizes, strict=True)]
     drafted = perf_counter()
     rows = _verify([decodings[i] for i in going], trees)
@@ -106,15 +106,15 @@ class _Choice(NamedTuple):
     draft_ms: float
 
     @classmethod
-    def of(cls, offers: Sequence[_Offer], pending: int) -> _Choice:
-        """The best nodes of all offers, as many as are worth their time."""
+    def of(cls, offers: Sequence[_Offer], pending: int, most: int) -> _Choice:
+        """The best nodes of all offers, as many as are worth their time, at most `most`."""
         there = [stakes for stakes, _ in offers if stakes is not None]
         proposals = [proposal for _, proposal in offers]
         sizes = [proposal.kept for proposal in proposals]
         draft_ms = sum(proposal.draft_ms for proposal in proposals)
         if not there:
             return cls(sizes, None, draft_ms)
-        stakes, kept = _joint(there, len(offers), pending), sum(sizes)
+        stakes, kept = _joint(there, len(offers), pending, most), sum(sizes)
         ranked = sorted(
             (-probability, i)
             for i, proposal in enumerate(proposals)
@@ -128,14 +128,14 @@ class _Choice(NamedTuple):
         return cls(sizes, stakes, draft_ms)
 
 
-def _joint(stakes: Sequence[Stakes], roots: int, pending: int) -> Stakes:
+def _joint(stakes: Sequence[Stakes], roots: int, pending: int, most: int) -> Stakes:
     """What a step over all texts costs: behind as many tokens as they have on average."""
     first = stakes[0]
     if roots == 1:
         return first
     return replace(
         first,
-        max_nodes=max(one.max_nodes for one in stakes),
+        max_nodes=min(most, len(first.curve.base) - roots - pending - 1),
         depth=round(sum(one.depth for one in stakes) / len(stakes)),
         extra=roots - 1 + pending,
         others=roots - 1,

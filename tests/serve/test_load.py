@@ -86,9 +86,11 @@ def test_every_good_request_is_answered(serve: Serve) -> None:
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_five_hundred_requests_of_sixteen_clients() -> None:
+@pytest.mark.parametrize("users", [1, 8])
+def test_five_hundred_requests_of_sixteen_clients(users: int) -> None:
     process = psutil.Process()
-    with edgespec.load(context_size=1024) as engine, Server(engine, limits=BUSY) as server:
+    engine = edgespec.load(context_size=1024, users=users)
+    with engine, Server(engine, limits=BUSY) as server:
         address = server.start()
         load(address, clients=16, requests=4)  # everything is touched once
         threads, before = threading.active_count(), process.memory_info().rss
@@ -98,4 +100,4 @@ def test_five_hundred_requests_of_sixteen_clients() -> None:
         assert found.total() == 512
         assert process.memory_info().rss < before + (16 << 20)
         assert threading.active_count() <= threads
-        assert server.service.worker.running is None and server.service.worker.num_waiting == 0
+        assert not server.service.worker.running and server.service.worker.num_waiting == 0
