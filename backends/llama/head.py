@@ -3,7 +3,9 @@
 A second context of the same model runs that block alone. For each token it is fed the token and the
 row that the model's last block gave for the token before; what it gives is a row of logits, and a
 row to go on with. So it follows what its model reads, and then writes ahead on rows of its own, as
-llama.cpp's own server drives it (`llama.cpp: common/speculative.cpp`).
+llama.cpp's own server drives it (`llama.cpp: common/speculative.cpp`). Prompts are read with the
+model. What that writes waits until something is drafted; where nothing was for many tokens, the
+head begins anew with the last ones, so that one which does not pay costs nothing meanwhile.
 
     model   reads   a b c d         its rows          ra rb rc rd
     head    reads   (a, 0) (b, ra) (c, rb) (d, rc)    drafts from (e, rd), e being the next token
@@ -70,23 +72,23 @@ class Head:
 
     def __init__(self, model: LlamaContext) -> None:
         settings = replace(model.settings, max_nodes=self.max_nodes, max_leaves=1)
-        self._width = model.width
         self._context = _HeadContext(settings)
         try:
             self._context.open_beside(model)
-            self._hidden = _HiddenRows(self._context, self._width)
-            self._models = _HiddenRows(model, self._width)
+            self._hidden = _HiddenRows(self._context, model.width)
+            self._models = _HiddenRows(model, model.width)
         except BaseException:
             self.close()
             raise
-        self._table = np.zeros((self.batch_size + self.max_nodes, self._width), np.float32)
+        self._table = np.zeros((self.batch_size + self.max_nodes, model.width), np.float32)
         self._batch = Batch(
-            self._context.lib, len(self._table), 1, None, self._width, rows=self._table
+            self._context.lib, len(self._table), 1, None, model.width, rows=self._table
         )
         self.length = 0  # tokens of the text that it has read
         self._unread: list[int] = []  # and those behind them that it has not,
-        self._unread_rows = np.zeros((_MOST_UNREAD + 1, self._width), np.float32)  # with their rows
-        self._last = np.zeros(self._width, np.float32)  # of the model, for the last token
+        self._missed = 0  # tokens between these that it will never read
+        self._unread_rows = np.zeros((_MOST_UNREAD + 1, model.width), np.float32)  # with their rows
+        self._last = np.zeros(model.width, np.float32)  # of the model, for the last token
         self._drafted = 0  # cells behind the text
 
     @property
@@ -106,27 +108,47 @@ class Head:
 
     # -- following the model ---------------------------------------------------------------
 
-    def follow(self, tokens: Sequence[int]) -> None:
-        """The model has read `tokens`, the first ones of its last step."""
+    def follow(self, tokens: Sequence[int], *, reads: bool) -> None:
+        """The model has read `tokens`, the first ones of its last step.
+
+        They are read as well where it `reads` along, else by what is drafted next, if that comes
+        before too many others.
+        """
         rows = self._models.rows(len(tokens))
         before = np.concatenate([self._last[None], rows[:-1]])
         self._last = rows[-1].copy()
         for start in range(0, len(tokens), _MOST_UNREAD):
             part = list(tokens[start : start + _MOST_UNREAD])
-            if len(self._unread) + len(part) > _MOST_UNREAD:
+            too_many = len(self._unread) + len(part) - _MOST_UNREAD
+            if too_many > 0 and reads:
                 self._read()
+            elif too_many > 0:
+                self._leave(too_many)
             at = len(self._unread)
             self._unread_rows[at : at + len(part)] = before[start : start + len(part)]
             self._unread += part
+
+    def _leave(self, count: int) -> None:
+        """Never read the first `count` unread tokens, nor what stands before them."""
+        self._missed += count
+        kept = len(self._unread) - count
+        self._unread_rows[:kept] = self._unread_rows[count : count + kept].copy()
+        del self._unread[:count]
+
+    @property
+    def followed(self) -> int:
+        """Tokens of the text that it knows of."""
+        return self.length + self._missed + len(self._unread)
 
     def truncate(self, length: int) -> int:
         """Go back to the first `length` tokens of the text.
 
         The row of the last one is gone then, so what is drafted next is drafted without it.
         """
-        if length < self.length + len(self._unread):
-            self._last = np.zeros(self._width, np.float32)
-        self._unread = self._unread[: max(0, length - self.length)]
+        if length < self.followed:
+            self._last = np.zeros_like(self._last)
+        self._unread = self._unread[: max(0, length - self.length - self._missed)]
+        self._missed = min(self._missed, max(0, length - self.length))
         self.length = min(self.length, length)
         self._take_back()
         return length
@@ -144,7 +166,7 @@ class Head:
     def _read(self) -> None:
         """Feed what is unread; nobody asks for what comes next."""
         if self._unread:
-            self._take_back()
+            self._prepare()
             self._feed(self._unread, self._unread_rows[: len(self._unread)], wanted=False)
             self.length += len(self._unread)
             self._unread = []
@@ -153,7 +175,7 @@ class Head:
 
     def begin(self, token: int) -> Logits:
         """Logits of what comes after `token`, which follows the text and is not in it yet, [V]."""
-        self._take_back()
+        self._prepare()
         tokens, count = [*self._unread, token], len(self._unread)
         self._unread_rows[count] = self._last
         logits = self._feed(tokens, self._unread_rows[: count + 1], wanted=True)
@@ -181,6 +203,14 @@ class Head:
         logits: Logits = self._context.rows(1)[0]
         return logits
 
+    def _prepare(self) -> None:
+        """Stand behind what was read; behind a gap begin anew, since cells come without gaps."""
+        if self._missed:
+            lib, memory = self._context.lib, self._context.memory
+            lib.llama_memory_seq_rm(memory, 0, 0, -1)
+            self.length, self._missed = self.length + self._missed, 0
+        self._take_back()
+
     def _take_back(self) -> None:
         """Forget what was only drafted, or cut off."""
         lib, memory = self._context.lib, self._context.memory
@@ -196,13 +226,15 @@ class Head:
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
         """Read tokens with rows of zeros: for the clock alone."""
-        logits = self._feed(tokens, np.zeros((len(tokens), self._width), np.float32), wanted=True)
+        logits = self._feed(
+            tokens, np.zeros((len(tokens), len(self._last)), np.float32), wanted=True
+        )
         self.length += len(tokens)
         return logits
 
     def verify(self, tree: DraftTree) -> Logits:
         """A step over the nodes of a chain, with rows of zeros: for the clock alone."""
-        rows = np.zeros((len(tree), self._width), np.float32)
+        rows = np.zeros((len(tree), len(self._last)), np.float32)
         return self._feed(list(tree.tokens), rows, wanted=True)[None]
 
     def commit(self, path: Sequence[int]) -> None:
@@ -258,14 +290,14 @@ class Followed(LlamaBackend):
     def prefill(self, tokens: Sequence[int]) -> Logits:
         logits = super().prefill(tokens)
         if self.head is not None:
-            self.head.follow(tokens)
+            self.head.follow(tokens, reads=True)
         return logits
 
     def commit(self, path: Sequence[int]) -> None:
         tree = self._tree
         super().commit(path)
         if self.head is not None and tree is not None:
-            self.head.follow([tree.tokens[node] for node in path])
+            self.head.follow([tree.tokens[node] for node in path], reads=False)
 
     def truncate(self, length: int) -> int:
         kept = super().truncate(length)
