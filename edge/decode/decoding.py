@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import NamedTuple
 
 from edgespec.backends.base import Backend, Logits
 from edgespec.backends.tree import DraftTree
@@ -64,8 +65,7 @@ class Model:
         return self.known.crowded[times]
 
 
-@dataclass(frozen=True, slots=True)
-class Company:
+class Company(NamedTuple):
     """What else a step is about, besides the drafts of one text: those of others in it."""
 
     roots: int = 0

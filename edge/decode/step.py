@@ -109,11 +109,11 @@ class _Choice(NamedTuple):
     def of(cls, offers: Sequence[_Offer], pending: int, most: int) -> _Choice:
         """The best nodes of all offers, as many as are worth their time, at most `most`."""
         there = [stakes for stakes, _ in offers if stakes is not None]
+        if not there:
+            return cls([0] * len(offers), None, 0.0)
         proposals = [proposal for _, proposal in offers]
         sizes = [proposal.kept for proposal in proposals]
         draft_ms = sum(proposal.draft_ms for proposal in proposals)
-        if not there:
-            return cls(sizes, None, draft_ms)
         stakes, kept = _joint(there, len(offers), pending, most), sum(sizes)
         ranked = sorted(
             (-probability, i)
