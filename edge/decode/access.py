@@ -1,4 +1,7 @@
-"""Who may use an engine: one generation at a time, in one process, until it is closed."""
+"""Who may use an engine of one user: one generation at a time, in one process, until it is closed.
+
+One of several users has a `Scheduler` for the first of these.
+"""
 
 from __future__ import annotations
 

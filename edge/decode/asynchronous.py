@@ -1,8 +1,8 @@
 """Streams for asynchronous code: a thread reads the stream, the event loop waits for its chunks.
 
 A generation computes in C and would hold the loop for as long as a step takes. One thread a stream,
-for as long as it runs: the engine's rule (one generation at a time, others wait) then holds between
-tasks as it does between threads.
+for as long as it runs: what the engine lets run at once, and who waits, is then the same between
+tasks as between threads.
 """
 
 from __future__ import annotations

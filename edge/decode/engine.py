@@ -173,7 +173,7 @@ class Engine:
         """`stream` for asynchronous code: the event loop goes on while the model computes.
 
         Cancelling the task, or `aclose`, stops the generation and gives the engine back. Tasks
-        take turns, as threads do.
+        run at once or take turns, as threads do.
         """
         return chunks_of(self.stream(prompt, options, **changes))
 

@@ -137,8 +137,9 @@ class Run:
 class Stream:
     """Chunks of one generation; `result` is complete when the iteration has ended.
 
-    The engine is taken from the first chunk to the last one, or to `close`. Meanwhile another
-    generation waits if it is started in another thread, and is an error in the same one.
+    An engine of one user is taken from the first chunk to the last one, or to `close`. Meanwhile
+    another generation waits if it is started in another thread, and is an error in the same one.
+    One of several users writes on whether its chunks are read or not.
     """
 
     def __init__(
