@@ -227,12 +227,32 @@ def _experts(width: int, inner: int) -> Tensors:
     }
 
 
+def _qwen35moe(shape: Shape) -> tuple[Keys, Tensors]:
+    """Qwen 3.5 with experts, and one that all tokens share, behind a gate."""
+    keys, tensors = _qwen35(shape)
+    width, inner = shape.width, shape.hidden // 2
+    keys |= {
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": inner,
+        "expert_shared_feed_forward_length": inner,
+    }
+    dense = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
+    tensors = {name: one for name, one in tensors.items() if not name.endswith(dense)}
+    for layer in range(shape.layers + shape.predicting):
+        parts = _experts(width, inner) | {"ffn_gate_inp_shexp.weight": ((width,), "normal")}
+        del parts["exp_probs_b.bias"]
+        tensors |= {f"blk.{layer}.{name}": part for name, part in parts.items()}
+    return keys, tensors
+
+
 HYBRIDS = ("qwen35", "lfm2", "nemotron_h")
 _ARCHITECTURES = {
     "qwen35": _qwen35,
     "lfm2": _lfm2,
     "nemotron_h": _nemotron_h,
     "glm4moe": _glm4moe,
+    "qwen35moe": _qwen35moe,
     "qwen3next": _qwen35,  # its metadata; the tensors have other names
 }
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frozen_times import Frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -281,15 +282,6 @@ DRAWS = (
 )
 
 # ------------------------------------------------------------------------------ engines
-
-
-class Frozen(CostCurve):
-    """Step times that stay as they are, whatever the clock of the test machine says."""
-
-    def observe(
-        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
-    ) -> None:
-        pass
 
 
 class Witness(FakeBackend):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frozen_times import Frozen
 from hybrid_gguf import Shape, write_hollow, write_hybrid
 from random_gguf import F32, Q8_0, write_model
 
@@ -43,11 +44,12 @@ pytestmark = pytest.mark.model
 
 SHAPES = {
     "qwen35": Shape("qwen35", predicting=1),
+    "qwen35moe": Shape("qwen35moe", predicting=1),
     "glm4moe": Shape("glm4moe", interval=1, predicting=1),
 }
 TEXT = list(b"to be or not to be, that is the question: to be or not to be; 64 pears for 8 ")
 ROUNDING = 0.01 * 2**20
-NOISE = 0.05  # of F32 weights in batches of several sizes; logits have a deviation of 8
+NOISE = 0.15  # of F32 weights in batches of several sizes; logits have a deviation of 8
 DRAFTS = 4
 
 
@@ -178,9 +180,17 @@ def test_a_loaded_cache_is_one_that_the_head_has_not_read(
 
 
 def flat(most: int) -> CostCurve:
-    return CostCurve([0.0, *[1.0 + 0.001 * size for size in range(1, most + 1)]])
+    return Frozen([0.0, *[1.0 + 0.001 * size for size in range(1, most + 1)]])
 
 
+@pytest.fixture
+def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafting takes no time: what is drafted is always the same."""
+    for module in ("model", "combined"):
+        monkeypatch.setattr(f"edgespec.drafting.drafters.{module}.perf_counter", lambda: 0.0)
+
+
+@pytest.mark.usefixtures("frozen_clock")
 @pytest.mark.parametrize("with_suffix", [False, True])
 @pytest.mark.parametrize("say", [0.02, 0.2, 1.0])
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.7, seed=3)])
@@ -193,29 +203,33 @@ def test_drafts_of_a_head_are_lossless(
     """
     shape = SHAPES[read_model_spec(path).arch]
     backend = opened(write_hybrid(tmp_path / "model.gguf", shape, Q8_0, say=say))
-    curve = CostCurve([0.0, *[0.01] * 8])
-    drafter = HeadDrafter(HeadText(backend.open_head()), curve, 258)
-    sources: list[Drafter] = [SuffixDrafter(), drafter] if with_suffix else [drafter]
-    engine = Engine(backend, curve=flat(DRAFTS + 1), drafter=CombinedDrafter(sources))
+    curve = Frozen([0.0, *[0.01] * 8])
+    drafter: Drafter = HeadDrafter(HeadText(backend.open_head()), curve, 258)
+    if with_suffix:
+        drafter = CombinedDrafter([SuffixDrafter(), drafter])
+    engine = Engine(backend, curve=flat(DRAFTS + 1), drafter=drafter)
     drafted = accepted = 0
     for prompt in (TEXT, list(b"abcdefg " * 12)):
         plain = engine.generate(prompt, max_tokens=50, sampling=params, speculate=False)
         result = engine.generate(prompt, max_tokens=50, sampling=params)
         assert len(result.token_ids) == 50
         assert params.temperature > 0.0 or result.token_ids == plain.token_ids
-        drafted += result.counters.drafted_by["head"]
-        accepted += result.counters.accepted_by["head"]
+        drafted += result.counters.drafted_tokens
+        accepted += result.counters.accepted_tokens
     assert drafted > 0
-    assert say > 0.1 or with_suffix or accepted > 0
+    assert say > 0.1 or accepted > 0
     engine.close()
 
 
+@pytest.mark.usefixtures("frozen_clock")
 def test_a_head_that_is_always_wrong_is_hardly_asked(path: Path) -> None:
-    """An allowance of 0.4% of the time is all that it costs."""
+    """Where each draft takes half a step, tries are all that it gets."""
     backend = opened(path)
-    head = HeadDrafter(HeadText(backend.open_head()), CostCurve([0.0, *[0.5] * 8]), 258)
+    head = HeadDrafter(HeadText(backend.open_head()), Frozen([0.0, *[0.5] * 8]), 258)
     engine = Engine(
-        backend, curve=flat(DRAFTS + 1), drafter=CombinedDrafter([SuffixDrafter(), head])
+        backend,
+        curve=Frozen([0.0, *[0.5 + 0.5 * size for size in range(1, DRAFTS + 2)]]),
+        drafter=CombinedDrafter([SuffixDrafter(), head]),
     )
     for seed in range(4):
         params = SamplingParams(temperature=1.5, seed=seed)

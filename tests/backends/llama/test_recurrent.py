@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frozen_times import Frozen
 from hybrid_gguf import HYBRIDS, Shape, write_hybrid
 from numpy.typing import NDArray
 from random_gguf import F32, Q8_0
@@ -203,7 +204,7 @@ class Guesser:
 
 def flat() -> CostCurve:
     """Steps over many tokens cost what one does: everything is drafted."""
-    return CostCurve([0.0, *[1.0 + 0.001 * size for size in range(1, SNAPSHOTS + 2)]])
+    return Frozen([0.0, *[1.0 + 0.001 * size for size in range(1, SNAPSHOTS + 2)]])
 
 
 @pytest.mark.parametrize("drafter", ["suffix", "recycling", "suffix,recycling"])
