@@ -9,7 +9,7 @@ backend does) and no probabilities (the drafter does).
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import zip_longest
 from time import perf_counter
 from types import TracebackType
@@ -311,17 +311,17 @@ class Engine:
         with self._access.held(run.cancel, run) as is_mine:
             if not is_mine:
                 return
-            rounds, counters = self._rounds(prompt, run), run.counters
-            start = perf_counter()
-            for written in rounds:
-                seconds = perf_counter() - start
-                if counters.rounds == 0:
-                    counters.time_to_first_token_s = seconds
-                else:
-                    counters.decode_s += seconds
-                yield written
-                self._access.pass_on()
-                start = perf_counter()
+            counters, start = run.counters, perf_counter()
+            with closing(self._rounds(prompt, run)) as rounds:
+                for written in rounds:
+                    seconds = perf_counter() - start
+                    if counters.rounds == 0:
+                        counters.time_to_first_token_s = seconds
+                    else:
+                        counters.decode_s += seconds
+                    yield written
+                    self._access.pass_on()
+                    start = perf_counter()
 
     def spare_sequence(self, count: int) -> Backend | None:
         """A sequence for `count` tokens, for who holds the engine; None without room."""

@@ -405,7 +405,8 @@ def test_a_large_vocabulary_is_stepped_over(tmp_path: Path) -> None:
     read_gguf(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 100_000, f"peak {peak} bytes for a file of {file.file_bytes}"
+    # 133 kB with Python 3.14, less than 100 with 3.11; 300,000 strings would be 17 MB.
+    assert peak < 200_000, f"peak {peak} bytes for a file of {file.file_bytes}"
 
 
 def test_import_is_light() -> None:
