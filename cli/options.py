@@ -169,9 +169,15 @@ class PlanOptions:
             "--gpu-layers",
             "--n-gpu-layers",
             "-ngl",
-            help="Layers on the GPU: a number, all, or auto (all that fit).",
+            help="Layers on GPUs and workers: a number, all, or auto (all that fit a GPU).",
         ),
     ] = "auto"
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            "--workers", help="HOST:PORT,... of `edgespec worker`, whose devices take layers, too."
+        ),
+    ] = None
     threads: Annotated[
         int | None,
         typer.Option(
@@ -225,6 +231,8 @@ class PlanOptions:
         values["kv_type"] = None if kv_type == "auto" else kv_type
         values["drafter"] = "none" if self.drafter == PLAIN else self.drafter
         values["gpu_layers"] = None if layers == "auto" else int(layers)
+        named = (self.workers or "").split(",")
+        values["workers"] = tuple(one.strip() for one in named if one.strip())
         return Request(
             **values,
             prompt_tokens=prompt_tokens,

@@ -86,6 +86,16 @@ def memory_json(plan: Plan) -> dict[str, Any]:
         "available_bytes": plan.available_bytes,
         "limit_bytes": plan.limit_bytes,
         "components": plan.component_bytes,
+        "devices": [
+            {
+                "label": one.label,
+                "name": one.device.name,
+                "layers": one.layers,
+                "predicted_bytes": plan.predicted_bytes_of(one.label),
+                "free_bytes": one.device.free_bytes,
+            }
+            for one in plan.shares
+        ],
         "ceilings": [part.name for part in plan.components if part.is_ceiling],
     }
 

@@ -115,7 +115,7 @@ def best_backend(
 def _obstacle(request: Request, machine: Machine) -> str | None:
     """What keeps a request from ONNX Runtime, whatever its plan there would be."""
     if (machine.accelerators and request.device != "cpu") or request.gpu_layers:
-        return "runs on the GPU"
+        return "shares layers with workers" if request.workers else "runs on the GPU"
     if request.kv_type not in (None, "f32"):
         return f"has a cache of {request.kv_type}"
     if not find_spec("onnxruntime"):

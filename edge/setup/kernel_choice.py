@@ -39,7 +39,8 @@ def prepare_kernels(spec: ModelSpec, request: Request, report: Progress) -> None
 
     Where they do not fit this llama.cpp, plans of this process know that, too.
     """
-    is_possible = request.kernels != "off" and not missing_kernels() and not request.gpu_layers
+    is_on_gpu = bool(request.gpu_layers and not request.workers)
+    is_possible = request.kernels != "off" and not missing_kernels() and not is_on_gpu
     if request.backend == ONNX or spec.format == ONNX_FORMAT or not is_possible:
         return
     from edgespec.backends.llama.kernels import attach

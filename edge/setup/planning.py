@@ -56,7 +56,7 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = N
 
     Raises UnsupportedError or DoesNotFitError, as `make_plan` does.
     """
-    machine = machine or this_machine()
+    machine = machine or this_machine(request.workers)
     request, backend = with_backend(spec, request, machine)
     request, early_exit = _for_users(spec, request)
     plan_of = partial(_best_kernels, spec, machine=machine, early_exit=early_exit)

@@ -53,7 +53,7 @@ _RUNTIMES = (
 def draft_settings_of(plan: Plan, draft_spec: ModelSpec) -> Settings:
     """What decides the step times of a draft model beside a plan's target."""
     key, value = (draft_kv_type(draft_spec, kind) for kind in (plan.kv_type_k, plan.kv_type_v))
-    layers = -1 if plan.gpu_layers else 0
+    layers = plan.draft_gpu_layers
     return Settings(plan.threads, key, value, layers, MODEL, kernels=plan.kernels)
 
 
@@ -71,6 +71,7 @@ def settings_key(spec: ModelSpec, settings: Settings) -> str:
         + (f" on {settings.device}" if settings.device != "cpu" else "")
         + (f" with {kernels_key()}" if settings.kernels else "")
         + " head" * settings.head
+        + (f" | {settings.shares}" if settings.shares else "")
     )
 
 

@@ -3,8 +3,10 @@
 A replay of ggml's graph allocator over a described graph (`llama.cpp: ggml/src/ggml-alloc.c`,
 `ggml_gallocr_alloc_graph_impl` and `ggml_dyn_tallocr_alloc`; evaluation order as in `ggml.c`,
 `ggml_visit_parents_graph`): inputs first, then every node in order, each into the best fitting gap,
-over one of its operands where the operation allows it, and freed after its last use. Only sizes are
-replayed, so it costs milliseconds. Knows nothing about models; `edgespec.memory.bytes.graph` does.
+over one of its operands where the operation allows it, and freed after its last use. Where parts of
+a graph are evaluated in several places, each place has a buffer, and gets copies of what it needs
+from others (`ggml-backend.cpp`, `ggml_backend_sched_split_graph`). Only sizes are replayed, so it
+costs milliseconds. Knows nothing about models; `edgespec.memory.bytes.graph` does.
 """
 
 from __future__ import annotations
@@ -13,16 +15,20 @@ from collections.abc import Sequence
 
 _ALIGNMENT = 32  # bytes; ggml's TENSOR_ALIGNMENT
 _UNBOUNDED = 1 << 62
+HOST_PLACE = 0  # where inputs are, and what nothing draws elsewhere
 
 
 class Tensor:
     """One intermediate result: its size, what it is computed from, and how it may be stored.
 
     `view_of` owns the bytes of a view. `in_place` results may take the place of an operand with
-    the same shape. Operands that live elsewhere (weights, KV cache) are left out.
+    the same shape. Operands that live elsewhere (weights, KV cache) are left out. `place` is where
+    its weights or its cache are; None for a result of others, which neighbours draw to them.
     """
 
-    __slots__ = ("in_place", "is_input", "is_output", "nbytes", "shape", "sources", "view_of")
+    __slots__ = (
+        *("in_place", "is_input", "is_output", "nbytes", "place", "shape", "sources", "view_of"),
+    )
 
     def __init__(
         self,
@@ -41,6 +47,7 @@ class Tensor:
         self.in_place = in_place
         self.is_input = is_input
         self.is_output = False
+        self.place: int | None = None
 
 
 class Graph:
@@ -61,54 +68,120 @@ class Graph:
         return tensor
 
     def buffer_bytes(self) -> int:
-        """Bytes of the buffer that holds all of it."""
-        arena = _Arena()
-        uses = dict.fromkeys(self._visited, 0)
-        views = dict.fromkeys(self._visited, 0)
-        for leaf in self._leaves:
-            arena.allocate(leaf)
+        """Bytes of the buffer that holds all of it, where everything is evaluated in one place."""
+        return self.buffer_sizes()[0]
+
+    def buffer_sizes(self, num_places: int = 1) -> list[int]:
+        """Bytes of the buffer of each place, the host's first."""
+        return _Replay(self._leaves, self._nodes, num_places).sizes()
+
+
+def _places(nodes: Sequence[Tensor], num_places: int) -> dict[Tensor, int]:
+    """Where each node is evaluated: results of others beside what a device computes next to them.
+
+    Devices draw in the order of the graph first, then against it; the host takes the rest.
+    """
+    places = {node: node.place for node in nodes if node.place is not None}
+    for ordered in (nodes, reversed(nodes)) if num_places > 1 else ():
+        drawing = HOST_PLACE
+        for node in ordered:
+            if node.view_of is not None:
+                continue
+            drawing = places.get(node, drawing)
+            if drawing != HOST_PLACE:
+                places[node] = drawing
+    return {node: places.get(node, HOST_PLACE) for node in nodes}
+
+
+class _Replay:
+    """One allocation of a whole graph."""
+
+    def __init__(self, leaves: Sequence[Tensor], nodes: Sequence[Tensor], num_places: int) -> None:
+        self._arenas = [_Arena() for _ in range(num_places)]
+        self._places = _places(nodes, num_places) | dict.fromkeys(leaves, HOST_PLACE)
+        self._sources: dict[Tensor, Sequence[Tensor]] = {}  # of nodes, and of notes that free
+        self._nodes = self._with_copies(nodes) if num_places > 1 else list(nodes)
+        for node in self._nodes:
+            self._sources.setdefault(node, node.sources)
+        self._uses: dict[Tensor, int] = {}
+        self._views: dict[Tensor, int] = {}
+        for leaf in leaves:
+            self._arena(leaf).allocate(leaf)
         for node in self._nodes:
             if node.view_of is not None:
-                views[node.view_of] += 1
-            for source in node.sources:
-                uses[source] += 1
+                self._views[node.view_of] = self._views.get(node.view_of, 0) + 1
+            for source in self._sources[node]:
+                self._uses[source] = self._uses.get(source, 0) + 1
+
+    def sizes(self) -> list[int]:
         for node in self._nodes:
             if node.view_of is None and node.nbytes:
-                places = (_place_for(node, s, arena, uses, views) for s in node.sources)
-                place = next((one for one in places if one is not None), None)
-                if place is None:
-                    arena.allocate(node)
+                heirs = (self._heir_of(one, node) for one in self._sources[node])
+                heir = next((one for one in heirs if one is not None), None)
+                if heir is None:
+                    self._arena(node).allocate(node)
                 else:
-                    arena.inherit(node, place)
-            for source in node.sources:
-                uses[source] -= 1
-                if uses[source] or views[source]:
+                    self._arena(node).inherit(node, heir)
+            for source in self._sources[node]:
+                self._release(source)
+        return [arena.size for arena in self._arenas]
+
+    def _arena(self, tensor: Tensor) -> _Arena:
+        return self._arenas[self._places[tensor]]
+
+    def _with_copies(self, nodes: Sequence[Tensor]) -> list[Tensor]:
+        """The nodes, and before the first ones that run together elsewhere what they take along."""
+        ordered: list[Tensor] = []
+        copies: dict[tuple[Tensor, int], Tensor] = {}
+        start, here = 0, HOST_PLACE
+        for node in nodes:
+            if node.view_of is not None:  # lies where its owner does
+                self._places[node] = self._places[node.view_of]
+            elif self._places[node] != here:
+                start, here = len(ordered), self._places[node]
+            sources = list(node.sources)
+            for i, source in enumerate(sources):
+                place = self._places[node]
+                if node.view_of is not None or self._places[source] == place:
                     continue
-                owner = source.view_of
-                if owner is None:
-                    arena.free(source)
-                    continue
-                views[owner] -= 1
-                if not views[owner] and not uses[owner]:
-                    arena.free(owner)
-        return arena.size
+                if (source, place) not in copies:
+                    copies[source, place] = copy = Tensor(source.nbytes, source.shape)
+                    use = Tensor(0, None)
+                    self._sources |= {copy: (), use: (source,)}
+                    self._places |= {copy: place, use: self._places[source]}
+                    ordered[start:start] = [use, copy]
+                    start += 2
+                sources[i] = copies[source, place]
+            self._sources[node] = sources
+            ordered.append(node)
+        return ordered
 
+    def _release(self, source: Tensor) -> None:
+        """One use less; the last one frees it, or what it is a view of."""
+        self._uses[source] -= 1
+        if self._uses[source] or self._views.get(source):
+            return
+        owner = source.view_of
+        if owner is None:
+            self._arena(source).free(source)
+            return
+        self._views[owner] -= 1
+        if not self._views[owner] and not self._uses.get(owner):
+            self._arena(owner).free(owner)
 
-def _place_for(
-    node: Tensor, operand: Tensor, arena: _Arena, uses: dict[Tensor, int], views: dict[Tensor, int]
-) -> Tensor | None:
-    """What `node` may be written over: an operand with its layout that nobody else needs.
+    def _heir_of(self, operand: Tensor, node: Tensor) -> Tensor | None:
+        """What `node` may be written over: an operand with its layout that nobody else needs.
 
-    Of a view it is what that looks at, if this is the last look.
-    """
-    owner = operand.view_of or operand
-    if not node.in_place or owner.is_output or operand.shape != node.shape:
-        return None
-    is_last = uses[operand] == 1 and not views[operand]
-    if owner is not operand:
-        alone = views[owner] == 1 and not uses[owner] and operand.shape is not None
-        is_last = is_last and alone
-    return owner if is_last and owner in arena.offsets else None
+        Of a view it is what that looks at, if this is the last look.
+        """
+        owner = operand.view_of or operand
+        if not node.in_place or owner.is_output or operand.shape != node.shape:
+            return None
+        is_last = self._uses[operand] == 1 and not self._views.get(operand)
+        if owner is not operand:
+            alone = self._views[owner] == 1 and not self._uses.get(owner)
+            is_last = is_last and alone and operand.shape is not None
+        return owner if is_last and owner in self._arena(node).offsets else None
 
 
 class _Arena:

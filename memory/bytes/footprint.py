@@ -7,11 +7,11 @@ exactly that and touches it) or a ceiling (it may grow to that, or is touched as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from edgespec.memory.bytes.graph import BatchShape
+from edgespec.memory.bytes.graph import BatchShape, compute_buffer_sizes
 from edgespec.memory.bytes.head_graph import head_compute_bytes
 from edgespec.memory.bytes.recurrent_graph import compute_buffer_bytes
 from edgespec.memory.device.kernels import (
@@ -21,10 +21,9 @@ from edgespec.memory.device.kernels import (
 )
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import GgufTensor
-from edgespec.models.onnx.packing import BLOCK, packed_bits
-from edgespec.models.spec import ONNX_FORMAT, ModelSpec
+from edgespec.models.spec import ModelSpec
 
-HOST, GPU = "host", "gpu"
+HOST, GPU, WORKER = "host", "gpu", "worker"  # labels; of several with a number
 # Bytes per value of a KV cache; block types store a 2-byte scale per 32 values.
 KV_TYPE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 _KV_BLOCK = {"q8_0": 32, "q4_0": 32}
@@ -42,7 +41,7 @@ _REPACKED_ON = {
 }
 _REPACKED_ROWS = 8
 _TABLE = "token_embd.weight"
-_LOOKUP_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")
+LOOKUP_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")
 _CELL_PADDING = 256  # llama.cpp rounds caches up to this many cells
 _F32 = 4
 _ACTIVATION_BYTES = {"F32": 4.0, "F16": 2.0, "BF16": 2.0}  # else Q8_0 or Q8_K blocks
@@ -55,26 +54,15 @@ RUNTIME_BYTES = 73 << 20
 LIBRARY_BYTES = 20 << 20  # of that llama.cpp's library at most, which comes with the first load
 _VOCABULARY_ENTRY_BYTES = {"gpt2": 345, "tokenizers": 1000}  # the tokenizers package's own tables
 _OTHER_VOCABULARY_ENTRY_BYTES = 165
-# onnxruntime's library, its arena and the graph: between 34 and 56 MiB are resident, depending on
-# version and the page cache holds of the library.
-_ONNX_RUNTIME_BYTES = 58 << 20
-_ONNX_8_BIT_FACTOR = 1.06  # measured against the blocks' arithmetic; 4-bit ones are as counted
-_ONNX_LIVE_TENSORS = 8  # of embedding width at once
-# Exported graphs: a block's scale is stored a second time, or a sum with it; scores, their sum with
-# the bias and the shares are alive at once, and keys and values joined and for every head; the
-# arena rounds what it takes.
-_FOLDER_PACKED = 1.2
-_FOLDER_ARENA = 1.4
 # Of a vocabulary, to pick a token of it: work arrays, the sorted row and its weights where filters
 # keep nearly all tokens, and what a grammar asks of each. Measured: up to 53 bytes a token.
 SAMPLING_TOKEN_BYTES = 64
 HEAD_NODES, HEAD_UNREAD = 8, 65  # tokens of a head's steps, and rows that wait to be fed to it
-_PAGES_AROUND = 1 << 16  # what reading one row of a mapped table may bring into memory
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Some bytes with a name and a place: `host` or `gpu`."""
+    """Some bytes with a name and a place: `host`, or the label of another device."""
 
     name: str
     nbytes: int
@@ -89,6 +77,8 @@ class RunShape:
     `context_size` is what the cache has room for, of all its sequences together. `max_nodes` bounds
     one verification step, and with it the rows of logits. `mapped` weights are
     pages of the file, which repacked copies come on top of; others are read into memory once.
+    Several devices, or those of workers, have `split`: their labels, and how many of the last
+    layers each has, the head being one; those of the first one come first.
     """
 
     context_size: int
@@ -98,6 +88,7 @@ class RunShape:
     type_v: str = "f16"
     threads: int = 1
     gpu_layers: int = 0  # negative: all
+    split: tuple[tuple[str, int], ...] = ()
     mapped: bool = True
     features: frozenset[str] = frozenset()  # of the processor
     kernels: bool = False  # edgespec's own, where they fit
@@ -133,7 +124,7 @@ def state_bytes(spec: ModelSpec, shape: RunShape, layers: range | None = None) -
     """Bytes of recurrent state over `layers`: the one behind the last token, and snapshots."""
     values = spec.state_values
     if layers is not None:
-        recurring = sum(spec.is_recurrent_layer[layers.start :])
+        recurring = sum(spec.is_recurrent_layer[layers.start : layers.stop])
         values = values * recurring // max(1, sum(spec.is_recurrent_layer))
     return _F32 * values * (1 + shape.snapshots)
 
@@ -149,9 +140,33 @@ def kv_type_fits(spec: ModelSpec, kind: str) -> bool:
     return all(length % block == 0 for length in (*spec.key_length, *spec.value_length))
 
 
+def device_layers(spec: ModelSpec, shape: RunShape) -> dict[str, range]:
+    """The layers on each device but the host, by its label; the head comes after the last layer."""
+    end = spec.num_layers + 1
+    if not shape.split:
+        first = 0 if shape.gpu_layers < 0 else max(0, end - shape.gpu_layers)
+        return {GPU: range(first, end)} if first < end else {}
+    first, found = end - sum(count for _, count in shape.split), {}
+    for label, count in shape.split:
+        found[label] = range(first, first + count)
+        first += count
+    return {label: layers for label, layers in found.items() if layers}
+
+
 def compute_bytes(spec: ModelSpec, shape: RunShape) -> int:
-    """Bytes of llama.cpp's buffer for intermediate results of one batch."""
-    return compute_buffer_bytes(spec, _batch_shape(spec, shape, shape.max_nodes))
+    """Bytes of llama.cpp's buffer for intermediate results of one batch, all on the host."""
+    return compute_sizes(spec, shape, ())[0]
+
+
+def compute_sizes(spec: ModelSpec, shape: RunShape, devices: Sequence[range]) -> tuple[int, ...]:
+    """The same of the host and of each device, by the layers it has.
+
+    Of models with recurrent layers the whole buffer on each: a ceiling.
+    """
+    batch = _batch_shape(spec, shape, shape.max_nodes)
+    if spec.is_recurrent or spec.is_hybrid or not devices:
+        return (compute_buffer_bytes(spec, batch),) * (1 + len(devices))
+    return compute_buffer_sizes(spec, batch, devices)
 
 
 def _batch_shape(spec: ModelSpec, shape: RunShape, outputs: int) -> BatchShape:
@@ -180,7 +195,7 @@ def work_bytes(spec: ModelSpec, shape: RunShape) -> int:
     products = (
         _activation_bytes(tensor, tokens, shape)
         for tensor in spec.tensors.values()
-        if len(tensor.dims) > 1 and not tensor.name.startswith(_LOOKUP_TABLES)
+        if len(tensor.dims) > 1 and not tensor.name.startswith(LOOKUP_TABLES)
     )
     head = max(spec.key_length, default=0)
     tile = _ATTENTION_TILE
@@ -197,32 +212,43 @@ def work_bytes(spec: ModelSpec, shape: RunShape) -> int:
 
 
 def weights_bytes(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
-    """Bytes of the weights: in the file's format, repacked for the CPU, and on the GPU."""
-    host = repacked = gpu = 0
-    first = _first_gpu_layer(spec, shape.gpu_layers)
+    """Bytes of the weights: in the file's format, repacked for the CPU, and on other devices."""
+    host = repacked = 0
+    devices = device_layers(spec, shape)
+    there = dict.fromkeys(devices, 0)
+    has_head = _holder(devices, spec.num_layers) is None
+    packs_table = has_head and _packs_table(spec, shape)
     for tensor in _loaded_tensors(spec, shape):
-        if _layer_of(spec, tensor) >= first:
-            gpu += tensor.data_bytes
-        elif tensor.name == _TABLE and _packs_table(spec, shape):
+        if (device := _holder(devices, _layer_of(spec, tensor))) is not None:
+            there[device] += tensor.data_bytes
+        elif tensor.name == _TABLE and packs_table:
             repacked += _packed_bytes(tensor)
         elif copy := _repacked_bytes(tensor, shape):
             repacked += copy
         else:
             host += tensor.data_bytes
+    on_devices = sum(there.values())
     if spec.tied_embeddings and (table := spec.tensors.get(_TABLE)):
         # The head reads the table in its own format or place, so it gets a copy of it there.
         head = replace(table, name="output.weight")
-        if spec.num_layers >= first:
-            gpu += head.data_bytes
-        elif not _packs_table(spec, shape):
+        if (device := _holder(devices, spec.num_layers)) is not None:
+            there[device] += head.data_bytes
+            on_devices += head.data_bytes
+        elif not packs_table:
             repacked += _repacked_bytes(head, shape)
     if shape.mapped:
-        host = spec.weight_bytes - gpu
+        host = spec.weight_bytes - on_devices
+    parts = (Component("weights", size, device=label) for label, size in there.items())
     return (
         Component("weights", host, is_ceiling=shape.mapped),
         Component("weights_repacked", repacked),
-        Component("weights", gpu, device=GPU),
+        *parts,
     )
+
+
+def _holder(devices: Mapping[str, range], layer: int) -> str | None:
+    """The device that has a layer, or None for the host."""
+    return next((label for label, layers in devices.items() if layer in layers), None)
 
 
 def runtime_bytes(spec: ModelSpec) -> int:
@@ -233,24 +259,32 @@ def runtime_bytes(spec: ModelSpec) -> int:
 
 def footprint(spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0) -> tuple[Component, ...]:
     """The components of a whole run."""
-    first = min(_first_gpu_layer(spec, shape.gpu_layers), spec.num_layers)
-    on_gpu = range(first, spec.num_layers)
-    gpu_cache, gpu_state = (part(spec, shape, on_gpu) for part in (kv_cache_bytes, state_bytes))
-    compute = compute_bytes(spec, shape)
+    devices = device_layers(spec, shape)
+    layers = [range(one.start, min(one.stop, spec.num_layers)) for one in devices.values()]
+    caches = [kv_cache_bytes(spec, shape, one) for one in layers]
+    states = [state_bytes(spec, shape, one) if one else 0 for one in layers]
+    compute, *computes = compute_sizes(spec, shape, tuple(devices.values()))
     parts = (
         *weights_bytes(spec, shape),
-        Component("kv_cache", kv_cache_bytes(spec, shape) - gpu_cache),
-        Component("kv_cache", gpu_cache, device=GPU),
-        Component("recurrent_state", state_bytes(spec, shape) - gpu_state),
-        Component("recurrent_state", gpu_state, device=GPU),
+        Component("kv_cache", kv_cache_bytes(spec, shape) - sum(caches)),
+        *_on_devices("kv_cache", devices, caches),
+        Component("recurrent_state", state_bytes(spec, shape) - sum(states)),
+        *_on_devices("recurrent_state", devices, states),
         Component("compute", compute, is_ceiling=True),
-        Component("compute", compute if on_gpu else 0, is_ceiling=True, device=GPU),
+        *_on_devices("compute", devices, computes, is_ceiling=True),
         Component("work", work_bytes(spec, shape), is_ceiling=True),
         Component("logits", shape.max_nodes * spec.vocab_size * _F32, is_ceiling=True),
         Component("drafter_tables", drafter_bytes, is_ceiling=True),
         Component("runtime", runtime_bytes(spec), is_ceiling=True),
     )
     return tuple(part for part in parts if part.nbytes)
+
+
+def _on_devices(
+    name: str, labels: Iterable[str], sizes: Iterable[int], is_ceiling: bool = False
+) -> Iterator[Component]:
+    for label, size in zip(labels, sizes, strict=True):
+        yield Component(name, size, is_ceiling, label)
 
 
 def head_footprint(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
@@ -284,98 +318,17 @@ def beside_another(role: str, spec: ModelSpec, parts: Iterable[Component]) -> tu
     return tuple(replace(part, name=f"{role}_{part.name}") for part in added)
 
 
-def onnx_footprint(
-    spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0
-) -> tuple[Component, ...]:
-    """The components of a run on ONNX Runtime's CPU kernels.
-
-    Weights are mapped from the converted file: a block of 32 takes its 4- or 8-bit numbers, a scale
-    and a sum, and another scale that is read while loading. The cache is float32.
-    """
-    if spec.format == ONNX_FORMAT:
-        return folder_footprint(spec, shape, drafter_bytes=drafter_bytes)
-    cells = shape.context_size + shape.max_nodes + 1
-    weights = sum(
-        tensor.data_bytes if len(tensor.dims) < 2 else _onnx_matrix_bytes(tensor)
-        for tensor in spec.tensors.values()
-        if not tensor.name.startswith(_LOOKUP_TABLES) or spec.tied_embeddings
-    )
-    values = sum(
-        heads * (key + value)
-        for heads, key, value in zip(
-            spec.num_kv_heads, spec.key_length, spec.value_length, strict=True
-        )
-    )
-    tables = 2 if any(spec.is_sliding) else 1
-    widest = max(shape.batch_size, shape.max_nodes)
-    rope = tables * cells * max(spec.key_length, default=0) * _F32
-    bias = widest * cells * _F32 if any(spec.is_sliding) else shape.max_nodes * cells * _F32
-    activations = widest * (
-        _ONNX_LIVE_TENSORS * spec.embedding_size + 3 * max(spec.feed_forward_size, default=0)
-    )
-    return (
-        Component("weights", weights, is_ceiling=True),
-        Component("kv_cache", cells * values * _F32),
-        Component("compute", activations * _F32 + rope + bias, is_ceiling=True),
-        Component("logits", shape.max_nodes * spec.vocab_size * _F32),
-        Component("drafter_tables", drafter_bytes, is_ceiling=True),
-        Component("runtime", runtime_bytes(spec) + _ONNX_RUNTIME_BYTES, is_ceiling=True),
-    )
-
-
-def folder_footprint(
-    spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0
-) -> tuple[Component, ...]:
-    """The components of a run of an ONNX model folder.
-
-    Weights are copied as the kernels want them, and of the embedding's table pages with rows that
-    were read stay in memory. Each step joins the past with the new rows, layer by layer.
-    """
-    table = dict(spec.group_bytes)["token_embd"]
-    widest = max(shape.batch_size, shape.max_nodes)
-    cells = shape.context_size + widest
-    heads, length = max(spec.num_heads), max(spec.key_length) + max(spec.value_length)
-    scores = 3 * heads * widest * cells
-    joined = cells * length * 2 * heads
-    activations = widest * (
-        _ONNX_LIVE_TENSORS * spec.embedding_size + 3 * max(spec.feed_forward_size)
-    )
-    compute = int(_FOLDER_ARENA * _F32 * (scores + joined + activations))
-    return (
-        Component("weights", int(_FOLDER_PACKED * spec.weight_bytes), is_ceiling=True),
-        Component("embeddings", min(table, shape.context_size * _PAGES_AROUND), is_ceiling=True),
-        Component("kv_cache", shape.context_size * spec.kv_values_per_token * _F32),
-        Component("compute", compute, is_ceiling=True),
-        Component("logits", shape.max_nodes * spec.vocab_size * _F32, is_ceiling=True),
-        Component("drafter_tables", drafter_bytes, is_ceiling=True),
-        Component("runtime", runtime_bytes(spec) + _ONNX_RUNTIME_BYTES, is_ceiling=True),
-    )
-
-
-def _onnx_matrix_bytes(tensor: GgufTensor) -> int:
-    values = tensor.dims[0] * tensor.dims[1]
-    bits = packed_bits(tensor)
-    # Numbers, a scale and a sum with them, and the scale again as it was written.
-    counted = values * bits // 8 + values // BLOCK * 3 * _F32
-    return int(counted * _ONNX_8_BIT_FACTOR) if bits == 8 else counted
-
-
-def _first_gpu_layer(spec: ModelSpec, gpu_layers: int) -> int:
-    """llama.cpp offloads the last layers; the output head counts as the very last one."""
-    return 0 if gpu_layers < 0 else max(0, spec.num_layers + 1 - gpu_layers)
-
-
 def _layer_of(spec: ModelSpec, tensor: GgufTensor) -> int:
     """The layer a tensor belongs to; the head comes after all, lookup tables before."""
     if tensor.name.startswith("blk."):
         number = tensor.name.split(".", 2)[1]
         return int(number) if number.isdigit() else 0
-    return -1 if tensor.name.startswith(_LOOKUP_TABLES) else spec.num_layers
+    return -1 if tensor.name.startswith(LOOKUP_TABLES) else spec.num_layers
 
 
 def _repacked_bytes(tensor: GgufTensor, shape: RunShape) -> int:
     """Bytes of the copy that kernels read: of weights that are multiplied by, not looked up in."""
-    if len(tensor.dims) < 2 or tensor.name.startswith(_LOOKUP_TABLES):
+    if len(tensor.dims) < 2 or tensor.name.startswith(LOOKUP_TABLES):
         return 0
     if shape.kernels and (packed := _packed_bytes(tensor)):
         return packed
@@ -388,7 +341,7 @@ def multiplied_tensors(spec: ModelSpec) -> Iterator[GgufTensor]:
     """Matrices that every step multiplies by: a tied table as well, which is the head."""
     for tensor in spec.tensors.values():
         is_head = spec.tied_embeddings and tensor.name == _TABLE
-        if len(tensor.dims) > 1 and (is_head or not tensor.name.startswith(_LOOKUP_TABLES)):
+        if len(tensor.dims) > 1 and (is_head or not tensor.name.startswith(LOOKUP_TABLES)):
             yield tensor
 
 

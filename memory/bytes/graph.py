@@ -8,9 +8,10 @@ by the architecture's name. Order and shapes follow `llama.cpp: src/llama-graph.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.memory.bytes.arena import Graph, Tensor
+from edgespec.memory.bytes.arena import HOST_PLACE, Graph, Tensor
 from edgespec.memory.bytes.results import F32, added, fed, over, result, stored, view
 from edgespec.models.spec import ModelSpec
 
@@ -33,12 +34,24 @@ class BatchShape:
     snapshots: int = 0  # of a recurrent state
 
 
+def compute_buffer_sizes(
+    spec: ModelSpec, shape: BatchShape, devices: Sequence[range]
+) -> tuple[int, ...]:
+    """Bytes of the compute buffer of the host, then of each device, by the layers it has.
+
+    The head counts as a layer after the last one.
+    """
+    return tuple(Builder(spec, shape, devices).build().buffer_sizes(1 + len(devices)))
+
+
 class Builder:
     """Builds the graph layer by layer, in the order of llama.cpp's own builders."""
 
-    def __init__(self, spec: ModelSpec, shape: BatchShape) -> None:
+    def __init__(self, spec: ModelSpec, shape: BatchShape, devices: Sequence[range] = ()) -> None:
         self.spec = spec
         self.shape = shape
+        self.devices = devices
+        self.place = HOST_PLACE  # of the layer that is built
         self.graph = Graph()
         self.positions = fed(shape.num_tokens * _I32)
         self.out_ids = fed(shape.num_outputs * _I32)
@@ -47,22 +60,33 @@ class Builder:
         }
 
     def build(self) -> Graph:
-        layers = _telling_layers(self.spec)
+        layers = _telling_layers(self.spec, self.devices)
         cur = self._embeddings()
         for layer in layers:
+            self.place = self._place_of(layer)
             cur = self._layer(cur, layer, last=layer == layers[-1])
+        self.place = self._place_of(self.spec.num_layers)
         cur = self._norm(cur)
         cur.is_output = True
-        logits = result(self.shape.num_outputs, self.spec.vocab_size, cur)
+        logits = self._here(result(self.shape.num_outputs, self.spec.vocab_size, cur))
         logits.is_output = True
         self.graph.add(logits)
         return self.graph
+
+    def _place_of(self, layer: int) -> int:
+        places = (i for i, layers in enumerate(self.devices, HOST_PLACE + 1) if layer in layers)
+        return next(places, HOST_PLACE)
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        """A result of this layer's weights, or of its part of the cache."""
+        tensor.place = self.place
+        return tensor
 
     # -- pieces ----------------------------------------------------------------------------
 
     def _embeddings(self) -> Tensor:
         count, width = self.shape.num_tokens, self.spec.embedding_size
-        looked_up = result(count, width, fed(count * _I32))
+        looked_up = self._here(result(count, width, fed(count * _I32)))
         self.graph.add(looked_up)
         self.graph.add(fed(count * width * F32))  # embeddings could be fed instead of ids
         return looked_up
@@ -103,7 +127,7 @@ class Builder:
         heads, kv_heads = spec.num_heads[layer], spec.num_kv_heads[layer]
         key, value = spec.key_length[layer], spec.value_length[layer]
         if self._has(layer, "attn_qkv.weight"):
-            fused = result(count, heads * key + kv_heads * (key + value), cur)
+            fused = self._here(result(count, heads * key + kv_heads * (key + value), cur))
             if self._has(layer, "attn_qkv.bias"):
                 fused = over(fused)
             query, keys, values = (view(fused) for _ in range(3))
@@ -119,21 +143,21 @@ class Builder:
         for tensor in (query, values, keys):
             self.graph.add(tensor)
         for tensor, places in ((keys, inputs.keys), (values, inputs.values)):
-            self.graph.add(stored(view(tensor), places))
+            self.graph.add(self._here(stored(view(tensor), places)))
         cells = self.shape.window_cells if spec.is_sliding[layer] else self.shape.cells
         casts = [
             Tensor(cells * kv_heads * width * _F16, "cast")
             for width, needed in ((key, self.shape.casts_keys), (value, self.shape.casts_values))
             if needed
         ]
-        attended = result(count, heads * value, view(query), *casts, inputs.mask)
+        attended = self._here(result(count, heads * value, view(query), *casts, inputs.mask))
         flat = self.graph.add(view(attended))
         mixed = _rotated(flat, inputs.value_rotation, count * heads * value)
-        out = result(count, spec.embedding_size, mixed)
+        out = self._here(result(count, spec.embedding_size, mixed))
         return over(out) if self._has(layer, "attn_output.bias") else out
 
     def _projection(self, cur: Tensor, layer: int, name: str, width: int) -> Tensor:
-        made = result(self.shape.num_tokens, width, cur)
+        made = self._here(result(self.shape.num_tokens, width, cur))
         if self._has(layer, f"{name}.bias"):
             made = over(made)
         return view(made)
@@ -152,24 +176,23 @@ class Builder:
 
     def _dense(self, cur: Tensor, rows: int, width: int, gated: bool) -> Tensor:
         if gated:
-            gate, up = result(rows, width, cur), result(rows, width, cur)
+            gate, up = (self._here(result(rows, width, cur)) for _ in range(2))
             cur = result(rows, width, gate, up)
         else:
-            cur = over(result(rows, width, cur))
-        return result(rows, self.spec.embedding_size, cur)
+            cur = over(self._here(result(rows, width, cur)))
+        return self._here(result(rows, self.spec.embedding_size, cur))
 
     def _experts(self, cur: Tensor, layer: int, rows: int) -> Tensor:
         spec = self.spec
         used, width = spec.num_experts_used, self._expert_width(layer)
-        probabilities = over(result(rows, spec.num_experts, cur))
+        probabilities = over(self._here(result(rows, spec.num_experts, cur)))
         order = Tensor(rows * spec.num_experts * _I32, "order", (probabilities,))
         chosen = view(order)
         weights = self.graph.add(view(result(rows, used, view(probabilities), chosen)))
         tokens = view(cur)
-        up = result(rows, used * width, tokens, chosen)
-        gate = result(rows, used * width, tokens, chosen)
+        up, gate = (self._here(result(rows, used * width, tokens, chosen)) for _ in range(2))
         hidden = result(rows, used * width, gate, up)
-        down = result(rows, used * spec.embedding_size, hidden, chosen)
+        down = self._here(result(rows, used * spec.embedding_size, hidden, chosen))
         weighted = Tensor(down.nbytes, down.shape, (down, weights), in_place=True)
         self.graph.add(weighted)
         outputs = [self.graph.add(view(weighted)) for _ in range(used)]
@@ -197,7 +220,11 @@ class Builder:
 
     def _norm(self, cur: Tensor) -> Tensor:
         """RMS norm, then its weights."""
-        return over(over(cur))
+        normed = over(cur)
+        # llama.cpp keeps it with its layer only where everything is on devices.
+        if self.devices and len(self.devices[0]) and self.devices[0].start == 0:
+            normed = self._here(normed)
+        return self._here(over(normed))
 
     def _has(self, layer: int, name: str) -> bool:
         return f"blk.{layer}.{name}" in self.spec.tensors
@@ -212,21 +239,26 @@ class _AttentionInputs:
     value_rotation: Tensor | None
 
 
-def _telling_layers(spec: ModelSpec) -> list[int]:
-    """Layers that decide the size: all where they differ, else a few of each kind.
+def _telling_layers(spec: ModelSpec, devices: Sequence[range]) -> list[int]:
+    """Layers that decide the sizes: in each place all where they differ, else a few of each kind.
 
-    The buffer stops growing once every kind of layer was followed by every other one.
+    A buffer stops growing once every kind of layer was followed by every other one.
     """
-    last = spec.num_layers - 1
-    kinds = [
-        (spec.is_sliding[i], spec.num_heads[i], spec.num_kv_heads[i], spec.feed_forward_size[i])
-        for i in range(spec.num_layers)
-    ]
-    changes = [i for i in range(1, spec.num_layers) if kinds[i] != kinds[i - 1]]
-    if len(set(kinds)) > 2:
-        return list(range(spec.num_layers))
-    kept = {0, 1, last - 1, last, *changes[:4], *(i - 1 for i in changes[:4])}
-    return sorted(i for i in kept if i >= 0 and i <= last)
+    first = min((layers.start for layers in devices), default=spec.num_layers)
+    places = [range(first), *(range(one.start, min(one.stop, spec.num_layers)) for one in devices)]
+    return sorted(layer for place in places for layer in _telling(spec, place))
+
+
+def _telling(spec: ModelSpec, layers: range) -> set[int]:
+    kinds = {
+        i: (spec.is_sliding[i], spec.num_heads[i], spec.num_kv_heads[i], spec.feed_forward_size[i])
+        for i in layers
+    }
+    if len(set(kinds.values())) > 2:
+        return set(layers)
+    changes = [i for i in layers[1:] if kinds[i] != kinds[i - 1]]
+    ends = {*layers[:2], *layers[-2:]}
+    return {*ends, *changes[:4], *(i - 1 for i in changes[:4])}
 
 
 def _rotation(size: int, smallest: bool = False) -> Tensor:

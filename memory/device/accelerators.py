@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from edgespec.errors import UnsupportedError
 from edgespec.memory.device import host
 from edgespec.memory.device.llama_binary import ggml_function
 
 _GPU, _INTEGRATED_GPU = 1, 2  # values of ggml_backend_dev_type
-_NO_GPUS = ("BLAS", "CPU", "RPC")  # what else registers itself
+_RPC = "RPC"
+_NO_GPUS = ("BLAS", "CPU", _RPC)  # what else registers itself
 _LISTENER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _first_use = threading.Lock()
 _SIZES = ctypes.POINTER(ctypes.c_size_t)
@@ -40,13 +42,17 @@ _FUNCTIONS: tuple[tuple[Any, ...], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One GPU; `shares_memory` means that its memory is the processor's."""
+    """One GPU, or a worker's device; `shares_memory`: its memory is the processor's."""
 
     name: str
     description: str
     total_bytes: int
     free_bytes: int
     shares_memory: bool
+    worker: str = ""  # HOST:PORT of the worker it belongs to
+    number: int = 0  # among that worker's devices
+    bytes_per_s: float = 0.0  # of its memory; 0 where nobody measured it
+    latency_s: float = 0.0  # of a trip there and back
 
 
 def accelerators() -> tuple[Accelerator, ...]:
@@ -60,12 +66,30 @@ def accelerators() -> tuple[Accelerator, ...]:
 
 def gpu_kinds() -> tuple[str, ...]:
     """Kinds of GPU llama.cpp was built for: "cuda", "metal", ...; whether there is one or not."""
+    return tuple(sorted(name.lower() for name in _registered() if name not in _NO_GPUS))
+
+
+def has_rpc() -> bool:
+    """Whether llama.cpp was built with what workers need."""
+    return _RPC in _registered()
+
+
+def require_rpc() -> None:
+    """Raises UnsupportedError where llama.cpp was built without what workers need."""
+    if not has_rpc():
+        raise UnsupportedError(
+            "this llama.cpp cannot use workers: it was built without RPC",
+            hint="make install RPC=1; or see docs/workers.md",
+        )
+
+
+def _registered() -> list[str]:
+    """Names of the parts that llama.cpp has for devices."""
     library = _ggml()
     if library is None:
-        return ()
+        return []
     handles = map(library.ggml_backend_reg_get, range(library.ggml_backend_reg_count()))
-    names = [library.ggml_backend_reg_name(handle).decode() for handle in handles]
-    return tuple(sorted(name.lower() for name in names if name not in _NO_GPUS))
+    return [library.ggml_backend_reg_name(handle).decode() for handle in handles]
 
 
 def _describe(library: Any, number: int) -> Accelerator | None:

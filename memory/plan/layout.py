@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from edgespec.memory.bytes.footprint import (
     GPU,
     HOST,
     RUNTIME_BYTES,
     SAMPLING_TOKEN_BYTES,
+    WORKER,
     Component,
     RunShape,
     beside_another,
@@ -18,15 +20,16 @@ from edgespec.memory.bytes.footprint import (
     footprint,
     has_packed_weights,
     head_footprint,
-    onnx_footprint,
     padded,
 )
+from edgespec.memory.bytes.onnx_footprint import onnx_footprint
 from edgespec.memory.device.kernels import attends
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import (
     DRAFT_MODEL_BATCH,
     DRAFT_MODEL_NODES,
+    Share,
     draft_context,
     draft_kv_type,
 )
@@ -47,6 +50,30 @@ class Sharing:
 ALONE = Sharing(1)
 
 
+class Offloaded(NamedTuple):
+    """Layers on other devices, negative for all; by accelerator, where several share them."""
+
+    layers: int = 0
+    counts: tuple[int, ...] = ()
+
+    @classmethod
+    def shared(cls, counts: Iterable[int]) -> Offloaded:
+        """Of each accelerator so many."""
+        each = tuple(counts)
+        return cls(sum(each), each)
+
+
+ALL_HERE = Offloaded()
+
+
+class Shortage(NamedTuple):
+    """What does not suffice, how many bytes of it there are, and on which device if on one."""
+
+    where: str
+    there_bytes: int
+    device: str = ""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Everything that decides how many bytes a run takes but the sizes that the planner searches.
@@ -62,11 +89,16 @@ class Layout:
     kv_type_k: str
     kv_type_v: str
     drafter: str = "none"
-    gpu_layers: int = 0
+    offloaded: Offloaded = ALL_HERE
     drafter_bytes: int = 0  # ceiling of the drafters' tables
     draft_spec: ModelSpec | None = None
     switch_spec: ModelSpec | None = None
     sharing: Sharing = ALONE
+
+    @property
+    def gpu_layers(self) -> int:
+        """Layers on other devices; negative: all."""
+        return self.offloaded.layers
 
     @property
     def specs(self) -> tuple[ModelSpec, ...]:
@@ -88,7 +120,8 @@ class Layout:
         """Where steps run: "cpu", "gpu" or "npu"."""
         if self.request.device != "auto":
             return self.request.device
-        return "gpu" if self.backend == LLAMACPP and self.gpu_layers else "cpu"
+        is_gpu = self.backend == LLAMACPP and self.gpu_layers and self._uses_gpu
+        return "gpu" if is_gpu else "cpu"
 
     @property
     def exact(self) -> bool:
@@ -133,8 +166,10 @@ class Layout:
         """What keeps them away, or ""."""
         if self.backend == ONNX:
             return "ONNX Runtime has its own"
-        if self.gpu_layers:
+        if self.gpu_layers and self.machine.has_gpu:
             return "layers are on the GPU"
+        if sum(self.offloaded.counts) > self.spec.num_layers:
+            return "all layers are on workers"
         if self.machine.missing_kernels:
             return self.machine.missing_kernels
         return (
@@ -183,7 +218,7 @@ class Layout:
     def footprint(self, context: int, batch: int, draft_max: int) -> tuple[Component, ...]:
         """The components of a run; where GPU and processor share memory, all of them there."""
         bytes_of = onnx_footprint if self.backend == ONNX else footprint
-        shape = self._shape(context, batch, draft_max)
+        shape = self.shape(context, batch, draft_max)
         tables = self.users * self.drafter_bytes if draft_max else 0
         parts = bytes_of(self.spec, shape, drafter_bytes=tables)
         if shape.head:
@@ -203,7 +238,7 @@ class Layout:
         if held := self._held_bytes():
             parts += (Component("process", held),)
         if self.machine.is_one_pool:
-            return tuple(replace(part, device=HOST, name=_pooled(part)) for part in parts)
+            return tuple(map(_pooled, parts))
         return parts
 
     def _held_bytes(self) -> int:
@@ -214,24 +249,44 @@ class Layout:
         return max(0, self.machine.process_bytes - RUNTIME_BYTES - self.request.interface_bytes)
 
     def nbytes(self, context: int, batch: int, draft_max: int) -> int:
-        """Everything a budget covers: the processor's memory and the GPU's."""
-        return sum(part.nbytes for part in self.footprint(context, batch, draft_max))
+        """Everything a budget covers: the processor's memory and the GPU's, not that of workers."""
+        parts = self.footprint(context, batch, draft_max)
+        return sum(part.nbytes for part in parts if not part.device.startswith(WORKER))
 
     def fits(self, context: int, batch: int, draft_max: int) -> bool:
         """Whether there is room for it, in the budget and on the devices."""
         return self.shortage(self.footprint(context, batch, draft_max)) is None
 
-    def shortage(self, parts: Sequence[Component]) -> tuple[str, int] | None:
-        """What does not suffice and how many bytes of it there are, or None."""
-        gpu = sum(part.nbytes for part in parts if part.device == GPU)
-        host = sum(part.nbytes for part in parts if part.device == HOST)
-        if self.request.budget_bytes and host + gpu > self.request.budget_bytes:
-            return "budget", self.request.budget_bytes
-        if host > self.machine.free_bytes:
-            return "free", self.machine.free_bytes
-        if gpu > self.machine.gpu_free_bytes:
-            return "free on the GPU", self.machine.gpu_free_bytes
-        return None
+    def shortage(self, parts: Sequence[Component]) -> Shortage | None:
+        """The first thing that does not suffice, or None."""
+        return next(self.shortages(parts), None)
+
+    def shortages(self, parts: Sequence[Component]) -> Iterator[Shortage]:
+        """What does not suffice."""
+        local = sum(part.nbytes for part in parts if not part.device.startswith(WORKER))
+        if self.request.budget_bytes and local > self.request.budget_bytes:
+            yield Shortage("budget", self.request.budget_bytes)
+        rooms = {HOST: Shortage("free", self.machine.free_bytes, HOST)}
+        for label, one in zip(self.machine.labels, self.machine.accelerators, strict=True):
+            where = f"free on worker {one.name}" if one.worker else "free on the GPU"
+            if label != GPU and not one.worker:
+                where = f"free on {one.name}"
+            rooms[label] = Shortage(where, one.free_bytes, label)
+        for label, room in rooms.items():
+            if sum(part.nbytes for part in parts if part.device == label) > room.there_bytes:
+                yield room
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """The layers by device, of those that have any."""
+        named = zip(
+            self.machine.labels, self.offloaded.counts, self.machine.accelerators, strict=False
+        )
+        return tuple(Share(label, count, one) for label, count, one in named if count)
+
+    @property
+    def _uses_gpu(self) -> bool:
+        return not self.offloaded.counts or any(not one.device.worker for one in self.shares)
 
     def cells(self, context: int) -> int:
         """Tokens the cache has room for, of all users together.
@@ -246,7 +301,8 @@ class Layout:
         """Nodes of a step: the roots of all users, and one longest draft."""
         return draft_max + self.users
 
-    def _shape(self, context: int, batch: int, draft_max: int) -> RunShape:
+    def shape(self, context: int, batch: int, draft_max: int) -> RunShape:
+        """The settings that decide how much llama.cpp allocates for the model."""
         return RunShape(
             context_size=self.cells(context),
             batch_size=max(batch, self.max_nodes(draft_max)),
@@ -255,6 +311,9 @@ class Layout:
             type_v=self.kv_type_v,
             threads=self.threads,
             gpu_layers=self.gpu_layers,
+            split=tuple(zip(self.machine.labels, self.offloaded.counts, strict=True))
+            if self.offloaded.counts
+            else (),
             mapped=self.mapped,
             features=self.machine.features,
             kernels=self.kernels,
@@ -272,7 +331,7 @@ class Layout:
             type_k=draft_kv_type(spec, self.kv_type_k),
             type_v=draft_kv_type(spec, self.kv_type_v),
             threads=self.threads,
-            gpu_layers=-1 if self.gpu_layers else 0,
+            gpu_layers=-1 if self.gpu_layers and self._uses_gpu else 0,
             mapped=self.draft_mapped,
             features=self.machine.features,
             kernels=self.kernels,
@@ -284,5 +343,8 @@ def smallest_batch(draft_max: int) -> int:
     return next(size for size in reversed(BATCH_SIZES) if size > draft_max)
 
 
-def _pooled(part: Component) -> str:
-    return part.name if part.device == HOST else f"gpu_{part.name}"
+def _pooled(part: Component) -> Component:
+    """Of a GPU that shares the processor's memory: there."""
+    if not part.device.startswith(GPU):
+        return part
+    return replace(part, device=HOST, name=f"{part.device}_{part.name}")

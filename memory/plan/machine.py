@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.memory.bytes.footprint import LIBRARY_BYTES
+from edgespec.memory.bytes.footprint import GPU, LIBRARY_BYTES, WORKER
 from edgespec.memory.device import host
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.device.kernels import missing_kernels
@@ -25,6 +27,7 @@ class Machine:
     features: frozenset[str] = frozenset()
     process_bytes: int = 0
     missing_kernels: str = "they were not looked for"  # empty where there are some
+    bytes_per_s: float = 0.0  # of the processor's memory; 0 where nobody measured it
 
     @property
     def is_one_pool(self) -> bool:
@@ -32,18 +35,44 @@ class Machine:
         return any(gpu.shares_memory for gpu in self.accelerators)
 
     @property
-    def gpu_free_bytes(self) -> int:
-        """Free bytes of the GPU's own memory; all GPUs together."""
-        return sum(gpu.free_bytes for gpu in self.accelerators if not gpu.shares_memory)
+    def has_gpu(self) -> bool:
+        """Whether it has one of its own."""
+        return any(not one.worker for one in self.accelerators)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether there are devices to share layers among, besides the host and one GPU."""
+        return len(self.accelerators) > 1 or not (self.has_gpu or not self.accelerators)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the bytes of each accelerator are reported under, in their order."""
+        workers, gpus = itertools.count(1), itertools.count(1)
+        is_only = sum(not one.worker for one in self.accelerators) == 1
+        return tuple(
+            f"{WORKER}{next(workers)}" if one.worker else GPU if is_only else f"{GPU}{next(gpus)}"
+            for one in self.accelerators
+        )
 
 
-def this_machine() -> Machine:
-    """The machine this process runs on."""
-    from edgespec.memory.device.accelerators import accelerators
+def this_machine(workers: Sequence[str] = ()) -> Machine:
+    """The machine this process runs on, and workers that it may use.
 
-    found = accelerators()
+    Workers come before GPUs, so that the last layers, and with them the logits, are on this machine
+    where it has one. Raises as `worker_devices`, and UnsupportedError where llama.cpp has no RPC.
+    """
+    from edgespec.memory.device.accelerators import accelerators, require_rpc
+
+    found, bytes_per_s = accelerators(), 0.0
+    if workers:
+        from edgespec.memory.device.bandwidth import memory_bandwidth
+        from edgespec.memory.device.workers import worker_devices
+
+        require_rpc()
+        found, bytes_per_s = (*worker_devices(workers), *found), memory_bandwidth()
     held = resident_bytes() + (0 if "llama_cpp" in sys.modules else LIBRARY_BYTES)
-    return Machine(reachable_bytes(), found, host.cpu_features(), held, missing_kernels())
+    features = host.cpu_features()
+    return Machine(reachable_bytes(), found, features, held, missing_kernels(), bytes_per_s)
 
 
 def reachable_bytes() -> int:

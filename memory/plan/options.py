@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         threads: int | None
         kv_type: str | None
         gpu_layers: int | None
+        workers: tuple[str, ...]
         drafter: str
         draft_model: str | os.PathLike[str] | None
         switch: str | os.PathLike[str] | None
@@ -55,7 +56,9 @@ class LoadOptions:
         threads: most CPU threads; None takes the physical cores this process may use. Steps take
             fewer while other programs compute.
         kv_type: f16, q8_0 or q4_0.
-        gpu_layers: layers on the GPU; None takes all of them where llama.cpp has one.
+        gpu_layers: layers on GPUs and workers; None takes all that fit on a GPU, and leaves as many
+            to workers as is fastest.
+        workers: HOST:PORT of `edgespec worker` on other machines, whose devices take layers, too.
         drafter: "auto", "none" or a list of `edgespec.drafting.drafters.NAMES`, such as
             "suffix,recycling".
         draft_model: a smaller GGUF model with the same vocabulary, or an early exit of this one,
@@ -80,6 +83,7 @@ class LoadOptions:
     threads: int | None = None
     kv_type: str | None = None
     gpu_layers: int | None = None
+    workers: tuple[str, ...] = ()
     drafter: str = "auto"
     draft_model: str | os.PathLike[str] | None = None
     switch: str | os.PathLike[str] | None = None

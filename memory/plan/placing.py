@@ -13,9 +13,10 @@ from dataclasses import replace
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.footprint import kv_type_fits
 from edgespec.memory.plan.drafts import DRAFT_SIZES
-from edgespec.memory.plan.layout import Layout
+from edgespec.memory.plan.layout import Layout, Offloaded
 from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.request import Choice, Request
+from edgespec.memory.plan.spreading import spread
 from edgespec.models.onnx.packing import EXACTLY_PACKED
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
@@ -96,19 +97,37 @@ def with_smaller_cache(layout: Layout, choice: Choice, losses: Losses) -> tuple[
 def with_layers_placed(layout: Layout) -> tuple[Layout, Choice]:
     """All layers on the GPU where they fit, else the most that do, or as many as were asked for.
 
+    Several devices share them by bytes and speed (`spreading`).
     Raises UnsupportedError where they were asked for and there is no GPU.
     """
     asked, context = layout.request.gpu_layers, layout.contexts.least
-    has_gpu = bool(layout.machine.accelerators) and layout.backend != ONNX
-    if asked and asked > 0 and not has_gpu:
+    has_devices = bool(layout.machine.accelerators) and layout.backend != ONNX
+    if asked and asked > 0 and not has_devices:
         raise UnsupportedError(
             f"--gpu-layers {asked} is not possible: {layout.backend} has no GPU here",
             hint="`edgespec doctor` says how to build it with one; or leave the option out",
         )
-    if has_gpu:
+    if layout.request.workers:
+        _check_workers(layout)
+    if has_devices and layout.machine.is_split:
+        counts = spread(layout)
+        layout = replace(layout, offloaded=Offloaded.shared(counts))
+    elif has_devices:
         count = asked if asked is not None else _most_on_gpu(layout, context)
-        layout = replace(layout, gpu_layers=count)
+        layout = replace(layout, offloaded=Offloaded(count))
     return layout, Choice("gpu_layers", layout.gpu_layers, _layers_reason(layout))
+
+
+def _check_workers(layout: Layout) -> None:
+    """Raises UnsupportedError for what workers are not used with."""
+    if layout.backend == ONNX:
+        raise UnsupportedError(
+            "--workers is not possible with ONNX Runtime", hint="use --backend llamacpp"
+        )
+    if layout.switch_spec is not None:
+        raise UnsupportedError(
+            "--workers is not possible with --switch", hint="leave one of them out"
+        )
 
 
 def _most_on_gpu(layout: Layout, context: int) -> int:
@@ -117,12 +136,14 @@ def _most_on_gpu(layout: Layout, context: int) -> int:
     everything = layout.spec.num_layers + 1
     for layers in range(everything, 0, -1):
         count = -1 if layers == everything else layers
-        if replace(layout, gpu_layers=count).fits(context, layout.least_batch, draft):
+        if replace(layout, offloaded=Offloaded(count)).fits(context, layout.least_batch, draft):
             return count
     return 0
 
 
 def _layers_reason(layout: Layout) -> str:
+    if layout.machine.is_split and layout.backend != ONNX:
+        return _shares_reason(layout)
     if layout.request.gpu_layers is not None:
         return "as asked"
     if layout.backend == ONNX:
@@ -132,6 +153,16 @@ def _layers_reason(layout: Layout) -> str:
     names = ", ".join(gpu.description for gpu in layout.machine.accelerators)
     how_many = "all" if layout.gpu_layers < 0 else "as many as"
     return f"{how_many} fit into {names}"
+
+
+def _shares_reason(layout: Layout) -> str:
+    if not layout.shares:
+        asked = layout.request.gpu_layers == 0
+        return "as asked" if asked else "this machine has room for all, and steps take less time"
+    shares = ", ".join(f"{one.layers} on {one.device.name}" for one in layout.shares)
+    host = layout.spec.num_layers + 1 - sum(layout.offloaded.counts)
+    how = "as asked" if layout.request.gpu_layers is not None else "the fastest ones filled first"
+    return f"{shares}, {host} here; {how}"
 
 
 def device_of(layout: Layout) -> Choice:

@@ -14,6 +14,7 @@ from edgespec.memory.bytes.footprint import (
     is_block_type,
     kv_type_fits,
 )
+from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.request import Choice
 from edgespec.models.spec import ModelSpec
 
@@ -40,6 +41,15 @@ class Goal:
     context_size: int
     draft_max: int
     tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The layers that one device takes, the head being one; `label` names its components."""
+
+    label: str
+    layers: int
+    device: Accelerator
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,7 @@ class Plan:
     users: int = 1  # generations at once
     cells: int = 0  # of the cache, for all of them; 0: a context
     latency: float = 1.0
+    shares: tuple[Share, ...] = ()  # of devices that share layers; empty for one GPU alone
 
     @property
     def max_nodes(self) -> int:
@@ -115,12 +126,23 @@ class Plan:
 
     @property
     def predicted_gpu_bytes(self) -> int:
-        """Ceiling of what is allocated on the GPU."""
-        return sum(part.nbytes for part in self.components if part.device == GPU)
+        """Ceiling of what is allocated on GPUs of this machine."""
+        return sum(part.nbytes for part in self.components if part.device.startswith(GPU))
+
+    def predicted_bytes_of(self, label: str) -> int:
+        """Ceiling of what is allocated on one device."""
+        return sum(part.nbytes for part in self.components if part.device == label)
+
+    @property
+    def draft_gpu_layers(self) -> int:
+        """Layers of a draft model on a GPU: all of them where the target uses one."""
+        if self.shares:
+            return -1 if any(not one.device.worker for one in self.shares) else 0
+        return -1 if self.gpu_layers else 0
 
     @property
     def component_bytes(self) -> dict[str, int]:
-        """Bytes by component; those on the GPU are called `gpu_...`."""
+        """Bytes by component; those on another device begin with its label, such as `gpu_`."""
         return component_bytes(self.components)
 
     def as_json(self) -> dict[str, Any]:
@@ -129,8 +151,8 @@ class Plan:
 
 
 def component_bytes(components: Sequence[Component]) -> dict[str, int]:
-    """Bytes by component; those on the GPU are called `gpu_...`."""
-    names = (c.name if c.device == HOST else f"gpu_{c.name}" for c in components)
+    """Bytes by component; those on another device begin with its label, such as `gpu_`."""
+    names = (c.name if c.device == HOST else f"{c.device}_{c.name}" for c in components)
     return {name: c.nbytes for name, c in zip(names, components, strict=True)}
 
 

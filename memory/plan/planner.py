@@ -141,6 +141,7 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
         users=layout.users,
         cells=layout.cells(context),
         latency=layout.request.latency,
+        shares=layout.shares,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.bytes.footprint import GPU, HOST, kv_type_fits
+from edgespec.memory.bytes.footprint import WORKER, kv_type_fits
 from edgespec.memory.plan.layout import Layout, smallest_batch
 from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.plan import component_bytes
@@ -22,17 +22,17 @@ def refusal(layout: Layout, context: int, batch: int, draft_max: int) -> DoesNot
     parts = layout.footprint(context, batch, draft_max)
     shortage = layout.shortage(parts)
     assert shortage is not None
-    where, there = shortage
-    if where != "budget":  # then each memory stands for itself
-        device_name = GPU if where.endswith("GPU") else HOST
-        parts = tuple(part for part in parts if part.device == device_name)
+    if shortage.device:  # each memory stands for itself
+        parts = tuple(part for part in parts if part.device == shortage.device)
+    else:
+        parts = tuple(part for part in parts if not part.device.startswith(WORKER))
     largest = sorted(component_bytes(parts).items(), key=lambda item: -item[1])[:_NAMED]
     named = ", ".join(f"{name.replace('_', ' ')} {-(-size // _MEBIBYTE)}" for name, size in largest)
     total = -(-sum(part.nbytes for part in parts) // _MEBIBYTE)
     both = "" if layout.switch_spec is None else "two models and "
     return DoesNotFitError(
         f"needs {total} MiB for {both}{context} tokens of context ({named} MiB); "
-        f"{where}: {there // _MEBIBYTE} MiB",
+        f"{shortage.where}: {shortage.there_bytes // _MEBIBYTE} MiB",
         hint="; ".join(_ways_out(layout, context, draft_max)) or "use a smaller model file",
     )
 

@@ -23,6 +23,7 @@ class Settings:
     device: str = "cpu"  # of ONNX Runtime; with llama.cpp the layers on the GPU say it
     kernels: bool = False  # edgespec's own, in llama.cpp
     head: bool = False  # of the head in a model's file alone
+    shares: str = ""  # layers by device, where several share them
 
 
 def settings_of(chosen: Plan | Layout) -> Settings:
@@ -38,4 +39,5 @@ def settings_of(chosen: Plan | Layout) -> Settings:
         is_onnx and chosen.exact,
         chosen.device if is_onnx else "cpu",
         chosen.kernels,
+        shares=", ".join(f"{one.layers} on {one.device.name}" for one in chosen.shares),
     )

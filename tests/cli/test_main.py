@@ -405,7 +405,7 @@ def test_plan_json(command: Command) -> None:
     memory = document["memory"]
     assert set(memory) == {
         "predicted_peak_bytes", "predicted_gpu_bytes", "available_bytes", "limit_bytes",
-        "components", "ceilings",
+        "components", "ceilings", "devices",
     }  # fmt: skip
     assert memory["predicted_peak_bytes"] == sum(memory["components"].values())
     assert set(memory["components"]) == COMPONENTS
@@ -543,7 +543,7 @@ def test_run_json_has_every_promised_key(report: dict[str, Any]) -> None:
     }  # fmt: skip
     assert set(report["memory"]) == {
         "predicted_peak_bytes", "predicted_gpu_bytes", "available_bytes", "limit_bytes",
-        "components", "ceilings", "measured_peak_bytes", "allocated_bytes",
+        "components", "ceilings", "devices", "measured_peak_bytes", "allocated_bytes",
     }  # fmt: skip
     allocated = {name.removeprefix("draft_") for name in report["memory"]["allocated_bytes"]}
     assert allocated == {"compute", "logits"} | EXACT | ({"weights"} & COMPONENTS)

@@ -223,3 +223,47 @@ def test_a_buffer_holds_what_lives_at_once_and_no_more_than_everything(
     ]
     everything = sum(32 * blocks for blocks, _ in nodes)
     assert max(alive, default=0) <= buffer_of(*tensors) <= everything
+
+
+def at(place: int, tensor: Tensor) -> Tensor:
+    tensor.place = place
+    return tensor
+
+
+def buffers_of(num_places: int, *tensors: Tensor) -> list[int]:
+    graph = Graph()
+    for tensor in tensors:
+        graph.add(tensor)
+    return graph.buffer_sizes(num_places)
+
+
+def test_a_device_gets_a_copy_of_what_it_needs() -> None:
+    """Host: a. Device: the copy of a, b beside it, then c in the place of the copy."""
+    a = at(0, result(64))
+    b = at(1, result(32, a))
+    assert buffers_of(2, at(1, result(32, b))) == [64, 96]
+
+
+def test_what_lies_between_is_drawn_to_a_device() -> None:
+    """b has no weights: it is evaluated where the next or the last one with some is."""
+    a = at(0, result(64))
+    b = over(a)
+    assert buffers_of(2, at(1, result(96, b))) == [64, 160]
+    a = at(1, result(64))
+    b = over(a)
+    assert buffers_of(2, at(0, result(96, b))) == [160, 64], "the host copies what b became"
+
+
+def test_a_copy_is_made_once_a_device() -> None:
+    """The input of two steps on one device, and of one on another."""
+    mask = leaf(128)
+    a = at(1, result(32, mask))
+    b = at(1, result(32, a, mask))
+    c = at(2, result(32, b, mask))
+    assert buffers_of(3, c) == [128, 192, 192]
+
+
+def test_one_place_is_what_it_was() -> None:
+    """Places that are named change nothing where there is only the host."""
+    a = at(0, result(64))
+    assert buffers_of(1, at(0, result(64, over(a)))) == [128]

@@ -25,7 +25,7 @@ def test_a_budget_covers_the_gpu_too() -> None:
     machine = Machine(64 << 30, gpu(8 << 30))
     whole = plan_of(SPEC, machine)
     needed = whole.predicted_peak_bytes + whole.predicted_gpu_bytes
-    for part in (0.75, 0.8, 0.9, 1.0):
+    for part in (0.8, 0.85, 0.9, 1.0):
         budget = int(needed * part)
         plan = plan_of(SPEC, machine, budget_bytes=budget)
         assert plan.predicted_peak_bytes + plan.predicted_gpu_bytes <= budget

@@ -81,6 +81,10 @@ def machines(draw: st.DrawFn) -> Machine:
     return Machine(64 << 30, gpus, draw(processors))
 
 
+def gpu_free_bytes(machine: Machine) -> int:
+    return sum(one.free_bytes for one in machine.accelerators if not one.shares_memory)
+
+
 def possible(spec: ModelSpec, machine: Machine, request: dict[str, Any]) -> bool:
     """Requests that nothing but memory can refuse.
 
@@ -89,7 +93,7 @@ def possible(spec: ModelSpec, machine: Machine, request: dict[str, Any]) -> bool
     return (
         request.get("context_size", 1) <= spec.context_length
         and kv_type_fits(spec, request.get("kv_type", "f16"))
-        and ("draft_max" not in request or not machine.gpu_free_bytes)
+        and ("draft_max" not in request or not gpu_free_bytes(machine))
     )
 
 
@@ -118,7 +122,7 @@ def test_a_plan_never_exceeds_what_it_may_take(
         assert plan.hint
         return
     assert plan.predicted_peak_bytes <= limit == plan.limit_bytes
-    assert plan.predicted_gpu_bytes <= machine.gpu_free_bytes
+    assert plan.predicted_gpu_bytes <= gpu_free_bytes(machine)
     assert taken(plan) <= limit or not is_budget
     assert all(component.nbytes > 0 for component in plan.components)
     assert 1 <= plan.context_size <= spec.context_length

@@ -17,7 +17,8 @@ import edgespec
 from edgespec.backends.ort.tokenizer import FolderTokenizer
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import EdgespecError, ModelFileError, UnsupportedError
-from edgespec.memory.bytes.footprint import RunShape, footprint, onnx_footprint
+from edgespec.memory.bytes.footprint import RunShape, footprint
+from edgespec.memory.bytes.onnx_footprint import onnx_footprint
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.request import Request
 from edgespec.models.onnx.folder import end_ids, read_folder_spec, read_model

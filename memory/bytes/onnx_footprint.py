@@ -1,0 +1,97 @@
+"""How many bytes a run on ONNX Runtime takes, by component, as `footprint` has it for llama.cpp."""
+
+from __future__ import annotations
+
+from edgespec.memory.bytes.footprint import LOOKUP_TABLES, Component, RunShape, runtime_bytes
+from edgespec.models.gguf.reader import GgufTensor
+from edgespec.models.onnx.packing import BLOCK, packed_bits
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
+
+_F32 = 4
+# onnxruntime's library, its arena and the graph: between 34 and 56 MiB are resident, depending on
+# version and the page cache holds of the library.
+_ONNX_RUNTIME_BYTES = 58 << 20
+_ONNX_8_BIT_FACTOR = 1.06  # measured against the blocks' arithmetic; 4-bit ones are as counted
+_ONNX_LIVE_TENSORS = 8  # of embedding width at once
+# Exported graphs: a block's scale is stored a second time, or a sum with it; scores, their sum with
+# the bias and the shares are alive at once, and keys and values joined and for every head; the
+# arena rounds what it takes.
+_FOLDER_PACKED = 1.2
+_FOLDER_ARENA = 1.4
+_PAGES_AROUND = 1 << 16  # what reading one row of a mapped table may bring into memory
+
+
+def onnx_footprint(
+    spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0
+) -> tuple[Component, ...]:
+    """The components of a run on ONNX Runtime's CPU kernels.
+
+    Weights are mapped from the converted file: a block of 32 takes its 4- or 8-bit numbers, a scale
+    and a sum, and another scale that is read while loading. The cache is float32.
+    """
+    if spec.format == ONNX_FORMAT:
+        return folder_footprint(spec, shape, drafter_bytes=drafter_bytes)
+    cells = shape.context_size + shape.max_nodes + 1
+    weights = sum(
+        tensor.data_bytes if len(tensor.dims) < 2 else _onnx_matrix_bytes(tensor)
+        for tensor in spec.tensors.values()
+        if not tensor.name.startswith(LOOKUP_TABLES) or spec.tied_embeddings
+    )
+    values = sum(
+        heads * (key + value)
+        for heads, key, value in zip(
+            spec.num_kv_heads, spec.key_length, spec.value_length, strict=True
+        )
+    )
+    tables = 2 if any(spec.is_sliding) else 1
+    widest = max(shape.batch_size, shape.max_nodes)
+    rope = tables * cells * max(spec.key_length, default=0) * _F32
+    bias = widest * cells * _F32 if any(spec.is_sliding) else shape.max_nodes * cells * _F32
+    activations = widest * (
+        _ONNX_LIVE_TENSORS * spec.embedding_size + 3 * max(spec.feed_forward_size, default=0)
+    )
+    return (
+        Component("weights", weights, is_ceiling=True),
+        Component("kv_cache", cells * values * _F32),
+        Component("compute", activations * _F32 + rope + bias, is_ceiling=True),
+        Component("logits", shape.max_nodes * spec.vocab_size * _F32),
+        Component("drafter_tables", drafter_bytes, is_ceiling=True),
+        Component("runtime", runtime_bytes(spec) + _ONNX_RUNTIME_BYTES, is_ceiling=True),
+    )
+
+
+def folder_footprint(
+    spec: ModelSpec, shape: RunShape, *, drafter_bytes: int = 0
+) -> tuple[Component, ...]:
+    """The components of a run of an ONNX model folder.
+
+    Weights are copied as the kernels want them, and of the embedding's table pages with rows that
+    were read stay in memory. Each step joins the past with the new rows, layer by layer.
+    """
+    table = dict(spec.group_bytes)["token_embd"]
+    widest = max(shape.batch_size, shape.max_nodes)
+    cells = shape.context_size + widest
+    heads, length = max(spec.num_heads), max(spec.key_length) + max(spec.value_length)
+    scores = 3 * heads * widest * cells
+    joined = cells * length * 2 * heads
+    activations = widest * (
+        _ONNX_LIVE_TENSORS * spec.embedding_size + 3 * max(spec.feed_forward_size)
+    )
+    compute = int(_FOLDER_ARENA * _F32 * (scores + joined + activations))
+    return (
+        Component("weights", int(_FOLDER_PACKED * spec.weight_bytes), is_ceiling=True),
+        Component("embeddings", min(table, shape.context_size * _PAGES_AROUND), is_ceiling=True),
+        Component("kv_cache", shape.context_size * spec.kv_values_per_token * _F32),
+        Component("compute", compute, is_ceiling=True),
+        Component("logits", shape.max_nodes * spec.vocab_size * _F32, is_ceiling=True),
+        Component("drafter_tables", drafter_bytes, is_ceiling=True),
+        Component("runtime", runtime_bytes(spec) + _ONNX_RUNTIME_BYTES, is_ceiling=True),
+    )
+
+
+def _onnx_matrix_bytes(tensor: GgufTensor) -> int:
+    values = tensor.dims[0] * tensor.dims[1]
+    bits = packed_bits(tensor)
+    # Numbers, a scale and a sum with them, and the scale again as it was written.
+    counted = values * bits // 8 + values // BLOCK * 3 * _F32
+    return int(counted * _ONNX_8_BIT_FACTOR) if bits == 8 else counted

@@ -1,0 +1,144 @@
+"""Layers shared among the host, GPUs and workers: by bytes, by speed, and as asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from planning_cases import MIB, SPEC, gpu, model, plan_of, reason, refusal
+
+from edgespec.errors import UnsupportedError
+from edgespec.memory.bytes.footprint import RunShape, device_layers
+from edgespec.memory.device.accelerators import Accelerator
+from edgespec.memory.plan.machine import Machine
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.settings import settings_of
+
+HOST_SPEED = 10e9
+LARGE = model(layers=8, width=1024, head=64, heads=(16, 4), feed_forward=2048, vocabulary=2000)
+
+
+def worker(
+    free: int, speed: float = HOST_SPEED, latency_s: float = 0.0, port: int = 1
+) -> Accelerator:
+    name = f"10.0.0.{port}:50052"
+    return Accelerator(name, f"CPU of worker {name}", free, free, False, name, 0, speed, latency_s)
+
+
+def machine(*devices: Accelerator, free: int = 64 << 30) -> Machine:
+    return Machine(free, devices, bytes_per_s=HOST_SPEED)
+
+
+def counts(plan: Plan) -> dict[str, int]:
+    return {one.label: one.layers for one in plan.shares}
+
+
+def test_a_faster_worker_takes_everything() -> None:
+    plan = plan_of(LARGE, machine(worker(8 << 30, 4 * HOST_SPEED)))
+    assert counts(plan) == {"worker1": 9}
+    assert (plan.gpu_layers, plan.device, plan.predicted_gpu_bytes) == (9, "cpu", 0)
+    assert plan.predicted_bytes_of("worker1") == sum(
+        size for name, size in plan.component_bytes.items() if name.startswith("worker1_")
+    )
+    assert "9 on 10.0.0.1:50052, 0 here; the fastest ones filled first" in reason(
+        plan, "gpu_layers"
+    )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [worker(8 << 30, HOST_SPEED / 2), worker(8 << 30, 4 * HOST_SPEED, latency_s=0.05)],
+    ids=["slower", "far away"],
+)
+def test_a_worker_that_costs_time_is_left_out_where_the_host_has_room(other: Accelerator) -> None:
+    plan = plan_of(LARGE, machine(other))
+    assert (counts(plan), plan.gpu_layers) == ({}, 0)
+    assert "this machine has room for all" in reason(plan, "gpu_layers")
+    assert counts(plan_of(LARGE, machine(other), gpu_layers=3)) == {"worker1": 3}, "as asked"
+
+
+def test_a_slow_worker_takes_what_the_host_has_no_room_for() -> None:
+    alone = plan_of(LARGE, machine())
+    room = alone.predicted_peak_bytes - 30 * MIB
+    plan = plan_of(
+        LARGE, machine(worker(8 << 30, HOST_SPEED / 2), free=room), context_size=4096, draft_max=0
+    )
+    assert 0 < counts(plan)["worker1"] < 9
+    assert plan.predicted_peak_bytes <= room
+
+
+def test_the_fastest_of_several_are_filled_first() -> None:
+    slow, fast = worker(8 << 30, 2 * HOST_SPEED, port=1), worker(30 * MIB, 4 * HOST_SPEED, port=2)
+    found = counts(plan_of(LARGE, machine(slow, fast)))
+    assert 0 < found["worker2"] < 9 and found["worker1"] == 9 - found["worker2"]
+
+
+def test_each_device_has_its_own_layers_and_stays_below_what_is_free() -> None:
+    first, second = (
+        worker(24 * MIB, 4 * HOST_SPEED, port=1),
+        worker(40 * MIB, 4 * HOST_SPEED, port=2),
+    )
+    plan = plan_of(LARGE, machine(first, second))
+    for share in plan.shares:
+        assert plan.predicted_bytes_of(share.label) <= share.device.free_bytes
+    split = tuple((one.label, one.layers) for one in plan.shares)
+    layers = device_layers(LARGE, RunShape(512, 32, 1, split=split))
+    assert [len(one) for one in layers.values()] == [one.layers for one in plan.shares]
+    assert layers["worker2"].stop == LARGE.num_layers + 1, "the last one has the head"
+    assert layers["worker1"].stop == layers["worker2"].start
+
+
+def test_a_gpu_comes_last_and_counts_as_the_fastest() -> None:
+    """The last layers, and with them the logits, are on this machine."""
+    devices = worker(8 << 30, 4 * HOST_SPEED), *gpu(30 * MIB)
+    plan = plan_of(LARGE, machine(*devices))
+    found = counts(plan)
+    assert list(found) == ["worker1", "gpu"] and 0 < found["gpu"] < 9
+    assert sum(found.values()) == 9
+    assert plan.predicted_gpu_bytes == plan.predicted_bytes_of("gpu") <= 30 * MIB
+
+
+def test_two_gpus_share_layers_by_their_bytes() -> None:
+    first, second = gpu(30 * MIB)[0], replace(gpu(40 * MIB)[0], name="GPU1")
+    plan = plan_of(LARGE, machine(first, second))
+    assert set(counts(plan)) == {"gpu1", "gpu2"}
+    for label, free in (("gpu1", 30 * MIB), ("gpu2", 40 * MIB)):
+        assert 0 < plan.predicted_bytes_of(label) <= free
+
+
+def test_a_budget_is_of_this_machine() -> None:
+    alone = plan_of(LARGE, machine(), context_size=4096, draft_max=0)
+    budget = alone.predicted_peak_bytes - 30 * MIB
+    plan = plan_of(
+        LARGE, machine(worker(8 << 30)), budget_bytes=budget, context_size=4096, draft_max=0
+    )
+    assert counts(plan) and plan.predicted_peak_bytes <= budget
+    assert plan.predicted_peak_bytes + plan.predicted_bytes_of("worker1") > budget
+
+
+def test_a_refusal_names_the_device_that_is_full() -> None:
+    error = refusal(LARGE, machine(worker(9 * MIB)), gpu_layers=-1, context_size=512)
+    assert "free on worker 10.0.0.1:50052: 9 MiB" in str(error)
+    assert "worker1 weights" in str(error)
+
+
+def test_step_times_are_kept_for_the_shares() -> None:
+    near = plan_of(LARGE, machine(worker(8 << 30)), gpu_layers=4)
+    other = plan_of(LARGE, machine(worker(8 << 30, port=2)), gpu_layers=4)
+    assert settings_of(near).shares == "4 on 10.0.0.1:50052"
+    assert settings_of(near) != settings_of(other)
+    assert settings_of(plan_of(LARGE, machine())).shares == ""
+
+
+def test_a_draft_model_stays_here() -> None:
+    """A trip for each of its tokens would cost more than it saves."""
+    plan = plan_of(LARGE, machine(worker(8 << 30)), gpu_layers=4)
+    assert (plan.draft_gpu_layers, plan.gpu_layers) == (0, 4)
+    beside = plan_of(LARGE, machine(worker(8 << 30), *gpu(8 << 30)), gpu_layers=-1)
+    assert beside.draft_gpu_layers == -1
+
+
+def test_what_workers_are_not_used_with_is_refused() -> None:
+    there = machine(worker(8 << 30))
+    with pytest.raises(UnsupportedError, match="ONNX Runtime"):
+        plan_of(SPEC, there, backend="onnx", workers=("10.0.0.1:50052",))
