@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 # the kernels change, which are compiled.
 FILES := $(shell find edge backends memory quantize cli models -name '*.py' | LC_ALL=C sort)
 COMPILED := $(sort $(wildcard backends/kernels/*.cpp backends/kernels/*.h))
-STATE := $(shell { echo $(FILES); cat pyproject.toml $(COMPILED); } | cksum | cut -d' ' -f1)
+STATE := $(shell { echo $(FILES) $(RPC); cat pyproject.toml $(COMPILED); } | cksum | cut -d' ' -f1)
 STAMP := $(VENV)/installed-$(STATE)
 RUN_STAMP := $(VENV)/run-installed-$(STATE)
 LOG := $(VENV)/install.log
@@ -26,6 +26,15 @@ LEFT_OUT := $(shell echo | $(CXX) -march=native -dM -E - 2>/dev/null | \
 	sed -n 's/.* __AMX_INT8__ .*/-mno-amx-int8/p; s/.* __AVX512FP16__ .*/-U__AVX512FP16__/p' | sort)
 ifneq ($(LEFT_OUT),)
 export CMAKE_ARGS := -DCMAKE_C_FLAGS="$(LEFT_OUT)" -DCMAKE_CXX_FLAGS="$(LEFT_OUT)" $(CMAKE_ARGS)
+endif
+
+# `make install RPC=1` compiles llama.cpp with what workers need (docs/workers.md), also where another
+# build of it is installed or cached.
+ifneq ($(RPC),)
+export CMAKE_ARGS := $(CMAKE_ARGS) -DGGML_RPC=ON
+LLAMA := $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
+WITH_RPC := $(BIN)/python -m pip install --force-reinstall --no-cache-dir --no-deps \
+	--no-binary llama-cpp-python $(LLAMA) &&
 endif
 
 # The package that brings a C++ compiler, by what the system has to install it with.
@@ -52,7 +61,7 @@ define INSTALL
 	printf '\nhint: on Debian and Ubuntu: sudo apt install python3-venv\n' >&2; exit 1; }
 @rm -f $(VENV)/installed-* $(VENV)/run-installed-*
 @echo "setting up $(VENV): the first time takes 5 minutes, as llama.cpp is compiled" >&2
-@{ $(BIN)/python -m pip install --upgrade pip && \
+@{ $(BIN)/python -m pip install --upgrade pip && $(WITH_RPC) \
 	$(BIN)/python -m pip install -e '.[$(1)]' --config-settings editable_mode=strict; \
 	} >$(LOG) 2>&1 & pid=$$!; trap "kill $$pid 2>/dev/null; exit 130" INT TERM; start=$$(date +%s); \
 	while kill -0 $$pid 2>/dev/null; do sleep 1; \

@@ -30,7 +30,7 @@ _GROUPS = {
     "Form of the answer": ("grammar", "grammar_file", "json_schema", "json_schema_file"),
     "Memory and device": (
         *("budget", "prefer", "ctx", "kv_type", "cache_type_k", "cache_type_v", "gpu_layers"),
-        *("threads", "backend", "device", "kernels"),
+        *("memory", "workers", "threads", "backend", "device", "kernels"),
     ),
     "Drafts": (
         *("drafter", "draft_model", "switch", "draft_max", "exact", "remember", "check"),

@@ -43,7 +43,7 @@ def doctor(as_json: options.JsonOption = False) -> None:
 
 def _document() -> dict[str, Any]:
     from edgespec.memory.device import host
-    from edgespec.memory.device.accelerators import accelerators, gpu_kinds
+    from edgespec.memory.device.accelerators import accelerators, gpu_kinds, has_rpc
     from edgespec.memory.device.bandwidth import memory_bandwidth
     from edgespec.memory.device.kernels import instruction_set, missing_kernels
     from edgespec.memory.store import cache
@@ -63,6 +63,7 @@ def _document() -> dict[str, Any]:
         "bandwidth_bytes_per_s": memory_bandwidth(),
         "unified_memory": any(gpu.shares_memory for gpu in gpus),
         "gpu_kinds": list(gpu_kinds()),
+        "has_rpc": has_rpc(),
         "gpus": [
             {
                 "name": gpu.name,
@@ -177,6 +178,12 @@ def _kernels(found: dict[str, Any]) -> str:
     return f"llama.cpp's; edgespec's own are missing: {found['kernels']}"
 
 
+def _workers(found: dict[str, Any]) -> str:
+    if found["has_rpc"]:
+        return "`edgespec worker` lends this machine's devices, --workers uses those of others"
+    return "none: llama.cpp was built without RPC; `make install RPC=1` builds it with it"
+
+
 def _onnx_place(devices: list[dict[str, str]]) -> str:
     """What each `--device` would run on."""
     first: dict[str, str] = {}
@@ -202,6 +209,7 @@ def _use_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("backend", backends if providers else "llama.cpp"),
         ("device", place),
+        ("workers", _workers(found)),
     ]
     if providers:
         rows.append(("onnx device", _onnx_place(found["onnx_devices"])))

@@ -26,6 +26,7 @@ from edgespec.cli.remembered import remembered
 from edgespec.cli.render import error, note, show_warnings
 from edgespec.cli.run import run
 from edgespec.cli.serve import serve
+from edgespec.cli.worker import worker
 from edgespec.errors import EdgespecError
 from edgespec.models.writing import is_full, reason
 
@@ -44,6 +45,7 @@ app.command(cls=Command)(serve)
 app.command(cls=Command)(plan)
 app.command(cls=Command)(profile)
 app.command(cls=Command)(bench)
+app.command(cls=Command)(worker)
 app.command(cls=Command)(doctor)
 app.command(cls=Command)(remembered)
 app.add_typer(config_app, name="config")

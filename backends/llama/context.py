@@ -21,6 +21,7 @@ from edgespec.backends.llama.kernels import kernels
 from edgespec.backends.llama.library import LOG, interrupts_kept, library, model_params
 from edgespec.backends.llama.team import TEAMS
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
+from edgespec.backends.llama.workers import Device, Placed
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.device.track import give_back_memory
 
@@ -41,6 +42,8 @@ class LlamaSettings:
     `mapped` weights are pages of the file; others are read into memory, which saves the file's
     own pages where the CPU backend makes repacked copies. With `kernels`, weights are packed for
     edgespec's own, where these fit this llama.cpp; a `tied` table, which is the head, too, once.
+    The last layers lie on `devices`, those of the first one first; without any llama.cpp spreads
+    `gpu_layers` over the GPUs it sees.
     """
 
     context_size: int
@@ -58,6 +61,7 @@ class LlamaSettings:
     cells: int = 0
     unified: bool = True
     head: bool = False  # the block that predicts further tokens is loaded, too
+    devices: tuple[Device, ...] = ()
 
 
 class LlamaContext:
@@ -70,6 +74,7 @@ class LlamaContext:
     def __init__(self, settings: LlamaSettings) -> None:
         self.lib: ModuleType = library()
         self.settings = settings
+        self._placed = Placed(settings.devices)
         self._threads = settings.threads  # of the last step
 
     def open(
@@ -93,13 +98,15 @@ class LlamaContext:
 
     def _look(self, rows: int) -> None:
         """At what was made: its buffers, and up to so many rows of logits."""
-        self.buffer_bytes = LOG.buffer_bytes()
+        self._placed.check()
+        self.buffer_bytes = LOG.buffer_bytes(self._placed.labels)
         self.logits = _LogitsView(self.lib, rows, self.tokenizer.vocab_size)
 
     def _load(self, path: str, progress: Callable[[float], None] | None) -> None:
         params = model_params()
         params.n_gpu_layers = self.settings.gpu_layers
         params.load_mtp = self.settings.head
+        self._placed.apply(params)
         params.load_mode = _LOAD_MAPPED if self.settings.mapped else _LOAD_COPIED
         pages, problems = HugePages(), list[BaseException]()
 
@@ -116,7 +123,8 @@ class LlamaContext:
         callback = self.lib.llama_progress_callback(report)
         params.progress_callback = callback
         settings = self.settings
-        use = kernels(settings.kernels, tied=settings.tied, threads=settings.threads)
+        tied = settings.tied and not settings.devices  # whose last one has the head
+        use = kernels(settings.kernels, tied=tied, threads=settings.threads)
         with interrupts_kept() as interrupted, use:
             self._model = self.lib.llama_model_load_from_file(os.fsencode(path), params)
         give_back_memory()  # tensors were read into a buffer of their size before they were packed
@@ -124,6 +132,7 @@ class LlamaContext:
             raise problems[0]
         if interrupted:  # and whoever was told of it raised nothing
             raise KeyboardInterrupt
+        self._placed.check()
         if not self._model:
             raise BackendError(
                 f"llama.cpp cannot load {os.path.basename(path)}: {LOG.problem() or 'no reason'}",
@@ -163,6 +172,7 @@ class LlamaContext:
         pages = HugePages()
         with interrupts_kept():
             self.handle = self.lib.llama_init_from_model(self._model, params)
+        self._placed.check()
         if not self.handle:
             raise BackendError(
                 f"llama.cpp cannot make a context of {settings.context_size} tokens: "
@@ -192,6 +202,7 @@ class LlamaContext:
 
     def decode(self, batch: Batch, count: int) -> None:
         """Compute the first `count` places of a batch. Raises BackendError."""
+        self._placed.check()
         batch.struct.n_tokens = count
         try:
             threads = TEAMS.enter(self.settings.threads)
@@ -206,7 +217,9 @@ class LlamaContext:
 
     def rows(self, count: int) -> Logits:
         """The first logits of the last step, [count, V]: a view that the next step overwrites."""
-        return self.logits.rows(self.handle, count)
+        rows = self.logits.rows(self.handle, count)  # waits for other devices
+        self._placed.check()
+        return rows
 
     def close(self) -> None:
         """Free everything; safe to call twice."""

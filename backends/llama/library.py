@@ -12,9 +12,9 @@ import re
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar
 
 from edgespec.errors import BackendError, MissingDependencyError
@@ -29,6 +29,7 @@ _FLAGS = {
     **{name: name.lower() for name in ("AVX512_VNNI", "AVX512_BF16")},
     **{"AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi"},
 }
+_NO_LABELS: Mapping[str, str] = MappingProxyType({})
 _COMPONENT = {"model": "weights", "KV": "kv_cache", "RS": "recurrent_state"}
 
 
@@ -74,15 +75,18 @@ class LibraryLog(threading.local):
         texts = [line.split(": ", 1)[-1] for line in self._problems]
         return "; ".join(dict.fromkeys(texts[-2:]))
 
-    def buffer_bytes(self) -> dict[str, int]:
-        """Bytes llama.cpp allocated or mapped since `clear`, by component."""
+    def buffer_bytes(self, labels: Mapping[str, str] = _NO_LABELS) -> dict[str, int]:
+        """Bytes llama.cpp allocated or mapped since `clear`, by component.
+
+        Those on another device begin with its label, which is "gpu" unless `labels` has another.
+        """
         total: dict[str, int] = {}
         for device, component, size_bytes in self._buffers:
             name = "weights_repacked" if device.upper() in _REPACKED else component
             on_gpu = (
                 not device.upper().startswith(("CPU", "HOST")) and "_HOST" not in device.upper()
             )
-            name = f"gpu_{name}" if on_gpu else name
+            name = f"{labels.get(device, 'gpu')}_{name}" if on_gpu else name
             total[name] = total.get(name, 0) + size_bytes
         return total
 

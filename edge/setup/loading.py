@@ -14,6 +14,7 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.head import FollowedBackend, FollowedRecurrentBackend
 from edgespec.backends.llama.recurrent import RecurrentBackend
+from edgespec.backends.llama.workers import Device
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import HEAD
 from edgespec.drafting.drafters.model import WritingDrafter
@@ -215,6 +216,10 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         users=plan.users,
         cells=plan.cells,
         unified=not plan.exact,
+        devices=tuple(
+            Device(one.label, one.layers, one.device.name, one.device.worker, one.device.number)
+            for one in plan.shares
+        ),
     )
     snapshots = plan.draft_max if spec.has_snapshots else 0
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0

@@ -196,6 +196,22 @@ def test_buffers_of_a_component_add_up() -> None:
     }
 
 
+def test_buffers_of_several_devices_have_their_labels() -> None:
+    log = log_of(
+        (INFO, "load_tensors: RPC0[127.0.0.1:4711] model buffer size =     2.00 MiB\n"),
+        (INFO, "load_tensors: RPC1[127.0.0.1:4711] model buffer size =     3.00 MiB\n"),
+        (INFO, "llama_kv_cache: RPC0[127.0.0.1:4711] KV buffer size =     4.00 MiB\n"),
+        (INFO, "load_tensors:        CUDA0 model buffer size =     1.00 MiB\n"),
+    )
+    labels = {"RPC0[127.0.0.1:4711]": "worker1", "RPC1[127.0.0.1:4711]": "worker2"}
+    assert log.buffer_bytes(labels) == {
+        "worker1_weights": 2 * MEBIBYTE,
+        "worker2_weights": 3 * MEBIBYTE,
+        "worker1_kv_cache": 4 * MEBIBYTE,
+        "gpu_weights": MEBIBYTE,
+    }
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -1,0 +1,116 @@
+"""Devices of workers as llama.cpp's own: made known through its C API, each behind a relay."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.backends.llama.library import ggml_function, library
+from edgespec.backends.llama.relay import Relay
+from edgespec.errors import BackendError
+from edgespec.memory.device.accelerators import require_rpc
+
+_P = ctypes.c_void_p
+_NO_TENSOR = b"^no tensor has this name$"
+_relays: dict[str, Relay] = {}
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that takes `layers` of a model: a worker's, by its number, or a local one by name.
+
+    `label` is what its bytes are reported under.
+    """
+
+    label: str
+    layers: int
+    name: str
+    worker: str = ""
+    number: int = 0
+
+
+class Placed:
+    """Layers of one model on several devices; without any, llama.cpp's own choice.
+
+    `labels` has what the bytes of each are reported under, by the name in llama.cpp's log.
+    Raises UnsupportedError where this llama.cpp has no RPC, and BackendError for a device that is
+    not there any more.
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._devices = devices
+        self._relays = _relays_of(device for device in devices if device.worker)
+        self._kept: list[Any] = []  # what llama.cpp has addresses of
+        self.labels = {self._logged(device): device.label for device in devices}
+
+    def apply(self, params: Any) -> None:
+        """Let a model be loaded like that."""
+        devices = self._devices
+        if not devices:
+            return
+        handles = (_P * (len(devices) + 1))(*map(self._handle, devices), None)
+        most = max(len(devices), int(library().llama_max_devices()))
+        shares = (ctypes.c_float * most)(*(device.layers for device in devices))
+        # No tensor has this name. With any such rule steps run one after the other: computing
+        # several at once takes four copies of what passes between devices, and serves prompts only.
+        pattern = ctypes.c_char_p(_NO_TENSOR)
+        rules = (_P * 4)(ctypes.cast(pattern, _P), _host_memory(), None, None)
+        self._kept = [handles, shares, pattern, rules]
+        params.n_gpu_layers = sum(device.layers for device in devices)
+        params.devices, params.tensor_split = ctypes.cast(handles, _P).value, shares
+        params.tensor_buft_overrides = ctypes.cast(rules, _P).value
+
+    def check(self) -> None:
+        """Raises BackendError where a worker failed since the model was loaded."""
+        for relay in self._relays.values():
+            if relay.failure:
+                raise BackendError(relay.failure, hint=relay.hint)
+
+    def _handle(self, device: Device) -> int:
+        if not device.worker:
+            by_name = ggml_function("ggml_backend_dev_by_name", _P, ctypes.c_char_p)
+            handle = by_name(device.name.encode())
+        else:
+            relay = self._relays[device.worker]
+            registry = rpc_function("ggml_backend_rpc_add_server", _P, ctypes.c_char_p)(
+                relay.endpoint.encode()
+            )
+            self.check()
+            get = ggml_function("ggml_backend_reg_dev_get", _P, _P, ctypes.c_size_t)
+            handle = get(registry, device.number) if registry else None
+        if not handle:
+            raise BackendError(f"llama.cpp does not see {device.name} any more")
+        return int(handle)
+
+    def _logged(self, device: Device) -> str:
+        if not device.worker:
+            return device.name
+        return f"RPC{device.number}[{self._relays[device.worker].endpoint}]"
+
+
+def _relays_of(devices: Iterable[Device]) -> dict[str, Relay]:
+    """A relay for each worker: kept, since llama.cpp never forgets an endpoint, until it fails."""
+    most: dict[str, int] = {}
+    for device in devices:
+        most[device.worker] = max(device.number + 1, most.get(device.worker, 0))
+    with _lock:
+        for worker, count in most.items():
+            if worker not in _relays or _relays[worker].failure:
+                _relays[worker] = Relay(worker, count)
+        return {worker: _relays[worker] for worker in most}
+
+
+def _host_memory() -> int:
+    return int(ggml_function("ggml_backend_cpu_buffer_type", _P)())
+
+
+def rpc_function(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of llama.cpp's RPC part, which is asked for by name. Raises UnsupportedError."""
+    require_rpc()
+    registry = ggml_function("ggml_backend_reg_by_name", _P, ctypes.c_char_p)(b"RPC")
+    find = ggml_function("ggml_backend_reg_get_proc_address", _P, _P, ctypes.c_char_p)
+    return ctypes.CFUNCTYPE(result, *arguments)(find(registry, name.encode()))
