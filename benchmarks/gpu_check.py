@@ -1,0 +1,317 @@
+"""Whether models run on another device as planned: a GPU of this machine, or workers.
+
+    python benchmarks/gpu_check.py [MODEL] [--workers HOST:PORT,...] [--tokens 48] [--json]
+
+With no, some and all layers there: the same tokens as on this processor (or where rounding
+explains it), the bytes that were planned for each device beside those that llama.cpp allocated, and
+step times. Then budgets for each device, trees, rollback, caches that are saved, sessions, drafts,
+early exits and --exact. One table; the exit status is 1 where something failed. Without such a
+device it says so, and the status is 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import edgespec
+from edgespec.backends.base import Logits
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.tree import DraftTree
+from edgespec.decode.engine import Engine
+from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
+from edgespec.measure.divergence import find_divergence
+from edgespec.measure.noise import measure_batch_noise
+from edgespec.memory.bytes.footprint import HOST
+from edgespec.memory.device.host import cpu_name
+from edgespec.memory.plan.machine import Machine, this_machine
+from edgespec.memory.plan.options import LoadOptions
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Request
+from edgespec.models.embedded import embedded_drafter_path, embedded_model
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.setup.loading import load_plan
+from edgespec.setup.planning import make_run_plan
+
+_NO_DEVICE = "skipped: llama.cpp sees no GPU here, and no --workers were named"
+_PROMPT = "List the planets from the sun outwards, then list them again in the same order."
+_CONTEXT = 1024
+_MOST_ERROR = 0.02  # of the bytes that were planned for a device
+_SLACK_BYTES = 1 << 20  # tensors are padded
+_MOST_DIFFERENCE = 0.2  # of logits of a tree and of its paths, of which the largest is some 20
+_PARTS = ("weights", "weights_repacked", "kv_cache", "compute")
+
+
+class Finding(NamedTuple):
+    """One line of the table."""
+
+    check: str
+    ok: bool
+    text: str
+
+
+class Case(NamedTuple):
+    """What is checked: a model on a machine with other devices."""
+
+    spec: ModelSpec
+    machine: Machine
+    workers: tuple[str, ...]
+    tokens: int
+
+    @contextmanager
+    def engine(self, machine: Machine | None = None, **options: Any) -> Iterator[Loaded]:
+        """The model loaded with these options. Raises as `load`."""
+        chosen = {"context_size": _CONTEXT, "workers": self.workers, **options}
+        request = Request.loading(LoadOptions(**chosen))
+        plan = make_run_plan(self.spec, request, machine or self.machine)
+        with load_plan(self.spec, plan) as engine:
+            yield Loaded(engine, plan)
+
+
+class Loaded(NamedTuple):
+    engine: Engine
+    plan: Plan
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("model", nargs="?", type=Path, default=None)
+    parser.add_argument("--workers", default="")
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    workers = tuple(one for one in arguments.workers.split(",") if one)
+    try:
+        machine = this_machine(workers)
+    except EdgespecError as problem:
+        raise SystemExit(f"error: {problem}\nhint: {problem.hint}") from problem
+    if not machine.accelerators:
+        print(_NO_DEVICE)
+        return
+    spec = read_model_spec(arguments.model or embedded_model())
+    if not arguments.json:
+        print(f"{spec.path.name} on {', '.join(one.description for one in machine.accelerators)}")
+        print(f"host: {cpu_name()}\n\n| check | | found |\n| --- | --- | --- |")
+    found = []
+    for one in findings(Case(spec, machine, workers, arguments.tokens)):
+        found.append(one)
+        if not arguments.json:
+            print(f"| {one.check} | {'ok' if one.ok else 'FAILED'} | {one.text} |", flush=True)
+    if arguments.json:
+        print(json.dumps([one._asdict() for one in found]))
+    sys.exit(0 if all(one.ok for one in found) else 1)
+
+
+def findings(case: Case) -> Iterator[Finding]:
+    """Every check, whatever the ones before it found."""
+    everything = case.spec.num_layers + 1
+    with case.engine(gpu_layers=0) as (engine, _):
+        plain = engine.generate(_PROMPT, max_tokens=case.tokens, speculate=False).token_ids
+    for layers in (0, everything // 2, everything):
+        yield from _guarded(f"{layers} layers there", partial(_placed, case, layers, plain))
+    yield from _guarded("budgets", partial(_budgets, case))
+    with case.engine(gpu_layers=everything, draft_max=15, drafter="suffix,recycling") as loaded:
+        for name, check in _ON_ONE_ENGINE.items():
+            yield from _guarded(name, partial(check, loaded.engine, case))
+    yield from _guarded("early exit", partial(_early_exit, case, everything))
+    yield from _guarded("--exact", partial(_exact, case, everything))
+
+
+def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from check()
+    except EdgespecError as problem:
+        yield Finding(name, False, str(problem))
+
+
+# -- where layers lie ----------------------------------------------------------------------
+
+
+def _placed(case: Case, layers: int, plain: tuple[int, ...]) -> Iterator[Finding]:
+    with case.engine(gpu_layers=layers) as (engine, plan):
+        name = f"{layers} layers there"
+        yield from _bytes(name, engine, plan)
+        curve = engine.curve
+        if curve is not None:
+            times = (f"{n}: {curve.base[n]:.1f}" for n in (1, 2, 4, 8, 16) if n < len(curve.base))
+            yield Finding(f"{name}, ms a step", True, ", ".join(times))
+        for drafts in (False, True):
+            ids = engine.generate(_PROMPT, max_tokens=case.tokens, speculate=drafts).token_ids
+            how = "drafts" if drafts else "plain"
+            yield _same(f"{name}, {how}", engine, plain, ids)
+
+
+def _bytes(name: str, engine: Engine, plan: Plan) -> Iterator[Finding]:
+    """Planned and allocated, for each device and of the host what llama.cpp tells."""
+    allocated = engine.memory_bytes()
+    labels = {part.device for part in plan.components} - {HOST}
+    for label in (HOST, *sorted(labels)):
+        prefix = "" if label == HOST else f"{label}_"
+        planned = sum(
+            part.nbytes for part in plan.components if part.device == label and part.name in _PARTS
+        )
+        taken = sum(allocated.get(prefix + part, 0) for part in _PARTS)
+        ok = abs(planned - taken) <= max(_MOST_ERROR * planned, _SLACK_BYTES)
+        text = f"{planned / 2**20:.1f} MiB planned, {taken / 2**20:.1f} allocated"
+        yield Finding(f"{name}, bytes of {label}", ok, text)
+
+
+def _same(name: str, engine: Engine, plain: tuple[int, ...], ids: tuple[int, ...]) -> Finding:
+    """Whether tokens are those of this processor, or part where rounding explains it."""
+    prompt = engine.encode(_PROMPT)
+    parted = find_divergence(engine.backend, prompt, plain, ids)
+    if parted is None:
+        return Finding(name, True, f"the same {len(ids)} tokens as on this processor")
+    noise = max(measure_batch_noise(engine.backend), _MOST_DIFFERENCE)
+    text = f"parts at token {parted.position}, where two logits are {parted.gap:.3f} apart"
+    return Finding(name, parted.gap <= noise, f"{text} (rounding: up to {noise:.3f})")
+
+
+def _budgets(case: Case) -> Iterator[Finding]:
+    """Half of what all layers take, on each device in turn: planned and allocated stay below."""
+    with case.engine(gpu_layers=case.spec.num_layers + 1) as (_, plan):
+        pass
+    for number, one in enumerate(case.machine.accelerators):
+        label = case.machine.labels[number]
+        limit = plan.predicted_bytes_of(label) // 2
+        if not limit:
+            continue
+        devices = list(case.machine.accelerators)
+        devices[number] = replace(one, free_bytes=limit)
+        machine = replace(case.machine, accelerators=tuple(devices))
+        try:
+            with case.engine(machine) as (engine, smaller):
+                sizes = engine.memory_bytes().items()
+                taken = sum(size for name, size in sizes if name.startswith(f"{label}_"))
+                text = f"{limit >> 20} MiB: {smaller.predicted_bytes_of(label) >> 20} planned, "
+                yield Finding(f"budget of {label}", taken <= limit, text + f"{taken >> 20} taken")
+        except DoesNotFitError as problem:
+            yield Finding(f"budget of {label}", True, f"refused: {problem}")
+
+
+# -- what is computed there ----------------------------------------------------------------
+
+
+def _prefilled(engine: Engine) -> list[int]:
+    """The prompt in the cache but its last token, which is the root of the next step."""
+    ids = engine.encode(_PROMPT)
+    engine.backend.truncate(0)
+    for start in range(0, len(ids) - 1, engine.backend.batch_size):
+        engine.backend.prefill(ids[start : min(len(ids) - 1, start + engine.backend.batch_size)])
+    return ids
+
+
+def _tree(engine: Engine, case: Case) -> Iterator[Finding]:
+    """Rows of a tree with two branches, and of its paths one by one."""
+    if not engine.backend.capabilities.tree:
+        yield Finding("tree", True, f"none: {engine.backend.capabilities.reason}")
+        return
+    ids = _prefilled(engine)
+    tree = DraftTree((ids[-1], *ids[:4]), (-1, 0, 0, 1, 2))
+    rows = np.array(engine.backend.verify(tree))
+    engine.backend.commit((0, 2, 4))
+    after = _next(engine)
+    differences = []
+    for leaf in (3, 4):
+        _prefilled(engine)
+        path = tree.path(leaf)
+        chain = np.array(engine.backend.verify(DraftTree.chain([tree.tokens[i] for i in path])))
+        differences.append(float(np.abs(chain - rows[path]).max()))
+        engine.backend.commit(range(len(path)))
+    most = max(differences)
+    yield Finding("tree", most <= _MOST_DIFFERENCE, f"rows differ by {most:.4f} from their paths")
+    change = float(np.abs(_next(engine) - after).max())
+    yield Finding("rollback", change <= _MOST_DIFFERENCE, f"the next row differs by {change:.4f}")
+
+
+def _next(engine: Engine) -> Logits:
+    row = np.array(engine.backend.verify(DraftTree.chain((1,)))[0])
+    engine.backend.commit((0,))
+    return row
+
+
+def _saved(engine: Engine, case: Case) -> Iterator[Finding]:
+    ids = _prefilled(engine)[:-1]
+    backend = engine.backend
+    assert isinstance(backend, LlamaBackend)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "cells")
+        nbytes = backend.save_cache(path)
+        expected = _next(engine)
+        backend.load_cache(path, ids)
+    change = float(np.abs(_next(engine) - expected).max())
+    text = f"{nbytes / 2**20:.1f} MiB; the next row differs by {change:.4f}"
+    yield Finding("saved cache", change <= _MOST_DIFFERENCE, text)
+
+
+def _session(engine: Engine, case: Case) -> Iterator[Finding]:
+    engine.backend.truncate(0)
+    try:
+        session = edgespec.Session(engine)
+    except UnsupportedError as problem:
+        yield Finding("session", True, f"none: {problem}")
+        return
+    first = session.send("Name three colours.", max_tokens=16)
+    second = session.send("And three more.", max_tokens=16)
+    reused = second.counters.reused_tokens
+    ok = bool(first.text and second.text) and reused > 0
+    yield Finding("session", ok, f"the second turn reuses {reused} tokens")
+
+
+def _drafts(engine: Engine, case: Case) -> Iterator[Finding]:
+    plain = engine.generate(_PROMPT, max_tokens=case.tokens, speculate=False)
+    drafted = engine.generate(_PROMPT, max_tokens=case.tokens)
+    found = _same("drafts", engine, plain.token_ids, drafted.token_ids)
+    text = f"{drafted.counters.drafted_tokens} drafted, {drafted.counters.accepted_tokens} accepted"
+    yield Finding("drafts", found.ok, f"{text}; {found.text}")
+
+
+_ON_ONE_ENGINE: dict[str, Callable[[Engine, Case], Iterator[Finding]]] = {
+    "tree": _tree,
+    "saved cache": _saved,
+    "session": _session,
+    "drafts": _drafts,
+}
+
+
+def _early_exit(case: Case, layers: int) -> Iterator[Finding]:
+    exit_path = embedded_drafter_path()
+    try:
+        with case.engine(gpu_layers=layers, draft_model=exit_path, drafter="model") as (engine, _):
+            plain = engine.generate(_PROMPT, max_tokens=case.tokens, speculate=False).token_ids
+            found = engine.generate(_PROMPT, max_tokens=case.tokens)
+            same = _same("early exit", engine, plain, found.token_ids)
+            yield same._replace(
+                ok=same.ok and not engine.draft_failure,
+                text=f"{found.counters.drafted_tokens} drafted; {same.text}",
+            )
+    except UnsupportedError as problem:  # of another model
+        yield Finding("early exit", True, f"refused: {problem}")
+
+
+def _exact(case: Case, layers: int) -> Iterator[Finding]:
+    """Its promise is kept, or refused where rows depend on what else is in a step."""
+    try:
+        with case.engine(gpu_layers=layers, exact=True) as (engine, plan):
+            outputs = {
+                engine.generate(_PROMPT, max_tokens=case.tokens, speculate=drafts).token_ids
+                for drafts in (False, True)
+            }
+            text = f"steps of up to {plan.draft_max + 1} tokens"
+            yield Finding("--exact", len(outputs) == 1, text)
+    except UnsupportedError as problem:
+        yield Finding("--exact", True, f"refused: {problem}")
+
+
+if __name__ == "__main__":
+    main()
