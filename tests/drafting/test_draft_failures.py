@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frozen_times import Frozen
 from test_lossless import (
     WORD_V,
-    Frozen,
     chi_square_p,
     distribution_of_words,
     twisted_model,
