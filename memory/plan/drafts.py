@@ -20,8 +20,8 @@ CHEAP = 1.02  # of the bytes with the smallest draft: hardly more
 _KEPT_SPEED = 0.98  # under a budget
 _KEPT_SPEED_UNASKED = 0.995
 _LARGEST_STEP = 256
-# Unasked, where each draft takes one more copy of a recurrent state. Delta nets copy every snapshot
-# in every step: a plain step of Qwen 3.5 0.8B's shape takes 7% longer with 3 of them, 10% with 7 and
+# Unasked, where each draft takes one more copy of a recurrent state. Delta nets copy all snapshots
+# in every step: a plain one of Qwen 3.5 0.8B's shape takes 7% longer with 3 of them, 10% with 7 and
 # 20% with 15. Other kinds copy as many as a step has tokens, and plain steps take what they took.
 _MOST_STATES, _MOST_OF_DELTA_NETS = 7, 3
 _COPIES_AS_MANY = ("lfm2", "nemotron_h")  # beginnings of architectures
