@@ -4,8 +4,8 @@
 
 A worker on this machine is reached through a proxy that makes each trip there and back longer, by
 so many milliseconds. Its times are those of two processes that share this processor. For each
-delay: t(n) as measured at load, then decoding with and without drafts, in turns, over prompts whose
-answers repeat what they were given.
+delay: t(n) as measured at load, then decoding with and without drafts, in turns, over three prompts
+of which two are repeated by the answer.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from edgespec.memory.device.host import cpu_name, usable_cores
 from edgespec.models.embedded import embedded_model
 
 _SIZES = (1, 2, 4, 8, 16)
-_PROMPTS = (
-    "Repeat this list three times: red, green, blue, yellow, black, white, orange, purple.",
-    "Copy this text exactly, twice: The quick brown fox jumps over the lazy dog near the river.",
-    "Explain in a few sentences why the sky is blue.",
+_PROMPTS = (  # sent as they are: two that go on as they were, one that does not
+    "red, green, blue, yellow, black, white, orange, purple, " * 4,
+    "The quick brown fox jumps over the lazy dog near the river. " * 4,
+    "The sky is blue because",
 )
 
 
@@ -63,7 +63,7 @@ def _row(arguments: argparse.Namespace, delay: float, address: str) -> str:
         for prompt in _PROMPTS:
             for drafts in (False, True):
                 counters = engine.generate(
-                    prompt, max_tokens=arguments.tokens, speculate=drafts
+                    prompt, raw=True, max_tokens=arguments.tokens, speculate=drafts
                 ).counters
                 numbers = (
                     *(counters.generated_tokens, counters.decode_s, counters.rounds),
