@@ -96,11 +96,12 @@ class ModelOptions:
 EMBEDDED = ModelOptions()
 
 
-def _show_library_log(is_wanted: bool) -> None:
+def _show_library_log(is_wanted: bool) -> bool:
     if is_wanted:
         from edgespec.backends.llama.library import LibraryLog
 
         LibraryLog.listener = staticmethod(lambda line: note(printable(line)))
+    return is_wanted
 
 
 @dataclass(frozen=True)
