@@ -294,7 +294,7 @@ def test_prediction_layers_are_not_cached(tmp_path: Path) -> None:
     spec = read(tmp_path, "glm4moe", block_count=3, nextn_predict_layers=1)
     assert (spec.num_layers, spec.num_prediction_layers) == (3, 1)
     assert spec.num_kv_heads == (2, 2, 0)
-    assert "last 1 layers" in spec.notes[0]
+    assert "the last layer predicts further tokens" in spec.notes[0]
 
 
 def test_experts(tmp_path: Path) -> None:
