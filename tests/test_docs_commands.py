@@ -24,7 +24,7 @@ ELSEWHERE = {
     r"edgespec \w+ hf:|edgespec models pull": "tests/cli/test_models.py, against a local hub",
     r"edgespec \w+ ollama:": "tests/models/hub, in folders laid out like Ollama's",
     r"edgespec serve": "tests/cli/test_serve.py",
-    r"edgespec worker|.*--workers": "tests/cli/test_worker.py, tests/backends/llama/test_workers.py",
+    r"edgespec worker|.*--workers": "tests/cli/test_worker.py, tests/backends/llama",
     r"edgespec bench": "tests/cli/test_drafters.py and tests/bench",
     r"edgespec quantize": "tests/cli/test_quantize.py",
     r"edgespec (run|plan|profile) large\.gguf": "tests/cli/test_switching.py",
