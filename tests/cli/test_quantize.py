@@ -177,6 +177,7 @@ def test_onnx_folders_are_compared_on_a_text(tmp_path: Path) -> None:
     assert "--data" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_tuning(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "tuned.gguf"
     arguments = ("tune", source, target, "--types", "Q4_0,Q8_0", "--max-kl", 0.2, "--json")
@@ -234,11 +235,13 @@ def test_no_type_is_invariant(source: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "--exact" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_types_that_need_a_matrix_are_tuned_too(source: Path) -> None:
     report = json.loads(run("tune", source, "--types", "IQ3_S", "--max-kl", 99, "--json").stdout)
     assert report["type"].startswith("IQ3_S")
 
 
+@pytest.mark.slow
 def test_no_type_is_good_enough(source: Path, tmp_path: Path) -> None:
     with pytest.raises(EdgespecError, match=r"loses at most 0\.0000") as caught:
         run("tune", source, "--types", "Q4_0", "--max-kl", 0)

@@ -182,6 +182,7 @@ def assert_none_fails(address: str, seed: int, count: int) -> None:
     assert 0 < refused < count
 
 
+@pytest.mark.slow
 def test_no_body_makes_the_server_fail(serve: Serve) -> None:
     assert_none_fails(serve(Speaker()), seed=1, count=300)
 

@@ -185,6 +185,7 @@ def test_weights_that_change_their_type_are_named(spec: ModelSpec) -> None:
     assert "Q4_1" in mapped.reason and "8 bits" in mapped.reason
 
 
+@pytest.mark.slow
 @settings(thorough, max_examples=12, phases=(Phase.explicit, Phase.generate))
 @given(
     st.lists(st.floats(3.0, 60.0), min_size=1, max_size=31),

@@ -13,6 +13,7 @@ def program(objects: list[Path]) -> Path:
     return link_check("check_attention", objects, "c++")
 
 
+@pytest.mark.slow
 def test_attention_is_that_of_float64_and_depends_on_what_is_seen_alone(program: Path) -> None:
     """Eighty shapes, masks and types: any step size, threads and instruction set."""
     shown = run(program)

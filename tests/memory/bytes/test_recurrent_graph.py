@@ -62,7 +62,13 @@ def context_of(model: Any, shape: RunShape) -> dict[str, int]:
     return LOG.buffer_bytes()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [one for one in MODELS if not one.startswith("tiny")])
+def test_a_run_of_a_real_shape_takes_what_llama_cpp_says(name: str, tmp_path: Path) -> None:
+    test_a_run_takes_what_llama_cpp_says(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", [one for one in MODELS if one.startswith("tiny")])
 def test_a_run_takes_what_llama_cpp_says(name: str, tmp_path: Path) -> None:
     """Compute buffer and state, with no, four and sixteen snapshots: within 0.1%."""
     spec = read_model_spec(write_hollow(tmp_path / "model.gguf", MODELS[name]))

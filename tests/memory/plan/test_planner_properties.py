@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from planning_cases import INF, MIB, gpu, model, outcome, plan_of, quick, thorough
@@ -182,6 +183,7 @@ def test_more_budget_is_never_worse(
     assert fitted
 
 
+@pytest.mark.slow
 @thorough
 @given(specs(), st.booleans(), st.integers(1, 64))
 def test_more_budget_never_stops_fitting_with_a_gpu(

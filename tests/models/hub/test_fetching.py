@@ -132,6 +132,7 @@ def test_a_broken_connection_is_taken_up_where_it_broke(
     assert second.first is not None and 90_000 < second.first <= 100_500
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 def test_the_next_command_goes_on_where_one_broke_for_good(
     repository: Hub, data: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
