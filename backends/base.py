@@ -177,6 +177,14 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class Rests(Protocol):
+    """A backend that keeps something ready for whoever makes its steps, such as threads."""
+
+    def rest(self) -> None:
+        """The calling thread makes no step soon."""
+
+
+@runtime_checkable
 class HoldsSequences(Protocol):
     """A backend whose cache holds several sequences; it is the first one of them itself."""
 

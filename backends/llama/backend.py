@@ -24,6 +24,7 @@ from edgespec.backends.llama.batch import Batch, Embed
 from edgespec.backends.llama.branches import Branches
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.library import LOG
+from edgespec.backends.llama.team import end_team
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ModelNotFoundError, UnsupportedError
 
@@ -358,6 +359,10 @@ class LlamaBackend(LlamaSequence):
     def share(self, source: int, target: int, length: int) -> None:
         """Let a sequence hold the first tokens of another, in the same cells."""
         self.sequences[target].take(self.sequences[source], length)
+
+    def rest(self) -> None:
+        """The calling thread makes no step soon."""
+        end_team()
 
     def close(self) -> None:
         if "_context" in vars(self):  # loading may have failed before there was one

@@ -9,10 +9,13 @@ again while it works; one by one they come back when the neighbour has gone.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import threading
 from collections.abc import Callable
 from time import perf_counter
 
+from edgespec.backends.llama.library import ggml_function
 from edgespec.memory.device.host import granted_cpus
 from edgespec.memory.device.neighbours import Look, Neighbours, alone
 
@@ -69,3 +72,25 @@ class Teams:
 
 
 TEAMS = Teams(granted_cpus(), alone)
+
+_PAUSE_SOFT = 1  # a value of omp_pause_resource_t: what was set stays
+
+
+def end_team() -> None:
+    """Give back the threads that OpenMP keeps for the calling thread; the next step makes new ones.
+
+    libgomp lets waiting threads spin only as long as a process has no more of them than processors,
+    those kept for other callers included: steps of a second caller took 2.3 times as long.
+    """
+    _pause()(_PAUSE_SOFT)
+
+
+@functools.cache
+def _pause() -> Callable[[int], int]:
+    try:
+        found: Callable[[int], int] = ggml_function(
+            "omp_pause_resource_all", ctypes.c_int, ctypes.c_int
+        )
+    except AttributeError:  # without OpenMP, or with one that has no such function
+        return lambda _kind: 0
+    return found

@@ -15,7 +15,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from edgespec.backends.base import Backend, HoldsSequences, sequences_of
+from edgespec.backends.base import Backend, HoldsSequences, Rests, sequences_of
 from edgespec.decode.access import Access
 from edgespec.decode.asynchronous import chunks_of
 from edgespec.decode.decoding import Decoding, Known, Model
@@ -312,7 +312,7 @@ class Engine:
             if not is_mine:
                 return
             counters, start = run.counters, perf_counter()
-            with closing(self._rounds(prompt, run)) as rounds:
+            with closing(self._rounds(prompt, run)) as rounds, self._steps():
                 for written in rounds:
                     seconds = perf_counter() - start
                     if counters.rounds == 0:
@@ -322,6 +322,19 @@ class Engine:
                     yield written
                     self._access.pass_on()
                     start = perf_counter()
+
+    @contextmanager
+    def _steps(self) -> Iterator[None]:
+        """This thread makes steps; the next ones may be another's."""
+        try:
+            yield
+        finally:
+            self.rest()
+
+    def rest(self) -> None:
+        """The calling thread, which made steps, makes none soon."""
+        if isinstance(self.backend, Rests):
+            self.backend.rest()
 
     def spare_sequence(self, count: int) -> Backend | None:
         """A sequence for `count` tokens, for who holds the engine; None without room."""

@@ -196,6 +196,7 @@ def _load_one(
             on_close=learning.keep,
         )
         stack.pop_all()
+        engine.rest()  # from measuring: whoever generates may be another thread
         return engine
 
 

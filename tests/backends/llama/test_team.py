@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
+from random_gguf import Q4_0, write_model
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.llama import context as llamacpp
@@ -256,3 +260,27 @@ def test_a_step_that_fails_leaves_its_team(monkeypatch: pytest.MonkeyPatch) -> N
 
     threading.Thread(target=work).start()
     assert done.wait(5) and teams.enter(2) == 1, "one at work"
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
+def test_threads_are_given_back(tmp_path: Path) -> None:
+    """Those that OpenMP keeps for one caller would slow the steps of all others."""
+
+    def count() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    path = write_model(tmp_path / "model.gguf", "llama", Q4_0)
+    settings = LlamaSettings(context_size=64, batch_size=16, max_nodes=4, threads=2)
+    with closing(LlamaBackend(path, settings)) as backend:
+        backend.rest()
+        before = count()
+        backend.prefill([1, 2, 3])
+        if count() == before:
+            pytest.skip("this llama.cpp keeps no threads of OpenMP")
+        backend.rest()
+        deadline = monotonic() + 10.0
+        while count() > before and monotonic() < deadline:
+            sleep(0.01)
+        assert count() == before
+        assert backend.prefill([4, 5]).shape == (backend.tokenizer.vocab_size,)
