@@ -195,8 +195,8 @@ def _load_one(
             cache_key=f"{key} | exact" if plan.exact else key,
             on_close=learning.keep,
         )
-        stack.pop_all()
         engine.rest()  # from measuring: whoever generates may be another thread
+        stack.pop_all()
         return engine
 
 

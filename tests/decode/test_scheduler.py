@@ -179,7 +179,7 @@ def test_a_long_prompt_is_read_in_pieces_between_the_steps_of_others() -> None:
 
     backend = Noting(babble, VOCAB, users=2, context_size=4096)
     with Engine(backend) as engine:
-        first = engine.stream([1, 2], max_tokens=400)
+        first = engine.stream([1, 2], max_tokens=2900)  # which are not over when it is read
         chunks = iter(first)
         next(chunks)
         second = engine.generate([3] * 1000, max_tokens=2)
