@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from hollow_gguf import write_infos
 from random_gguf import Q8_0, byte_tokens
 
 # Name of a tensor: its shape as numpy has it, and how it is filled.
@@ -348,17 +348,8 @@ def write_hollow(path: Path, shape: Shape, kind: str = "Q4_0") -> Path:
     keys, tensors = described(shape)
     writer = _begun(path, shape.arch, keys)
     writer.add_tokenizer_model("no_vocab")
-    data_bytes = 0
-    for name, (size, _) in tensors.items():
-        type_ = gguf.GGMLQuantizationType[kind if _is_quantized(name, size) else "F32"]
-        block, block_bytes = gguf.GGML_QUANT_SIZES[type_]
-        nbytes = prod(size) // block * block_bytes
-        writer.add_tensor_info(name, size, np.dtype(np.float32), nbytes, raw_dtype=type_)
-        data_bytes += -(-nbytes // 32) * 32
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    with path.open("r+b") as file:
-        file.truncate(-(-path.stat().st_size // 32) * 32 + data_bytes)
+    kinds = {
+        name: kind if _is_quantized(name, size) else "F32" for name, (size, _) in tensors.items()
+    }
+    write_infos(writer, path, {name: (size, kinds[name]) for name, (size, _) in tensors.items()})
     return path

@@ -131,7 +131,7 @@ class _Choice(NamedTuple):
 def _joint(stakes: Sequence[Stakes], roots: int, pending: int, most: int) -> Stakes:
     """What a step over all texts costs: behind as many tokens as they have on average."""
     first = stakes[0]
-    if roots == 1:
+    if roots == 1 and not first.others:  # more where the others failed
         return first
     return replace(
         first,

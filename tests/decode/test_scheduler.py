@@ -175,11 +175,12 @@ def test_a_long_prompt_is_read_in_pieces_between_the_steps_of_others() -> None:
 
         def verify_together(self, steps: Sequence[tuple[int, DraftTree]]) -> list[Logits]:
             reads.append("step")
+            sleep(0.001)  # the second text arrives while the first goes on
             return super().verify_together(steps)
 
     backend = Noting(babble, VOCAB, users=2, context_size=4096)
     with Engine(backend) as engine:
-        first = engine.stream([1, 2], max_tokens=2900)  # which are not over when it is read
+        first = engine.stream([1, 2], max_tokens=2900)
         chunks = iter(first)
         next(chunks)
         second = engine.generate([3] * 1000, max_tokens=2)

@@ -32,7 +32,7 @@ def test_products_are_those_of_the_reference_bit_for_bit(program: Path, instruct
 @pytest.mark.slow
 def test_products_by_avx2_where_there_is_nothing_better(program: Path) -> None:
     if platform.machine() != "x86_64":
-        pytest.skip("not an x86-64 processor")
+        pytest.skip("emulates programs of this processor, which is not x86-64")
     shown = run(emulator("qemu-x86_64"), "-cpu", "max", program)
     assert "instructions: avx2," in shown and shown.endswith("\n0 failures\n")
 

@@ -37,7 +37,7 @@ FAR = 0.02  # root mean square of the difference, over that of the product
 @pytest.fixture(scope="module", autouse=True)
 def attached() -> None:
     if reason := attach():
-        pytest.skip(f"no kernels here: {reason}")
+        pytest.skip(f"edgespec has no kernels here: {reason}")
 
 
 def numbers(seed: int, *shape: int) -> NDArray[np.float32]:
@@ -197,7 +197,7 @@ def test_bytes_are_those_that_were_planned(backend: LlamaBackend) -> None:
 def test_all_steps_round_like_single_tokens(kv_type: str) -> None:
     """Prompts too, and at depths where llama.cpp takes another path."""
     if not attends(64, 64):
-        pytest.skip("this processor's attention is llama.cpp's")
+        pytest.skip("edgespec's attention needs AVX2, AVX-512 or NEON with dotprod")
     with closing(load(True, kv_type)) as backend:
         assert largest_invariant_step(backend, depths=(20, 530), sizes=(2, 5, 8)) == 8
         assert prefill_is_invariant(backend, 8, depths=(530,))

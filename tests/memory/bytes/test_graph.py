@@ -10,13 +10,12 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
+from hollow_gguf import write_infos
 
 from edgespec.backends.llama.library import LOG, library
 from edgespec.memory.bytes.footprint import RunShape, compute_bytes, kv_cache_bytes, weights_bytes
@@ -179,19 +178,7 @@ def write_sparse(path: Path, sizes: Sizes, tensors: Tensors) -> ModelSpec:
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"{sizes.arch}.{key}", value)
     writer.add_tokenizer_model("no_vocab")
-    data_bytes = 0
-    for name, (shape, kind) in tensors.items():
-        type_ = gguf.GGMLQuantizationType[kind]
-        block, block_bytes = gguf.GGML_QUANT_SIZES[type_]
-        nbytes = prod(shape) // block * block_bytes
-        writer.add_tensor_info(name, shape, np.dtype(np.float32), nbytes, raw_dtype=type_)
-        data_bytes += -(-nbytes // 32) * 32
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    with path.open("r+b") as file:
-        file.truncate(-(-path.stat().st_size // 32) * 32 + data_bytes)
+    write_infos(writer, path, tensors)
     return read_model_spec(path)
 
 
