@@ -35,6 +35,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -57,6 +58,7 @@ from edgespec.memory.plan.request import Request
 _IDLE_S = 1.0
 _TRIES = 3
 _MOST_WAITS = 60
+_KERNELS_OFF = "edgespec kernels off"  # with llama.cpp's
 _LEARNT = 64  # tokens of each of ten answers that edgespec counts acceptance on beforehand
 # What follows --spec-type and its options; a name of llama.cpp's and two shapes of each kind,
 # because the defaults look for repetitions of 12 and 24 tokens that are rare in short answers.
@@ -147,6 +149,10 @@ def _contenders(arguments: argparse.Namespace) -> Iterator[tuple[list[Quiet], Wo
         worker = stack.enter_context(Worker(arguments.model, request, ["none", "auto"]))
         for place, name in enumerate(("edgespec plain", "edgespec")):
             add(name, partial(WorkerContender, name, worker, place))
+        if not arguments.only or _KERNELS_OFF in arguments.only:
+            request = replace(request, kernels="off")
+            other = stack.enter_context(Worker(arguments.model, request, ["auto"]))
+            add(_KERNELS_OFF, partial(WorkerContender, _KERNELS_OFF, other, 0))
         for name, number in _LOOKUPS.items():
             add(name, partial(LlamaPython, name, arguments.model, arguments.threads, number))
         for name, settings in _transformers(arguments).items():
@@ -276,7 +282,8 @@ def _warm_up(contenders: Sequence[Quiet], worker: Worker, arguments: argparse.Na
     ids = worker.call("encode", "Count from one to twenty in words.")
     for contender in contenders:
         contender.answer(ids, 16)
-        for prompt in PROMPTS[: len(PROMPTS) // 2] if contender.name == "edgespec" else ():
+        learns = contender.name in ("edgespec", _KERNELS_OFF)
+        for prompt in PROMPTS[: len(PROMPTS) // 2] if learns else ():
             contender.answer(prompt.text, _LEARNT)
     processes = [psutil.Process(), *psutil.Process().children()]
     before = [sum(process.cpu_times()[:2]) for process in processes]

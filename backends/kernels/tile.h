@@ -181,13 +181,15 @@ inline int64_t cached_columns(int64_t k) {
     return fit < 16 ? 16 : fit / 8 * 8;
 }
 
-// Two panels at a time where registers have room for both. Vs are the parts of a panel's rows.
+// Columns that fill more than one tile take two panels at a time, where registers have room for both. Fewer
+// take one: what counts there is how fast weights come from memory, and a single stream comes faster. Vs are
+// the parts of a panel's rows.
 template <class F, class... Vs>
 void multiply_columns(const uint8_t* panels, int64_t first, int64_t end, int64_t k, Activations x, int64_t n,
                       float* out, int64_t out_stride) {
     const int64_t blocks = k / F::columns, bytes = blocks * int64_t(F::bytes);
     if constexpr (std::min({Vs::template widest<F>(2)...}) > 0)
-        for (; first + 1 < end; first += 2)
+        for (; n > std::min({Vs::template widest<F>(1)...}) && first + 1 < end; first += 2)
             (columns<Vs, F, 2>(panels + first * bytes, blocks, x, n, out + first * kRows, out_stride), ...);
     for (; first < end; first++)
         (columns<Vs, F, 1>(panels + first * bytes, blocks, x, n, out + first * kRows, out_stride), ...);
