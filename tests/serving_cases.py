@@ -6,19 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
+from decoding_cases import END, ONE_HOT, VOCAB
+from waiting import PATIENCE_S
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 
-VOCAB, END = 257, 256
-PATIENCE_S = 20.0
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-_ONE_HOT: list[list[float]] = np.eye(VOCAB).tolist()
 
 
 class Speaker(FakeBackend):
@@ -44,7 +42,7 @@ class Speaker(FakeBackend):
         return super().verify(tree)
 
     def _next(self, context: tuple[int, ...]) -> list[float]:
-        return _ONE_HOT[self.ids[(len(context) - self.prompt_length) % len(self.ids)]]
+        return ONE_HOT[self.ids[(len(context) - self.prompt_length) % len(self.ids)]]
 
 
 Serve = Callable[..., str]  # starts a server of a model; its address

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decoding_cases import flat
 from frozen_times import Frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -298,11 +299,6 @@ class Witness(FakeBackend):
     @property
     def cached(self) -> list[int]:
         return self._committed
-
-
-def flat() -> CostCurve:
-    """All sizes cost the same: everything that is proposed is verified."""
-    return Frozen([INF, *[1.0] * 32])
 
 
 def steep() -> CostCurve:

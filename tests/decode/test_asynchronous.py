@@ -10,8 +10,9 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
-import numpy as np
 import pytest
+from decoding_cases import VOCAB, echo_model
+from waiting import PATIENCE_S
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
@@ -20,17 +21,14 @@ from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Chunk, Run
 from edgespec.errors import UnsupportedError
 
-VOCAB = 257
-PATIENCE_S = 30.0  # what takes longer hangs
 PROMPT = list(b"xabc")
-_ONE_HOT: list[list[float]] = np.eye(VOCAB).tolist()
 
 
 class Gated(FakeBackend):
     """Repeats the prompt's last three tokens; stops at a length until it is let on."""
 
     def __init__(self, length: int) -> None:
-        super().__init__(lambda context: _ONE_HOT[context[-3]], VOCAB)
+        super().__init__(echo_model, VOCAB)
         self._stop = length
         self.reached, self.opened = threading.Event(), threading.Event()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import pytest
+from waiting import PATIENCE_S, until
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
@@ -27,7 +28,6 @@ from edgespec.sampling.params import SamplingParams
 
 INF = float("inf")
 VOCAB, END = 24, 23
-PATIENCE_S = 30.0
 
 
 def babble(context: tuple[int, ...]) -> Sequence[float]:
@@ -73,13 +73,6 @@ def all_at_once(engine: Engine, asked: Sequence[tuple[list[int], GenerationOptio
     with ThreadPoolExecutor(len(asked)) as pool:
         made = [pool.submit(engine.generate, prompt, options) for prompt, options in asked]
         return [one.result(PATIENCE_S) for one in made]
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = monotonic() + PATIENCE_S
-    while not is_so():
-        assert monotonic() < end
-        sleep(0.005)
 
 
 def alone(prompt: list[int], options: GenerationOptions) -> Result:

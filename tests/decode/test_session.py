@@ -1,78 +1,22 @@
-"""Sessions: what is kept of a conversation, in memory, in the cache and in a file."""
+"""Sessions: what is kept of a conversation in memory and in the cache."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
+from decoding_cases import END, ONE_HOT, VOCAB
+from session_cases import Counting, backend_of, engine_of, shouting
 
-from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.decode.session import Session
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
-from edgespec.memory.times.curve import CostCurve
-from edgespec.sampling.params import SamplingParams
-
-END = 256
-VOCAB = 257
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<a>{% endif %}"
-)
-_ONE_HOT: list[list[float]] = np.eye(VOCAB).tolist()
-
-
-def shouting(context: tuple[int, ...]) -> Sequence[float]:
-    """Repeats the last user message in capitals, up to its line's end."""
-    text = bytes(token for token in context if token < END).decode(errors="replace")
-    message = text.rsplit("<u>", 1)[-1].split("\n", 1)[0].upper()
-    written = text.rsplit("<a>", 1)[-1]
-    place = len(written.encode())
-    wanted = [*message.encode(), END]
-    return _ONE_HOT[wanted[min(place, len(wanted) - 1)]]
-
-
-class Counting(FakeBackend):
-    """Knows how many tokens it was given to prefill."""
-
-    prefilled = 0
-
-    def prefill(self, tokens: Sequence[int]) -> Logits:
-        self.prefilled += len(tokens)
-        return super().prefill(tokens)
-
-
-class Frozen(CostCurve):
-    def observe(
-        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
-    ) -> None:
-        pass
-
-
-def engine_of(
-    model: Callable[[tuple[int, ...]], Sequence[float]] = shouting, **options: Any
-) -> Engine:
-    backend = Counting(model, VOCAB, end=END, **options)
-    curve = Frozen([float("inf"), *[1.0] * 32])
-    return Engine(backend, curve=curve, drafter=SuffixDrafter(), chat_template=TEMPLATE)
-
-
-def backend_of(session: Session) -> Counting:
-    assert isinstance(session.engine.backend, Counting)
-    return session.engine.backend
-
+from edgespec.errors import BackendError, ContextFullError, UnsupportedError
 
 # ------------------------------------------------------------------------------ turns
 
@@ -293,92 +237,6 @@ def test_a_message_that_can_never_fit_is_refused_and_nothing_is_lost() -> None:
     assert len(session.messages) == 2 and session.hidden_turns == 0
 
 
-# ------------------------------------------------------------------------------ files
-
-
-def test_a_session_comes_back_as_it_was(tmp_path: Path) -> None:
-    engine = engine_of()
-    sampling = SamplingParams(temperature=0.5, seed=3, logit_bias={5: float("-inf")})
-    session = Session(
-        engine, system="be", sampling=sampling, max_tokens=77, stop=["!"], shift=False
-    )
-    session.send("hello")
-    session.save(tmp_path / "a.session")
-    again = Session.load(engine, tmp_path / "a.session")
-    assert again.messages == session.messages
-    assert (again.sampling, again.max_tokens, again.stop, again.shift) == (
-        sampling,
-        77,
-        ("!",),
-        False,
-    )
-    assert os.listdir(tmp_path) == ["a.session"]
-
-
-def test_damaged_and_foreign_files_are_refused_with_a_sentence(tmp_path: Path) -> None:
-    engine = engine_of()
-    session = Session(engine)
-    session.send("hello")
-    session.save(tmp_path / "a.session")
-    good = (tmp_path / "a.session").read_bytes()
-    broken: dict[str, bytes | None] = {
-        "missing": None,
-        "empty": b"",
-        "foreign": b"GGUF" * 100,
-        "cut": good[:-1],
-        "cut early": good[: len(good) // 2],
-        "longer": good + b"x",
-    }
-    for i in range(0, len(good), 7):
-        broken[f"flipped {i}"] = good[:i] + bytes([good[i] ^ 1]) + good[i + 1 :]
-    for name, data in broken.items():
-        path = tmp_path / "b.session"
-        path.unlink(missing_ok=True)
-        if data is not None:
-            path.write_bytes(data)
-        with pytest.raises(SessionFileError) as caught:
-            Session.load(engine, path)
-        assert "\n" not in str(caught.value), name
-    with pytest.raises(SessionFileError, match="cannot read"):
-        Session.load(engine, tmp_path)
-    with pytest.raises(SessionFileError, match="cannot write"):
-        session.save(tmp_path / "no" / "folder")
-
-
-_WRITER = """
-import sys
-from pathlib import Path
-from edgespec.decode.session_file import write_session
-path = Path(sys.argv[1])
-def cache(name):
-    Path(name).write_bytes(b"c" * 300_000)
-    return 300_000
-print("ready", flush=True)
-for number in range(10**9):
-    write_session(path, {"number": number, "text": "x" * 50_000}, cache)
-"""
-
-
-def test_killing_a_writer_leaves_an_intact_file(tmp_path: Path) -> None:
-    from edgespec.decode.session_file import read_session
-
-    path = tmp_path / "a.session"
-    for attempt in range(6):
-        process = subprocess.Popen(
-            [sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE
-        )
-        assert process.stdout is not None
-        process.stdout.readline()
-        threading.Event().wait(0.02 + 0.013 * attempt)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        if path.exists():
-            document, cache_bytes = read_session(path)
-            assert cache_bytes == 300_000 and len(document["text"]) == 50_000
-    assert path.exists()
-
-
 # ------------------------------------------------------------------------------ asynchronous
 
 
@@ -404,7 +262,7 @@ def test_asynchronous_turns_leave_the_loop_free() -> None:
 
 def test_cancelling_a_task_frees_the_engine() -> None:
     async def main() -> None:
-        engine = engine_of(lambda _context: _ONE_HOT[97])
+        engine = engine_of(lambda _context: ONE_HOT[97])
         seen = asyncio.Event()
 
         async def read() -> None:
@@ -423,7 +281,7 @@ def test_cancelling_a_task_frees_the_engine() -> None:
 
 def test_tasks_take_turns_and_a_waiting_one_can_be_cancelled() -> None:
     async def main() -> None:
-        engine = engine_of(lambda _context: _ONE_HOT[97])
+        engine = engine_of(lambda _context: ONE_HOT[97])
         holder = engine.astream("x", max_tokens=10**6)
         await holder.__anext__()
         waiting = asyncio.ensure_future(engine.agenerate("x", max_tokens=3))

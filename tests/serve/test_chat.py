@@ -7,8 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
+from decoding_cases import END
 from openai import BadRequestError, NotFoundError, OpenAI
-from serving_cases import END, Serve, Speaker
+from serving_cases import Serve, Speaker
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from serving_cases import END, VOCAB, Serve, Speaker
+from decoding_cases import END, VOCAB
+from serving_cases import Serve, Speaker
 
 from edgespec.backends.base import FillTokens
 from edgespec.backends.fake import ByteTokenizer

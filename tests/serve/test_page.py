@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving_cases import PATIENCE_S, Serve, Speaker
+from serving_cases import Serve, Speaker
+from waiting import PATIENCE_S
 
 from edgespec.serve.page import page
 

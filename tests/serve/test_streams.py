@@ -5,24 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-from serving_cases import PATIENCE_S, Serve, Speaker
+from serving_cases import Serve, Speaker
+from waiting import PATIENCE_S, until
 
 from edgespec.serve.limits import Limits
 
 HELLO: Any = {"messages": [{"role": "user", "content": "Hi"}]}
 CHAT = "/v1/chat/completions"
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def connection(address: str, body: bytes, *headers: str) -> socket.socket:

@@ -8,8 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+from decoding_cases import END, VOCAB
 from openai import OpenAI
-from serving_cases import END, VOCAB, Serve
+from serving_cases import Serve
 
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.sampling.logprobs import TokenLogprob

@@ -6,11 +6,12 @@ import random
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic, sleep
 from typing import Any
 
 import httpx
-from serving_cases import END, PATIENCE_S, VOCAB, Serve
+from decoding_cases import END, VOCAB
+from serving_cases import Serve
+from waiting import PATIENCE_S, until
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
@@ -50,13 +51,6 @@ def asked(number: int, **more: Any) -> dict[str, Any]:
 def text_of(answer: httpx.Response) -> str:
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["message"]["content"])
-
-
-def until(is_so: Any) -> None:
-    end = monotonic() + PATIENCE_S
-    while not is_so():
-        assert monotonic() < end
-        sleep(0.01)
 
 
 def test_each_answer_is_the_one_given_alone(serve: Serve) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frozen_times import Frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,6 @@ from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
-from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.params import SamplingParams
 
 INF = float("inf")
@@ -100,13 +100,6 @@ TEMPLATES: dict[str, Sequence[Part]] = {
     "letter by letter": [1, b"d", 2, b"cb"],
     "free, then long": [9, b'", "colour": "', 7, b'", "name": "'],
 }
-
-
-class Frozen(CostCurve):
-    def observe(
-        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
-    ) -> None:
-        pass
 
 
 def model_drafter() -> ModelDrafter:

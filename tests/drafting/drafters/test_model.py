@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frozen_times import Frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,13 +52,6 @@ def rough(context: tuple[int, ...]) -> Sequence[float]:
 def curve_of(*ms: float) -> CostCurve:
     """A curve with t(1), t(2), ... in ms, which no clock corrects."""
     return Frozen([INF, *ms])
-
-
-class Frozen(CostCurve):
-    def observe(
-        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
-    ) -> None:
-        pass
 
 
 class Clock:

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import pytest
+from frozen_times import Frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,13 +79,6 @@ def damaged(document: Any, data: st.DataObject) -> Any:
 
 def rows(context: tuple[int, ...]) -> list[float]:
     return [9.0 if token == (3 * context[-1] + 1) % 5 else 0.1 * token for token in range(V)]
-
-
-class Frozen(CostCurve):
-    def observe(
-        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
-    ) -> None:
-        pass
 
 
 def engine_of(drafter: CombinedDrafter) -> Engine:
