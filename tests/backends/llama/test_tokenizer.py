@@ -1,4 +1,4 @@
-"""The tokenizer's life: no call into a vocabulary that is freed, whatever threads do."""
+"""The tokenizer: its life, where no call reaches a freed vocabulary, and the embedded model's."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any
 
 import gguf
 import pytest
+from llama_cases import RecordingBackend
 from random_gguf import byte_tokens
+from waiting import PATIENCE_S
 
 from edgespec.backends.base import FillsIn
 from edgespec.backends.llama import tokenizer as llama_tokenizer
 from edgespec.backends.llama.tokenizer import LlamaTokenizer, VocabularyTokenizer, open_tokenizer
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.models.embedded import embedded_model
-
-PATIENCE_S = 30.0
+from edgespec.models.spec import ModelSpec
 
 
 class Library(ModuleType):
@@ -238,3 +239,71 @@ def test_tokens_for_the_middle_are_those_of_the_file_or_known_names(
     with open_tokenizer(write_vocabulary(tmp_path / "v.gguf", more, ids)) as tokenizer:
         assert tokenizer.fill_tokens() == found
         assert isinstance(tokenizer, FillsIn)
+
+
+# ----------------------------------------------------------------- on the embedded model
+
+TEXTS = {
+    "code": "def f(x):\n\treturn [i**2 for i in range(10) if i % 2]  # ok\r\n\n\n    pass\n",
+    "emoji": "👍🏽 👩\u200d👩\u200d👧 🇩🇪 ☕️",
+    "CJK": "日本語と한국어、中文。「引用」",
+    "digits": "0 12 345 6789 1234567890 3.14159e-10 1,000,000 ²³½",
+    "spaces": "  two leading,   three inside, trailing  ",
+    "accents": "naïve Ångström e\u0301 ﬁ Straße ПРИВЕТ שלום",
+    "control characters": "a\x00b\x01c\x7f\x1b[0m",
+    "long": "antidisestablishmentarianism" * 40,
+    "no text": "",
+}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_bytes_of_the_tokens_are_the_text(backend: RecordingBackend, text: str) -> None:
+    tokenizer = backend.tokenizer
+    ids = tokenizer.encode(text, add_special=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == text
+    assert all(0 <= i < tokenizer.vocab_size for i in ids)
+    assert bool(ids) == bool(text)
+
+
+@pytest.mark.model
+def test_control_tokens_are_recognised_and_have_no_bytes(backend: RecordingBackend) -> None:
+    tokenizer = backend.tokenizer
+    ids = tokenizer.encode("<|im_start|>user\nHi<|im_end|>", add_special=False)
+    assert [tokenizer.token_text(ids[0]), tokenizer.token_text(ids[-1])] == [
+        "<|im_start|>",
+        "<|im_end|>",
+    ]
+    assert tokenizer.token_bytes(ids[0]) == tokenizer.token_bytes(ids[-1]) == b""
+    assert b"".join(map(tokenizer.token_bytes, ids)) == b"user\nHi"
+
+
+@pytest.mark.model
+def test_ends(backend: RecordingBackend) -> None:
+    tokenizer = backend.tokenizer
+    (end,) = tokenizer.encode("<|im_end|>", add_special=False)
+    (start,) = tokenizer.encode("<|im_start|>", add_special=False)
+    (word,) = tokenizer.encode("the", add_special=False)
+    assert [tokenizer.is_end(token) for token in (end, start, word, end)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert tokenizer.eos_text == "<|im_end|>"
+    assert tokenizer.token_text(-1) == ""
+
+
+@pytest.mark.model
+def test_vocabulary_is_the_file_s(backend: RecordingBackend, spec: ModelSpec) -> None:
+    assert backend.tokenizer.vocab_size == spec.vocab_size == 49152
+    pieces = {backend.tokenizer.token_bytes(token) for token in range(300, 3000)}
+    assert len(pieces) == 2700, "no two tokens of the ordinary ones stand for the same bytes"
+
+
+@pytest.mark.model
+def test_text_that_is_no_unicode_is_encoded(backend: RecordingBackend) -> None:
+    """A lone surrogate, as a file name or a broken JSON escape brings it."""
+    ids = backend.tokenizer.encode("a\ud800b", add_special=False)
+    joined = b"".join(map(backend.tokenizer.token_bytes, ids))
+    assert joined.startswith(b"a") and joined.endswith(b"b")

@@ -1,0 +1,128 @@
+"""llama.cpp on the embedded model, and the slow, obvious reference of what it computes.
+
+A second backend that only ever decodes single tokens in one sequence is the reference of trees,
+roll-backs and pending tokens: every row must equal its row bit for bit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from frozen_times import Frozen
+
+from edgespec.backends.base import Logits
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.tree import DraftTree
+from edgespec.memory.plan.plan import Plan
+
+# One thread: a second one waits in a busy loop, which is slow wherever something else runs. The
+# tests about rounding take two, because llama.cpp splits a row's attention among the threads.
+THREADS = 1
+MEBIBYTE = 2**20
+# llama.cpp's log gives sizes with two decimals.
+LOG_ROUNDING = 0.006 * MEBIBYTE
+
+
+class RecordingBackend(LlamaBackend):
+    """Remembers what it verified: how many nodes and leaves, and how many tokens were pending."""
+
+    seen: list[tuple[int, int, int]]
+
+    def verify(self, tree: DraftTree) -> Logits:
+        self.seen.append((len(tree), len(tree.leaves()), self.pending))
+        return super().verify(tree)
+
+
+def settings(context_size: int = 512, **changes: Any) -> LlamaSettings:
+    """Steps of at most 32 tokens: from 64 on llama.cpp's attention works in tiles of rows."""
+    values: dict[str, Any] = {"batch_size": 32, "max_nodes": 32, "max_leaves": 8}
+    return LlamaSettings(context_size, **{**values, "threads": THREADS, **changes})
+
+
+def recording(path: Path, chosen: LlamaSettings) -> RecordingBackend:
+    made = RecordingBackend(path, chosen)
+    made.seen = []
+    return made
+
+
+def feed(backend: LlamaBackend, tokens: Sequence[int], chunk: int = 0) -> Logits:
+    """Prefill everything; the last token's logits, copied."""
+    size = chunk or backend.batch_size
+    for start in range(0, len(tokens), size):
+        row = backend.prefill(tokens[start : start + size])
+    last: Logits = row.copy()
+    return last
+
+
+def step(backend: LlamaBackend, token: int) -> Logits:
+    """One token of plain decoding; its logits, copied."""
+    row: Logits = backend.verify(DraftTree.chain((token,)))[0].copy()
+    backend.commit([0])
+    return row
+
+
+def plain_rows(reference: LlamaBackend, text: Sequence[int], start: int) -> list[Logits]:
+    """The slow way: logits of `text[start:]`, one token a step."""
+    reference.truncate(0)
+    feed(reference, text[:start])
+    return [step(reference, token) for token in text[start:]]
+
+
+def assert_tree_rows(
+    rows: Logits, tree: DraftTree, reference: LlamaBackend, text: Sequence[int]
+) -> None:
+    """Every node's row equals that of its path decoded after `text`, token by token."""
+    reference.truncate(0)
+    feed(reference, text)
+    for leaf in tree.leaves():
+        reference.truncate(len(text))
+        for node in tree.path(leaf):
+            row = step(reference, tree.tokens[node])
+            assert np.array_equal(rows[node], row), f"node {node} on the way to leaf {leaf}"
+
+
+def random_tokens(seed: int, count: int) -> list[int]:
+    return random.Random(seed).choices(range(100, 40_000), k=count)
+
+
+PROMPT = random_tokens(0, 40)
+TREES = {
+    "a fork": (-1, 0, 0),
+    "three children, the first with a child": (-1, 0, 0, 0, 1),
+    "two levels of forks": (-1, 0, 0, 1, 1, 2, 2),
+    "three forks in depth-first order": (-1, 0, 1, 2, 1, 4, 0, 6),
+    "the deep branch comes last": (-1, 0, 0, 2, 3, 4, 5),
+    "two chains, interleaved": (-1, 0, 0, 1, 2, 3, 4, 5, 6),
+    "three chains, interleaved, one forks": (-1, 0, 0, 0, 3, 2, 1, 4, 5, 6, 7, 7),
+    "children far behind their parents": (-1, 0, 0, 2, 3, 1, 4, 1, 6, 5),
+    "as many leaves as there are sequences": (-1, 0, 0, 0, 0, 0, 0, 0, 0),
+}
+
+
+def random_parents(seed: int, count: int, max_leaves: int = 8) -> list[int]:
+    """A random tree of at most `max_leaves` leaves."""
+    source = random.Random(seed)
+    while True:
+        parents = [-1, *(source.randrange(max(0, i - 5), i) for i in range(1, count))]
+        if len(DraftTree([0] * count, parents).leaves()) <= max_leaves:
+            return parents
+
+
+def assert_ceiling(found: dict[str, int], plan: Plan) -> None:
+    """What llama.cpp says it allocated, against what the plan said before."""
+    planned = plan.component_bytes
+    for name, size in found.items():
+        assert size <= planned.get(name, 0) + LOG_ROUNDING, name
+
+
+def flat(max_nodes: int = 6) -> Frozen:
+    """Small, so that the leaves of a step stay below the number of sequences.
+
+    And slower than any step is here: no answer's drafts ever seem to have lost time.
+    """
+    return Frozen([0.0, *[1000.0] * max_nodes])
