@@ -21,12 +21,6 @@ ENDLESS = "Write a list of ten fruits."  # the embedded model never stops counti
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
 
 
-@pytest.fixture(scope="module")
-def measured(measured_cache: Path) -> str:
-    """One cache folder for all processes, so that steps are timed once."""
-    return str(measured_cache)
-
-
 class Person:
     """Types into a chat and looks at what it shows."""
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Command, first_column
 from hub_server import Hub, empty_home, endpoint
 from hybrid_gguf import Shape, write_hollow
 from random_gguf import Q8_0, write_model
 
-from edgespec.cli.main import main
 from edgespec.memory.plan.plan import Plan
+from edgespec.models.embedded import embedded_model
 from edgespec.setup import planning
 
 NAME = "hf:owner/Tiny-GGUF:Q8_0"
-Say = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -38,25 +36,14 @@ def hub(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @pytest.fixture
-def say(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """Runs `edgespec models ...`: (status, stdout, stderr)."""
-
-    def call(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edgespec", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        status: Any = 0
-        try:
-            main()
-        except SystemExit as end:
-            status = end.code or 0
-        return status, *capsys.readouterr()
-
+def say(home: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> Command:
+    """Runs the command in an empty folder, in a wide terminal."""
     monkeypatch.chdir(home)
     monkeypatch.setenv("COLUMNS", "200")
-    return call
+    return command
 
 
-def test_a_model_is_pulled_listed_and_removed(say: Say, hub: Hub, home: Path) -> None:
+def test_a_model_is_pulled_listed_and_removed(say: Command, hub: Hub, home: Path) -> None:
     status, out, told = say("models", "pull", "owner/Tiny-GGUF")
     path = Path(out.strip())
     assert status == 0 and path.is_file() and path.is_relative_to(home / "hub")
@@ -75,7 +62,7 @@ def test_a_model_is_pulled_listed_and_removed(say: Say, hub: Hub, home: Path) ->
     assert say("models", "remove", NAME)[0] == 1
 
 
-def test_what_does_not_fit_is_fetched_by_force_alone(say: Say, hub: Hub) -> None:
+def test_what_does_not_fit_is_fetched_by_force_alone(say: Command, hub: Hub) -> None:
     status, out, told = say("models", "pull", NAME, "--budget", "1MiB")
     assert (status, out) == (1, "")
     assert f"error: {NAME} would not fit: needs " in told and "hint: `--budget " in told
@@ -83,7 +70,7 @@ def test_what_does_not_fit_is_fetched_by_force_alone(say: Say, hub: Hub) -> None
     assert status == 0 and Path(out.strip()).is_file()
 
 
-def test_every_command_fetches_what_it_is_asked_for(say: Say, hub: Hub) -> None:
+def test_every_command_fetches_what_it_is_asked_for(say: Command, hub: Hub) -> None:
     status, out, told = say("plan", "-hf", "owner/Tiny-GGUF", "--json")
     assert status == 0 and f"{NAME}: " in told
     assert json.loads(out)["file_type"] == "Q8_0"
@@ -91,7 +78,7 @@ def test_every_command_fetches_what_it_is_asked_for(say: Say, hub: Hub) -> None:
 
 
 def test_the_list_says_how_fast_where_it_was_measured(
-    say: Say, home: Path, monkeypatch: pytest.MonkeyPatch
+    say: Command, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = planning.make_run_plan
     monkeypatch.setenv("EDGESPEC_MODELS", str(home))
@@ -112,7 +99,7 @@ def test_the_list_says_how_fast_where_it_was_measured(
 
 
 def test_a_machine_without_models_says_how_to_get_one(
-    say: Say, monkeypatch: pytest.MonkeyPatch
+    say: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.models.hub.caches._embedded", lambda: iter(()))
     status, out, told = say("models", "list")
@@ -131,7 +118,7 @@ def test_a_machine_without_models_says_how_to_get_one(
     ],
 )
 def test_a_file_says_what_it_can_do_for_drafting(
-    say: Say, tmp_path: Path, shape: Shape, rows: dict[str, str]
+    say: Command, tmp_path: Path, shape: Shape, rows: dict[str, str]
 ) -> None:
     path = write_hollow(tmp_path / "tiny-Q4_0.gguf", shape)
     (tmp_path / "mtp-tiny-Q8_0.gguf").write_bytes(b"GGUF")
@@ -149,7 +136,43 @@ def test_a_file_says_what_it_can_do_for_drafting(
     assert [Path(one).name for one in can["heads_beside"]] == ["mtp-tiny-Q8_0.gguf"]
 
 
-def test_a_state_that_cannot_be_taken_back_is_named(say: Say, tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_taken_back_is_named(say: Command, tmp_path: Path) -> None:
     path = write_hollow(tmp_path / "model.gguf", Shape("qwen3next"))
     _, shown, _ = say("models", "show", str(path))
     assert "no drafts: llama.cpp cannot take it back" in shown
+
+
+@pytest.mark.model
+def test_models_show_json(command: Command) -> None:
+    document = command("models", "show", "--json").document
+    expected = {
+        "path": str(embedded_model()),
+        "arch": "llama",
+        "file_type": "Q4_1",
+        "file_bytes": embedded_model().stat().st_size,
+        "num_layers": 30,
+        "vocab_size": 49152,
+        "context_length": 8192,
+        "embedding_size": 576,
+        "tied_embeddings": True,
+    }
+    assert {name: document[name] for name in expected} == expected
+    assert len(document["layer_bytes"]) == 30
+    assert document["fingerprint"] and document["chat_template"].startswith("{%")
+
+
+@pytest.mark.model
+def test_models_show(command: Command) -> None:
+    done = command("models", "show")
+    assert (done.status, done.err) == (0, "")
+    assert first_column(done.out) == [
+        "name", "architecture", "file", "context", "vocabulary", "KV cache", "chat template",
+        "fingerprint",
+    ]  # fmt: skip
+    assert "llama, 30 layers, 9 heads, 3 for keys and values" in done.out
+    assert "22.5 KiB per token in f16" in done.out
+
+
+@pytest.mark.model
+def test_models_path(command: Command) -> None:
+    assert command("models", "path").out == f"{embedded_model()}\n"

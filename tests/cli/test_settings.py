@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from edgespec.cli.main import main
-
-Say = Callable[..., tuple[int, str, str]]
+from command_line import Command
 
 
 @pytest.fixture
-def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """Runs the command in an empty folder below the project's: (status, stdout, stderr)."""
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> Command:
+    """Runs the command in an empty folder below the project's."""
     here = tmp_path / "project" / "below"
     here.mkdir(parents=True)
     monkeypatch.chdir(here)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edgespec", *arguments])
-        status: Any = 0
-        try:
-            main()
-        except SystemExit as end:
-            status = end.code or 0
-        return status, *capsys.readouterr()
-
-    return call
+    return command
 
 
 @pytest.fixture
@@ -43,7 +28,7 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def user(say: Say) -> Path:
+def user(say: Command) -> Path:
     """The file of the user, which is not there yet."""
     from edgespec.cli import settings
 
@@ -52,19 +37,19 @@ def user(say: Say) -> Path:
     return path
 
 
-def held(say: Say, command: str = "run") -> dict[str, tuple[Any, str]]:
+def held(say: Command, command: str = "run") -> dict[str, tuple[Any, str]]:
     """What `config show --json` says, by option."""
     status, out, _ = say("config", "show", command, "--json")
     assert status == 0
     return {one["option"]: (one["value"], one["from"]) for one in json.loads(out)}
 
 
-def test_without_anything_all_is_default(say: Say) -> None:
+def test_without_anything_all_is_default(say: Command) -> None:
     assert {told for _, told in held(say).values()} == {"default"}
     assert held(say)["max-tokens"] == (512, "default")
 
 
-def test_sub_commands_have_tables_of_their_own(say: Say, project: Path) -> None:
+def test_sub_commands_have_tables_of_their_own(say: Command, project: Path) -> None:
     project.write_text("[tune]\nexact = true\n")
     assert held(say, "tune")["exact"] == held(say, "quantize tune")["exact"]
     assert held(say, "tune")["exact"] == (True, str(project))
@@ -73,7 +58,7 @@ def test_sub_commands_have_tables_of_their_own(say: Say, project: Path) -> None:
 
 
 def test_variables_go_before_the_project_and_that_before_the_user(
-    say: Say, project: Path, user: Path, monkeypatch: pytest.MonkeyPatch
+    say: Command, project: Path, user: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user.write_text("ctx = 1024\nthreads = 1\nseed = 1\n")
     project.write_text("threads = 2\nseed = 2\n")
@@ -86,7 +71,7 @@ def test_variables_go_before_the_project_and_that_before_the_user(
 
 @pytest.mark.model
 def test_the_command_line_goes_before_all(
-    say: Say, project: Path, monkeypatch: pytest.MonkeyPatch
+    say: Command, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def context(*arguments: str) -> Any:
         return json.loads(say("plan", "--json", *arguments)[1])["plan"]["context_size"]["value"]
@@ -98,7 +83,7 @@ def test_the_command_line_goes_before_all(
     assert context("--ctx-size", "1024") == 1024
 
 
-def test_a_table_is_for_one_command(say: Say, project: Path) -> None:
+def test_a_table_is_for_one_command(say: Command, project: Path) -> None:
     project.write_text('temperature = 0.5\n[chat]\ntemperature = 0.7\nstop = "END"\n')
     assert held(say)["temperature"] == (0.5, str(project))
     found = held(say, "chat")
@@ -117,7 +102,7 @@ def test_a_table_is_for_one_command(say: Say, project: Path) -> None:
     ],
 )
 def test_a_line_that_means_nothing_is_told(
-    say: Say, project: Path, text: str, told: str, hint: str
+    say: Command, project: Path, text: str, told: str, hint: str
 ) -> None:
     project.write_text(text)
     status, out, error = say("plan")
@@ -127,7 +112,7 @@ def test_a_line_that_means_nothing_is_told(
 
 
 @pytest.mark.model
-def test_values_of_files_are_checked_as_any(say: Say, project: Path) -> None:
+def test_values_of_files_are_checked_as_any(say: Command, project: Path) -> None:
     project.write_text("ctx = 0\n")
     status, _, error = say("plan")
     assert status == 2 and "ctx" in error
@@ -136,13 +121,13 @@ def test_values_of_files_are_checked_as_any(say: Say, project: Path) -> None:
 
 
 @pytest.mark.model
-def test_a_model_of_a_file_gives_way_to_an_argument(say: Say, project: Path) -> None:
+def test_a_model_of_a_file_gives_way_to_an_argument(say: Command, project: Path) -> None:
     project.write_text('model = "no.gguf"\n')
     assert "there is no file no.gguf" in say("plan")[2]
     assert say("plan", "embedded")[0] == 0
 
 
-def test_config_show_names_the_files(say: Say, project: Path, user: Path) -> None:
+def test_config_show_names_the_files(say: Command, project: Path, user: Path) -> None:
     project.write_text("ctx = 512\n")
     _, out, told = say("config", "show")
     assert ["--ctx", "512", str(project)] in [line.split() for line in out.splitlines()]
@@ -153,7 +138,7 @@ def test_config_show_names_the_files(say: Say, project: Path, user: Path) -> Non
 # -- help -----------------------------------------------------------------------------------------
 
 
-def test_help_is_in_groups_and_every_option_is_in_one(say: Say) -> None:
+def test_help_is_in_groups_and_every_option_is_in_one(say: Command) -> None:
     _, out, _ = say("run", "--help")
     titles = [line for line in out.splitlines() if line.endswith(":") and line[0] != " "]
     assert titles == [
@@ -164,7 +149,7 @@ def test_help_is_in_groups_and_every_option_is_in_one(say: Say) -> None:
     assert last.strip() == "-h, --help  Show this message and exit."
 
 
-def test_a_command_with_few_options_has_one_list(say: Say) -> None:
+def test_a_command_with_few_options_has_one_list(say: Command) -> None:
     _, out, _ = say("doctor", "--help")
     assert "\nOptions:\n" in out and "Output:" not in out
 
@@ -184,7 +169,7 @@ def test_a_command_with_few_options_has_one_list(say: Say) -> None:
         ("--n-predict", "--max-tokens"),
     ],
 )
-def test_words_of_llama_cpp_are_known(say: Say, alias: str, option: str) -> None:
+def test_words_of_llama_cpp_are_known(say: Command, alias: str, option: str) -> None:
     _, out, _ = say("run", "--help")
     names = [line.split("<")[0].replace(",", "").split() for line in out.splitlines()]
     assert any(alias in line and option in line for line in names)
@@ -195,18 +180,18 @@ def test_words_of_llama_cpp_are_known(say: Say, alias: str, option: str) -> None
     "arguments",
     [("-ctk", "q8_0"), ("-ctk", "q8_0", "-ctv", "f16"), ("-ctk", "q9", "-ctv", "q9")],
 )
-def test_cache_types_that_cannot_be_are_misuse(say: Say, arguments: tuple[str, ...]) -> None:
+def test_cache_types_that_cannot_be_are_misuse(say: Command, arguments: tuple[str, ...]) -> None:
     assert say("plan", *arguments)[0] == 2
 
 
 @pytest.mark.model
-def test_llama_cpps_cache_types_are_ours(say: Say) -> None:
+def test_llama_cpps_cache_types_are_ours(say: Command) -> None:
     _, out, _ = say("plan", "-ctk", "q8_0", "-ctv", "q8_0", "--json")
     assert json.loads(out)["plan"]["kv_type"]["value"] == "q8_0"
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("word", ["none", "plain"])
-def test_plain_and_none_are_one_drafter(say: Say, word: str) -> None:
+def test_plain_and_none_are_one_drafter(say: Command, word: str) -> None:
     _, out, _ = say("plan", "--drafter", word, "--json")
     assert json.loads(out)["plan"]["drafter"]["value"] == "none"

@@ -4,35 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_line import Command
 from fake_worker import FakeWorker
 from random_gguf import Q8_0, write_model
 
 from edgespec.backends.llama import worker as served
-from edgespec.cli import worker as command
-from edgespec.cli.main import main
+from edgespec.cli.worker import is_loopback
 from edgespec.memory.device import accelerators
-
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["edgespec", *arguments])
-        status: Any = 0
-        try:
-            main()
-        except SystemExit as end:
-            status = end.code or 0
-        return status, *capsys.readouterr()
-
-    return run
 
 
 class Served:
@@ -57,15 +38,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_it_listens_on_this_machine_alone(call: Call) -> None:
-    status, out, told = call("worker", "--port", "0", "--memory", "64MiB", "--threads", "3")
+def test_it_listens_on_this_machine_alone(command: Command) -> None:
+    status, out, told = command("worker", "--port", "0", "--memory", "64MiB", "--threads", "3")
     assert (status, out, Served.asked) == (0, "", (64 << 20, 3))
     assert told.startswith("lending Some CPU, 64 MiB at 127.0.0.1:") and "warning" not in told
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_others_are_let_in_with_a_warning(call: Call) -> None:
-    _, _, told = call("worker", "--port", "0", "--host", "0.0.0.0")
+def test_others_are_let_in_with_a_warning(command: Command) -> None:
+    _, _, told = command("worker", "--port", "0", "--host", "0.0.0.0")
     assert told.startswith("warning: no authentication") and "ssh" in told
 
 
@@ -74,34 +55,36 @@ def test_others_are_let_in_with_a_warning(call: Call) -> None:
     [("127.0.0.2", True), ("::1", True), ("localhost", True), ("10.0.0.1", False)],
 )
 def test_whose_address_it_is(host: str, is_own: bool) -> None:
-    assert command.is_loopback(host) is is_own
+    assert is_loopback(host) is is_own
 
 
-def test_a_port_in_use_is_told_at_once(call: Call) -> None:
+def test_a_port_in_use_is_told_at_once(command: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        status, _, told = call("worker", "--port", port)
+        status, _, told = command("worker", "--port", port)
     assert status == 1 and f"cannot listen on 127.0.0.1 port {port}" in told and "hint:" in told
 
 
-def test_a_size_without_a_unit_is_misuse(call: Call) -> None:
-    status, _, told = call("worker", "--memory", "4")
+def test_a_size_without_a_unit_is_misuse(command: Command) -> None:
+    status, _, told = command("worker", "--memory", "4")
     assert status == 2 and "--memory 4 is no size" in told
 
 
-def test_without_rpc_workers_are_refused(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rpc_workers_are_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerators, "has_rpc", lambda: False)
-    status, _, told = call("worker", "--port", "0")
+    status, _, told = command("worker", "--port", "0")
     assert status == 1 and "built without RPC" in told and "make install RPC=1" in told
 
 
-def test_a_plan_over_a_worker(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_plan_over_a_worker(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(accelerators, "has_rpc", lambda: True)
     file = str(write_model(tmp_path / "m.gguf", "llama", Q8_0))
     with FakeWorker() as one:
         arguments = ("plan", file, "--workers", one.address, "-ngl", "2")
-        _, out, _ = call(*arguments, "--json")
-        _, text, _ = call(*arguments)
+        _, out, _ = command(*arguments, "--json")
+        _, text, _ = command(*arguments)
     document = json.loads(out)
     (device,) = document["memory"]["devices"]
     assert (device["label"], device["name"], device["layers"]) == ("worker1", one.address, 2)
@@ -114,9 +97,9 @@ def test_a_plan_over_a_worker(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_a_worker_that_is_not_there_is_told(
-    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(accelerators, "has_rpc", lambda: True)
     file = str(write_model(tmp_path / "m.gguf", "llama", Q8_0))
-    status, out, told = call("plan", file, "--workers", "127.0.0.1:1, 127.0.0.1:2")
+    status, out, told = command("plan", file, "--workers", "127.0.0.1:1, 127.0.0.1:2")
     assert (status, out) == (1, "") and "there is no worker at 127.0.0.1:1" in told

@@ -1,0 +1,45 @@
+"""Runs the command line in this process, and shares what it measured."""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Command, Done
+
+from edgespec.cli.main import main
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Command]:
+    """Runs the command line in this process."""
+
+    def call(*arguments: str, stdin: str = "") -> Done:
+        monkeypatch.setattr(sys, "argv", ["edgespec", *arguments])
+        # Under `python -m pytest` click would name that module as the program.
+        monkeypatch.setattr(sys.modules["__main__"], "__package__", "")
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        status: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code or 0
+        return Done(status, *capsys.readouterr())
+
+    monkeypatch.setenv("COLUMNS", "100")
+    before = signal.getsignal(signal.SIGINT)
+    yield call
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def measured(measured_cache: Path) -> str:
+    """One cache folder for all processes, so that steps are timed once."""
+    return str(measured_cache)

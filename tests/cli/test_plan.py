@@ -1,0 +1,154 @@
+"""`edgespec plan`: what is chosen and allocated, at every width and as JSON."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from command_line import CHOICES, COMPONENTS, ESCAPE, EXACT, Command, first_column, run
+
+from edgespec.backends.llama.tokenizer import open_tokenizer
+from edgespec.memory.device import host
+from edgespec.models.embedded import embedded_model
+
+SPEED = re.compile(r"predicted  [\d.]+ tokens/s, plain [\d.]+ \([a-z ,]+\)")
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 GiB are free whenever it is asked, and nobody measures bandwidth: 20 GB/s."""
+    monkeypatch.setattr(host, "available_bytes", lambda: 8 << 30)
+    monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda: 20e9)
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("steady")
+@pytest.mark.parametrize("columns", [100, 200])
+def test_plan_fits_the_terminal(
+    command: Command, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = command("plan", "--ctx", "1024", "--exact")
+    assert (done.status, done.err) == (0, "")
+    title, components, choices, speed, others = done.out.rstrip("\n").split("\n\n")
+    assert title.endswith("(Q4_1)")
+    *names, total = first_column(components)
+    assert {name.replace(" ", "_") for name in names} == COMPONENTS
+    assert total == "at most" and " of 8.00 GiB free, 7.7" in components.splitlines()[-1]
+    assert {name.replace(" ", "_") for name in first_column(choices)} == CHOICES
+    assert SPEED.fullmatch(speed)
+    first, *rest = others.splitlines()
+    assert first == "you could also have"
+    assert first_column("\n".join(rest)) == ["smaller", "longer context"]
+    assert [line for line in done.out.splitlines() if len(line) > columns] == []
+    assert [line for line in done.out.splitlines() if line != line.rstrip()] == []
+    assert ESCAPE not in done.out
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("steady")
+def test_plan_at_40_columns(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is chosen and what it takes; every line of it, and nothing is cut off."""
+    monkeypatch.setenv("COLUMNS", "40")
+    done = command("plan", "--ctx", "1024", "--threads", "2")
+    _, _components, choices, *_ = done.out.split("\n\n")
+    assert {name.replace(" ", "_") for name in first_column(choices)} == CHOICES
+    assert [line for line in done.out.splitlines()[1:] if len(line) > 40] == []
+    assert "threads       2         as asked\n" in choices
+    assert (
+        "kv type       f16       half precision\n"
+        "                        costs no\n"
+        "                        measurable\n"
+        "                        quality\n"
+    ) in choices
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("steady")
+def test_plan_of_a_budget_says_so(command: Command) -> None:
+    """The same text for the same bytes, in whatever unit."""
+    texts = [
+        command("plan", "--budget", text).out
+        for text in ("0.25GiB", "256MiB", "262144KiB", " 256 mib ", "268.435456MB")
+    ]
+    assert " of 256 MiB budget, " in texts[0]
+    assert texts == texts[:1] * len(texts)
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("steady")
+def test_plan_says_the_same_at_every_width(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = []
+    for columns in ("40", "60", "100", "1000"):
+        monkeypatch.setenv("COLUMNS", columns)
+        texts.append(command("plan", "--ctx", "1024").out.split())
+    assert all(sorted(text) == sorted(texts[0]) for text in texts)
+    assert len(texts[0]) > 60
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("steady")
+def test_plan_json(command: Command) -> None:
+    options = ("--ctx", "512", "--kv-type", "q8_0", "--threads", "3", "--budget", "1GiB")
+    done = command("plan", *options, "--json")
+    assert (done.status, done.err) == (0, "")
+    document = done.document
+    assert set(document) == {
+        "model", "name", "file_type", "plan", "memory", "predicted_plain_tokens_per_s",
+        "predicted_tokens_per_s", "speed_source", "alternatives",
+    }  # fmt: skip
+    assert Path(document["model"]) == embedded_model()
+    assert document["file_type"] == "Q4_1" and "135M" in document["name"]
+    assert set(document["plan"]) == CHOICES
+    for choice in document["plan"].values():
+        assert set(choice) == {"value", "reason"} and choice["reason"]
+    values = {name: choice["value"] for name, choice in document["plan"].items()}
+    assert (values["context_size"], values["kv_type"], values["threads"]) == (512, "q8_0", 3)
+    memory = document["memory"]
+    assert set(memory) == {
+        "predicted_peak_bytes", "predicted_gpu_bytes", "available_bytes", "limit_bytes",
+        "components", "ceilings", "devices",
+    }  # fmt: skip
+    assert memory["predicted_peak_bytes"] == sum(memory["components"].values())
+    assert set(memory["components"]) == COMPONENTS
+    # 30 layers x 3 heads x (64 + 64) numbers of 34/32 bytes for 512 tokens.
+    assert memory["components"]["kv_cache"] == 30 * 3 * 128 * 34 // 32 * 512
+    assert (memory["available_bytes"], memory["limit_bytes"]) == (8 << 30, 1 << 30)
+    assert memory["predicted_gpu_bytes"] == 0
+    assert set(memory["ceilings"]) == COMPONENTS - EXACT
+    assert document["predicted_tokens_per_s"] >= document["predicted_plain_tokens_per_s"] > 0
+    assert "not measured" in document["speed_source"]
+    for other in document["alternatives"]:
+        assert set(other) == {"name", "options", "peak_bytes", "context_size", "tokens_per_s"}
+    assert [other["name"] for other in document["alternatives"]] == ["smaller", "longer context"]
+
+
+RARE_SCRIPT = "\u1780\u17d2\u1798\u17c2\u179a " * 330  # its tokens are nearly as many as its bytes
+
+
+@pytest.mark.model
+def test_a_long_prompt_in_a_rare_script_is_planned_for(measured: str, tmp_path: Path) -> None:
+    """Planned by halves of its bytes it did not fit."""
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(RARE_SCRIPT, encoding="utf-8")
+    options = ("--max-tokens", "4", "--json")
+    done = run("plan", "--file", str(prompt), *options, cache=measured)
+    assert (done.status, done.err) == (0, "")
+    with open_tokenizer(embedded_model()) as tokenizer:
+        num_tokens = len(tokenizer.encode(RARE_SCRIPT))
+    assert 4096 < num_tokens + 4 <= done.document["plan"]["context_size"]["value"]
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_a_long_prompt_in_a_rare_script_has_room(measured: str, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(RARE_SCRIPT, encoding="utf-8")
+    options = ("--raw", "--max-tokens", "4", "--json")
+    done = run("run", "--file", str(prompt), *options, cache=measured)
+    assert done.status == 0, done.err
+    context = done.document["plan"]["context_size"]["value"]
+    assert 4096 < done.document["prompt_tokens"] + 4 <= context

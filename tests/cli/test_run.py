@@ -1,0 +1,278 @@
+"""`edgespec run`: what goes to which stream, prompts from anywhere, interruptions."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from command_line import CHOICES, COMPONENTS, EXACT, Command, run, start
+
+from edgespec.cli.start import cancel_on_interrupt
+from edgespec.models.embedded import embedded_model
+
+QUESTION = "Why is the sky blue? Explain it at length."
+# One thread: a second one waits in a busy loop, which is slow wherever something else runs.
+SHORT = ("--max-tokens", "8", "--ctx", "256", "--threads", "1")
+SUMMARY = re.compile(
+    r"(\d+) tokens, [\d.]+ tokens/s, acceptance length \d\.\d\d \(plain is 1\.00\), first token "
+    r"after \d+\.\d\d s, peak memory \d+ MiB(; cut off by --max-tokens)?"
+)
+
+
+@pytest.fixture(scope="module")
+def report(measured: str) -> dict[str, Any]:
+    done = run("run", str(embedded_model()), QUESTION, *SHORT, "--json", cache=measured)
+    assert (done.status, done.err) == (0, ""), done.err
+    return done.document
+
+
+@pytest.mark.model
+def test_run_json_has_every_promised_key(report: dict[str, Any]) -> None:
+    assert set(report) >= {
+        "text", "token_ids", "finish_reason", "prompt_tokens", "generated_tokens", "rounds",
+        "drafted_tokens", "accepted_tokens", "acceptance_length", "time_to_first_token_s",
+        "decode_s", "tokens_per_s", "plan", "memory",
+    }  # fmt: skip
+    assert set(report["memory"]) == {
+        "predicted_peak_bytes", "predicted_gpu_bytes", "available_bytes", "limit_bytes",
+        "components", "ceilings", "devices", "measured_peak_bytes", "allocated_bytes",
+    }  # fmt: skip
+    allocated = {name.removeprefix("draft_") for name in report["memory"]["allocated_bytes"]}
+    assert allocated == {"compute", "logits"} | EXACT | ({"weights"} & COMPONENTS)
+    assert set(report["plan"]) - {"draft_model"} == CHOICES
+    for name, choice in report["plan"].items():
+        assert choice["reason"], name
+
+
+@pytest.mark.model
+def test_numbers_of_a_run_agree(report: dict[str, Any]) -> None:
+    assert report["generated_tokens"] == len(report["token_ids"]) == 8
+    assert report["finish_reason"] == "length"
+    assert report["generated_tokens"] == 1 + report["rounds"] + report["accepted_tokens"]
+    assert 0 <= report["accepted_tokens"] <= report["drafted_tokens"]
+    expected = (report["accepted_tokens"] + report["rounds"]) / report["rounds"]
+    assert report["acceptance_length"] == pytest.approx(expected)
+    assert report["tokens_per_s"] == pytest.approx(7 / report["decode_s"])
+    assert 0 < report["time_to_first_token_s"] < 60
+    assert 20 < report["prompt_tokens"] < 80
+    assert report["plan"]["context_size"]["value"] == 256
+    assert len(report["text"].split()) > 2
+
+
+@pytest.mark.model
+def test_a_run_stays_inside_what_was_predicted(report: dict[str, Any]) -> None:
+    memory = report["memory"]
+    assert memory["predicted_peak_bytes"] == sum(memory["components"].values())
+    assert 50 << 20 < memory["measured_peak_bytes"] <= memory["predicted_peak_bytes"]
+
+
+@pytest.mark.model
+def test_text_goes_to_stdout_and_the_rest_to_stderr(report: dict[str, Any], measured: str) -> None:
+    done = run("run", str(embedded_model()), QUESTION, *SHORT, cache=measured)
+    assert done.status == 0
+    assert done.out == report["text"] + "\n"
+    headline, summary = done.err.splitlines()
+    assert headline.startswith("Smollm2 135M") and "256 tokens of context" in headline
+    match = SUMMARY.fullmatch(summary)
+    assert match is not None and (match[1], match[2]) == ("8", "; cut off by --max-tokens")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("source", ["one argument", "file", "stdin", "stdin and a model"])
+def test_a_prompt_from_anywhere_is_the_same_prompt(
+    report: dict[str, Any], measured: str, tmp_path: Path, source: str
+) -> None:
+    arguments, stdin = [], ""
+    if source == "one argument":
+        arguments = [QUESTION]
+    elif source == "file":
+        (tmp_path / "prompt.txt").write_text(QUESTION, encoding="utf-8")
+        arguments = ["--file", str(tmp_path / "prompt.txt")]
+    else:
+        stdin = QUESTION
+        arguments = [str(embedded_model())] if source == "stdin and a model" else []
+    done = run("run", *arguments, *SHORT, "--json", cache=measured, stdin=stdin)
+    assert (done.status, done.err) == (0, "")
+    assert done.document["token_ids"] == report["token_ids"]
+    assert done.document["prompt_tokens"] == report["prompt_tokens"]
+
+
+@pytest.mark.model
+def test_options_reach_the_engine(report: dict[str, Any], measured: str) -> None:
+    """A stop string, a bias that forbids a token, a system message, a seed, no drafter."""
+    first = report["token_ids"][0]
+    options = ["--drafter", "none", "--system", "Answer in French.", "--temperature", "0.7"]
+    options += ["--seed", "5", "--logit-bias", f"{first}=-1000", "--stop", "is"]
+    done = run("run", QUESTION, *SHORT, *options, "--json", cache=measured)
+    assert done.status == 0, done.err
+    document = done.document
+    assert first not in document["token_ids"]
+    assert document["prompt_tokens"] != report["prompt_tokens"]
+    assert document["seed"] == 5
+    assert (document["drafted_tokens"], document["plan"]["drafter"]["value"]) == (0, "none")
+    assert "is" not in document["text"]
+
+
+@pytest.mark.model
+def test_verbose_shows_what_the_library_says(measured: str) -> None:
+    done = run("run", QUESTION, *SHORT, "-v", cache=measured)
+    assert done.status == 0 and "llama_model_loader: " in done.err
+    assert "llama_model_loader" not in run("run", QUESTION, *SHORT, cache=measured).err
+
+
+@pytest.mark.model
+def test_check_compares_with_plain_decoding(measured: str) -> None:
+    prompt = "Count from 1 to 40, one number a line."
+    arguments = ("run", prompt, *SHORT, "--max-tokens", "40", "--check")
+    done = run(*arguments, cache=measured)
+    assert done.status == 0
+    check, speed = done.err.splitlines()[-2:]
+    assert re.fullmatch(r"check: identical to plain decoding \(\d+ tokens\)", check)
+    assert re.fullmatch(r"\d+\.\dx of plain decoding: \d+ of \d+ tokens were drafted", speed)
+    document = run(*arguments, "--json", cache=measured).document
+    assert document["check"]["identical"] is True
+    assert document["check"]["compared_tokens"] == document["generated_tokens"] > 8
+    assert document["text"] + "\n" == done.out
+
+
+@pytest.mark.model
+def test_a_full_context_says_which_option_cut_it_off(measured: str) -> None:
+    options = (*SHORT, "--ctx", "64", "--max-tokens", "99")
+    done = run("run", "Count to one thousand.", *options, cache=measured)
+    assert done.status == 0
+    assert done.err.splitlines()[-1].endswith("; cut off by --ctx")
+
+
+@pytest.mark.model
+def test_a_prompt_longer_than_the_context(measured: str) -> None:
+    done = run("run", str(embedded_model()), "word " * 300, "--ctx", "256", cache=measured)
+    assert (done.status, done.out) == (1, "")
+    *_, problem, blank, hint = done.err.splitlines()
+    assert re.fullmatch(r"error: the prompt has \d+ tokens and the context 256", problem)
+    assert (blank, hint) == ("", "hint: raise --ctx, or shorten the prompt")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("word", ["mistral", "/a/b?", "*.txt?", "~nobody", "é" * 300])
+def test_a_single_word_names_a_model(command: Command, word: str) -> None:
+    """Even if there is none: an answer of another model than was meant is no answer."""
+    done = command("run", word)
+    assert (done.status, done.out) == (1, "")
+    assert re.match(rf"error: there is no (model or )?file {re.escape(word[:200])}", done.err)
+    assert f"a prompt of one word is --prompt {word[:40]}; " in done.err
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--prompt", "Hello"),
+        ("-m", "embedded", "Hello"),
+        ("embedded", "Hello"),
+        ("embedded", "-p", "Hello"),
+        ("-p", "Hello", "-m", "embedded"),
+    ],
+)
+def test_models_and_prompts_are_arguments_or_options(
+    command: Command, arguments: tuple[str, ...]
+) -> None:
+    done = command("run", *arguments, "--ctx", "100000")
+    assert done.err.startswith("error: --ctx 100000 exceeds the 8192 tokens"), done.err
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "prompt",
+    ["Say one word. " * 30, "~nobody was here", "/a/b or c?", "*.txt or so", "é " * 200],
+    ids=["longer than a file name", "a tilde", "slashes", "a pattern", "long in bytes"],
+)
+def test_a_single_argument_of_several_words_is_a_prompt(command: Command, prompt: str) -> None:
+    """The context is refused after the arguments were understood, and before anything loads."""
+    done = command("run", prompt, "--ctx", "100000")
+    assert (done.status, done.out) == (1, "")
+    assert done.err.startswith("error: --ctx 100000 exceeds the 8192 tokens")
+
+
+# ------------------------------------------------------------------------------ interruptions
+
+# The tokens that would end the answer are forbidden.
+ENDLESS = ["run", QUESTION, "--max-tokens", "3000", "--ctx", "4096", "--threads", "1"]
+ENDLESS += ["--logit-bias", "0=-1000", "--logit-bias", "2=-1000"]
+
+
+def stream_of(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
+
+
+@pytest.mark.model
+def test_ctrl_c_keeps_the_text_so_far(measured: str) -> None:
+    process = start(ENDLESS, measured)
+    begun = stream_of(process.stdout).read(1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err.decode()
+    assert len((begun + out).decode().strip()) > 0 and out.endswith(b"\n")
+    assert "Traceback" not in err.decode()
+    match = SUMMARY.fullmatch(err.decode().splitlines()[-1])
+    assert match is not None and int(match[1]) < 3000
+
+
+class AfterAWhile(threading.Event):
+    """As if Ctrl-C came in the middle of the answer."""
+
+    asked = 0
+
+    def is_set(self) -> bool:
+        self.asked += 1
+        return self.asked > 10
+
+
+@pytest.mark.model
+def test_ctrl_c_keeps_the_document(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_module = import_module("edgespec.cli.run")
+    monkeypatch.setattr(run_module, "cancel_on_interrupt", AfterAWhile)
+    done = command(*ENDLESS, "--json", "--drafter", "none")
+    assert (done.status, done.err) == (130, "")
+    assert done.document["finish_reason"] == "cancelled"
+    assert 0 < done.document["generated_tokens"] == len(done.document["token_ids"]) <= 10
+    assert done.document["text"]
+
+
+@pytest.mark.model
+def test_ctrl_c_is_ignored_where_it_was_before() -> None:
+    """As in `edgespec run ... &` of a script, whose Ctrl-C is meant for others."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        cancel = cancel_on_interrupt()
+        signal.raise_signal(signal.SIGINT)
+        assert not cancel.is_set()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_while_the_model_loads(measured: str) -> None:
+    process = start(ENDLESS, measured)
+    stream_of(process.stderr).readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b"")
+    assert "Traceback" not in err.decode()
+
+
+@pytest.mark.model
+def test_a_reader_that_has_gone_ends_the_run_quietly(measured: str) -> None:
+    """As in `edgespec run ... | head -c1`."""
+    process = start(ENDLESS, measured)
+    assert len(stream_of(process.stdout).read(1)) == 1
+    stream_of(process.stdout).close()
+    err = stream_of(process.stderr).read().decode()
+    assert process.wait(timeout=60) not in (0, 2, 130)
+    stream_of(process.stdin).close()
+    stream_of(process.stderr).close()
+    assert "Traceback" not in err and "Exception ignored" not in err and "Error" not in err
