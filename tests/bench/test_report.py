@@ -1,0 +1,16 @@
+"""The page of a bench."""
+
+from __future__ import annotations
+
+from bench_cases import document
+
+from edgespec.bench.report import render_bench_report
+
+
+def test_the_page_shows_tasks_intervals_positions_and_memory() -> None:
+    page = render_bench_report(document())
+    assert page.count("<svg") == 3
+    for words in ("Speed by task", "Speed over the answer", "270.0 MiB measured", "[1.75, 1.85]",
+                  "A processor of some length indeed", "benchmark of tiny.gguf"):  # fmt: skip
+        assert words in page
+    assert "<script" not in page

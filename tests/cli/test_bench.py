@@ -1,0 +1,140 @@
+"""`edgespec bench`: its options, what it prints and what it writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bench_cases import document
+from typer.testing import CliRunner
+
+from edgespec.bench.report import render_bench_report
+from edgespec.cli.bench import bench_text
+from edgespec.cli.main import app
+from edgespec.cli.options import DEFAULTS, PlanOptionLists
+
+runner = CliRunner()
+
+
+def test_options_given_several_times_are_multiplied() -> None:
+    lists = PlanOptionLists.of(
+        {"drafter": ["none", "suffix,recycling"], "kv_type": ["f16", "q8_0"], "threads": [1, 2],
+         "ctx": [512], "budget": None, "exact": True}
+    )  # fmt: skip
+    assert lists.drafters == ("none", "suffix,recycling")
+    assert [label for label, _ in lists.each] == [
+        "--kv-type f16 --threads 1", "--kv-type f16 --threads 2",
+        "--kv-type q8_0 --threads 1", "--kv-type q8_0 --threads 2",
+    ]  # fmt: skip
+    assert all(one.exact and one.ctx == 512 and one.drafter == "auto" for _, one in lists.each)
+    assert {(one.kv_type, one.threads) for _, one in lists.each} == {
+        ("f16", 1), ("f16", 2), ("q8_0", 1), ("q8_0", 2),
+    }  # fmt: skip
+
+
+def test_no_option_is_one_setting_without_a_name() -> None:
+    assert PlanOptionLists.of({"drafter": [], "kv_type": None, "exact": False}).each == (
+        ("", DEFAULTS),
+    )
+
+
+def test_an_unknown_drafter_is_misuse() -> None:
+    done = runner.invoke(app, ["bench", "--drafter", "plain", "--drafter", "suffix,magic"])
+    assert done.exit_code == 2
+    assert "magic" in done.output
+
+
+@pytest.mark.parametrize("option", ["--html", "--csv"])
+def test_a_missing_folder_is_found_before_minutes_are_spent(tmp_path: Path, option: str) -> None:
+    done = runner.invoke(app, ["bench", option, str(tmp_path / "none" / "out")])
+    assert done.exit_code == 1
+    assert "no folder" in str(done.exception)
+
+
+def test_the_ceiling_comes_first_and_every_task_has_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = bench_text(document())
+    assert text.index("ceiling  443.6 tokens/s plain: 40.0 GB/s over 86 MiB") < text.index("code")
+    assert "plain    100.0 tokens/s, 23% of the ceiling" in text
+    assert "summarization  100.0  180.0  1.80x  [1.75, 1.85]  1.00    0.25 s  2 of 2" in text
+    assert "overall        100.0  140.0  1.40x  [1.35, 1.45]  1.50    0.25 s  1 of 2" in text
+    assert "60 of 80 by suffix, 0 of 10 by recycling" in text
+    assert "1 answers part from the first drafter's, 0 of them where" in text.replace("\n", " ")
+    assert text.endswith("memory  peak 270 MiB, planned 280 MiB")
+
+
+@pytest.mark.parametrize("columns", [40, 60, 100])
+def test_text_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = bench_text(document())
+    assert [line for line in text.splitlines() if len(line) > columns] == []
+    assert "1.80x" in text and "1.40x" in text
+
+
+def test_what_the_answers_do_not_tell_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of one token have no ratio, and few prompts no interval."""
+    monkeypatch.setenv("COLUMNS", "100")
+    unknown = {"ratio": None, "ratio_low": None, "ratio_high": None, "end_to_end_ratio": None}
+    found = document()
+    found["variants"][1]["overall"].update(unknown)
+    found["variants"][1]["tasks"]["code"].update(unknown)
+    found["variants"][1]["tasks"]["summarization"]["ratio_low"] = None
+    text = bench_text(found)
+    assert "code           100.0  110.0  -      -    " in text
+    assert "summarization  100.0  180.0  1.80x  -    " in text
+    assert render_bench_report(found).count("<svg") == 3
+
+
+def test_one_variant_alone_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    alone = document(variants=document()["variants"][:1])
+    assert "plain, tokens/s" in bench_text(alone)
+    assert render_bench_report(alone).count("<svg") == 3
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("exact_engine")  # which has measured what exact settings are
+def test_bench_on_the_embedded_model(measured_cache: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    texts = ("Say blue ten times: blue blue blue blue blue", "Count: 1 2 3 4 1 2 3 4 1 2 3 4 1")
+    lines = [{"category": f"task {i % 2}", "turns": [text]} for i, text in enumerate(texts)]
+    prompts.write_text("\n".join(map(json.dumps, lines)))
+    page, rows = tmp_path / "out.html", tmp_path / "out.csv"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "edgespec.cli.main", "bench", "--json", "-n", "12"),
+            *("--prompts", str(prompts), "--repeats", "2", "--threads", "1", "--ctx", "256"),
+            *("--drafter", "plain", "--drafter", "suffix", "--exact"),
+            *("--draft-max", "3", "--draft-max", "7", "--html", str(page), "--csv", str(rows)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        env={**os.environ, "EDGESPEC_CACHE": str(measured_cache), "COLUMNS": "100"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    names = [one["name"] for one in found["variants"]]
+    assert names == ["plain --draft-max 3", "suffix --draft-max 3",
+                     "plain --draft-max 7", "suffix --draft-max 7"]  # fmt: skip
+    for one in found["variants"]:
+        assert set(one["tasks"]) == {"task 0", "task 1"}
+        assert one["overall"]["prompts"] == one["overall"]["identical"] == 2
+        assert one["overall"]["ratio_low"] is None, "two prompts have no interval"
+    assert found["variants"][0]["overall"]["ratio"] == 1.0
+    assert found["variants"][0]["overall"]["acceptance_length"] == 1.0
+    assert [load["settings"] for load in found["loads"]] == ["--draft-max 3", "--draft-max 7"]
+    for load in found["loads"]:
+        memory = load["memory"]
+        assert 0 < memory["measured_peak_bytes"] < 1.1 * memory["predicted_peak_bytes"]
+    with rows.open(newline="") as file:
+        answers = list(csv.DictReader(file))
+    assert len(answers) == 4 * 2 * 2 and len(answers) == len(found["answers"])
+    assert "Speed by task" in page.read_text()
