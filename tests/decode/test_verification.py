@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import numpy as np
@@ -36,6 +36,12 @@ from edgespec.decode.verification import Dice, accept_sampled
 from edgespec.sampling.distributions import TargetDistribution, without
 
 
+@cache
+def law_of(grower: str, models: str) -> dict[tuple[int, ...], float]:
+    """What `accept_sampled` emits; several tests look at it."""
+    return emissions(MODELS[models], GROWERS[grower])
+
+
 def test_the_dice_follow_every_outcome() -> None:
     def experiment(dice: Dice) -> tuple[int, ...]:
         first = dice.draw(np.array([1.0, 0.0, 3.0]))
@@ -48,7 +54,7 @@ def test_the_dice_follow_every_outcome() -> None:
 @pytest.mark.parametrize("models", MODELS)
 @pytest.mark.parametrize("grower", GROWERS)
 def test_the_output_has_the_targets_law(grower: str, models: str) -> None:
-    distribution = emissions(MODELS[models], GROWERS[grower])
+    distribution = law_of(grower, models)
     assert math.fsum(distribution.values()) == pytest.approx(1.0, abs=1e-12)
     assert law_error(MODELS[models][0], distribution) < 1e-12
 
@@ -63,7 +69,7 @@ def test_the_output_has_the_targets_law_with_five_tokens(grower: str) -> None:
 @pytest.mark.parametrize("models", ["another", "zeros", "p one-hot", "p with zeros"])
 @pytest.mark.parametrize("grower", GROWERS)
 def test_a_target_without_its_impossible_tokens_is_the_same(grower: str, models: str) -> None:
-    dense = emissions(MODELS[models], GROWERS[grower])
+    dense = law_of(grower, models)
     sparse = emissions(MODELS[models], GROWERS[grower], target=sparse_target)
     assert_same(sparse, dense)
 
@@ -141,14 +147,14 @@ def test_the_example_of_block_verification() -> None:
 @pytest.mark.parametrize("grower", ["root", "given chain", "given tree"])
 def test_a_deterministic_tree_is_sample_and_match(grower: str, models: str) -> None:
     """Not only the same texts: the same lengths with the same chances."""
-    distribution = emissions(MODELS[models], GROWERS[grower])
+    distribution = law_of(grower, models)
     assert_same(distribution, emissions(MODELS[models], GROWERS[grower], sample_and_match))
 
 
 @pytest.mark.parametrize("models", MODELS)
 @pytest.mark.parametrize("grower", GROWERS)
 def test_no_fewer_tokens_than_with_rejection_by_token(grower: str, models: str) -> None:
-    distribution = emissions(MODELS[models], GROWERS[grower])
+    distribution = law_of(grower, models)
     by_token = emissions(MODELS[models], GROWERS[grower], token_level)
     assert law_error(MODELS[models][0], by_token) < 1e-12
     assert mean_length(distribution) >= mean_length(by_token) - 1e-12
