@@ -84,3 +84,10 @@ def timed_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are used where there are any: what a busy machine times decides nothing."""
     faster = {"1": (2.0, 1.0), "4": (2.0, 1.0)}
     monkeypatch.setattr("edgespec.setup.kernel_choice._measured", lambda *_: faster)
+
+
+@pytest.fixture
+def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafting takes no time: which drafters are asked, and for how much, is always the same."""
+    for module in ("model", "combined"):
+        monkeypatch.setattr(f"edgespec.drafting.drafters.{module}.perf_counter", lambda: 0.0)

@@ -95,6 +95,9 @@ def test_functions_are_short(modules: list[Module]) -> None:
 
 def test_files_are_short(modules: list[Module]) -> None:
     assert [module.name for module in modules if module.num_lines > LONGEST_FILE] == []
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    sizes = {path.as_posix(): len(path.read_text(encoding="utf-8").splitlines()) for path in tests}
+    assert [name for name, lines in sizes.items() if lines > LONGEST_FILE] == []
 
 
 def test_classes_have_few_fields(modules: list[Module]) -> None:

@@ -15,13 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from frozen_times import Frozen
-from test_lossless import (
-    WORD_V,
-    chi_square_p,
-    distribution_of_words,
-    twisted_model,
-    words_model,
-)
+from word_laws import WORD_V, chi_square_p, distribution_of_words, twisted_model, words_model
 
 from edgespec import DraftModelWarning
 from edgespec.backends.base import Logits

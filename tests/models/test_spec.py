@@ -9,86 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spec_cases import LAYER_TENSORS, SSM, add, add_tensor, read, write_model
 
 from edgespec.errors import ModelFileError, ModelNotFoundError
-from edgespec.models.spec import GROUPS, ModelSpec, read_model_spec
-
-GLOBAL = ("general.", "tokenizer.", "split.", "adapter.", "imatrix.")
-Q8_0 = gguf.GGMLQuantizationType.Q8_0
-
-# A two-layer model: embedding 64, 4 heads of 16, 2 of them for keys and values.
-DENSE: dict[str, Any] = {
-    "general.name": "tiny",
-    "block_count": 2,
-    "context_length": 128,
-    "embedding_length": 64,
-    "feed_forward_length": 96,
-    "attention.head_count": 4,
-    "attention.head_count_kv": 2,
-}
-# Rows of 64 values: F32 takes 256 bytes, Q8_0 takes 68.
-LAYER_TENSORS = {
-    "attn_norm.weight": (1, None),
-    "attn_q.weight": (64, Q8_0),
-    "attn_k.weight": (32, Q8_0),
-    "ffn_up.weight": (96, Q8_0),
-    "ffn_norm.weight": (1, None),
-}
-
-
-def add(writer: Any, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_int32(key, value) if value < 0 else writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
-
-
-def add_tensor(writer: Any, name: str, num_rows: int, kind: Any) -> None:
-    if kind is None:
-        writer.add_tensor(name, np.zeros((num_rows, 64), np.float32))
-    else:
-        writer.add_tensor(name, np.zeros((num_rows, 68), np.uint8), raw_dtype=kind)
-
-
-def write_model(path: Path, arch: str = "llama", /, **changes: Any) -> Path:
-    """Writes DENSE with `changes`; None drops a key, and a tensor of 0 rows is left out.
-
-    Keys are of the architecture unless they begin with a word of GLOBAL; `__` stands for a dot.
-    """
-    tokens = changes.pop("tokens", ["<s>", "</s>", "a"])
-    tensors = {"token_embd.weight": (3, Q8_0), "output_norm.weight": (1, None)}
-    values = {**DENSE, **{key.replace("__", "."): value for key, value in changes.items()}}
-    for index in range(min(values["block_count"] or 0, 64)):
-        tensors |= {f"blk.{index}.{name}": entry for name, entry in LAYER_TENSORS.items()}
-    tensors |= values.pop("tensors", {})
-    writer = gguf.GGUFWriter(path, arch)
-    for key, value in values.items():
-        if value is not None:
-            add(writer, key if key.startswith(GLOBAL) else f"{arch}.{key}", value)
-    if tokens:
-        writer.add_token_list(tokens)
-    for name, (num_rows, kind) in tensors.items():
-        if num_rows:
-            add_tensor(writer, name, num_rows, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def read(folder: Path, arch: str = "llama", /, **changes: Any) -> ModelSpec:
-    return read_model_spec(write_model(folder / "model.gguf", arch, **changes))
+from edgespec.models.spec import GROUPS, read_model_spec
 
 
 def test_a_dense_model_in_numbers(tmp_path: Path) -> None:
@@ -127,22 +54,6 @@ def test_what_the_file_leaves_out(tmp_path: Path) -> None:
     assert spec.file_type == "Q8_0", "the type of most bytes"
     assert (spec.chat_template, spec.bos_id, spec.eos_id, spec.add_bos) == (None, None, None, None)
     assert (spec.num_experts, spec.num_experts_used, spec.expert_feed_forward_size) == (0, 0, 0)
-
-
-def test_numbers_by_layer(tmp_path: Path) -> None:
-    """As in OpenELM, whose layers differ in heads and width."""
-    spec = read(
-        tmp_path,
-        "openelm",
-        attention__head_count=[4, 8],
-        attention__head_count_kv=[1, 2],
-        feed_forward_length=[32, 64],
-        attention__key_length=8,
-        attention__value_length=4,
-    )
-    assert (spec.num_heads, spec.num_kv_heads) == ((4, 8), (1, 2))
-    assert spec.feed_forward_size == (32, 64)
-    assert spec.kv_values_per_token == (1 + 2) * (8 + 4)
 
 
 def test_special_tokens(tmp_path: Path) -> None:
@@ -193,110 +104,6 @@ def test_tensor_groups(tmp_path: Path) -> None:
     assert not spec.tied_embeddings
 
 
-def sliding(folder: Path, arch: str, /, num_layers: int, window: int | None, **changes: Any) -> str:
-    """The layers as a word, `l` for local (sliding) and `g` for global, and the window."""
-    spec = read(folder, arch, block_count=num_layers, attention__sliding_window=window, **changes)
-    return "".join("l" if slides else "g" for slides in spec.is_sliding) + f" {spec.sliding_window}"
-
-
-@pytest.mark.parametrize(
-    ("arch", "num_layers", "window", "expected"),
-    [
-        ("gemma3", 8, 512, "lllllgll 512"),
-        ("gemma3", 8, None, "gggggggg 0"),
-        ("gemma2", 4, None, "lglg 4096"),
-        ("gemma2", 4, 64, "lglg 64"),
-        ("gpt-oss", 4, 128, "lglg 128"),
-        ("cohere2", 5, 64, "lllgl 64"),
-        ("cohere2moe", 5, 64, "glllg 64"),
-        ("gemma3n", 6, 64, "llllgl 64"),
-        ("llama4", 5, None, "lllgl 8192"),
-        ("llama4", 5, 64, "lllgl 8192"),
-        ("llama4", 5, 0, "ggggg 0"),
-        ("smallthinker", 5, 64, "glllg 4096"),
-        ("smallthinker", 5, None, "ggggg 0"),
-        ("exaone4", 5, 64, "ggggg 0"),
-        ("exaone4", 64, None, "lllg" * 16 + " 4096"),
-        # llama.cpp does not slide here, whatever the file says.
-        ("llama", 3, 64, "ggg 0"),
-        ("qwen2", 3, 64, "ggg 0"),
-        ("phi3", 3, 64, "ggg 0"),
-        ("unheard-of", 3, 64, "ggg 0"),
-        # These need a pattern in the file.
-        ("mimo2", 3, 64, "ggg 0"),
-    ],
-)
-def test_sliding_layers(
-    tmp_path: Path, arch: str, num_layers: int, window: int | None, expected: str
-) -> None:
-    assert sliding(tmp_path, arch, num_layers, window) == expected
-
-
-@pytest.mark.parametrize(
-    ("arch", "pattern", "expected"),
-    [
-        ("gemma3", 2, "lglg 64"),
-        ("gemma3", 0, "llll 64"),
-        ("gemma3", [True, True, False, True], "llgl 64"),
-        ("mimo2", [False, True, False, True], "glgl 64"),
-        ("mimo2", [1, 0, 0, 1], "lggl 64"),
-        ("mimo2", [True], "lggg 64"),
-        ("mimo2", [True] * 2000, "gggg 0"),
-        ("mimo2", [False] * 4, "gggg 0"),
-    ],
-)
-def test_sliding_pattern_of_the_file(
-    tmp_path: Path, arch: str, pattern: Any, expected: str
-) -> None:
-    found = sliding(tmp_path, arch, 4, 64, attention__sliding_window_pattern=pattern)
-    assert found == expected
-
-
-def test_sliding_layers_have_heads_of_their_own_size(tmp_path: Path) -> None:
-    """As in Gemma 4, whose last layers also reuse the cache of earlier ones."""
-    spec = read(
-        tmp_path,
-        "gemma4",
-        block_count=4,
-        attention__sliding_window=64,
-        attention__sliding_window_pattern=[True, False, True, False],
-        attention__key_length=32,
-        attention__value_length=32,
-        attention__key_length_swa=8,
-        attention__value_length_swa=4,
-        attention__shared_kv_layers=2,
-    )
-    assert (spec.key_length, spec.value_length) == ((8, 32, 8, 32), (4, 32, 4, 32))
-    assert spec.num_kv_heads == (2, 2, 0, 0)
-    assert spec.kv_values_per_token == 2 * (8 + 4) + 2 * (32 + 32)
-
-
-def test_gemma3n_caches_twenty_layers(tmp_path: Path) -> None:
-    spec = read(tmp_path, "gemma3n", block_count=30, attention__sliding_window=64)
-    assert spec.num_kv_heads == (2,) * 20 + (0,) * 10
-
-
-def test_latent_attention_caches_no_values(tmp_path: Path) -> None:
-    """DeepSeek V2: one head of 576 latent values a layer."""
-    spec = read(
-        tmp_path,
-        "deepseek2",
-        attention__head_count_kv=1,
-        attention__key_length=576,
-        attention__value_length=512,
-        attention__key_length_mla=192,
-        attention__value_length_mla=128,
-    )
-    assert spec.kv_values_per_token == 2 * 576
-
-
-def test_prediction_layers_are_not_cached(tmp_path: Path) -> None:
-    spec = read(tmp_path, "glm4moe", block_count=3, nextn_predict_layers=1)
-    assert (spec.num_layers, spec.num_prediction_layers) == (3, 1)
-    assert spec.num_kv_heads == (2, 2, 0)
-    assert "the last layer predicts further tokens" in spec.notes[0]
-
-
 def test_experts(tmp_path: Path) -> None:
     spec = read(
         tmp_path,
@@ -307,72 +114,6 @@ def test_experts(tmp_path: Path) -> None:
     )
     assert (spec.num_experts, spec.num_experts_used) == (8, 4)
     assert spec.expert_feed_forward_size == 32
-
-
-SSM = {"ssm__conv_kernel": 4, "ssm__inner_size": 128, "ssm__state_size": 16, "ssm__group_count": 1}
-# Rolling state (4 - 1) * (128 + 2 * 1 * 16) and recurrent state 16 * 128, as in n_embd_r and _s.
-SSM_VALUES = 3 * 160 + 2048
-
-
-@pytest.mark.parametrize("arch", ["mamba2", "a-new-ssm"])
-def test_recurrent_models_cache_nothing(tmp_path: Path, arch: str) -> None:
-    no_heads = {"attention__head_count": None, "attention__head_count_kv": None}
-    spec = read(tmp_path, arch, **no_heads, **SSM)
-    assert spec.is_recurrent and not spec.is_hybrid
-    assert spec.kv_values_per_token == 0
-    assert spec.state_values == 2 * SSM_VALUES
-
-
-def test_rwkv_state(tmp_path: Path) -> None:
-    """Two shifted tokens and a 16-wide state of the embedding, in both layers."""
-    spec = read(tmp_path, "rwkv7", attention__head_count=0, wkv__head_size=16)
-    assert spec.state_values == 2 * (2 * 64 + 16 * 64)
-
-
-@pytest.mark.parametrize(
-    ("arch", "changes", "recurrent", "cached"),
-    [
-        ("jamba", {"attention__head_count_kv": [0, 2, 0, 2]}, [1, 0, 1, 0], (0, 2, 0, 2)),
-        ("a-new-hybrid", {"attention__head_count_kv": [0, 2, 0, 2]}, [1, 0, 1, 0], (0, 2, 0, 2)),
-        ("falcon-h1", {}, [1, 1, 1, 1], (2, 2, 2, 2)),
-        ("qwen3next", {}, [1, 1, 1, 0], (0, 0, 0, 2)),
-        ("qwen3next", {"full_attention_interval": 2}, [1, 0, 1, 0], (0, 2, 0, 2)),
-        ("qwen35", {"attention__recurrent_layers": [0, 1, 1, 0]}, [0, 1, 1, 0], (2, 0, 0, 2)),
-        (
-            "nemotron_h",
-            {"attention__head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 9, 0, 0]},
-            [1, 0, 0, 1],
-            (0, 0, 2, 0),
-        ),
-    ],
-)
-def test_hybrid_layers(
-    tmp_path: Path, arch: str, changes: dict[str, Any], recurrent: list[int], cached: tuple[int]
-) -> None:
-    spec = read(tmp_path, arch, block_count=4, **SSM, **changes)
-    assert spec.is_hybrid and not spec.is_recurrent
-    assert [*map(int, spec.is_recurrent_layer)] == recurrent
-    assert spec.num_kv_heads == cached
-    assert spec.state_values == sum(recurrent) * SSM_VALUES
-
-
-def test_linear_attention_states(tmp_path: Path) -> None:
-    """Kimi: three convolutions and a square state a head, here in one layer; MiniMax: the square.
-
-    Kimi: 3 * (4 - 1) * 4 heads * 8 + 8 * 8 * 4 heads. MiniMax: 16 * 16 * 4 heads in 2 layers.
-    """
-    heads = {"attention__head_count_kv": [0, 2]}
-    kimi = read(tmp_path, "kimi-linear", kda__head_dim=8, ssm__conv_kernel=4, **heads)
-    assert kimi.state_values == 3 * 3 * 4 * 8 + 8 * 8 * 4
-    assert read(tmp_path, "minimax-01").state_values == 2 * 16 * 16 * 4
-
-
-def test_lfm2_convolution_layers(tmp_path: Path) -> None:
-    """They keep (l_cache - 1) embeddings, and only the attention layers slide."""
-    changes = {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3}
-    spec = read(tmp_path, "lfm2", attention__sliding_window=64, **changes)
-    assert spec.state_values == 2 * 64
-    assert spec.is_sliding == (False, True)
 
 
 @pytest.mark.parametrize(

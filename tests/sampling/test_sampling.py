@@ -1,4 +1,4 @@
-"""The sampler chain against a slow one, numbers worked by hand, and its own distribution."""
+"""The sampler: greedy picks, the law of what it picks, chance, memory, errors."""
 
 from __future__ import annotations
 
@@ -6,96 +6,19 @@ import math
 import random
 import tracemalloc
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from sampling_cases import assert_law, chi_square_odds, random_row, row_of, slow_law
 
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.bytes.footprint import SAMPLING_TOKEN_BYTES
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler, top_two_gap
-
-Row = NDArray[np.float32]
-
-
-def row_of(*logits: float) -> Row:
-    """A row of logits that nothing can write to, like a view on a backend's buffer."""
-    row = np.array(logits, dtype=np.float32)
-    row.flags.writeable = False
-    return row
-
-
-def random_row(rng: np.random.Generator, vocab_size: int, *, ties: bool = False) -> Row:
-    """Logits as a model gives them: a broad bulk, some likely tokens, some masked ones."""
-    row = rng.normal(0.0, 2.0, vocab_size)
-    row[rng.choice(vocab_size, 30)] += np.linspace(2.0, 14.0, 30)
-    row[rng.choice(vocab_size, 50)] = -np.inf
-    logits: Row = (np.round(row) if ties else row).astype(np.float32)
-    logits.flags.writeable = False
-    return logits
-
-
-# ---------------------------------------------------------------- the slow, obvious sampler chain
-
-
-def slow_change(row: Row, params: SamplingParams, history: Sequence[int]) -> Row:
-    """Bias and penalties in float32, one token after another."""
-    changed: Row = row.copy()
-    for token, bias in dict(params.logit_bias).items():
-        changed[token] += np.float32(bias)
-    last_n = params.penalty_last_n
-    recent = history if last_n < 0 else history[max(len(history) - last_n, 0) :]
-    factor = np.float32(params.repetition_penalty)
-    for token, count in Counter(recent).items():
-        logit = changed[token]
-        logit = logit / factor if logit > 0 else logit * factor
-        frequency = np.float32(count) * np.float32(params.frequency_penalty)
-        changed[token] = logit - (frequency + np.float32(params.presence_penalty))
-    return changed
-
-
-def slow_law(
-    row: Row, params: SamplingParams, history: Sequence[int] = ()
-) -> tuple[dict[int, float], float]:
-    """Token -> probability, best first, and how near (relatively) top-p came to another cut."""
-    row = slow_change(row, params, history)
-    best = float(row.max())
-    order = [int(t) for t in np.lexsort((np.arange(row.size), -row)) if row[t] > -np.inf]
-    if params.temperature == 0.0:
-        return {order[0]: 1.0}, 1.0
-    if params.top_k:
-        order = order[: params.top_k]
-    margin = 1.0
-    if params.top_p < 1.0:
-        weights = [math.exp(float(row[t]) - best) for t in order]
-        mass = params.top_p * math.fsum(weights)
-        total, size = 0.0, 0
-        for weight in weights:
-            total, size = total + weight, size + 1
-            margin = min(margin, abs(total - mass))
-            if total >= mass:
-                break
-        order = order[:size]
-    if params.min_p > 0.0:
-        floor = np.float32(best + math.log(params.min_p))
-        order = [t for t in order if row[t] >= floor]
-    weights = [math.exp((float(row[t]) - best) / params.temperature) for t in order]
-    total = math.fsum(weights)
-    return {t: w / total for t, w in zip(order, weights, strict=True)}, margin
-
-
-def assert_law(sampler: Sampler, row: Row, expected: Mapping[int, float]) -> None:
-    ids, probabilities = sampler.distribution(row)
-    assert ids.tolist() == list(expected)
-    np.testing.assert_allclose(probabilities, list(expected.values()), rtol=1e-9, atol=1e-300)
-
-
-# ------------------------------------------------------------------------------ greedy
 
 
 def test_greedy_takes_the_best_token_and_the_first_of_equals() -> None:
@@ -114,145 +37,6 @@ def test_greedy_draws_no_random_number() -> None:
 def test_filters_do_not_change_the_greedy_token() -> None:
     params = SamplingParams(top_k=3, top_p=0.1, min_p=0.9)
     assert Sampler(params, 4).pick(row_of(0.0, 0.1, 0.3, 0.2)) == 2
-
-
-# ------------------------------------------------------------------------------ bias, penalties
-
-
-def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
-    """With 2: token 0 goes from 4 to 2, token 1 from -1 to -2, token 2 stays at 3."""
-    params = SamplingParams(temperature=1.0, repetition_penalty=2.0)
-    sampler = Sampler(params, 4, prompt_ids=[0, 1, 1])
-    weights = {2: math.exp(3.0), 0: math.exp(2.0), 3: math.exp(0.0), 1: math.exp(-2.0)}
-    total = sum(weights.values())
-    assert_law(sampler, row_of(4.0, -1.0, 3.0, 0.0), {t: w / total for t, w in weights.items()})
-
-
-def test_frequency_counts_and_presence_does_not() -> None:
-    """Token 1 was seen twice: 5 - 2 * 1.5 - 0.25 = 1.75. Token 2 once: 3 - 1.5 - 0.25 = 1.25."""
-    params = SamplingParams(temperature=1.0, frequency_penalty=1.5, presence_penalty=0.25)
-    sampler = Sampler(params, 3, prompt_ids=[1, 2, 1])
-    weights = {1: math.exp(1.75), 2: math.exp(1.25), 0: math.exp(1.0)}
-    total = sum(weights.values())
-    assert_law(sampler, row_of(1.0, 5.0, 3.0), {t: w / total for t, w in weights.items()})
-
-
-def test_repetition_comes_before_subtraction() -> None:
-    """(3 / 2) - 1 = 0.5 loses to 0.75; 3 - 1 first, then halved, would be 1 and win."""
-    params = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0)
-    assert Sampler(params, 2, prompt_ids=[0]).pick(row_of(3.0, 0.75)) == 1
-
-
-def test_picked_tokens_are_penalised_and_leave_the_window() -> None:
-    """A window of two: tokens 0 and 1 are taken, then token 2, then 0 has left it again."""
-    sampler = Sampler(SamplingParams(presence_penalty=10.0, penalty_last_n=2), 3)
-    assert [sampler.pick(row_of(3.0, 2.0, 1.0)) for _ in range(5)] == [0, 1, 2, 0, 1]
-
-
-@pytest.mark.parametrize(("last_n", "token"), [(0, 0), (1, 0), (2, 0), (3, 1), (64, 1), (-1, 1)])
-def test_penalty_window_reaches_into_the_prompt(last_n: int, token: int) -> None:
-    """Token 0 is the third last of the prompt."""
-    params = SamplingParams(presence_penalty=10.0, penalty_last_n=last_n)
-    sampler = Sampler(params, 4, prompt_ids=[0, 2, 3])
-    assert sampler.pick(row_of(3.0, 2.0, 1.0, 1.0)) == token
-
-
-def test_whole_history_keeps_everything() -> None:
-    sampler = Sampler(SamplingParams(presence_penalty=10.0, penalty_last_n=-1), 100)
-    row = np.linspace(1.0, 0.0, 100, dtype=np.float32)
-    assert [sampler.pick(row) for _ in range(100)] == list(range(100))
-
-
-def test_recorded_tokens_count_like_picked_ones() -> None:
-    sampler = Sampler(SamplingParams(presence_penalty=10.0), 2)
-    sampler.record(0)
-    assert sampler.pick(row_of(3.0, 2.0)) == 1
-
-
-def test_bias_comes_before_penalties() -> None:
-    """(-1 + 3) / 2 = 1 loses to 1.25; -1 * 2 + 3 would be 1 too, 2 without the penalty wins."""
-    params = SamplingParams(logit_bias={0: 3.0}, repetition_penalty=2.0)
-    assert Sampler(params, 2, prompt_ids=[0]).pick(row_of(-1.0, 1.25)) == 1
-    assert Sampler(params, 2, prompt_ids=[1]).pick(row_of(-1.0, 1.25)) == 0
-    # (-1 + 3) / 4 = 0.5 wins over 0.25; -1 * 4 + 3 = -1 would not.
-    params = SamplingParams(logit_bias={0: 3.0}, repetition_penalty=4.0)
-    assert Sampler(params, 2, prompt_ids=[0]).pick(row_of(-1.0, 0.25)) == 0
-
-
-def test_minus_infinity_forbids_a_token() -> None:
-    sampler = Sampler(SamplingParams(temperature=1.0, logit_bias={1: -math.inf}), 3)
-    assert_law(sampler, row_of(0.0, 9.0, 0.0), {0: 0.5, 2: 0.5})
-
-
-def test_masked_tokens_stay_masked_through_bias_and_penalties() -> None:
-    params = SamplingParams(temperature=1.0, logit_bias={1: 50.0}, repetition_penalty=1.5)
-    assert_law(Sampler(params, 2, prompt_ids=[1]), row_of(0.0, -np.inf), {0: 1.0})
-
-
-# ------------------------------------------------------------------------------ filters
-
-
-def test_top_p_keeps_the_token_that_reaches_the_mass() -> None:
-    """Four equal tokens: 0.5 is reached by exactly two, 0.51 needs the third."""
-    row = row_of(1.0, 1.0, 1.0, 1.0)
-    assert_law(Sampler(SamplingParams(temperature=1.0, top_p=0.5), 4), row, {0: 0.5, 1: 0.5})
-    ids, _ = Sampler(SamplingParams(temperature=1.0, top_p=0.51), 4).distribution(row)
-    assert ids.tolist() == [0, 1, 2]
-    of_top_k = Sampler(SamplingParams(temperature=1.0, top_p=0.5, top_k=4), 4)
-    assert_law(of_top_k, row, {0: 0.5, 1: 0.5})
-
-
-def test_top_p_of_zero_keeps_one_token() -> None:
-    assert_law(
-        Sampler(SamplingParams(temperature=1.0, top_p=0.0), 3), row_of(1.0, 2.0, 2.0), {1: 1}
-    )
-
-
-def test_top_p_looks_at_probabilities_before_the_temperature() -> None:
-    """Probabilities 0.6, 0.3, 0.1 keep two for 0.8. At temperature 100 all three would be kept."""
-    row = row_of(math.log(0.6), math.log(0.3), math.log(0.1))
-    for temperature in (0.1, 1.0, 100.0):
-        params = SamplingParams(temperature=temperature, top_p=0.8)
-        ids, _ = Sampler(params, 3).distribution(row)
-        assert ids.tolist() == [0, 1]
-
-
-def test_top_p_is_renormalised_after_top_k() -> None:
-    """0.4, 0.3, 0.2, 0.1: half the mass needs two tokens, but of the best two only one."""
-    row = row_of(*(math.log(p) for p in (0.4, 0.3, 0.2, 0.1)))
-    every = Sampler(SamplingParams(temperature=1.0, top_p=0.5), 4).distribution(row)
-    best_two = Sampler(SamplingParams(temperature=1.0, top_p=0.5, top_k=2), 4).distribution(row)
-    assert (every[0].tolist(), best_two[0].tolist()) == ([0, 1], [0])
-
-
-def test_min_p_is_relative_to_the_best_before_the_temperature() -> None:
-    row = row_of(math.log(0.6), math.log(0.31), math.log(0.09))
-    for temperature in (0.1, 1.0, 100.0):
-        ids, _ = Sampler(SamplingParams(temperature=temperature, min_p=0.5), 3).distribution(row)
-        assert ids.tolist() == [0, 1]
-
-
-def test_min_p_of_one_keeps_the_best_and_its_equals() -> None:
-    row = row_of(2.0, 1.9999, 2.0)
-    assert_law(Sampler(SamplingParams(temperature=1.0, min_p=1.0), 3), row, {0: 0.5, 2: 0.5})
-
-
-def test_top_k_breaks_ties_by_token_id() -> None:
-    row = row_of(1.0, 2.0, 1.0, 0.0, -0.0, 1.0)
-    ids, _ = Sampler(SamplingParams(temperature=1.0, top_k=3), 6).distribution(row)
-    assert ids.tolist() == [1, 0, 2]
-    ids, _ = Sampler(SamplingParams(temperature=1.0), 6).distribution(row)
-    assert ids.tolist() == [1, 0, 2, 5, 3, 4]
-
-
-@pytest.mark.parametrize("temperature", [5e-324, 1e-12, 1e12, 1e300])
-@pytest.mark.parametrize("top_k", [0, 3])
-def test_extreme_temperatures_stay_finite(temperature: float, top_k: int) -> None:
-    sampler = Sampler(SamplingParams(temperature=temperature, top_k=top_k, seed=0), 3)
-    row = row_of(1.0, 2.0, -np.inf)
-    expected = {1: 1.0, 0: 0.0} if temperature < 1.0 else {1: 0.5, 0: 0.5}
-    assert_law(sampler, row, expected)
-    assert {sampler.pick(row) for _ in range(50)} <= {t for t, p in expected.items() if p}
 
 
 # ------------------------------------------------------------------------------ the slow one
@@ -467,27 +251,6 @@ def test_greedy_picking_allocates_nothing() -> None:
     assert peak < 50_000
 
 
-@pytest.mark.parametrize("factor", [1e-6, 1e6])
-@pytest.mark.parametrize("subtracted", [-1e6, 1e6])
-def test_extreme_penalties_stay_finite(factor: float, subtracted: float) -> None:
-    params = SamplingParams(
-        temperature=1.0, repetition_penalty=factor, frequency_penalty=subtracted
-    )
-    sampler = Sampler(params, 3, prompt_ids=[0, 1, 2])
-    _, probabilities = sampler.distribution(row_of(-100.0, 0.0, 100.0))
-    assert probabilities.sum() == pytest.approx(1.0)
-
-
-# ------------------------------------------------------------------------------ chance
-
-
-def chi_square_odds(statistic: float, degrees: int) -> float:
-    """Probability of a larger statistic; exact for even degrees of freedom (a Poisson sum)."""
-    assert degrees % 2 == 0
-    half = statistic / 2.0
-    return math.exp(-half) * sum(half**i / math.factorial(i) for i in range(degrees // 2))
-
-
 @pytest.mark.parametrize(
     "settings_of_case",
     [{}, {"temperature": 0.5}, {"top_k": 9}, {"top_p": 0.99}, {"min_p": 0.01, "temperature": 2.0}],
@@ -613,36 +376,6 @@ def test_row_without_a_best_token_is_an_error(bad: float, params: SamplingParams
         sampler.distribution(row)
 
 
-@pytest.mark.parametrize(
-    ("settings_of_case", "message"),
-    [
-        ({"temperature": -0.5}, "temperature must be a number of 0 or more, got -0.5"),
-        ({"temperature": math.nan}, "got nan"),
-        ({"temperature": math.inf}, "got inf"),
-        ({"top_k": -1}, "top_k must be 0 or more, got -1"),
-        ({"top_p": 1.5}, "top_p must be from 0 to 1, got 1.5"),
-        ({"top_p": math.nan}, "top_p .* nan"),
-        ({"min_p": -0.1}, "min_p must be from 0 to 1, got -0.1"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be from 1e-6 to 1e6, got 0.0"),
-        ({"repetition_penalty": math.inf}, "repetition_penalty .* inf"),
-        ({"presence_penalty": math.nan}, "presence_penalty must be from -1e6 to 1e6, got nan"),
-        ({"frequency_penalty": math.inf}, "frequency_penalty must be from -1e6 to 1e6, got inf"),
-        ({"penalty_last_n": -2}, "penalty_last_n must be -1 or more, got -2"),
-        ({"logit_bias": {3: math.nan}}, "the logit bias of token 3 .* nan"),
-        ({"logit_bias": {3: math.inf}}, "the logit bias of token 3 .* inf"),
-        ({"logit_bias": {3: -1e300}}, "the logit bias of token 3 .* -1e[+]300"),
-        ({"logit_bias": ((3, 1.0), (3, 2.0))}, "names token 3 twice"),
-        ({"seed": -1}, "seed must be 0 or more, got -1"),
-    ],
-)
-def test_settings_out_of_range_are_refused_with_a_hint(
-    settings_of_case: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UnsupportedError, match=message) as caught:
-        SamplingParams(**settings_of_case)
-    assert caught.value.hint
-
-
 @pytest.mark.parametrize("token", [-1, 3])
 def test_tokens_outside_the_vocabulary_are_refused(token: int) -> None:
     with pytest.raises(UnsupportedError, match=f"logit_bias has token {token}, .* has 3 tokens"):
@@ -651,15 +384,6 @@ def test_tokens_outside_the_vocabulary_are_refused(token: int) -> None:
         Sampler(SamplingParams(presence_penalty=1.0), 3, prompt_ids=[0, token])
     with pytest.raises(UnsupportedError, match="at least one token, got 0"):
         Sampler(SamplingParams(), 0)
-
-
-def test_settings_compare_and_hash_by_value() -> None:
-    one = SamplingParams(logit_bias={7: 1, 2: -1.0})
-    two = SamplingParams(logit_bias=((2, -1.0), (7, 1.0)))
-    assert one == two
-    assert len({one, two}) == 1
-    assert one.logit_bias == ((2, -1.0), (7, 1.0))
-    assert one.is_greedy and not one.uses_history
 
 
 @pytest.mark.parametrize(
@@ -674,61 +398,3 @@ def test_settings_compare_and_hash_by_value() -> None:
 )
 def test_top_two_gap(logits: tuple[float, ...], gap: float) -> None:
     assert top_two_gap(row_of(*logits)) == gap
-
-
-# ------------------------------------------------------------------------------ verifying draws
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"temperature": 0.3},
-        {"temperature": 0.0},
-        {"top_k": 9},
-        {"top_p": 0.9},
-        {"min_p": 0.02, "temperature": 1.5},
-        {"logit_bias": {3: -5.0, 4: float("-inf")}},
-    ],
-    ids=str,
-)
-def test_the_law_is_the_distribution(changes: dict[str, Any]) -> None:
-    """Exactly where a filter is on; to float32 where not, and then by token."""
-    row = random_row(np.random.default_rng(17), 3000)
-    sampler = Sampler(SamplingParams(**{"temperature": 1.0, **changes}), row.size)
-    ids, probabilities = sampler.unsorted_distribution(row)
-    expected_ids, expected = sampler.distribution(row)
-    if ids is None:
-        assert probabilities.shape == (row.size,)
-        assert np.count_nonzero(probabilities) <= expected_ids.size
-        assert probabilities.sum() == pytest.approx(1.0, abs=1e-14)
-        np.testing.assert_allclose(probabilities[expected_ids], expected, rtol=1e-5, atol=1e-30)
-    else:
-        assert ids.tolist() == expected_ids.tolist()
-        assert probabilities.tolist() == expected.tolist()
-    assert (ids is None) == (sampler.params.sums_vocabulary and "top_p" not in changes)
-    probabilities[:] = 0.0  # the caller's own
-
-
-def test_coins_and_draws_cost_one_random_number_each() -> None:
-    sampler, numbers = Sampler(SamplingParams(temperature=1.0, seed=3), 4), random.Random(3)
-    for _ in range(50):
-        assert sampler.accepts(0.4) == (numbers.random() < 0.4)
-        expected = (np.array([0.2, 0.2, 0.8, 2.0]) <= numbers.random() * 2.0).sum()
-        assert sampler.draw(np.array([0.2, 0.0, 0.6, 1.2])) == expected
-    assert not sampler.accepts(0.0)
-    assert sampler.accepts(1.0)
-
-
-class Last:
-    """A generator whose numbers are as near to 1 as they can be."""
-
-    def random(self) -> float:
-        return 1.0 - 2.0**-53
-
-
-def test_a_draw_never_takes_what_has_no_weight() -> None:
-    sampler = Sampler(SamplingParams(temperature=1.0), 4)
-    sampler._random = Last()  # type: ignore[assignment]
-    assert sampler.draw(np.array([0.1, 0.2, 0.0])) == 1
-    assert sampler.draw(np.array([0.0, 1e-300, 0.0, 0.0])) == 1

@@ -183,13 +183,6 @@ def flat(most: int) -> CostCurve:
     return Frozen([0.0, *[1.0 + 0.001 * size for size in range(1, most + 1)]])
 
 
-@pytest.fixture
-def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafting takes no time: what is drafted is always the same."""
-    for module in ("model", "combined"):
-        monkeypatch.setattr(f"edgespec.drafting.drafters.{module}.perf_counter", lambda: 0.0)
-
-
 @pytest.mark.usefixtures("frozen_clock")
 @pytest.mark.parametrize("with_suffix", [False, True])
 @pytest.mark.parametrize("say", [0.02, 0.2, 1.0])
@@ -199,7 +192,7 @@ def test_drafts_of_a_head_are_lossless(
 ) -> None:
     """Greedy tokens are those of plain decoding, with heads that are right often, at times, never.
 
-    Drawn drafts keep the distribution, not the tokens: `tests/test_lossless.py` has that law.
+    Drawn drafts keep the distribution, not the tokens: `tests/test_lossless_sampled.py` has that law.
     """
     shape = SHAPES[read_model_spec(path).arch]
     backend = opened(write_hybrid(tmp_path / "model.gguf", shape, Q8_0, say=say))

@@ -1,0 +1,190 @@
+"""Layers: which slide, which recur, and what each keeps of a token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spec_cases import SSM, SSM_VALUES, read
+
+
+def test_numbers_by_layer(tmp_path: Path) -> None:
+    """As in OpenELM, whose layers differ in heads and width."""
+    spec = read(
+        tmp_path,
+        "openelm",
+        attention__head_count=[4, 8],
+        attention__head_count_kv=[1, 2],
+        feed_forward_length=[32, 64],
+        attention__key_length=8,
+        attention__value_length=4,
+    )
+    assert (spec.num_heads, spec.num_kv_heads) == ((4, 8), (1, 2))
+    assert spec.feed_forward_size == (32, 64)
+    assert spec.kv_values_per_token == (1 + 2) * (8 + 4)
+
+
+def sliding(folder: Path, arch: str, /, num_layers: int, window: int | None, **changes: Any) -> str:
+    """The layers as a word, `l` for local (sliding) and `g` for global, and the window."""
+    spec = read(folder, arch, block_count=num_layers, attention__sliding_window=window, **changes)
+    return "".join("l" if slides else "g" for slides in spec.is_sliding) + f" {spec.sliding_window}"
+
+
+@pytest.mark.parametrize(
+    ("arch", "num_layers", "window", "expected"),
+    [
+        ("gemma3", 8, 512, "lllllgll 512"),
+        ("gemma3", 8, None, "gggggggg 0"),
+        ("gemma2", 4, None, "lglg 4096"),
+        ("gemma2", 4, 64, "lglg 64"),
+        ("gpt-oss", 4, 128, "lglg 128"),
+        ("cohere2", 5, 64, "lllgl 64"),
+        ("cohere2moe", 5, 64, "glllg 64"),
+        ("gemma3n", 6, 64, "llllgl 64"),
+        ("llama4", 5, None, "lllgl 8192"),
+        ("llama4", 5, 64, "lllgl 8192"),
+        ("llama4", 5, 0, "ggggg 0"),
+        ("smallthinker", 5, 64, "glllg 4096"),
+        ("smallthinker", 5, None, "ggggg 0"),
+        ("exaone4", 5, 64, "ggggg 0"),
+        ("exaone4", 64, None, "lllg" * 16 + " 4096"),
+        # llama.cpp does not slide here, whatever the file says.
+        ("llama", 3, 64, "ggg 0"),
+        ("qwen2", 3, 64, "ggg 0"),
+        ("phi3", 3, 64, "ggg 0"),
+        ("unheard-of", 3, 64, "ggg 0"),
+        # These need a pattern in the file.
+        ("mimo2", 3, 64, "ggg 0"),
+    ],
+)
+def test_sliding_layers(
+    tmp_path: Path, arch: str, num_layers: int, window: int | None, expected: str
+) -> None:
+    assert sliding(tmp_path, arch, num_layers, window) == expected
+
+
+@pytest.mark.parametrize(
+    ("arch", "pattern", "expected"),
+    [
+        ("gemma3", 2, "lglg 64"),
+        ("gemma3", 0, "llll 64"),
+        ("gemma3", [True, True, False, True], "llgl 64"),
+        ("mimo2", [False, True, False, True], "glgl 64"),
+        ("mimo2", [1, 0, 0, 1], "lggl 64"),
+        ("mimo2", [True], "lggg 64"),
+        ("mimo2", [True] * 2000, "gggg 0"),
+        ("mimo2", [False] * 4, "gggg 0"),
+    ],
+)
+def test_sliding_pattern_of_the_file(
+    tmp_path: Path, arch: str, pattern: Any, expected: str
+) -> None:
+    found = sliding(tmp_path, arch, 4, 64, attention__sliding_window_pattern=pattern)
+    assert found == expected
+
+
+def test_sliding_layers_have_heads_of_their_own_size(tmp_path: Path) -> None:
+    """As in Gemma 4, whose last layers also reuse the cache of earlier ones."""
+    spec = read(
+        tmp_path,
+        "gemma4",
+        block_count=4,
+        attention__sliding_window=64,
+        attention__sliding_window_pattern=[True, False, True, False],
+        attention__key_length=32,
+        attention__value_length=32,
+        attention__key_length_swa=8,
+        attention__value_length_swa=4,
+        attention__shared_kv_layers=2,
+    )
+    assert (spec.key_length, spec.value_length) == ((8, 32, 8, 32), (4, 32, 4, 32))
+    assert spec.num_kv_heads == (2, 2, 0, 0)
+    assert spec.kv_values_per_token == 2 * (8 + 4) + 2 * (32 + 32)
+
+
+def test_gemma3n_caches_twenty_layers(tmp_path: Path) -> None:
+    spec = read(tmp_path, "gemma3n", block_count=30, attention__sliding_window=64)
+    assert spec.num_kv_heads == (2,) * 20 + (0,) * 10
+
+
+def test_latent_attention_caches_no_values(tmp_path: Path) -> None:
+    """DeepSeek V2: one head of 576 latent values a layer."""
+    spec = read(
+        tmp_path,
+        "deepseek2",
+        attention__head_count_kv=1,
+        attention__key_length=576,
+        attention__value_length=512,
+        attention__key_length_mla=192,
+        attention__value_length_mla=128,
+    )
+    assert spec.kv_values_per_token == 2 * 576
+
+
+def test_prediction_layers_are_not_cached(tmp_path: Path) -> None:
+    spec = read(tmp_path, "glm4moe", block_count=3, nextn_predict_layers=1)
+    assert (spec.num_layers, spec.num_prediction_layers) == (3, 1)
+    assert spec.num_kv_heads == (2, 2, 0)
+    assert "the last layer predicts further tokens" in spec.notes[0]
+
+
+@pytest.mark.parametrize("arch", ["mamba2", "a-new-ssm"])
+def test_recurrent_models_cache_nothing(tmp_path: Path, arch: str) -> None:
+    no_heads = {"attention__head_count": None, "attention__head_count_kv": None}
+    spec = read(tmp_path, arch, **no_heads, **SSM)
+    assert spec.is_recurrent and not spec.is_hybrid
+    assert spec.kv_values_per_token == 0
+    assert spec.state_values == 2 * SSM_VALUES
+
+
+def test_rwkv_state(tmp_path: Path) -> None:
+    """Two shifted tokens and a 16-wide state of the embedding, in both layers."""
+    spec = read(tmp_path, "rwkv7", attention__head_count=0, wkv__head_size=16)
+    assert spec.state_values == 2 * (2 * 64 + 16 * 64)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "recurrent", "cached"),
+    [
+        ("jamba", {"attention__head_count_kv": [0, 2, 0, 2]}, [1, 0, 1, 0], (0, 2, 0, 2)),
+        ("a-new-hybrid", {"attention__head_count_kv": [0, 2, 0, 2]}, [1, 0, 1, 0], (0, 2, 0, 2)),
+        ("falcon-h1", {}, [1, 1, 1, 1], (2, 2, 2, 2)),
+        ("qwen3next", {}, [1, 1, 1, 0], (0, 0, 0, 2)),
+        ("qwen3next", {"full_attention_interval": 2}, [1, 0, 1, 0], (0, 2, 0, 2)),
+        ("qwen35", {"attention__recurrent_layers": [0, 1, 1, 0]}, [0, 1, 1, 0], (2, 0, 0, 2)),
+        (
+            "nemotron_h",
+            {"attention__head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 9, 0, 0]},
+            [1, 0, 0, 1],
+            (0, 0, 2, 0),
+        ),
+    ],
+)
+def test_hybrid_layers(
+    tmp_path: Path, arch: str, changes: dict[str, Any], recurrent: list[int], cached: tuple[int]
+) -> None:
+    spec = read(tmp_path, arch, block_count=4, **SSM, **changes)
+    assert spec.is_hybrid and not spec.is_recurrent
+    assert [*map(int, spec.is_recurrent_layer)] == recurrent
+    assert spec.num_kv_heads == cached
+    assert spec.state_values == sum(recurrent) * SSM_VALUES
+
+
+def test_linear_attention_states(tmp_path: Path) -> None:
+    """Kimi: three convolutions and a square state a head, here in one layer; MiniMax: the square.
+
+    Kimi: 3 * (4 - 1) * 4 heads * 8 + 8 * 8 * 4 heads. MiniMax: 16 * 16 * 4 heads in 2 layers.
+    """
+    heads = {"attention__head_count_kv": [0, 2]}
+    kimi = read(tmp_path, "kimi-linear", kda__head_dim=8, ssm__conv_kernel=4, **heads)
+    assert kimi.state_values == 3 * 3 * 4 * 8 + 8 * 8 * 4
+    assert read(tmp_path, "minimax-01").state_values == 2 * 16 * 16 * 4
+
+
+def test_lfm2_convolution_layers(tmp_path: Path) -> None:
+    """They keep (l_cache - 1) embeddings, and only the attention layers slide."""
+    changes = {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3}
+    spec = read(tmp_path, "lfm2", attention__sliding_window=64, **changes)
+    assert spec.state_values == 2 * 64
+    assert spec.is_sliding == (False, True)

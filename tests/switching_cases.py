@@ -1,0 +1,100 @@
+"""Two models that are tables, and the rule that switches between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.fake import FakeBackend
+from edgespec.decode.engine import Engine
+from edgespec.decode.writers import LARGE, SMALL
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.memory.times.curve import CostCurve
+from edgespec.switching.engine import SwitchingEngine
+from edgespec.switching.entropy import entropy_nats
+from edgespec.switching.policy import SwitchPolicy
+
+VOCAB = 6
+PROMPT = [1, 2, 3]
+
+
+class Table:
+    """Logits that depend on the last two tokens, by a seed; `sharp` ones repeat themselves."""
+
+    def __init__(self, seed: int, scale: float) -> None:
+        random = np.random.default_rng(seed)
+        self._rows = random.normal(0.0, scale, (VOCAB, VOCAB, VOCAB)).astype(np.float32)
+
+    def row(self, context: tuple[int, ...]) -> NDArray[np.float32]:
+        before = context[-2] if len(context) > 1 else 0
+        row: NDArray[np.float32] = self._rows[before, context[-1]]
+        return row
+
+    def __call__(self, context: tuple[int, ...]) -> Sequence[float]:
+        return self.row(context).tolist()  # type: ignore[no-any-return]
+
+
+LARGE_TABLE, SMALL_TABLE = Table(1, 2.0), Table(2, 1.5)
+
+
+def flat_curve() -> CostCurve:
+    """Steps cost the same whatever their size, so that drafts are always worth it."""
+    return CostCurve([math.inf, *[1.0] * 16])
+
+
+def engine(table: Table, drafts: bool, end: int = -1, tree: bool = True) -> Engine:
+    backend = FakeBackend(table, VOCAB, end=end, tree=tree)
+    drafter = SuffixDrafter() if drafts else None
+    return Engine(backend, curve=flat_curve() if drafts else None, drafter=drafter)
+
+
+def switching(policy: SwitchPolicy, drafts: bool = True, end: int = -1) -> SwitchingEngine:
+    backend = FakeBackend(LARGE_TABLE, VOCAB, end=end)
+    return SwitchingEngine(
+        backend,
+        small=engine(SMALL_TABLE, drafts, end),
+        policy=policy,
+        curve=flat_curve() if drafts else None,
+        drafter=SuffixDrafter() if drafts else None,
+    )
+
+
+def always_switching(**values: float) -> SwitchPolicy:
+    return SwitchPolicy(**{"only_where_it_pays": False, **values})  # type: ignore[arg-type]
+
+
+POLICIES = [
+    always_switching(up_nats=up, down_nats=down, window=window, min_stay=stay)
+    for up, down, window, stay in (
+        (1.2, 1.0, 1, 0),
+        (1.2, math.inf, 1, 0),
+        (1.1, 1.2, 3, 0),
+        (1.2, 1.0, 1, 1),
+        (1.0, 1.3, 1, 1),
+        (1.1, 1.1, 3, 2),
+        (1.3, 0.6, 2, 4),
+    )
+]
+
+
+def obvious(policy: SwitchPolicy, count: int) -> tuple[list[int], list[str]]:
+    """The rule written out for greedy decoding, with no cache and no drafts."""
+    text, models = list(PROMPT), list[str]()
+    writer, recent, stay, first = SMALL, list[float](), 0, True
+    while len(models) < count:
+        table = LARGE_TABLE if writer == LARGE else SMALL_TABLE
+        row = table.row(tuple(text))
+        recent = [*recent, entropy_nats(row)][-policy.window :]
+        mean = sum(recent) / len(recent)
+        if writer == SMALL and mean >= policy.up_nats and (first or stay >= policy.min_stay):
+            writer, recent, stay, first = LARGE, [], 0, False
+            continue
+        text.append(int(np.argmax(row)))
+        models.append(writer)
+        stay += 1
+        if writer == LARGE and mean <= policy.down_nats and stay >= policy.min_stay:
+            writer, recent, stay, first = SMALL, [], 0, False
+    return text[len(PROMPT) :], models
