@@ -192,7 +192,7 @@ def test_drafts_of_a_head_are_lossless(
 ) -> None:
     """Greedy tokens are those of plain decoding, with heads that are right often, at times, never.
 
-    Drawn drafts keep the distribution, not the tokens: `tests/test_lossless_sampled.py` has that law.
+    Drawn drafts keep the distribution, not the tokens, as `tests/test_lossless_sampled.py` shows.
     """
     shape = SHAPES[read_model_spec(path).arch]
     backend = opened(write_hybrid(tmp_path / "model.gguf", shape, Q8_0, say=say))
