@@ -30,6 +30,8 @@ from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import BackendError, ContextFullError, DoesNotFitError
 from edgespec.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("frozen_clock")
+
 INF = float("inf")
 V = 12
 PROMPT = [1, 2, 3, 4, 1, 2, 3]
@@ -68,12 +70,6 @@ def flat() -> Frozen:
 
 def model_of(backend: FakeBackend) -> ModelDrafter:
     return ModelDrafter(backend, Frozen([INF, *[0.01] * 16]), backend.tokenizer.vocab_size)
-
-
-@pytest.fixture(autouse=True)
-def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("model", "combined"):
-        monkeypatch.setattr(f"edgespec.drafting.drafters.{module}.perf_counter", lambda: 0.0)
 
 
 @pytest.mark.parametrize("alone", [True, False])

@@ -27,6 +27,8 @@ from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("frozen_clock")
+
 INF = float("inf")
 V = 132
 TWO = 128  # a token that stands for the next two bytes of a forced text
@@ -170,12 +172,6 @@ def template(monkeypatch: pytest.MonkeyPatch) -> None:
         "edgespec.decode.engine.make_grammar",
         lambda _backend, name, _schema: name and Template(TEMPLATES[name]),
     )
-
-
-@pytest.fixture(autouse=True)
-def frozen_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("model", "combined"):
-        monkeypatch.setattr(f"edgespec.drafting.drafters.{module}.perf_counter", lambda: 0.0)
 
 
 def check(
