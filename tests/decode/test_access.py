@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import pytest
-from decoding_cases import VOCAB, Mortal, echo_model, engine_of
-from waiting import PATIENCE_S, Gate, in_thread, join, until
+from decoding_cases import VOCAB, Gate, Mortal, echo_model, engine_of
+from waiting import PATIENCE_S, in_thread, join, until
 
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.decode.engine import Engine

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from decoding_cases import END, VOCAB, echo_model, engine_of, writes
-from waiting import PATIENCE_S, Gate, in_thread, join
+from decoding_cases import END, VOCAB, Gate, echo_model, engine_of, writes
+from waiting import PATIENCE_S, in_thread, join
 
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
