@@ -23,7 +23,7 @@ def join(thread: threading.Thread) -> None:
     assert not thread.is_alive()
 
 
-def until(is_so: Callable[[], bool]) -> None:
+def until(is_so: Callable[[], object]) -> None:
     end = monotonic() + PATIENCE_S
     while not is_so():
         assert monotonic() < end, "it did not come to that"
