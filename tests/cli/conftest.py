@@ -13,6 +13,7 @@ import pytest
 from command_line import Command, Done
 
 from edgespec.cli.main import main
+from edgespec.memory.device import host
 
 
 @pytest.fixture
@@ -43,3 +44,10 @@ def command(
 def measured(measured_cache: Path) -> str:
     """One cache folder for all processes, so that steps are timed once."""
     return str(measured_cache)
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 GiB are free whenever it is asked, and nobody measures bandwidth: 20 GB/s."""
+    monkeypatch.setattr(host, "available_bytes", lambda: 8 << 30)
+    monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda: 20e9)

@@ -9,17 +9,9 @@ import pytest
 from command_line import CHOICES, COMPONENTS, ESCAPE, EXACT, Command, first_column, run
 
 from edgespec.backends.llama.tokenizer import open_tokenizer
-from edgespec.memory.device import host
 from edgespec.models.embedded import embedded_model
 
 SPEED = re.compile(r"predicted  [\d.]+ tokens/s, plain [\d.]+ \([a-z ,]+\)")
-
-
-@pytest.fixture
-def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 GiB are free whenever it is asked, and nobody measures bandwidth: 20 GB/s."""
-    monkeypatch.setattr(host, "available_bytes", lambda: 8 << 30)
-    monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda: 20e9)
 
 
 @pytest.mark.model
