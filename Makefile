@@ -87,7 +87,7 @@ test: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p edgespec
 	$(BIN)/mypy tests benchmarks docs
-	$(BIN)/pytest
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 install: $(STAMP)
 

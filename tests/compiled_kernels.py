@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 KERNELS = Path(__file__).parents[1] / "backends" / "kernels"
 CHECKS = Path(__file__).parent / "backends" / "kernels"
@@ -18,20 +19,21 @@ _ARM_OPTIONS = ("-static", "-Wl,--no-warnings")
 
 
 def compile_kernels(folder: Path, compiler: str, *options: str) -> list[Path]:
-    """The kernels' objects. Skips where there is no such compiler; no warning is allowed."""
+    """The kernels' objects, compiled by the first process that asks.
+
+    Skips where there is no such compiler; no warning is allowed.
+    """
     found = shutil.which(compiler)
     if found is None:
         pytest.skip(f"no {compiler}")
     sources = sorted(KERNELS.glob("*.cpp"))
-    built = subprocess.run(
-        [found, *FLAGS, *options, "-c", *map(str, sources)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=folder,
-    )
-    assert (built.returncode, built.stderr) == (0, "")
-    return [folder / f"{source.stem}.o" for source in sources]
+    objects = [folder / f"{source.stem}.o" for source in sources]
+    command = [found, *FLAGS, *options, "-c", *map(str, sources)]
+    with FileLock(folder / "lock"):
+        if not all(path.exists() for path in objects):
+            built = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
+            assert (built.returncode, built.stderr) == (0, "")
+    return objects
 
 
 def link_check(name: str, objects: list[Path], compiler: str, *options: str) -> Path:

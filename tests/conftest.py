@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from shared_folders import shared_folder
 
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine
@@ -16,12 +17,34 @@ if TYPE_CHECKING:
 # with two threads take a tenth of the time. Read when the first library with OpenMP is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Of files that take half a minute or more. With several processes no long one is left to the end.
+LONGEST_FIRST = (
+    "serve/test_fuzz.py",
+    "serve/test_load.py",
+    "test_wheel.py",
+    "test_lossless.py",
+    "test_lossless_sampled.py",
+    "cli/test_run.py",
+    "cli/test_bench.py",
+    "cli/test_quantize.py",
+    "test_users.py",
+    "backends/kernels/test_attention.py",
+    "cli/test_chat.py",
+    "cli/test_drafters.py",
+    "memory/plan/test_planner_properties.py",
+    "backends/llama/test_branches.py",
+    "backends/llama/test_backend.py",
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the slow tests, as CI does")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    folder = Path(__file__).parent
+    items.sort(key=lambda item: places.get(item.path.relative_to(folder).as_posix(), len(places)))
     if config.getoption("--slow") or os.environ.get("CI"):
         return
     for item in items:
@@ -48,7 +71,7 @@ def fresh_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture(scope="session")
 def measured_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One cache directory for tests that need measurements, but not to make them themselves."""
-    return tmp_path_factory.mktemp("measured-cache")
+    return shared_folder(tmp_path_factory, "measured-cache")
 
 
 @pytest.fixture(scope="session")
