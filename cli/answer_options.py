@@ -30,82 +30,118 @@ class SamplingOptions:
         int | None, typer.Option("--seed", "-s", help="The same seed gives the same answer.")
     ] = None
     temperature: Annotated[
-        float, typer.Option("--temperature", "--temp", help="0 always takes the likeliest token.")
+        float,
+        typer.Option(
+            "--temperature", "--temp", help="0: always the likeliest token; higher is more varied."
+        ),
     ] = 0.0
-    top_k: Annotated[int, typer.Option("--top-k", help="Keep so many tokens; 0: all.")] = 0
+    top_k: Annotated[
+        int, typer.Option("--top-k", help="Keep this many of the likeliest tokens; 0: all.")
+    ] = 0
     top_p: Annotated[
-        float, typer.Option("--top-p", help="Keep the best tokens up to this probability; 1: all.")
+        float,
+        typer.Option(
+            "--top-p", help="Keep the likeliest tokens up to this total probability; 1: all."
+        ),
     ] = 1.0
     min_p: Annotated[
-        float, typer.Option("--min-p", help="Drop tokens below this part of the best one's chance.")
+        float,
+        typer.Option(
+            "--min-p", help="Drop tokens less likely than this share of the likeliest; 0: none."
+        ),
     ] = 0.0
     typical_p: Annotated[
-        float, typer.Option("--typical", "--typical-p", help="Keep the least odd tokens; 1: all.")
+        float,
+        typer.Option(
+            "--typical",
+            "--typical-p",
+            help="Keep the most typical tokens up to this total; 1: all.",
+        ),
     ] = 1.0
     top_n_sigma: Annotated[
         float,
         typer.Option(
-            "--top-n-sigma", "--top-nsigma", help="Keep logits so many deviations from the best."
+            "--top-n-sigma",
+            "--top-nsigma",
+            help="Keep logits within this many deviations of the best; 0: all.",
         ),
     ] = 0.0
     xtc_probability: Annotated[
-        float, typer.Option("--xtc-probability", help="How often the likeliest are left out.")
+        float,
+        typer.Option(
+            "--xtc-probability", help="How often the likeliest tokens are left out (XTC); 0: never."
+        ),
     ] = 0.0
     xtc_threshold: Annotated[
-        float, typer.Option("--xtc-threshold", help="Likely is what has this probability.")
+        float,
+        typer.Option("--xtc-threshold", help="XTC: tokens above this probability count as likely."),
     ] = 0.1
     dynatemp_range: Annotated[
-        float, typer.Option("--dynatemp-range", help="Temperature by entropy: plus or minus this.")
+        float,
+        typer.Option(
+            "--dynatemp-range", help="Vary the temperature by entropy, plus or minus this; 0: off."
+        ),
     ] = 0.0
     dynatemp_exponent: Annotated[
-        float, typer.Option("--dynatemp-exp", help="How entropy becomes a temperature.")
+        float, typer.Option("--dynatemp-exp", help="Exponent from entropy to temperature.")
     ] = 1.0
     mirostat: Annotated[
-        int, typer.Option("--mirostat", help="2: keep surprise near a target, in place of filters.")
+        int, typer.Option("--mirostat", help="2: mirostat, in place of the other filters; 0: off.")
     ] = 0
-    mirostat_tau: Annotated[float, typer.Option("--mirostat-ent", help="That target, in bits.")] = (
-        5.0
-    )
+    mirostat_tau: Annotated[
+        float, typer.Option("--mirostat-ent", help="Mirostat: target entropy, in bits.")
+    ] = 5.0
     mirostat_eta: Annotated[
-        float, typer.Option("--mirostat-lr", help="How fast it is approached.")
+        float, typer.Option("--mirostat-lr", help="Mirostat: learning rate.")
     ] = 0.1
     repeat_penalty: Annotated[
-        float, typer.Option("--repeat-penalty", help="Tokens used already are less likely; 1: off.")
+        float,
+        typer.Option("--repeat-penalty", help="Make tokens already used less likely; 1: off."),
     ] = 1.0
     repeat_last_n: Annotated[
-        int, typer.Option("--repeat-last-n", help="Penalties look at so many tokens; -1: all.")
+        int, typer.Option("--repeat-last-n", help="Penalties look back this many tokens; -1: all.")
     ] = 64
     presence_penalty: Annotated[
         float,
-        typer.Option("--presence-penalty", help="Subtracted from the logits of tokens used."),
+        typer.Option(
+            "--presence-penalty", help="Subtracted from the logits of tokens already used."
+        ),
     ] = 0.0
     frequency_penalty: Annotated[
-        float, typer.Option("--frequency-penalty", help="The same, for every time it was used.")
+        float,
+        typer.Option("--frequency-penalty", help="Subtracted once for each time a token was used."),
     ] = 0.0
     dry_multiplier: Annotated[
-        float, typer.Option("--dry-multiplier", help="Penalise what goes on repeating; 0: off.")
+        float,
+        typer.Option(
+            "--dry-multiplier", help="DRY: penalise tokens that extend a repetition; 0: off."
+        ),
     ] = 0.0
     dry_base: Annotated[
-        float, typer.Option("--dry-base", help="How the penalty grows with the repetition.")
+        float, typer.Option("--dry-base", help="DRY: growth of the penalty per repeated token.")
     ] = 1.75
     dry_allowed_length: Annotated[
-        int, typer.Option("--dry-allowed-length", help="Tokens of a repetition that are free.")
+        int,
+        typer.Option(
+            "--dry-allowed-length", help="DRY: longest repetition without a penalty, in tokens."
+        ),
     ] = 2
     dry_penalty_last_n: Annotated[
-        int, typer.Option("--dry-penalty-last-n", help="It looks at so many tokens; -1: all.")
+        int, typer.Option("--dry-penalty-last-n", help="DRY: tokens to look back; -1: all.")
     ] = 64
     dry_sequence_breaker: Annotated[
         list[str] | None,
         typer.Option(
-            "--dry-sequence-breaker", help="No repetition crosses this text; none: no such text."
+            "--dry-sequence-breaker", help="DRY: text that ends a repetition; none: no such text."
         ),
     ] = None
     logit_bias: Annotated[
-        list[str] | None, typer.Option("--logit-bias", help="TOKEN=BIAS, e.g. 42=-5.")
+        list[str] | None,
+        typer.Option("--logit-bias", help="Add to the logit of a token id, as ID=BIAS: 42=-5."),
     ] = None
     samplers: Annotated[
         str | None,
-        typer.Option("--samplers", help="Those that run, in this order: top_k;top_p;temperature."),
+        typer.Option("--samplers", help="The samplers to use, in order: top_k;top_p;temperature."),
     ] = None
 
     def params(self) -> SamplingParams:
@@ -141,18 +177,22 @@ class FormatOptions:
     """What an answer has to look like, for every command that generates."""
 
     grammar: Annotated[
-        str | None, typer.Option("--grammar", help="GBNF that answers keep to: text or a file.")
+        str | None, typer.Option("--grammar", help="GBNF grammar for the answer: a text or a file.")
     ] = None
     grammar_file: Annotated[
-        Path | None, typer.Option("--grammar-file", help="The same, always a file.")
+        Path | None, typer.Option("--grammar-file", help="GBNF grammar for the answer: a file.")
     ] = None
     json_schema: Annotated[
         str | None,
-        typer.Option("--json-schema", "-j", help="Answers are JSON that fits it: text or a file."),
+        typer.Option(
+            "--json-schema", "-j", help="Answer with JSON that fits this schema: a text or a file."
+        ),
     ] = None
     json_schema_file: Annotated[
         Path | None,
-        typer.Option("--json-schema-file", "-jf", help="The same, always a file."),
+        typer.Option(
+            "--json-schema-file", "-jf", help="Answer with JSON that fits this schema: a file."
+        ),
     ] = None
 
     def texts(self) -> dict[str, str | None]:

@@ -25,25 +25,32 @@ def bench(
     model: options.ModelOptions = options.EMBEDDED,
     prompts: Annotated[
         Path | None,
-        typer.Option("--prompts", help="JSON lines like Spec-Bench's. Default: twenty, built in."),
+        typer.Option(
+            "--prompts",
+            help="Prompts as JSON lines, like Spec-Bench's. Default: twenty built-in ones.",
+        ),
     ] = None,
     per_task: Annotated[
-        int | None, typer.Option("--per-task", min=1, help="Only so many prompts of each task.")
+        int | None,
+        typer.Option("--per-task", min=1, help="Use only this many prompts of each task."),
     ] = None,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", min=2, help="Most tokens of an answer.")
     ] = 128,
     repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Answer all prompts so often; medians count.")
+        int,
+        typer.Option("--repeats", min=1, help="Answer all prompts this many times; medians count."),
     ] = 1,
-    html: Annotated[Path | None, typer.Option("--html", help="Write a page with plots.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a web page with plots to this file.")
+    ] = None,
     csv_file: Annotated[
-        Path | None, typer.Option("--csv", help="Write a row for every answer.")
+        Path | None, typer.Option("--csv", help="Write one row per answer to this file.")
     ] = None,
     settings: options.PlanOptionLists = options.LISTS,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Measure speed by task. Example: edgespec bench model.gguf --drafter plain --drafter suffix
+    """Compare speeds by task. Example: edgespec bench model.gguf --drafter plain --drafter suffix
 
     Options from --budget on that take a value may be given several times; all combinations answer
     the same prompts in turns. The first one is what the others are compared with. Drafters are

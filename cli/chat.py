@@ -21,15 +21,19 @@ def chat(
     model: options.ModelOptions = options.EMBEDDED,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
     max_tokens: options.MaxTokensOption = 1024,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="End an answer before this text.")
+    ] = None,
     load: Annotated[
         Path | None,
-        typer.Option(
-            "--load", help="Go on with a conversation that /save wrote, and its settings."
-        ),
+        typer.Option("--load", help="Continue a conversation that /save wrote, with its settings."),
     ] = None,
     no_shift: Annotated[
-        bool, typer.Option("--no-shift", help="Refuse a turn rather than drop the oldest ones.")
+        bool,
+        typer.Option(
+            "--no-shift",
+            help="When the context is full, refuse a turn instead of dropping old ones.",
+        ),
     ] = False,
     color: ColorOption = NONE,
     plan_options: options.PlanOptions = options.DEFAULTS,

@@ -6,9 +6,11 @@ Typer has panels for help, but draws them with a library whose import takes long
 
 from __future__ import annotations
 
+import re
+import shutil
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from edgespec.cli import settings
 
@@ -39,10 +41,39 @@ _GROUPS = {
     "Output": ("color", "verbose", "html", "csv_file", "as_json", "output"),
 }
 _TITLES = {name: title for title, names in _GROUPS.items() for name in names}
+# What stands for a value in help, by what the library calls its type.
+_VALUES = {
+    **{"str": "TEXT", "list[str]": "TEXT", "path": "FILE", "float": "X", "float range": "X"},
+    **{"int": "N", "int range": "N"},
+}
+_NARROW = 60  # columns under which the help of an option stands below it
 _NOTE = (
-    "Every option may also be a variable, such as EDGESPEC_CTX=8192, or a line of edgespec.toml, "
-    "such as ctx = 8192; `edgespec config show` says what holds."
+    "Every option can also be set by a variable (EDGESPEC_CTX=8192) or a line of edgespec.toml "
+    "(ctx = 8192). `edgespec config show` prints what is set."
 )
+
+
+def summary(command: Any) -> str:
+    """The first sentence of a command's help, without its example."""
+    first = " ".join((command.help or "").split("\n\n")[0].split())
+    return first.split(". Example:")[0].rstrip(".") + "."
+
+
+class Group(TyperGroup):
+    """Commands with a sentence each, in terminals of any width."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """As usual, with help as wide as the terminal; the library's own is 50 columns or more."""
+        extra.setdefault("terminal_width", max(min(shutil.get_terminal_size().columns, 80) - 2, 30))
+        return super().make_context(info_name, args, parent, **extra)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Whole sentences, where the library cuts them off."""
+        names = self.list_commands(ctx)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary(self.get_command(ctx, name))) for name in names])
 
 
 class Command(TyperCommand):
@@ -68,11 +99,18 @@ class Command(TyperCommand):
             if (record := parameter.get_help_record(ctx)) is not None:
                 is_argument = parameter.param_type_name == "argument"
                 title = _ARGUMENTS if is_argument else _TITLES.get(parameter.name or "", _OTHERS)
-                sections[title].append(record)
+                sections[title].append((_readable(record[0], is_argument), record[1]))
         if sum(bool(sections[title]) for title in _GROUPS) == 1:  # a small command has one list
             group = next(title for title in _GROUPS if sections[title])
             sections[_OTHERS] = sections.pop(group) + sections[_OTHERS]
         for title, records in sections.items():
             if records:
                 with formatter.section(title):
-                    formatter.write_dl(records)
+                    formatter.write_dl(records, col_max=30 if formatter.width >= _NARROW else 4)
+
+
+def _readable(names: str, is_argument: bool) -> str:
+    """`--ctx <int range>` as `--ctx N`; an argument by its name alone."""
+    if is_argument:
+        return re.sub(r" <.*", "", names)
+    return re.sub(r"<([a-z\[\] ]+)>", lambda match: _VALUES.get(match[1], match[0]), names)

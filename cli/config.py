@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from edgespec.cli import options, settings
-from edgespec.cli.command import Command
+from edgespec.cli.command import Command, Group
 from edgespec.cli.render import note, printable, table
 
 _SECRET, _HIDDEN = ("api-key",), "(set)"  # not for a screen
 
 config_app = typer.Typer(
-    help="Values of options that come from files and variables.",
+    cls=Group,
+    help="Show settings that come from files and variables.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -29,7 +30,7 @@ def show(
     ] = "run",
     as_json: options.JsonOption = False,
 ) -> None:
-    """Show what the options of a command are, and why. Example: edgespec config show chat"""
+    """Show the options of a command and who set them. Example: edgespec config show chat"""
     root: Any = context.find_root().command
     name = command.split(" ")[-1]  # `quantize tune` and `tune` are the same
     chosen = dict(settings.commands(root)).get(name)

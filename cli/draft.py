@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.command import Command
+from edgespec.cli.command import Command, Group
 from edgespec.cli.render import Progress, note, printable, size_text, table
 from edgespec.errors import UnsupportedError
 from edgespec.paths import expanded
@@ -21,33 +21,40 @@ if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
 
 draft_app = typer.Typer(
-    help="Make and inspect early-exit drafters.", no_args_is_help=True, rich_markup_mode=None
+    cls=Group,
+    help="Make and inspect early-exit drafters.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
 @draft_app.command(cls=Command)
 def train(
     model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The drafter's file.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
         "drafter.gguf"
     ),
-    quick: Annotated[bool, typer.Option("--quick", help="In 12 minutes instead of 120.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Take 12 minutes, not 120.")] = False,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.01, help="How long it may take.")
+        float | None,
+        typer.Option("--minutes", min=0.01, help="Most minutes to take. Default: 120."),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="Prompts to answer: text lines or JSON lines."),
+        typer.Option("--data", help="More prompts to answer: lines of text or JSON."),
     ] = None,
     begin: Annotated[
-        Path | None, typer.Option("--from", help="An earlier drafter, to be trained further.")
+        Path | None, typer.Option("--from", help="Train this earlier drafter further.")
     ] = None,
     exit_layer: Annotated[
-        int | None, typer.Option("--exit-layer", min=1, help="Blocks to keep. Default: compared.")
+        int | None,
+        typer.Option("--exit-layer", min=1, help="First blocks to keep. Default: the best found."),
     ] = None,
     head_size: Annotated[
         int | None,
-        typer.Option("--head-size", min=1, help="Tokens it drafts. Default: compared."),
+        typer.Option(
+            "--head-size", min=1, help="Most frequent tokens it may draft. Default: the best found."
+        ),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -78,17 +85,20 @@ def train(
 @draft_app.command(cls=Command)
 def build(
     model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The drafter's file.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
         "drafter.gguf"
     ),
     skip: Annotated[
         str, typer.Option("--skip", help="Blocks to leave out, such as 4,7-9, or auto.")
     ] = "auto",
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.01, help="How long auto may search.")
+        float | None, typer.Option("--minutes", min=0.01, help="Most minutes that auto may search.")
     ] = None,
     head_size: Annotated[
-        int | None, typer.Option("--head-size", min=1, help="Tokens it drafts. Default: 16384.")
+        int | None,
+        typer.Option(
+            "--head-size", min=1, help="Most frequent tokens it may draft. Default: 16384."
+        ),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from edgespec.cli.bench import bench
 from edgespec.cli.chat import chat
-from edgespec.cli.command import Command
+from edgespec.cli.command import Command, Group
 from edgespec.cli.config import config_app
 from edgespec.cli.doctor import doctor
 from edgespec.cli.draft import draft_app
@@ -32,7 +32,10 @@ from edgespec.models.writing import is_full, reason
 
 app = typer.Typer(
     name="edgespec",
-    help="Run quantized language models as fast as this device can produce correct tokens.",
+    cls=Group,
+    help="Run quantized language models inside a memory budget, faster where text repeats.\n\n"
+    "First steps:\n\n\b\nedgespec doctor\nedgespec plan model.gguf\n"
+    'edgespec run model.gguf "Hi there."',
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode=None,
@@ -54,7 +57,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(quantize_app, name="quantize")
 
 
-@app.command()
+@app.command(cls=Command)
 def version() -> None:
     """Print the version."""
     from importlib.metadata import version as installed

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.command import Command
+from edgespec.cli.command import Command, Group
 from edgespec.cli.render import Progress, note, printable, size_text, table
 from edgespec.errors import EdgespecError, UnsupportedError
 from edgespec.paths import expanded
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
 
 models_app = typer.Typer(
+    cls=Group,
     help="List, fetch, look at, remove or export models.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -68,7 +69,7 @@ def pull(
 @models_app.command(cls=Command)
 def remove(
     name: Annotated[str, typer.Argument(help="A name that `models list` shows.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove it without asking.")] = False,
 ) -> None:
     """Remove a fetched model from the hub's cache. What other programs keep stays theirs."""
     from edgespec.models.hub import fetching
@@ -93,7 +94,8 @@ def remove(
 def show(
     model: options.ModelOptions = options.EMBEDDED,
     pairs: Annotated[
-        Path | None, typer.Option("--pairs", help="Which GGUF files of this folder can draft.")
+        Path | None,
+        typer.Option("--pairs", help="Show which GGUF files of this folder can draft for it."),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -189,11 +191,13 @@ def _show_pairs(spec: ModelSpec, folder: Path, as_json: bool) -> None:
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder of a Hugging Face model.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="New folder. Default: FOLDER-onnx.")
+        Path | None, typer.Option("--output", "-o", help="Folder to write. Default: FOLDER-onnx.")
     ] = None,
     bits: Annotated[
         int | None,
-        typer.Option("--bits", help="4 or 8 a weight. Default: 8 below 0.5B parameters, else 4."),
+        typer.Option(
+            "--bits", help="Bits per weight, 4 or 8. Default: 8 below 0.5B parameters, else 4."
+        ),
     ] = None,
 ) -> None:
     """Export a Hugging Face folder to ONNX. Example: edgespec models export smollm2 -o smollm2-onnx
@@ -222,5 +226,5 @@ def export(
 
 @models_app.command(cls=Command)
 def path() -> None:
-    """Print where the embedded model lies."""
+    """Print the path of the embedded model."""
     print(options.model_path(None))

@@ -34,7 +34,7 @@ MaxTokensOption = Annotated[
     int, typer.Option("--max-tokens", "--n-predict", "-n", min=1, help="Most tokens of an answer.")
 ]
 UsersOption = Annotated[
-    str, typer.Option("--users", help="Answers at once, on one cache: a number or auto.")
+    str, typer.Option("--users", help="Answers at the same time, on one cache: a number or auto.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
@@ -72,13 +72,15 @@ class ModelOptions:
         typer.Option(
             "--model",
             "-m",
-            help="The model, where no argument names one.",
+            help="The model, instead of the argument.",
             autocompletion=_names_here,
         ),
     ] = None
     hf_repo: Annotated[
         str | None,
-        typer.Option("--hf-repo", "-hf", help="OWNER/REPO[:QUANT] of the Hugging Face hub."),
+        typer.Option(
+            "--hf-repo", "-hf", help="A model of the Hugging Face hub: OWNER/REPO[:QUANT]."
+        ),
     ] = None
 
     @property
@@ -110,12 +112,15 @@ class PlanOptions:
 
     budget: Annotated[
         str | None,
-        typer.Option("--budget", help="Most memory to take: 512MiB, 1.5GiB, 800MB. Default: free."),
+        typer.Option(
+            "--budget", help="Most memory to use: 512MiB, 1.5GiB, 800MB. Default: what is free."
+        ),
     ] = None
     prefer: Annotated[
         str,
         typer.Option(
-            "--prefer", help="speed or quality (both keep f16 for KV), or context (may take less)."
+            "--prefer",
+            help="speed, quality, or context (longer, may use a smaller type of KV cache).",
         ),
     ] = "speed"
     ctx: Annotated[
@@ -127,7 +132,7 @@ class PlanOptions:
     drafter: Annotated[
         str,
         typer.Option(
-            "--drafter", help="auto, none or plain, or some of suffix, recycling, model, head."
+            "--drafter", help="auto, none (or plain), or a list of suffix, recycling, model, head."
         ),
     ] = "auto"
     draft_model: Annotated[
@@ -136,33 +141,40 @@ class PlanOptions:
             "--draft-model",
             "--model-draft",
             "-md",
-            help="GGUF to draft: a smaller model or an early exit.",
+            help="GGUF file that drafts: a smaller model or an early exit.",
         ),
     ] = None
     switch: Annotated[
         str | None,
-        typer.Option("--switch", help="Smaller GGUF that writes where it is sure: lossy, faster."),
+        typer.Option(
+            "--switch",
+            help="A smaller GGUF writes the tokens it is confident about. Changes the output.",
+        ),
     ] = None
     draft_max: Annotated[
         int | None,
         typer.Option(
-            "--draft-max", min=0, max=255, help="Most tokens drafted at once. Default: by memory."
+            "--draft-max",
+            min=0,
+            max=255,
+            help="Most tokens drafted in one step. Default: as many as pay and fit.",
         ),
     ] = None
     kv_type: Annotated[
         str,
         typer.Option(
             "--kv-type",
-            help="KV cache type: f16, bf16, f32, q8_0, q4_0, or auto (f16 unless --exact, "
+            help="Type of the KV cache: f16, bf16, f32, q8_0, q4_0, or auto (f16, unless --exact, "
             "--prefer context or ONNX Runtime need another).",
         ),
     ] = "auto"
     cache_type_k: Annotated[
         str | None,
-        typer.Option("--cache-type-k", "-ctk", help="As --kv-type; give --cache-type-v, too."),
+        typer.Option("--cache-type-k", "-ctk", help="The same as --kv-type. Needs --cache-type-v."),
     ] = None
     cache_type_v: Annotated[
-        str | None, typer.Option("--cache-type-v", "-ctv", help="The same as --cache-type-k.")
+        str | None,
+        typer.Option("--cache-type-v", "-ctv", help="As --cache-type-k, of the same type."),
     ] = None
     gpu_layers: Annotated[
         str,
@@ -170,13 +182,14 @@ class PlanOptions:
             "--gpu-layers",
             "--n-gpu-layers",
             "-ngl",
-            help="Layers on GPUs and workers: a number, all, or auto (all that fit a GPU).",
+            help="Layers on GPUs and workers: a number, all, or auto (as many as fit on a GPU).",
         ),
     ] = "auto"
     workers: Annotated[
         str | None,
         typer.Option(
-            "--workers", help="HOST:PORT,... of `edgespec worker`, whose devices take layers, too."
+            "--workers",
+            help="HOST:PORT,... of `edgespec worker`: machines that lend their devices.",
         ),
     ] = None
     threads: Annotated[
@@ -185,28 +198,32 @@ class PlanOptions:
             "--threads",
             "-t",
             min=1,
-            help="Most CPU threads, fewer beside busy programs. Default: cores.",
+            help="Most CPU threads; fewer while other programs compute. Default: cores.",
         ),
     ] = None
-    backend: Annotated[str, typer.Option("--backend", help="auto, llamacpp or onnx.")] = "auto"
+    backend: Annotated[
+        str, typer.Option("--backend", help="auto, llamacpp, or onnx (ONNX Runtime).")
+    ] = "auto"
     device: Annotated[
         str, typer.Option("--device", help="auto, cpu, gpu, or npu (through ONNX Runtime).")
     ] = "auto"
     kernels: Annotated[
         str,
-        typer.Option("--kernels", help="edgespec's own matrix kernels: auto (if faster), on, off."),
+        typer.Option("--kernels", help="edgespec's own CPU kernels: auto (if faster), on, off."),
     ] = "auto"
     exact: Annotated[
-        bool, typer.Option("--exact", help="Only settings whose output equals plain decoding's.")
+        bool,
+        typer.Option("--exact", help="Use only settings whose output equals plain decoding's."),
     ] = False
 
     remember: Annotated[
-        bool, typer.Option("--remember", help="Keep what is generated, to draft from it later.")
+        bool,
+        typer.Option("--remember", help="Keep generated texts on disk, to draft from them later."),
     ] = False
     verbose: Annotated[
         bool,
         typer.Option(
-            "--verbose", "-v", callback=_show_library_log, help="Show what llama.cpp says."
+            "--verbose", "-v", callback=_show_library_log, help="Show the messages of llama.cpp."
         ),
     ] = False
 
@@ -291,7 +308,7 @@ class PlanOptionLists:
             kind = next(part for part in get_args(value) or (value,) if part is not NoneType)
             if kind is not bool:
                 shown = copy(option)
-                shown.metavar = f"<{kind.__name__.lower()}>..."
+                shown.metavar = ("N" if kind is int else "TEXT") + "..."
                 several: Any = Annotated[list[kind] | None, shown]  # type: ignore[valid-type]
                 parameter = parameter.replace(annotation=several, default=None)
             if parameter.name not in _NOT_IN_LISTS:

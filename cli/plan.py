@@ -20,7 +20,7 @@ from edgespec.models.spec import ModelSpec
 def plan(
     model: options.ModelOptions = options.EMBEDDED,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="The prompt to plan for.")
+        Path | None, typer.Option("--file", "-f", help="Plan for the prompt in this file.")
     ] = None,
     max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
     users: options.UsersOption = "1",

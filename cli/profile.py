@@ -16,15 +16,19 @@ from edgespec.cli.render import Progress, note, printable, size_text, table
 def profile(
     model: options.ModelOptions = options.EMBEDDED,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write the memory-profile report here.")
+        Path | None, typer.Option("--html", help="Write a report as a web page to this file.")
     ] = None,
     large_share: Annotated[
         float | None,
-        typer.Option("--large-share", help="With --switch: tokens of the large model, 0.4 is 40%."),
+        typer.Option(
+            "--large-share", help="With --switch: share of tokens by the large model; 0.4 is 40%."
+        ),
     ] = None,
     quality: Annotated[
         float | None,
-        typer.Option("--quality", help="With --switch: disagreement to remove, 0.9 is 90%."),
+        typer.Option(
+            "--quality", help="With --switch: part of the disagreement to remove; 0.9 is 90%."
+        ),
     ] = None,
     plan_options: options.PlanOptions = options.DEFAULTS,
     as_json: options.JsonOption = False,
@@ -32,7 +36,7 @@ def profile(
     """Measure step times, memory and speed. Example: edgespec profile model.gguf --html out.html
 
     With --switch SMALL: set the thresholds at which two models take turns, for a wanted share of
-    tokens by the large one (--large-share, 0.4 unless said) or a wanted quality, and keep them.
+    tokens by the large one (--large-share, 0.4 unless said) or a wanted --quality, and keep them.
     """
     from edgespec.models.onnx.folder import read_model
 

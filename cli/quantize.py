@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from edgespec.cli import options
-from edgespec.cli.command import Command
+from edgespec.cli.command import Command, Group
 from edgespec.cli.quantize_text import report_text
 from edgespec.cli.render import Progress, note, printable
 from edgespec.paths import expanded
@@ -24,7 +23,7 @@ _ONCE_OPTIONS = {"--type": "type", "--fit": "fit", "--tune": "tune", "--compare"
 _WITH_VALUE = ("--type", "--fit")
 
 
-class _Modes(TyperGroup):
+class _Modes(Group):
     """Sub-commands that were options of one command once, and may be written so still."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -64,7 +63,7 @@ ImatrixOption = Annotated[
     typer.Option("--imatrix", help="Importance matrix: a file of llama.cpp's, or auto."),
 ]
 DataOption = Annotated[
-    Path | None, typer.Option("--data", help="Text to measure with. Default: written by the model.")
+    Path | None, typer.Option("--data", help="Text to measure with. Default: the model writes it.")
 ]
 
 
@@ -82,7 +81,8 @@ def change_type(
     imatrix: ImatrixOption = None,
     data: DataOption = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", "-t", min=1, help="Default: physical cores.")
+        int | None,
+        typer.Option("--threads", "-t", min=1, help="CPU threads. Default: physical cores."),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -109,14 +109,16 @@ def fit(
     target: TargetArgument,
     size: Annotated[str, typer.Argument(help="Most bytes of the file, such as 90MiB.")],
     types: Annotated[
-        str | None, typer.Option("--types", help="Tensor types to choose from. Default: all.")
+        str | None,
+        typer.Option("--types", help="Tensor types to choose from, with commas. Default: all."),
     ] = None,
     data: DataOption = None,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.01, help="How long to measure.")
+        float | None, typer.Option("--minutes", min=0.01, help="Most minutes to measure.")
     ] = None,
     work: Annotated[
-        Path | None, typer.Option("--work", help="Folder to keep for other sizes.")
+        Path | None,
+        typer.Option("--work", help="Keep measurements in this folder, for other sizes."),
     ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -171,13 +173,18 @@ def tune(
     ] = None,
     max_kl: Annotated[
         float | None,
-        typer.Option("--max-kl", min=0.0, help="Most loss. Default: 1.1 x Q4_0's."),
+        typer.Option(
+            "--max-kl",
+            min=0.0,
+            help="Most loss, as KL divergence. Default: 1.1 times that of Q4_0.",
+        ),
     ] = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Only types that `run --exact` can use.")
     ] = False,
     types: Annotated[
-        str | None, typer.Option("--types", help="File types to try. Default: 20 of them.")
+        str | None,
+        typer.Option("--types", help="File types to try, with commas. Default: 20 of them."),
     ] = None,
     imatrix: ImatrixOption = "auto",
     data: DataOption = None,
@@ -222,7 +229,9 @@ def compare(
     kv: Annotated[
         bool, typer.Option("--kv", help="Compare types of the source's KV cache instead.")
     ] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Write a page of plots here.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a web page with plots to this file.")
+    ] = None,
     data: DataOption = None,
     as_json: options.JsonOption = False,
 ) -> None:

@@ -33,23 +33,30 @@ _WORTH_TELLING = 0.1  # of the steps
 @options.takes_shared_options
 def run(
     model: options.ModelOptions = options.EMBEDDED,
-    prompt: Annotated[str | None, typer.Argument(help="Text. Default: --file or stdin.")] = None,
-    asked: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="The prompt, as an option.")
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt. Default: --file, or stdin.")
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt here.")] = None,
+    asked: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="The prompt, instead of the argument.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Read the prompt from this file.")
+    ] = None,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Send the prompt without chat format.")
+        bool,
+        typer.Option("--raw", help="Send the prompt as it is, without the model's chat format."),
     ] = False,
     max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="End the answer before this text.")
+    ] = None,
     plan_options: options.PlanOptions = options.DEFAULTS,
     sampling_options: answer_options.SamplingOptions = answer_options.GREEDY,
     format_options: answer_options.FormatOptions = answer_options.ANY_FORMAT,
     color: ColorOption = NONE,
     check: Annotated[
-        bool, typer.Option("--check", help="Generate again plainly and compare.")
+        bool, typer.Option("--check", help="Answer again without drafts, and compare.")
     ] = False,
     connect: ConnectOption = None,
     as_json: options.JsonOption = False,

@@ -23,29 +23,38 @@ def serve(
     model: options.ModelOptions = options.EMBEDDED,
     host: Annotated[
         str,
-        typer.Option("--host", help="Address to listen on; others than this machine's need a key."),
+        typer.Option(
+            "--host", help="Address to listen on; any but this machine's own needs a key."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: a free one.")
     ] = 8080,
     api_key: Annotated[
         list[str] | None,
-        typer.Option("--api-key", envvar="EDGESPEC_API_KEY", help="Key that requests need."),
+        typer.Option(
+            "--api-key", envvar="EDGESPEC_API_KEY", help="Key that requests have to send."
+        ),
     ] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option("--api-key-file", help="File with a key a line.")
+        Path | None, typer.Option("--api-key-file", help="File with one key per line.")
     ] = None,
     cors: Annotated[
         list[str] | None,
-        typer.Option("--cors", help="Origin whose pages may use the server; * is all."),
+        typer.Option("--cors", help="Origin whose web pages may use the server; *: all."),
     ] = None,
     alias: Annotated[
         list[str] | None,
-        typer.Option("--alias", help="Name of the model for clients. Default: the file's."),
+        typer.Option("--alias", help="Name of the model for clients. Default: the file's name."),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option("--max-tokens", "-n", min=1, help="Most tokens of an answer. Default: all."),
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            min=1,
+            help="Most tokens of an answer. Default: the rest of the context.",
+        ),
     ] = None,
     users: options.UsersOption = "auto",
     latency: Annotated[
@@ -53,13 +62,13 @@ def serve(
         typer.Option(
             "--latency",
             min=0.0,
-            help="Most time to read prompts between two steps of answers, in steps.",
+            help="Most time to read a prompt between two steps of other answers, in steps.",
         ),
     ] = 1.0,
     plan_options: options.PlanOptions = options.DEFAULTS,
     sampling_options: answer_options.SamplingOptions = answer_options.GREEDY,
 ) -> None:
-    """Answer requests over HTTP. Example: edgespec serve model.gguf --port 8080
+    """Serve OpenAI's interface and a chat page. Example: edgespec serve model.gguf --port 8080
 
     OpenAI's interface is below /v1, a page to chat with at /. Sampling options are the defaults of
     requests that do not say otherwise. Ctrl-C stops it.

@@ -19,7 +19,8 @@ _CYAN, _NO_COLOR = "\x1b[36m", "\x1b[39m"
 _UNDERLINE, _NO_UNDERLINE = "\x1b[4m", "\x1b[24m"
 
 ColorOption = Annotated[
-    str, typer.Option("--color", help="Tint what is drafted, or of the large model (model).")
+    str,
+    typer.Option("--color", help="Tint tokens: drafted, or model (of the large one of --switch)."),
 ]
 
 

@@ -17,7 +17,7 @@ _PORT = 50052  # that of llama.cpp's server
 
 def worker(
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; read the warning below first.")
+        str, typer.Option("--host", help="Address to listen on; read the warning above first.")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", "-p", min=0, max=65535, help="Port; 0: a free one.")

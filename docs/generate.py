@@ -23,6 +23,7 @@ import typer
 import edgespec
 from edgespec.bench.ratios import interval_text
 from edgespec.cli.chat_commands import COMMANDS
+from edgespec.cli.command import summary
 from edgespec.cli.main import app
 
 ROOT = Path(__file__).parent.parent
@@ -50,7 +51,8 @@ def _part(name: str) -> str:
 
 def _commands(_rest: str) -> str:
     rows = [
-        f"| [`edgespec {name}`](commands.md#edgespec-{name.replace(' ', '-')}) | {_first(one)} |\n"
+        f"| [`edgespec {name}`](commands.md#edgespec-{name.replace(' ', '-')}) "
+        f"| {_one_line(summary(one))} |\n"
         for name, one in _every_command(typer.main.get_command(app), "")
     ]
     return "| command | what it does |\n| --- | --- |\n" + "".join(rows)
@@ -70,10 +72,6 @@ def _every_command(command: Any, name: str) -> list[tuple[str, Any]]:
     for word, inner in command.commands.items():
         found += _every_command(inner, f"{name} {word}".strip())
     return found
-
-
-def _first(command: Any) -> str:
-    return _one_line(command.help.split("\n\n")[0]).split(". Example:")[0].rstrip(".") + "."
 
 
 def _command_text(name: str, command: Any) -> str:

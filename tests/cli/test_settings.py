@@ -149,6 +149,23 @@ def test_help_is_in_groups_and_every_option_is_in_one(say: Command) -> None:
     assert last.strip() == "-h, --help  Show this message and exit."
 
 
+@pytest.mark.parametrize("command", ["", "run", "models", "quantize type", "worker"])
+def test_help_fits_a_narrow_terminal_and_cuts_no_sentence_off(
+    say: Command, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    _, out, _ = say(*command.split(), "--help")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert "..." not in out.split("\n\n", 1)[1]
+
+
+def test_values_in_help_are_words(say: Command) -> None:
+    _, out, _ = say("run", "--help")
+    assert "--ctx-size N " in out and "--file FILE " in out and "--stop TEXT " in out
+    assert "<" not in out
+
+
 def test_a_command_with_few_options_has_one_list(say: Command) -> None:
     _, out, _ = say("doctor", "--help")
     assert "\nOptions:\n" in out and "Output:" not in out
