@@ -48,7 +48,7 @@ hint: $(shell \
 	elif command -v zypper >/dev/null; then echo "sudo zypper install gcc-c++ make"; \
 	elif command -v apk >/dev/null; then echo "sudo apk add build-base linux-headers"; \
 	elif command -v xcode-select >/dev/null; then echo "xcode-select --install"; \
-	else echo "install g++ or clang++"; fi); or see "Without compiling" in README.md
+	else echo "install g++ or clang++"; fi); or see "Without compiling" in docs/install.md
 endef
 export NO_COMPILER
 

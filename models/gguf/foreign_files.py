@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _CONVERT = "convert the original model with llama.cpp's convert_hf_to_gguf.py"
+_ANOTHER = "name a GGUF file, or download this one again"
 # How the file begins -> what it is, what to do.
 _FOREIGN = {
     b"PK\x03\x04": ("a zip archive (perhaps a PyTorch checkpoint)", _CONVERT),
@@ -42,5 +43,5 @@ def describe(head: bytes) -> tuple[str, str]:
     if head[:1] == b"\x08" and head[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x3a"):
         return "an ONNX model", "use `--backend onnx`"
     if head.isascii() and head.decode("ascii").replace("\n", "").replace("\t", "").isprintable():
-        return f"a text file that begins {head[:24].decode('ascii')!r}", "download it again"
-    return f"a file that begins with the bytes {head[:4].hex(' ')}", "download it again"
+        return f"a text file that begins {head[:24].decode('ascii')!r}", _ANOTHER
+    return f"a file that begins with the bytes {head[:4].hex(' ')}", _ANOTHER

@@ -22,6 +22,7 @@ Fetch: TypeAlias = Callable[[str, str], Path]
 _SHOWN = 200  # letters of a name that is nobody's
 _NEAR = 3  # names that a refusal offers
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_OF_OLLAMA = re.compile(r"[\w.-]+:[\w.-]+")  # as `ollama run` takes it
 # What other programs' users write before the name of a repository.
 _HUB_WORDS = (caches.HUB, "hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
 _LISTED = "`edgespec models list` shows what is here"
@@ -105,7 +106,10 @@ def _of_ollama(name: str) -> Path:
     for local in caches.local_models():
         if local.name == wanted:
             return local.path
-    raise ModelNotFoundError(f"Ollama has no model {wanted} here", hint=_hint(name))
+    there = wanted.removeprefix(caches.OLLAMA)
+    raise ModelNotFoundError(
+        f"Ollama has no model {there} here", hint=_hint(name, f"`ollama pull {there}` gets it")
+    )
 
 
 def nearest(name: str) -> list[str]:
@@ -132,9 +136,14 @@ def _kind(name: str) -> str:
     return "file" if "/" in name or name.lower().endswith(".gguf") else "model or file"
 
 
-def _hint(name: str) -> str:
+def _hint(name: str, otherwise: str = "") -> str:
+    """The nearest names, or what `otherwise` says, or what a name of this form may mean."""
     if near := nearest(name):
         return f"near it: {', '.join(near)}; {_LISTED}"
+    if otherwise:
+        return f"{otherwise}; {_LISTED}"
+    if _OF_OLLAMA.fullmatch(name):
+        return f"a model of Ollama's is {caches.OLLAMA}{name}; {_LISTED}"
     if _REPOSITORY.fullmatch(name) and not name.startswith((".", "~")):
         return f"hf:{name} gets it from the Hugging Face hub; {_LISTED}"
     check = "check the path; " if _kind(name) == "file" else ""

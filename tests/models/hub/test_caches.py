@@ -118,6 +118,23 @@ def test_the_name_of_a_repository_alone_is_not_taken_for_a_path() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("qwen3:4b", "a model of Ollama's is ollama:qwen3:4b"),
+        ("ollama:qwen3:4b", "`ollama pull qwen3:4b` gets it"),
+        ("ollama:qwen3", "`ollama pull qwen3:latest` gets it"),
+    ],
+)
+def test_names_of_ollama_that_are_not_here_say_how_they_would_be(
+    name: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caches, "local_models", list)
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve.model_file(name)
+    assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
     ("name", "found"),
     [
         ("hf:owner/repo", ("owner/repo", "")),
