@@ -199,7 +199,8 @@ def has_unified_memory() -> bool:
     """Whether the GPU, if there is one, uses the processor's memory: Apple silicon, Jetson."""
     if platform.system() == "Darwin":
         return platform.machine() == "arm64"
-    return "jetson" in _read(Path("/proc/device-tree/model")).lower()
+    # Not the board's name: JetPack 5 calls it "NVIDIA Orin Nano Developer Kit".
+    return "nvidia,tegra" in _read(Path("/proc/device-tree/compatible"))
 
 
 def device_key() -> str:

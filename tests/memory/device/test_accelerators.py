@@ -148,8 +148,13 @@ def test_there_is_one_registry_with_all_that_was_registered(
     [
         ("Darwin", "arm64", "", True),
         ("Darwin", "x86_64", "", False),
-        ("Linux", "aarch64", "NVIDIA Jetson Orin Nano Developer Kit", True),
-        ("Linux", "aarch64", "Raspberry Pi 5", False),
+        (
+            "Linux",
+            "aarch64",
+            "nvidia,p3768-0000+p3767-0003\0nvidia,tegra234\0nvidia,tegra23x",
+            True,
+        ),
+        ("Linux", "aarch64", "raspberrypi,5-model-b\0brcm,bcm2712", False),
         ("Linux", "x86_64", "", False),
     ],
 )
@@ -158,5 +163,5 @@ def test_unified_memory_is_that_of_apple_silicon_and_jetson(
 ) -> None:
     monkeypatch.setattr("platform.system", lambda: system)
     monkeypatch.setattr("platform.machine", lambda: processor)
-    monkeypatch.setattr(host, "_read", lambda path: board if path.name == "model" else "")
+    monkeypatch.setattr(host, "_read", lambda path: board if path.name == "compatible" else "")
     assert host.has_unified_memory() is unified
