@@ -15,7 +15,7 @@ STAMP := $(VENV)/installed-$(STATE)
 RUN_STAMP := $(VENV)/run-installed-$(STATE)
 LOG := $(VENV)/install.log
 comma := ,
-RUN_EXTRAS := demo$(comma)hub
+RUN_EXTRAS := demo$(comma)hub$(comma)serve
 
 # llama.cpp's kernels that are left out where this processor would get them:
 # - AMX: compilers up to GCC 12 or so leave out half of what they are configured with, and the first

@@ -13,6 +13,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from edgespec.cli import settings
+from edgespec.cli.render import note
 
 # Titles of groups, in this order, and the options of each by parameter; others come last.
 _ARGUMENTS, _OTHERS = "Arguments", "Options"
@@ -68,6 +69,16 @@ class Group(TyperGroup):
         """As usual, with help as wide as the terminal; the library's own is 50 columns or more."""
         extra.setdefault("terminal_width", max(min(shutil.get_terminal_size().columns, 80) - 2, 30))
         return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """As usual; what the library would end without a word, or as a failure, ends as it is."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            note("interrupted")
+            raise SystemExit(130) from None
+        except BrokenPipeError:  # the reader has gone, as with `| head -1`
+            raise SystemExit(141) from None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Whole sentences, where the library cuts them off."""

@@ -24,6 +24,7 @@ _PACKAGES = (
         *("huggingface_hub", "huggingface_hub", "fetches models"),
         "pip install 'edgespec[hub]'",
     ),
+    ("starlette", "starlette", "edgespec serve", "pip install 'edgespec[serve]'"),
     ("matplotlib", "matplotlib", "plots of --html", "pip install 'edgespec[report]'"),
 )
 _GPU_BUILDS = (

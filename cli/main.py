@@ -1,6 +1,7 @@
 """The `edgespec` command: one sub-command a file, errors without tracebacks.
 
-Exit status: 0 done, 1 the request cannot be met, 2 wrong usage, 130 interrupted.
+Exit status: 0 done, 1 the request cannot be met, 2 wrong usage, 130 interrupted, 141 the reader of
+a pipe has gone.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from edgespec.cli.plan import plan
 from edgespec.cli.profile import profile
 from edgespec.cli.quantize import quantize_app
 from edgespec.cli.remembered import remembered
-from edgespec.cli.render import error, note, show_warnings
+from edgespec.cli.render import error, show_warnings
 from edgespec.cli.run import run
 from edgespec.cli.serve import serve
 from edgespec.cli.worker import worker
@@ -98,10 +99,7 @@ def main() -> None:
     except EdgespecError as problem:
         error(problem)
         sys.exit(1)
-    except KeyboardInterrupt:
-        note("interrupted")
-        sys.exit(130)
-    except BrokenPipeError:  # the reader has gone, as with `| head -1`
+    except BrokenPipeError:  # what was still to be written when the reader had gone
         _drop_output()
         sys.exit(141)
     except OSError as problem:  # of what has no better words for it

