@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-FILES = ("smollm2-q4_0.json", "qwen-1.5b-q4_0.json")
+FILES = ("smollm2-q4_0-epyc.json", "qwen-1.5b-q4_0-epyc.json")
 _COLORS = {  # text, other programs' bars, edgespec's
     "light": ("#1f2328", "#afb8c1", "#0969da"),
     "dark": ("#e6edf3", "#6e7681", "#4493f8"),
@@ -29,6 +29,7 @@ def bars(found: dict[str, Any]) -> list[tuple[str, float]]:
     return [
         ("llama-server, plain", speeds["server"]),
         (f"its best drafts ({best.removeprefix('server ')})", speeds[best]),
+        ("edgespec, no drafts", speeds["edgespec plain"]),
         ("edgespec", speeds["edgespec"]),
     ]
 
@@ -44,7 +45,7 @@ def chart(results: list[dict[str, Any]], theme: str) -> str:
         shown = bars(found)
         longest = max(speed for _, speed in shown)
         for name, speed in shown:
-            color, width = ours if name == "edgespec" else other, _BARS * speed / longest
+            color, width = ours if name.startswith("edgespec") else other, _BARS * speed / longest
             middle = y + _BAR - 4
             parts += [
                 f'<text x="0" y="{middle}">{html.escape(name)}</text>',

@@ -6,7 +6,7 @@
 Both load the same file; steps of both alternate, and the median of the best of two counts. Beside
 the times: what reading a prompt takes, how fast a plain step reads weights, and the divergence of
 next-token distributions (KL, nats) over the tokens of a text, between the two and, with `--exact`
-(the same weights in float32), of each from that.
+(the same weights: `edgespec quantize type MODEL FILE F32`), of each from that.
 """
 
 from __future__ import annotations

@@ -135,17 +135,17 @@ def _arguments(name: str) -> str:
 def _beside(files: str) -> str:
     """One line for each file: the best of each peer, and edgespec against it."""
     rows = [
-        "| file | llama-server | its best drafts | edgespec, no drafts | edgespec | over its plain "
-        "[95%] | over llama-server's best | over llama-cpp-python's |\n"
+        "| file | llama-server | its best drafts | edgespec, llama.cpp's kernels | edgespec, "
+        "no drafts | edgespec | over its plain [95%] | over llama-server's best |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- |\n",
     ]
     for file in files.split():
         found = json.loads((RESULTS / file).read_text())
         speeds = {one["name"]: one["decode"]["tokens_per_s"] for one in found["contenders"]}
-        best = [found["best_of_peers"][peer]["overall"] for peer in ("server", "python")]
-        names = ("server", best[0]["name"], "edgespec plain", "edgespec")
+        best = found["best_of_peers"]["server"]["overall"]
+        names = ("server", best["name"], "edgespec kernels off", "edgespec plain", "edgespec")
         cells = [f"{speeds[name]:.0f}" for name in names]
-        cells += map(_ratio, (found["over_own_plain"]["overall"], *best))
+        cells += map(_ratio, (found["over_own_plain"]["overall"], best))
         rows.append(f"| {found['model'].removesuffix('.gguf')} | {' | '.join(cells)} |\n")
     return "".join(rows)
 
