@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Command, run
 from random_gguf import Q8_0, write_model
 
 from edgespec.models.embedded import embedded_model
@@ -21,21 +19,10 @@ SHORT = ("--max-tokens", "12", "--ctx", "256", "--threads", "1", "--json")
 pytestmark = pytest.mark.model
 
 
-def run(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "edgespec.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "EDGESPEC_CACHE": str(cache), "COLUMNS": "100"},
-    )
-
-
 def report_of(cache: Path, *arguments: str) -> dict[str, Any]:
-    done = run(cache, "run", str(embedded_model()), QUESTION, *SHORT, *arguments)
-    assert (done.returncode, done.stderr) == (0, "")
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
+    done = run("run", str(embedded_model()), QUESTION, *SHORT, *arguments, cache=str(cache))
+    assert (done.status, done.err) == (0, "")
+    return done.document
 
 
 @pytest.mark.usefixtures("exact_engine")  # which has measured what exact settings are
@@ -56,32 +43,35 @@ def test_a_draft_model_is_planned_priced_and_lossless(measured_cache: Path) -> N
     assert report["accepted_by"].get("model", 0) == sources.get("model", 0)
 
 
-def test_what_is_remembered_is_shown_and_cleared(tmp_path: Path) -> None:
-    assert "nothing is remembered" in run(tmp_path, "remembered").stderr
-    first = report_of(tmp_path, "--remember")
-    (kept,) = json.loads(run(tmp_path, "remembered", "--json").stdout)
+def test_what_is_remembered_is_shown_and_cleared(
+    command: Command, cache_folder: Path, measured_cache: Path
+) -> None:
+    shutil.copytree(measured_cache, cache_folder)  # steps are timed already
+    assert "nothing is remembered" in command("remembered").err
+    first = report_of(cache_folder, "--remember")
+    (kept,) = json.loads(command("remembered", "--json").out)
     assert kept["model"] == embedded_model().name
     assert kept["tokens"] == len(first["token_ids"])
-    report_of(tmp_path)  # without the option nothing is added
-    assert json.loads(run(tmp_path, "remembered", "--json").stdout) == [kept]
-    again = report_of(tmp_path, "--remember")
+    report_of(cache_folder)  # without the option nothing is added
+    assert json.loads(command("remembered", "--json").out) == [kept]
+    again = report_of(cache_folder, "--remember")
     assert again["token_ids"] == first["token_ids"]
-    assert "1 model" in run(tmp_path, "remembered", "--clear").stderr
-    assert json.loads(run(tmp_path, "remembered", "--json").stdout) == []
+    assert "1 model" in command("remembered", "--clear").err
+    assert json.loads(command("remembered", "--json").out) == []
 
 
-def test_which_files_can_draft(tmp_path: Path) -> None:
+def test_which_files_can_draft(command: Command, tmp_path: Path) -> None:
     shutil.copy(embedded_model(), tmp_path / "copy.gguf")
     write_model(tmp_path / "other.gguf", "llama", Q8_0)
     (tmp_path / "broken.gguf").write_bytes(b"no model")
-    done = run(tmp_path, "models", "show", str(embedded_model()), "--pairs", str(tmp_path))
-    assert done.returncode == 0
-    lines = {line.split()[0].rstrip(":"): line for line in done.stdout.splitlines()}
+    done = command("models", "show", str(embedded_model()), "--pairs", str(tmp_path))
+    assert done.status == 0
+    lines = {line.split()[0].rstrip(":"): line for line in done.out.splitlines()}
     assert "no smaller than" in lines["copy.gguf"]
     assert "cannot draft" in lines["other.gguf"]
     assert "not a GGUF" in lines["broken.gguf"]
-    refused = run(tmp_path, "models", "show", "--pairs", str(tmp_path / "nowhere"))
-    assert refused.returncode == 1 and "is no folder" in refused.stderr
+    refused = command("models", "show", "--pairs", str(tmp_path / "nowhere"))
+    assert refused.status == 1 and "is no folder" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -99,7 +89,7 @@ def test_which_files_can_draft(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_refusals(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
-    done = run(tmp_path, "run", "hello there", *options)
-    assert done.returncode == 1 and done.stdout == ""
-    assert sentence in done.stderr and "hint:" in done.stderr
+def test_refusals(command: Command, options: tuple[str, ...], sentence: str) -> None:
+    done = command("run", "hello there", *options)
+    assert (done.status, done.out) == (1, "")
+    assert sentence in done.err and "hint:" in done.err

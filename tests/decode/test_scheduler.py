@@ -195,6 +195,12 @@ def test_a_shared_prefix_is_read_once() -> None:
     assert [r.token_ids for r in results] == [alone(*one).token_ids for one in asked]
 
 
+def known_to(engine: Engine) -> int:
+    """Generations that run or wait."""
+    scheduler = engine._scheduler
+    return 0 if scheduler is None else scheduler.num_running + len(scheduler._waiting)
+
+
 def test_shared_cells_count_once() -> None:
     """Cells for one prompt and eight answers are enough for all eight at once."""
     backend = Slow(users=8, context_size=200, cells=100 + 8 * 20)
@@ -202,6 +208,7 @@ def test_shared_cells_count_once() -> None:
     asked = [(prompt, GenerationOptions(max_tokens=10, reuse=True)) for n in range(8)]
     with Engine(backend) as engine, ThreadPoolExecutor(8) as pool:
         made = [pool.submit(engine.generate, *one) for one in asked]
+        until(lambda: known_to(engine) == 8)
         backend.gate.release(7)  # one prompt is read a turn
         until(lambda: engine._scheduler is not None and engine._scheduler.num_running == 8)
         backend.gate.release(1000)

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import httpx
@@ -53,6 +54,12 @@ def text_of(answer: httpx.Response) -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
+def is_known(address: str, count: int) -> bool:
+    """Whether so many answers run or wait."""
+    queue = httpx.get(f"{address}/status").json()["queue"]
+    return sum(queue[name] for name in ("running", "waiting")) == count
+
+
 def test_each_answer_is_the_one_given_alone(serve: Serve) -> None:
     backend = Gated(users=4)
     shared, lonely = serve(backend), serve(FakeBackend(letters, VOCAB, end=END))
@@ -90,15 +97,7 @@ def test_more_than_may_wait_are_told_to_come_again(serve: Serve) -> None:
         made = []
         for number in range(3):
             made.append(pool.submit(httpx.post, address + CHAT, json=asked(number), timeout=30))
-            until(
-                lambda there=number + 1: (
-                    sum(
-                        httpx.get(f"{address}/status").json()["queue"][name]
-                        for name in ("running", "waiting")
-                    )
-                    == there
-                )
-            )
+            until(partial(is_known, address, number + 1))
         refused = httpx.post(address + CHAT, json=asked(9), timeout=30)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert refused.json()["error"]["code"] == "queue_full"
