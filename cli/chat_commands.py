@@ -132,7 +132,11 @@ def _stats(chat: Chat, _argument: str) -> None:
         ),
         ("first token", f"after {counters.time_to_first_token_s:.2f} s"),
         ("prompt", f"{counters.prompt_tokens} tokens, {counters.reused_tokens} of them reused"),
-        ("this chat", f"{totals.answers} answers, {totals.tokens} tokens, {speed:.1f} tokens/s"),
+        (
+            "this chat",
+            f"{totals.answers} answer{'s' * (totals.answers != 1)}, {totals.tokens} tokens, "
+            f"{speed:.1f} tokens/s",
+        ),
     ]
     if chat.last.spans:
         rows.insert(1, ("models", models_text(chat.last)))

@@ -100,6 +100,14 @@ def test_prose_has_lines_that_a_diff_can_show() -> None:
             assert len(line) < 180 or line.startswith("|"), f"{page.name}:{number}"
 
 
+def test_every_page_begins_with_what_it_is_for_and_a_command() -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        beginning = page.read_text(encoding="utf-8").split("\n## ")[0]
+        assert beginning.split("\n\n")[1].startswith("This page "), page.name
+        typed = re.search(r"^(?: {4})?(?:edgespec|make|pip|pytest) ", beginning, re.MULTILINE)
+        assert typed, page.name
+
+
 def test_the_recording_shows_what_the_first_screen_quotes() -> None:
     rows = re.findall(r"<text[^>]*>(.*?)</text>", (ROOT / "docs/images/run.svg").read_text())
     recorded = html.unescape("".join(re.sub(r"<[^>]+>", "", row) for row in rows))
