@@ -62,7 +62,7 @@ def headline(spec: ModelSpec, plan: Plan) -> str:
     """What was chosen, in one line."""
     drafts = "no drafts" if plan.drafter == "none" else f"{plan.drafter} drafts where they pay"
     if plan.switch is not None:
-        drafts += f", {plan.switch.name} writes where it is sure (lossy)"
+        drafts += f", {plan.switch.name} writes what it is confident about (lossy)"
     return (
         f"{printable(spec.name) or spec.path.name} {spec.file_type}, {plan.context_size} tokens of "
         f"context, {plan.threads} threads, {drafts}; at most "

@@ -23,7 +23,7 @@ from edgespec.switching.switch import Switch
 
 
 class SwitchingEngine(Engine):
-    """A large model, and a small one that writes where it is sure.
+    """A large model, and a small one that writes what it is confident about.
 
     Args:
         backend: the large model.

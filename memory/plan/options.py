@@ -63,8 +63,8 @@ class LoadOptions:
             "suffix,recycling".
         draft_model: a smaller GGUF model with the same vocabulary, or an early exit of this one,
             which with `drafter="auto"` is used unless measured times say that it does not pay.
-        switch: a smaller GGUF model with the same vocabulary, which writes where it is sure: faster
-            where the pair allows it, and lossy.
+        switch: a smaller GGUF model with the same vocabulary, which writes the tokens
+            it is confident about: faster where the pair allows it, and lossy.
         draft_max: most tokens drafted at once.
         exact: only settings in which a token's logits do not depend on what else is in its step.
         remember: keep generated texts in the cache directory, to draft from them later.
