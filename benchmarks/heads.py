@@ -1,14 +1,16 @@
-"""Heads inside a model's file, here and in llama.cpp's server: the same tokens, the same drafts.
+"""Heads of models, here and in llama.cpp's server: the same tokens, the same drafts.
 
     python benchmarks/heads.py llama-server model-with-a-head.gguf ...
+    python benchmarks/heads.py llama-server model.gguf --draft eagle3-model.gguf
 
-Each file writes greedily with drafts of one and of three tokens, all of them from its head and
+Each model writes greedily with drafts of one and of three tokens, all of them from its head and
 verified in every round, on both sides. Compared are the tokens, how many were drafted, and how many
 of these were accepted. The server must be of the llama.cpp that edgespec runs on.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -16,11 +18,18 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgespec.backends.llama.context import LlamaSettings
-from edgespec.backends.llama.head import Followed, FollowedBackend, FollowedRecurrentBackend
+from edgespec.backends.llama.eagle_head import EagleHead
+from edgespec.backends.llama.head import (
+    Followed,
+    FollowedBackend,
+    FollowedRecurrentBackend,
+    Head,
+)
 from edgespec.backends.tree import DraftTree
 from edgespec.models.spec import read_model_spec
 
@@ -38,18 +47,34 @@ class Written(NamedTuple):
     accepted: int
 
 
-def opened(path: Path, depth: int) -> Followed:
-    """A model and its head."""
+class Files(NamedTuple):
+    """A model, and its head where that has a file of its own."""
+
+    model: Path
+    head: Path | None
+
+
+def opened(files: Files, depth: int) -> Followed:
+    """A model that its head can follow."""
     settings = LlamaSettings(CONTEXT, batch_size=128, max_nodes=depth + 1, gpu_layers=0)
-    if read_model_spec(path).has_snapshots:
-        return FollowedRecurrentBackend(path, settings, snapshots=depth)
-    return FollowedBackend(path, settings)
+    inside = files.head is None
+    if read_model_spec(files.model).has_snapshots:
+        return FollowedRecurrentBackend(files.model, settings, snapshots=depth, inside=inside)
+    return FollowedBackend(files.model, settings, inside=inside)
 
 
-def written_here(path: Path, prompt: list[int], depth: int) -> Written:
+def head_beside(files: Files, backend: Followed) -> Head:
+    """The head of a model, opened beside it."""
+    if files.head is None:
+        return backend.open_head()
+    spec = read_model_spec(files.head, heads=True)
+    return backend.open_head(partial(EagleHead, spec, LlamaSettings(CONTEXT, gpu_layers=0)))
+
+
+def written_here(files: Files, prompt: list[int], depth: int) -> Written:
     """With a fixed depth, without edgespec's loop, which would choose it."""
-    with closing(opened(path, depth)) as backend:
-        head = backend.open_head()
+    with closing(opened(files, depth)) as backend:
+        head = head_beside(files, backend)
         tokens = [int(backend.prefill(prompt).argmax())]
         drafted = accepted = 0
         while len(tokens) < TOKENS:
@@ -68,12 +93,13 @@ def written_here(path: Path, prompt: list[int], depth: int) -> Written:
         return Written(tokens[:TOKENS], drafted, accepted)
 
 
-def written_by_server(server: str, path: Path, prompt: list[int], depth: int) -> Written:
+def written_by_server(server: str, files: Files, prompt: list[int], depth: int) -> Written:
     """The same request to llama.cpp's server."""
+    kind = ["draft-mtp"] if files.head is None else ["draft-eagle3", "-md", str(files.head)]
     command = [
-        server, "-m", str(path), "-c", str(CONTEXT), "--port", str(PORT), "-t", "1", "-np", "1",
-        "-fa", "on", "--no-warmup", "--spec-type", "draft-mtp", "--spec-draft-n-max", str(depth),
-        "--spec-draft-p-min", "0",
+        server, "-m", str(files.model), "-c", str(CONTEXT), "--port", str(PORT), "-t", "1",
+        "-np", "1", "-fa", "on", "--no-warmup", "--spec-draft-n-max", str(depth),
+        "--spec-draft-p-min", "0", "--spec-type", *kind,
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -108,17 +134,23 @@ def ask(route: str, body: dict[str, Any] | None = None) -> Any:
         return json.load(answer)
 
 
-def main(server: str, *files: str) -> int:
+def main() -> int:
     """How many of the runs differ."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("server", help="llama-server")
+    parser.add_argument("models", nargs="+", type=Path, help="GGUF files")
+    parser.add_argument("--draft", type=Path, help="the head's file, where it is none of a model's")
+    options = parser.parse_args()
     differ = 0
     print("| file | depth | drafted, here and there | accepted, here and there | tokens |")
     print("| --- | --- | --- | --- | --- |")
-    for path in map(Path, files):
-        with closing(opened(path, 1)) as backend:
+    for path in options.models:
+        files = Files(path, options.draft)
+        with closing(opened(files, 1)) as backend:
             prompt = backend.tokenizer.encode(TEXT.decode())
         for depth in DEPTHS:
-            here = written_here(path, prompt, depth)
-            there = written_by_server(server, path, prompt, depth)
+            here = written_here(files, prompt, depth)
+            there = written_by_server(options.server, files, prompt, depth)
             same = here.tokens == there.tokens
             differ += here != there
             print(
@@ -129,6 +161,4 @@ def main(server: str, *files: str) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

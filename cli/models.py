@@ -131,13 +131,14 @@ def _abilities(spec: ModelSpec) -> dict[str, Any]:
     """What a file can do for drafting."""
     from edgespec.memory.bytes.footprint import RunShape, state_bytes
     from edgespec.memory.bytes.recurrent_graph import most_snapshots
-    from edgespec.models.heads import has_head, heads_beside
+    from edgespec.models.heads import has_head
+    from edgespec.models.pairing import heads_for
 
     return {
         "state_bytes": state_bytes(spec, RunShape(1, 1, 1)),
         "most_snapshots": most_snapshots(spec),
         "has_head": has_head(spec),
-        "heads_beside": heads_beside(spec),
+        "heads_beside": {path.name: problem for path, problem in heads_for(spec)},
     }
 
 
@@ -152,8 +153,8 @@ def _drafting_rows(spec: ModelSpec) -> Iterator[tuple[str, str]]:
         yield "recurrent state", f"{size_text(can['state_bytes'])} in {layers}; {back}"
     if spec.num_prediction_layers:
         yield "head inside", "yes" if can["has_head"] else "yes, of a kind that does not draft here"
-    if can["heads_beside"]:
-        yield "heads beside it", ", ".join(path.name for path in can["heads_beside"])
+    for name, problem in can["heads_beside"].items():
+        yield "head beside it", f"{name}: {problem or '--draft-model uses it'}"
 
 
 def _show_pairs(spec: ModelSpec, folder: Path, as_json: bool) -> None:
@@ -167,7 +168,7 @@ def _show_pairs(spec: ModelSpec, folder: Path, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     for path in sorted(folder.rglob("*.gguf")):
         try:
-            others.append(read_model_spec(path))
+            others.append(read_model_spec(path, heads=True))
         except EdgespecError as problem:
             rows.append({"file": str(path.relative_to(folder)), "problem": str(problem)})
     others.sort(key=lambda other: other.weight_bytes)

@@ -141,7 +141,7 @@ class PlanOptions:
             "--draft-model",
             "--model-draft",
             "-md",
-            help="GGUF file that drafts: a smaller model or an early exit.",
+            help="GGUF file that drafts: a smaller model, a head or an early exit.",
         ),
     ] = None
     switch: Annotated[

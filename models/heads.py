@@ -16,6 +16,10 @@ from edgespec.models.spec import ModelSpec
 # values of its own, and it was tried. llama.cpp computes that of some others, too
 # (`LLM_GRAPH_TYPE_DECODER_MTP` in `src/models/*.cpp`).
 MTP = {"qwen35", "qwen35moe", "glm4moe"}
+# Architectures that hand out what their blocks take in, which EAGLE-3 heads read. llama.cpp has
+# some others (`t_layer_inp` in `src/models/*.cpp`), and ends the process for the rest.
+HANDS_OUT = {"llama", "qwen3", "qwen3moe"}
+_BLOCKS_READ = 3  # by an EAGLE-3 head
 
 
 def has_head(spec: ModelSpec) -> bool:
@@ -33,7 +37,40 @@ def require_head(spec: ModelSpec) -> None:
     kind = "no head that predicts further tokens"
     if spec.num_prediction_layers:
         kind = f"a head that {spec.arch} files are not drafted with"
-    raise UnsupportedError(f"{spec.path.name} has {kind}", hint="leave out the drafter 'head'")
+    raise UnsupportedError(
+        f"{spec.path.name} has {kind}",
+        hint="name one with --draft-model, or leave out the drafter 'head'",
+    )
+
+
+def check_head(target: ModelSpec, head: ModelSpec) -> None:
+    """Raise UnsupportedError unless a head in a file of its own can read this model's states."""
+    reads = head.reads
+    assert reads is not None, "a head"
+    problem = ""
+    if target.arch not in HANDS_OUT:
+        problem = f"{target.arch} models do not hand out the states that it reads"
+    elif reads.width != target.embedding_size:
+        problem = (
+            f"it reads {reads.width} values a layer, and the model has {target.embedding_size}"
+        )
+    elif len(reads.layers) != _BLOCKS_READ or not set(reads.layers) < {*range(target.num_layers)}:
+        numbers = ", ".join(map(str, reads.layers))
+        problem = f"it reads layers {numbers} of a model that has {target.num_layers}"
+    elif head.vocab_size != target.vocab_size:
+        problem = f"it is made for {head.vocab_size} tokens, and the model has {target.vocab_size}"
+    elif not _is_complete(head) and head.embedding_size != target.embedding_size:
+        problem = "it has no table of its own, and the model's has another width"
+    if problem:
+        raise UnsupportedError(
+            f"{head.path.name} cannot draft for {target.path.name}: {problem}",
+            hint="name a head that was trained for this model, or leave out --draft-model",
+        )
+
+
+def _is_complete(head: ModelSpec) -> bool:
+    """Whether a head takes neither embeddings nor its last product from its model."""
+    return {"token_embd.weight", "output.weight"} <= head.tensors.keys()
 
 
 def heads_beside(spec: ModelSpec) -> list[Path]:

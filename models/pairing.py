@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
+from pathlib import Path
 
 from edgespec.errors import EdgespecError, UnsupportedError
 from edgespec.models.exits.early_exit import check_exit, read_exit
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.gguf.values import read_strings
-from edgespec.models.spec import ONNX_FORMAT, ModelSpec
+from edgespec.models.heads import check_head, heads_beside
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 
 _HINT = "draft with a smaller model of the same family"
 
@@ -19,6 +21,7 @@ def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
 
     An early exit drafts for the file it was made from. In other models every token must be the
     same text in both; one vocabulary may end earlier, and rows that only pad it are never drafted.
+    A head also has to read states that the target has.
     10 ms for 150,000 tokens that lie in both files alike, 0.2 s otherwise.
     """
     if target.format == ONNX_FORMAT:
@@ -35,6 +38,8 @@ def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
     if early_exit is not None:
         check_exit(target, draft, early_exit)
         return
+    if draft.reads is not None:
+        check_head(target, draft)
     if target.tokenizer_model != draft.tokenizer_model or not draft.tokenizer_hash:
         raise UnsupportedError(
             f"{draft.path.name} cannot draft for {target.path.name}: their tokenizers are "
@@ -64,6 +69,18 @@ def partners(target: ModelSpec, others: Iterable[ModelSpec]) -> Iterator[tuple[M
             yield other, str(problem)
         else:
             yield other, ""
+
+
+def heads_for(target: ModelSpec) -> Iterator[tuple[Path, str]]:
+    """Heads beside a model, each with the reason why it cannot draft for it, "" where it can."""
+    for path in heads_beside(target):
+        try:
+            head = read_model_spec(path, heads=True)
+            check_pair(target, head)
+        except EdgespecError as problem:
+            yield path, str(problem)
+        else:
+            yield path, "" if head.reads is not None else "of a kind that is not used yet"
 
 
 def tokens_of(spec: ModelSpec) -> list[bytes]:

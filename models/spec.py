@@ -51,7 +51,8 @@ _EXTRA_CACHES = {
     "deepseek4", "deepseek32", "glm-dsa", "glm5-next", "minimax-m3", "dots3note", "hy_v4",
     "qwen4exp", "nanbeige",
 }  # fmt: skip
-_DRAFT_HEADS = {"eagle3", "dflash", "gemma4-assistant"}
+EAGLE = "eagle3"  # heads in files of their own that read what three blocks of a model take in
+_DRAFT_HEADS = {EAGLE, "dflash", "gemma4-assistant"}
 _AUDIO = {"wavtokenizer-dec", "qwen3tts", "pockettts"}
 
 _ARCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -59,6 +60,15 @@ _BLOCK = re.compile(r"(?:dec\.|enc\.)?blk\.(\d{1,4})\.(.+)")
 _EXPERT = re.compile(r"_exps|_chexps|ffn_(?:gate|up|down)\.\d")
 _TEXT_MODEL = "edgespec needs a text-generation model"
 _EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What a head in a file of its own reads of the model that it drafts for."""
+
+    layers: tuple[int, ...]  # whose inputs it is fed
+    width: int  # of the model's embeddings
+    keeps_normed: bool  # whether what it adds to has been normalised
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +132,8 @@ class ModelSpec:
 
     # of the model's files: GGUF_FORMAT, or ONNX_FORMAT for a folder, whose tensors are not listed
     format: str = GGUF_FORMAT
+    # of a head in a file of its own, which is no model
+    reads: Reads | None = None
     # by name
     tensors: Mapping[str, GgufTensor] = field(default_factory=dict, repr=False)
 
@@ -150,8 +162,10 @@ class ModelSpec:
         return sum(heads * (key + value) for heads, key, value in layers)
 
 
-def read_model_spec(path: str | os.PathLike[str]) -> ModelSpec:
+def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> ModelSpec:
     """Reads the metadata of a GGUF model, whole or split: 30 ms for a vocabulary of 152,000.
+
+    With `heads` also that of a head in a file of its own that edgespec drafts with.
 
     Raises ModelNotFoundError if there is no file, and ModelFileError if it cannot be read or holds
     something else than a language model (an adapter, a projector, only a vocabulary, ...).
@@ -159,7 +173,9 @@ def read_model_spec(path: str | os.PathLike[str]) -> ModelSpec:
     shards = read_gguf_shards(path)
     first = shards[0]
     tensors = [tensor for shard in shards for tensor in shard.tensors]
-    _refuse_other_kinds(first, tensors)
+    is_head = heads and first.text("general.architecture") == EAGLE
+    if not is_head:
+        _refuse_other_kinds(first, tensors)
     keys = Keys(first)
     layers = Layers(keys)
     vocab_size = _vocab_size(first, keys, tensors)
@@ -207,6 +223,7 @@ def read_model_spec(path: str | os.PathLike[str]) -> ModelSpec:
         tokenizer_model=_label(first.text("tokenizer.ggml.model")),
         tokenizer_pre=_label(first.text("tokenizer.ggml.pre")),
         tokenizer_hash=first.tokenizer_hash,
+        reads=_reads(keys) if is_head else None,
         tensors={tensor.name: tensor for tensor in tensors},
     )
 
@@ -229,6 +246,7 @@ def _refuse_other_kinds(gguf: Gguf, tensors: list[GgufTensor]) -> None:
         problem, hint = "a control vector", give_model
     elif arch in _DRAFT_HEADS:
         problem, hint = f"a draft head ({arch}) that reads another model's states", give_model
+        hint = f"{hint}, and this file with --draft-model" if arch == EAGLE else hint
     elif arch in _AUDIO:
         problem, hint = f"a speech model ({arch})", _TEXT_MODEL
     elif not arch:
@@ -248,8 +266,20 @@ def _vocab_size(gguf: Gguf, keys: Keys, tensors: list[GgufTensor]) -> int:
     tokens = gguf.metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, GgufSpan):
         return tokens.count
-    dims = next(tensor.dims for tensor in tensors if tensor.name == "token_embd.weight")
-    return keys.integer("vocab_size", dims[1] if len(dims) > 1 else 0)
+    tables = (tensor.dims for tensor in tensors if tensor.name == "token_embd.weight")
+    return keys.integer("vocab_size", next((dims[1] for dims in tables if len(dims) > 1), 0))
+
+
+def _reads(keys: Keys) -> Reads:
+    """Raises ModelFileError for a head that does not say what it reads."""
+    layers, residual = keys.value("target_layers"), keys.value("norm_before_residual")
+    if not isinstance(layers, tuple) or not all(isinstance(one, int) for one in layers):
+        raise ModelFileError(
+            f"{keys.gguf.path} does not say which layers of its model it reads",
+            hint="convert it again with llama.cpp's convert_hf_to_gguf.py",
+        )
+    width = keys.integer("target_hidden_size", low=1)
+    return Reads(tuple(int(one) for one in layers), width, bool(residual))
 
 
 def _token_id(gguf: Gguf, which: str, vocab_size: int) -> int | None:

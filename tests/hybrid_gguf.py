@@ -246,8 +246,20 @@ def _qwen35moe(shape: Shape) -> tuple[Keys, Tensors]:
     return keys, tensors
 
 
+def _dense(shape: Shape) -> tuple[Keys, Tensors]:
+    """Attention in all layers, and nothing besides."""
+    tensors: Tensors = {"output_norm.weight": ((shape.width,), "ones")}
+    for layer in range(shape.layers):
+        parts = _attention(shape, norms=shape.arch == "qwen3") | _feed_forward(shape)
+        parts |= {f"{one}_norm.weight": ((shape.width,), "ones") for one in ("attn", "ffn")}
+        tensors |= {f"blk.{layer}.{name}": part for name, part in parts.items()}
+    return {}, tensors
+
+
 HYBRIDS = ("qwen35", "lfm2", "nemotron_h")
 _ARCHITECTURES = {
+    "llama": _dense,
+    "qwen3": _dense,
     "qwen35": _qwen35,
     "lfm2": _lfm2,
     "nemotron_h": _nemotron_h,
@@ -279,18 +291,42 @@ def described(shape: Shape) -> tuple[Keys, Tensors]:
     return usual | keys, tensors
 
 
-def _begun(path: Path, arch: str, keys: Keys) -> Any:
+def begun(path: Path, arch: str, keys: Keys) -> Any:
+    """A file with these keys."""
     writer = gguf.GGUFWriter(path, arch)
     for key, value in keys.items():
         if isinstance(value, list):
             writer.add_array(f"{arch}.{key}", value)
+        elif isinstance(value, bool):
+            writer.add_bool(f"{arch}.{key}", value)
         else:
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
             add(f"{arch}.{key}", value)
     return writer
 
 
-def _is_quantized(name: str, shape: tuple[int, ...]) -> bool:
+def add_vocabulary(writer: Any, size: int) -> None:
+    """Bytes, then names of numbers; the last one is an end."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    names = [*byte_tokens(), *(f"<{i}>" for i in range(256, size))]
+    writer.add_token_list(names)
+    writer.add_token_types([gguf.TokenType.NORMAL] * size)
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(size - 1)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template("{% for one in messages %}{{ one.content }}. {% endfor %}")
+
+
+def end(writer: Any) -> None:
+    """Write it."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def is_quantized(name: str, shape: tuple[int, ...]) -> bool:
     is_matrix = len(shape) > 1 and shape[-1] % 32 == 0
     return is_matrix and not any(
         word in name for word in ("conv", "norm", "ssm_a", "ssm_d", "gate_inp")
@@ -314,16 +350,8 @@ def write_hybrid(
     """
     source = np.random.default_rng(seed)
     keys, tensors = described(shape)
-    writer = _begun(path, shape.arch, keys)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    names = [*byte_tokens(), *(f"<{i}>" for i in range(256, shape.vocabulary))]
-    writer.add_token_list(names)
-    writer.add_token_types([gguf.TokenType.NORMAL] * len(names))
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(len(names) - 1)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template("{% for one in messages %}{{ one.content }}. {% endfor %}")
+    writer = begun(path, shape.arch, keys)
+    add_vocabulary(writer, shape.vocabulary)
     for name, (size, fill) in tensors.items():
         data = np.ascontiguousarray(_FILL[fill](source, size), np.float32)
         if say < 1.0 and name.endswith(_LAST_PRODUCTS):
@@ -332,24 +360,21 @@ def write_hybrid(
             data = np.eye(*size, dtype=np.float32)
         if fill == "sharp":
             data[-1] = 0.0  # an end that never comes
-        if _is_quantized(name, size):
+        if is_quantized(name, size):
             writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    end(writer)
     return path
 
 
 def write_hollow(path: Path, shape: Shape, kind: str = "Q4_0") -> Path:
     """A whole file but for the data, which reads as zeros and takes no room on the disk."""
     keys, tensors = described(shape)
-    writer = _begun(path, shape.arch, keys)
+    writer = begun(path, shape.arch, keys)
     writer.add_tokenizer_model("no_vocab")
     kinds = {
-        name: kind if _is_quantized(name, size) else "F32" for name, (size, _) in tensors.items()
+        name: kind if is_quantized(name, size) else "F32" for name, (size, _) in tensors.items()
     }
     write_infos(writer, path, {name: (size, kinds[name]) for name, (size, _) in tensors.items()})
     return path

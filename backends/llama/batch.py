@@ -17,7 +17,7 @@ class Batch:
     """A llama_batch over numpy arrays, so that filling it is a slice assignment.
 
     With an `embed`, tokens are fed as its embeddings [n, width] instead of their ids; with `rows`
-    [capacity, width], a row is fed with each token.
+    [capacity, width], a row is fed with each token, or in its place without `has_ids`.
     """
 
     def __init__(
@@ -28,27 +28,29 @@ class Batch:
         embed: Embed | None,
         width: int,
         rows: NDArray[np.float32] | None = None,
+        has_ids: bool = True,
     ) -> None:
         self._tokens = np.zeros(capacity, np.int32)
         self._embed = embed
         fed = rows is not None or embed is not None
-        self._embeddings = np.zeros((capacity if embed else 0, width), np.float32)
-        if rows is not None:
-            self._embeddings = rows
+        none = np.zeros((capacity if embed else 0, width), np.float32)
+        self.rows = none if rows is None else rows
         self.positions = np.zeros(capacity, np.int32)
         self.num_ids = np.ones(capacity, np.int32)
         self.ids = np.zeros((capacity, max_sequences), np.int32)
         self.outputs = np.ones(capacity, np.int8)
-        self._rows = (self.ids.ctypes.data + np.arange(capacity) * self.ids.strides[0]).astype(
+        self._id_rows = (self.ids.ctypes.data + np.arange(capacity) * self.ids.strides[0]).astype(
             np.uintp
         )
         self.struct = lib.llama_batch(
             0,
-            None if embed else self._tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            self._embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) if fed else None,
+            None
+            if embed or not has_ids
+            else self._tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            self.rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)) if fed else None,
             self.positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
             self.num_ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            self._rows.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+            self._id_rows.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
             self.outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
@@ -57,4 +59,4 @@ class Batch:
         if self._embed is None:
             self._tokens[start : start + len(tokens)] = tokens
         elif tokens:
-            self._embeddings[start : start + len(tokens)] = self._embed(tokens)
+            self.rows[start : start + len(tokens)] = self._embed(tokens)

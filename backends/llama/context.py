@@ -200,20 +200,39 @@ class LlamaContext:
         """Take the cells from position `start` on from a sequence; others may still see them."""
         self.lib.llama_memory_seq_rm(self.memory, sequence, start, -1)
 
+    def look_again(self) -> None:
+        """At the buffers, which the next step makes anew: one over any token, in an empty cache."""
+        LOG.clear()
+        self._compute(
+            self.lib.llama_decode, self.lib.llama_batch_get_one((ctypes.c_int32 * 1)(), 1)
+        )
+        self.lib.llama_memory_clear(self.memory, False)
+        self.buffer_bytes |= LOG.buffer_bytes(self._placed.labels)
+
     def decode(self, batch: Batch, count: int) -> None:
         """Compute the first `count` places of a batch. Raises BackendError."""
-        self._placed.check()
         batch.struct.n_tokens = count
+        self._compute(self.lib.llama_decode, batch.struct)
+
+    def encode(self, batch: Batch, count: int) -> None:
+        """As `decode`, by the part of a model that reads all of a batch at once."""
+        batch.struct.n_tokens = count
+        self._compute(self.lib.llama_encode, batch.struct)
+
+    def _compute(self, function: Callable[[Any, Any], int], batch: Any) -> None:
+        self._placed.check()
         try:
             threads = TEAMS.enter(self.settings.threads)
             if threads != self._threads:
                 self.lib.llama_set_n_threads(self.handle, threads, threads)
                 self._threads = threads
-            status = self.lib.llama_decode(self.handle, batch.struct)
+            status = function(self.handle, batch)
         finally:
             TEAMS.leave()
         if status != 0:
-            raise BackendError(f"llama_decode failed with {status}: {LOG.problem() or 'no reason'}")
+            raise BackendError(
+                f"{function.__name__} failed with {status}: {LOG.problem() or 'no reason'}"
+            )
 
     def rows(self, count: int) -> Logits:
         """The first logits of the last step, [count, V]: a view that the next step overwrites."""

@@ -1,94 +1,68 @@
-"""The head in a model's own file: a block that predicts one token more than the model (MTP).
+"""Heads: small drafters that read the rows of a model which they follow.
 
-A second context of the same model runs that block alone. For each token it is fed the token and the
-row that the model's last block gave for the token before; what it gives is a row of logits, and a
-row to go on with. So it follows what its model reads, and then writes ahead on rows of its own, as
-llama.cpp's own server drives it (`llama.cpp: common/speculative.cpp`). Prompts are read with the
-model. What that writes waits until something is drafted; where nothing was for many tokens, the
-head begins anew with the last ones, so that one which does not pay costs nothing meanwhile.
+For each token a head is fed the token and what its model has computed for the token before; it
+gives a row of logits, and a row to go on with. So it follows what its model reads, and then writes
+ahead on rows of its own, as llama.cpp's own server drives it (`llama.cpp: common/speculative.cpp`).
+Prompts are read with the model. What that writes waits until something is drafted; where nothing
+was for many tokens, the head begins anew with the last ones, so that one which does not pay costs
+nothing meanwhile.
 
     model   reads   a b c d         its rows          ra rb rc rd
     head    reads   (a, 0) (b, ra) (c, rb) (d, rc)    drafts from (e, rd), e being the next token
+
+`MtpHead` is a block of the model's own file, whose rows are those of the model's last block. Heads
+in files of their own are in `eagle_head`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.backends.base import Capabilities, Logits
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.hidden_rows import ModelRows, NextRows, Rows
 from edgespec.backends.llama.library import LOG
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.tree import DraftTree
-from edgespec.errors import BackendError
 from edgespec.memory.bytes.footprint import HEAD_NODES, HEAD_UNREAD
 
-Rows = NDArray[np.float32]
 _MTP = 1  # value of llama_context_type
 _MOST_UNREAD = HEAD_UNREAD - 1  # tokens that are fed together before anything is drafted
-
-
-class _HeadContext(LlamaContext):
-    """A context for the last block of a model that another context has loaded."""
-
-    def open_beside(self, model: LlamaContext) -> None:
-        """Raises BackendError."""
-        LOG.clear()
-        self._model, self.tokenizer = model._model, model.tokenizer
-        self.capabilities = Capabilities(True, False, True)
-        self._make_context(self._adjust)
-        self._look(rows=1)
-
-    def _adjust(self, params: Any) -> None:
-        params.ctx_type = _MTP
-        params.n_outputs_max = 1
-        params.n_seq_max = 1
-
-    def close(self) -> None:
-        """Free the context; the model is another one's."""
-        if self.handle:
-            self.lib.llama_free(self.handle)
-        self.handle = self._model = None
 
 
 class Head:
     """What drafts beside a model that follows it: `follow` what that reads, then draft.
 
-    Raises BackendError and UnsupportedError where llama.cpp cannot make its context.
+    It is computed in `context`, from rows `of_model`, and goes on with rows of its `own`. The first
+    `headless` tokens of a text have no row before them to be read with. Closes its context.
     """
 
     pending, max_nodes = 0, HEAD_NODES
     capabilities = Capabilities(True, False, True)
+    headless = 0
+    shows_all = False  # whether steps show rows of logits for each of their tokens, or the last one
 
-    def __init__(self, model: LlamaContext) -> None:
-        settings = replace(model.settings, max_nodes=self.max_nodes, max_leaves=1)
-        self._context = _HeadContext(settings)
-        try:
-            self._context.open_beside(model)
-            self._hidden = _HiddenRows(self._context, model.width)
-            self._models = _HiddenRows(model, model.width)
-        except BaseException:
-            self.close()
-            raise
-        self._table = np.zeros((self.batch_size + self.max_nodes, model.width), np.float32)
+    def __init__(
+        self, context: LlamaContext, of_model: ModelRows, own: NextRows, most: int
+    ) -> None:
+        self._context, self._models, self._own = context, of_model, own
         self._batch = Batch(
-            self._context.lib, len(self._table), 1, None, model.width, rows=self._table
+            context.lib, most, 1, None, own.width, rows=np.zeros((most, own.width), np.float32)
         )
         self.length = 0  # tokens of the text that it has read
         self._unread: list[int] = []  # and those behind them that it has not,
         self._missed = 0  # tokens between these that it will never read
-        self._unread_rows = np.zeros((_MOST_UNREAD + 1, model.width), np.float32)  # with their rows
-        self._last = np.zeros(model.width, np.float32)  # of the model, for the last token
+        self._unread_rows = np.zeros((_MOST_UNREAD + 1, of_model.width), np.float32)  # before them
+        self._last = np.zeros((1, of_model.width), np.float32)  # of the model, for the last token
+        self._next: Rows = np.empty((0, own.width), np.float32)  # its own, for what was fed last
         self._drafted = 0  # cells behind the text
 
     @property
@@ -114,19 +88,23 @@ class Head:
         They are read as well where it `reads` along, else by what is drafted next, if that comes
         before too many others.
         """
-        rows = self._models.rows(len(tokens))
-        before = np.concatenate([self._last[None], rows[:-1]])
-        self._last = rows[-1].copy()
-        for start in range(0, len(tokens), _MOST_UNREAD):
-            part = list(tokens[start : start + _MOST_UNREAD])
-            too_many = len(self._unread) + len(part) - _MOST_UNREAD
+        start = 0
+        if self.followed < self.headless:
+            start = self.length = self.headless
+        while start < len(tokens):
+            end = min(start + _MOST_UNREAD, len(tokens))
+            too_many = len(self._unread) + end - start - _MOST_UNREAD
             if too_many > 0 and reads:
                 self._read()
             elif too_many > 0:
                 self._leave(too_many)
-            at = len(self._unread)
-            self._unread_rows[at : at + len(part)] = before[start : start + len(part)]
-            self._unread += part
+            rows = self._unread_rows[len(self._unread) :][: end - start]
+            if start == 0:
+                rows[0], rows = self._last[0], rows[1:]
+            self._models.copy(max(0, start - 1), rows)
+            self._unread += tokens[start:end]
+            start = end
+        self._models.copy(len(tokens) - 1, self._last)
 
     def _leave(self, count: int) -> None:
         """Never read the first `count` unread tokens, nor what stands before them."""
@@ -146,7 +124,7 @@ class Head:
         The row of the last one is gone then, so what is drafted next is drafted without it.
         """
         if length < self.followed:
-            self._last = np.zeros_like(self._last)
+            self._last[:] = 0.0
         self._unread = self._unread[: max(0, length - self.length - self._missed)]
         self._missed = min(self._missed, max(0, length - self.length))
         self.length = min(self.length, length)
@@ -177,7 +155,7 @@ class Head:
         """Logits of what comes after `token`, which follows the text and is not in it yet, [V]."""
         self._prepare()
         tokens, count = [*self._unread, token], len(self._unread)
-        self._unread_rows[count] = self._last
+        self._unread_rows[count] = self._last[0]
         logits = self._feed(tokens, self._unread_rows[: count + 1], wanted=True)
         self.length += count
         self._unread, self._drafted = [], 1
@@ -185,23 +163,44 @@ class Head:
 
     def go_on(self, token: int) -> Logits:
         """Logits of what comes after one token more, [V]."""
-        logits = self._feed([token], self._next, wanted=True)
+        logits = self._step([token], self._next, self._position, wanted=True)
         self._drafted += 1
         return logits
 
     def _feed(self, tokens: Sequence[int], rows: Rows, *, wanted: bool) -> Logits:
-        batch, count, at = self._batch, len(tokens), self.length + self._drafted
+        """Read tokens, each with its row of the model; logits of what comes next, [V]."""
+        most, logits = len(self._batch.positions), np.empty(0, np.float32)
+        for start in range(0, len(tokens), most):
+            part = tokens[start : start + most]
+            at = self._position + start
+            is_last = start + len(part) == len(tokens)
+            fused = self._fused(rows[start : start + len(part)], at)
+            logits = self._step(part, fused, at, wanted=wanted and is_last)
+        return logits
+
+    def _fused(self, rows: Rows, at: int) -> Rows:
+        """Rows of the model, of tokens from position `at` on, as its blocks take them in."""
+        return rows
+
+    def _step(self, tokens: Sequence[int], rows: Rows, at: int, *, wanted: bool) -> Logits:
+        batch, count = self._batch, len(tokens)
+        shown = count if self.shows_all else 1
         batch.put(0, tokens)
-        self._table[:count] = rows
+        batch.rows[:count] = rows
         batch.positions[:count] = np.arange(at, at + count)
         batch.outputs[:count] = 0
-        batch.outputs[count - 1] = int(wanted)
+        batch.outputs[count - shown : count] = int(wanted)
         self._context.decode(batch, count)
         if not wanted:
             return np.empty(0, np.float32)
-        self._next = self._hidden.rows(count)[-1:].copy()
-        logits: Logits = self._context.rows(1)[0]
+        self._next = self._own.rows(count)[-1:].copy()
+        logits: Logits = self._context.rows(shown)[shown - 1]
         return logits
+
+    @property
+    def _position(self) -> int:
+        """Of the next token in its cache."""
+        return max(0, self.length - self.headless) + self._drafted
 
     def _prepare(self) -> None:
         """Stand behind what was read; behind a gap begin anew, since cells come without gaps."""
@@ -214,8 +213,8 @@ class Head:
     def _take_back(self) -> None:
         """Forget what was only drafted, or cut off."""
         lib, memory = self._context.lib, self._context.memory
-        lib.llama_memory_seq_rm(memory, 0, self.length, -1)
         self._drafted = 0
+        lib.llama_memory_seq_rm(memory, 0, self._position, -1)
 
     # -- as a backend whose steps are timed --------------------------------------------------
 
@@ -226,16 +225,23 @@ class Head:
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
         """Read tokens with rows of zeros: for the clock alone."""
-        logits = self._feed(
-            tokens, np.zeros((len(tokens), len(self._last)), np.float32), wanted=True
-        )
-        self.length += len(tokens)
+        logits = self._feed(tokens, self._zeros(len(tokens)), wanted=True)
+        self.length = max(self.headless, self.length) + len(tokens)
         return logits
 
     def verify(self, tree: DraftTree) -> Logits:
-        """A step over the nodes of a chain, with rows of zeros: for the clock alone."""
-        rows = np.zeros((len(tree), len(self._last)), np.float32)
+        """A step over the nodes of a chain, with rows of zeros: for the clock alone.
+
+        One token is fed as those that are drafted, several as those that its model has read.
+        """
+        rows = self._zeros(len(tree))
+        if len(tree) == 1:
+            next_rows = np.zeros((1, self._own.width), np.float32)
+            return self._step(tree.tokens, next_rows, self._position, wanted=True)[None]
         return self._feed(list(tree.tokens), rows, wanted=True)[None]
+
+    def _zeros(self, count: int) -> Rows:
+        return np.zeros((count, self._last.shape[1]), np.float32)
 
     def commit(self, path: Sequence[int]) -> None:
         """Nothing of such a step is kept."""
@@ -247,34 +253,57 @@ class Head:
         return ()
 
     def memory_bytes(self) -> dict[str, int]:
-        """What llama.cpp says it allocated for the head's context."""
+        """What llama.cpp says it allocated for the head, its logits and rows that are handed on."""
+        kept = self._models.nbytes + self._own.nbytes
+        fed = self._batch.rows.nbytes + self._unread_rows.nbytes
         logits = self._context.logits.nbytes
-        return {**self._context.buffer_bytes, "logits": logits, "rows": self._hidden.nbytes}
+        return {**self._context.buffer_bytes, "logits": logits, "rows": kept + fed}
 
     def close(self) -> None:
         """Free the context; safe to call twice."""
         self._context.close()
 
 
-class _HiddenRows:
-    """The rows that a context's last block has given for the tokens of a step, [n, width]."""
+class _MtpContext(LlamaContext):
+    """A context for the last block of a model that another context has loaded."""
 
-    def __init__(self, context: LlamaContext, width: int) -> None:
-        from llama_cpp import llama_cpp_ext
+    def open_beside(self, model: LlamaContext) -> None:
+        """Raises BackendError."""
+        LOG.clear()
+        self._model, self.tokenizer = model._model, model.tokenizer
+        self.capabilities = Capabilities(True, False, True)
+        self._make_context(self._adjust)
+        self._look(rows=1)
 
-        self._get = llama_cpp_ext.llama_get_embeddings_nextn
-        self._handle, self._width = context.handle, width
-        settings = context.settings
-        self.nbytes = 4 * width * (settings.batch_size + settings.max_nodes)
-        llama_cpp_ext.llama_set_embeddings_nextn(context.handle, True, False)
+    def _adjust(self, params: Any) -> None:
+        params.ctx_type = _MTP
+        params.n_outputs_max = 1
+        params.n_seq_max = 1
 
-    def rows(self, count: int) -> Rows:
-        """Those of the first `count` tokens: a view that the next step overwrites."""
-        pointer = self._get(self._handle)
-        if not pointer:
-            raise BackendError("llama.cpp gives no rows for this model's head")
-        address = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
-        return np.ctypeslib.as_array(address, (count, self._width))
+    def close(self) -> None:
+        """Free the context; the model is another one's."""
+        if self.handle:
+            self.lib.llama_free(self.handle)
+        self.handle = self._model = None
+
+
+class MtpHead(Head):
+    """The block in a model's own file that predicts one token more than the model.
+
+    Raises BackendError and UnsupportedError where llama.cpp cannot make its context.
+    """
+
+    def __init__(self, model: LlamaContext) -> None:
+        settings = replace(model.settings, max_nodes=self.max_nodes, max_leaves=1)
+        context = _MtpContext(settings)
+        try:
+            context.open_beside(model)
+            of_model, own = (NextRows(one, model.width) for one in (model, context))
+            most = min(settings.batch_size + settings.max_nodes, HEAD_UNREAD)
+            super().__init__(context, of_model, own, most)
+        except BaseException:
+            context.close()
+            raise
 
 
 class Followed(LlamaBackend):
@@ -282,9 +311,9 @@ class Followed(LlamaBackend):
 
     head: Head | None = None
 
-    def open_head(self) -> Head:
-        """The head, from now on beside the model. Raises as `Head`."""
-        self.head = Head(self._context)
+    def open_head(self, make: Callable[[LlamaContext], Head] = MtpHead) -> Head:
+        """A head, from now on beside the model, whose cache is empty. Raises as what makes it."""
+        self.head = make(self._context)
         return self.head
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
@@ -317,20 +346,24 @@ class Followed(LlamaBackend):
 
 
 class FollowedBackend(Followed):
-    """A model with attention in all layers, and its head. Raises as LlamaBackend."""
+    """A model with attention in all layers, and its head. Raises as LlamaBackend.
+
+    The head is `inside` the model's file, or else in one of its own.
+    """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         settings: LlamaSettings,
         *,
+        inside: bool = True,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        super().__init__(path, replace(settings, max_leaves=1, head=True), progress=progress)
+        super().__init__(path, replace(settings, max_leaves=1, head=inside), progress=progress)
 
 
 class FollowedRecurrentBackend(Followed, RecurrentBackend):
-    """A model with recurrent layers, and its head. Raises as RecurrentBackend."""
+    """As `FollowedBackend` with recurrent layers. Raises as RecurrentBackend."""
 
     def __init__(
         self,
@@ -338,7 +371,8 @@ class FollowedRecurrentBackend(Followed, RecurrentBackend):
         settings: LlamaSettings,
         *,
         snapshots: int,
+        inside: bool = True,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        settings = replace(settings, head=True)
+        settings = replace(settings, head=inside)
         RecurrentBackend.__init__(self, path, settings, snapshots=snapshots, progress=progress)

@@ -30,23 +30,25 @@ _F32, _F64 = 4, 8
 def draft_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
     """The draft model that was named. Raises UnsupportedError if it cannot draft for this one."""
     names = () if request.drafter == "auto" else drafter_names(request.drafter)
-    if HEAD in names:
-        require_head(spec)
-        if request.backend == ONNX:
-            raise UnsupportedError(
-                "ONNX Runtime runs no heads", hint="leave out --backend, or the drafter 'head'"
-            )
+    if HEAD in names and request.backend == ONNX:
+        raise UnsupportedError(
+            "ONNX Runtime runs no heads", hint="leave out --backend, or the drafter 'head'"
+        )
     if request.draft_model is None:
+        if HEAD in names:
+            require_head(spec)
         if MODEL in names:
             raise UnsupportedError(
                 "the drafter 'model' needs a draft model", hint="name one with --draft-model FILE"
             )
         return None
-    if names and MODEL not in names:
+    draft_spec = read_model_spec(request.draft_model, heads=True)
+    drafts_as = MODEL if draft_spec.reads is None else HEAD
+    if names and drafts_as not in names:
         raise UnsupportedError(
-            f"--draft-model is not used by --drafter {request.drafter}", hint="leave out one"
+            f"--draft-model is not used by --drafter {request.drafter}",
+            hint=f"leave out one, or name the drafter '{drafts_as}'",
         )
-    draft_spec = read_model_spec(request.draft_model)
     check_pair(spec, draft_spec)
     return draft_spec
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 
 from edgespec.backends.base import Backend
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.eagle_head import EagleHead
 from edgespec.backends.llama.early_exit import ExitBackend
 from edgespec.backends.llama.head import Followed
 from edgespec.drafting.drafters import HEAD
@@ -17,6 +19,7 @@ from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.measure.timing import measure_depths, measured_while_busy, one_step
 from edgespec.memory.device import host
 from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan, draft_context
+from edgespec.memory.plan.settings import Settings
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.measuring import measure_curve
 from edgespec.models.exits.early_exit import read_exit
@@ -37,23 +40,11 @@ def load_draft_model(
     target: Backend, spec: ModelSpec, plan: Plan, report: Progress
 ) -> ModelDrafter | None:
     """The draft model of a plan, its steps measured."""
-    if plan.draft_model is None or plan.draft_max == 0:
+    if plan.draft_model is None or plan.draft_max == 0 or _has_head(plan):
         return None
     draft_spec = read_model_spec(plan.draft_model)
     chosen = draft_settings_of(plan, draft_spec)
-    settings = LlamaSettings(
-        context_size=draft_context(draft_spec, plan.context_size),
-        batch_size=DRAFT_MODEL_BATCH,
-        max_nodes=DRAFT_MODEL_NODES,
-        max_leaves=1,
-        threads=chosen.threads,
-        kv_type_k=chosen.kv_type_k,
-        kv_type_v=chosen.kv_type_v,
-        gpu_layers=chosen.gpu_layers,
-        mapped=plan.draft_mapped,
-        kernels=chosen.kernels,
-        tied=draft_spec.tied_embeddings,
-    )
+    settings = _settings(plan, draft_spec, chosen, draft_context(draft_spec, plan.context_size))
     stored = stored_curve(draft_spec, chosen)
     with ExitStack() as opened:
         backend = opened.enter_context(closing(_open(draft_spec, spec, settings, report)))
@@ -69,17 +60,47 @@ def load_draft_model(
 
 
 def load_head(target: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> HeadDrafter | None:
-    """The head in the target's file, its steps measured; it is the target's to close."""
-    if HEAD not in plan.drafter.split(",") or plan.draft_max == 0:
+    """The head of a plan, its steps measured; it is the target's to close."""
+    if not _has_head(plan) or plan.draft_max == 0:
         return None
     assert isinstance(target, Followed)
     target.truncate(0)
-    head, settings = target.open_head(), head_settings_of(plan)
-    stored = stored_curve(spec, settings)
+    if plan.draft_model is None:
+        head, chosen = target.open_head(), head_settings_of(plan)
+    else:
+        spec = read_model_spec(plan.draft_model, heads=True)
+        chosen = draft_settings_of(plan, spec)
+        settings = _settings(plan, spec, chosen, plan.context_size)
+
+        def progress(part: float) -> None:
+            report("loading the head", part)
+
+        head = target.open_head(partial(EagleHead, spec, settings, progress=progress))
+    stored = stored_curve(spec, chosen)
     curve = _curve(head, report, stored)
     if curve is not stored and head.crowding == 1.0:
-        keep_curve(spec, settings, curve, replaced=True)
+        keep_curve(spec, chosen, curve, replaced=True)
     return HeadDrafter(HeadText(head), curve, target.tokenizer.vocab_size)
+
+
+def _has_head(plan: Plan) -> bool:
+    return HEAD in plan.drafter.split(",")
+
+
+def _settings(plan: Plan, draft_spec: ModelSpec, chosen: Settings, context: int) -> LlamaSettings:
+    return LlamaSettings(
+        context_size=context,
+        batch_size=DRAFT_MODEL_BATCH,
+        max_nodes=DRAFT_MODEL_NODES,
+        max_leaves=1,
+        threads=chosen.threads,
+        kv_type_k=chosen.kv_type_k,
+        kv_type_v=chosen.kv_type_v,
+        gpu_layers=chosen.gpu_layers,
+        mapped=plan.draft_mapped,
+        kernels=chosen.kernels,
+        tied=draft_spec.tied_embeddings and draft_spec.reads is None,
+    )
 
 
 def _open(

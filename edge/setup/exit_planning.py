@@ -78,8 +78,8 @@ def exit_of(spec: ModelSpec, request: Request) -> EarlyExit | None:
     path = request.draft_model or embedded_drafter_path()
     if path is None:
         return None
-    draft_spec = read_model_spec(path)
-    info = read_exit(draft_spec)
+    draft_spec = read_model_spec(path, heads=True)
+    info = read_exit(draft_spec) if draft_spec.reads is None else None
     if info is None:
         return None
     if request.draft_model is not None:

@@ -40,7 +40,7 @@ class Learning:
         self._loaded: dict[str, Any] = {}
         self._draft_spec: ModelSpec | None = None
         if plan.draft_model is not None:
-            self._draft_spec = read_model_spec(plan.draft_model)
+            self._draft_spec = read_model_spec(plan.draft_model, heads=True)
         if curve is not None:
             self._begin(model, vocab_size)
         self._rounds = self.history.rounds()

@@ -224,10 +224,15 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
     )
     snapshots = plan.draft_max if spec.has_snapshots else 0
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
-    make: Callable[..., Backend] = FollowedBackend if has_head else LlamaBackend
+    make: Callable[..., Backend] = LlamaBackend
     if snapshots:
-        recurrent = FollowedRecurrentBackend if has_head else RecurrentBackend
-        make = partial(recurrent, snapshots=snapshots)
+        make = partial(RecurrentBackend, snapshots=snapshots)
+    if has_head:
+        make = partial(FollowedBackend, inside=plan.draft_model is None)
+        if snapshots:
+            make = partial(
+                FollowedRecurrentBackend, snapshots=snapshots, inside=plan.draft_model is None
+            )
     return make(spec.path, settings, progress=lambda fraction: report("loading", fraction))
 
 

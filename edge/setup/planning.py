@@ -8,8 +8,7 @@ whether the next one is of use depends on the plans before it:
 
 1. on llama.cpp, drafts of what the text repeats
 2. where large steps are cheap: those of what else the target could have said, too
-3. where it pays: those of an early exit, too (`exit_planning`), or of the head in the model's own
-   file (`head_planning`)
+3. where it pays: those of an early exit, too (`exit_planning`), or of a head (`head_planning`)
 4. with edgespec's matrix kernels, and with llama.cpp's: 1 to 3 with those that are faster
    (`kernel_choice`)
 5. where ONNX Runtime was measured with this file: 1 to 3 on it (`backend_choice`)
@@ -21,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 from edgespec.drafting.drafters import tables_bytes
 from edgespec.memory.device.bandwidth import memory_bandwidth
@@ -40,10 +40,11 @@ from edgespec.setup.companions import (
     with_switch,
 )
 from edgespec.setup.exit_planning import EarlyExit, exit_of, with_early_exit
-from edgespec.setup.head_planning import with_head
+from edgespec.setup.head_planning import head_of, with_head
 from edgespec.setup.kernel_choice import best_kernels
 from edgespec.setup.stored import known_exact_step, stored_curve, stored_kv_losses, stored_rounds
 
+_Tried: TypeAlias = EarlyExit | ModelSpec | None  # what drafts besides, if it pays
 _MAX_NODES = 32  # of a step whose time is estimated
 _MANY, _FLAT = 8, 1.3  # nodes of a step, and times a plain step: flatter curves reward branches
 
@@ -58,8 +59,8 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = N
     """
     machine = machine or this_machine(request.workers)
     request, backend = with_backend(spec, request, machine)
-    request, early_exit = _for_users(spec, request)
-    plan_of = partial(_best_kernels, spec, machine=machine, early_exit=early_exit)
+    request, tried = _for_users(spec, request)
+    plan_of = partial(_best_kernels, spec, machine=machine, tried=tried)
     plan = plan_of(request)
     if backend is not None:
         return plan.with_choice(backend)
@@ -68,31 +69,27 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = N
     return best_backend(spec, request, machine, plan, plan_of)
 
 
-def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, EarlyExit | None]:
-    """The early exit that may draft: it follows one text. Raises UnsupportedError."""
+def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, _Tried]:
+    """The early exit or head that may draft: it follows one text. Raises UnsupportedError."""
     switch_spec = switch_spec_of(spec, request)
     specs = (spec,) if switch_spec is None else (spec, switch_spec)
     if int(users_of(specs, request).value) > 1:
         return request, None
     if request.draft_model is not None:  # candidates without it are planned, too
         request = replace(request, users=1)
-    return request, exit_of(spec, request)
+    return request, exit_of(spec, request) or head_of(spec, request)
 
 
-def _best_kernels(
-    spec: ModelSpec, request: Request, machine: Machine, early_exit: EarlyExit | None
-) -> Plan:
+def _best_kernels(spec: ModelSpec, request: Request, machine: Machine, tried: _Tried) -> Plan:
     """The plan on one backend, with the matrix kernels that are faster there."""
-    plan_of = partial(_best_drafters, spec, machine=machine, early_exit=early_exit)
+    plan_of = partial(_best_drafters, spec, machine=machine, tried=tried)
     return best_kernels(spec, request, plan_of)
 
 
-def _best_drafters(
-    spec: ModelSpec, request: Request, machine: Machine, early_exit: EarlyExit | None
-) -> Plan:
+def _best_drafters(spec: ModelSpec, request: Request, machine: Machine, tried: _Tried) -> Plan:
     """The plan on one backend and its kernels, with the drafters that are worth it."""
     plan_of = partial(planned, spec, machine=machine)
-    tables = request if early_exit is None else replace(request, draft_model=None)
+    tables = request if tried is None else replace(request, draft_model=None)
     plan = plan_of(tables)
     is_open = request.drafter == "auto" and plan.drafter == "suffix"
     if is_open and _is_flat(stored_curve(spec, settings_of(plan))):
@@ -103,9 +100,9 @@ def _best_drafters(
         plan = wide.with_reason("drafter", reason)
     if plan.drafter == "none":
         return plan
-    if early_exit is not None:
-        return with_early_exit(spec, request, plan, early_exit, plan_of)
-    return with_head(spec, request, plan, plan_of)
+    if isinstance(tried, EarlyExit):
+        return with_early_exit(spec, request, plan, tried, plan_of)
+    return with_head(spec, request, plan, tried, plan_of)
 
 
 def _is_flat(curve: CostCurve | None) -> bool:

@@ -160,7 +160,7 @@ def add_calibration(spec: ModelSpec, loaded: Mapping[str, Any], state: Mapping[s
 
 
 def stored_learned(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None) -> dict[str, Any]:
-    """How a draft model, or its head, did beside this target; empty where nothing is known."""
+    """How a draft model or a head did beside this target; empty where nothing is known."""
     return recalled(cache.load(_LEARNED, learned_key(spec, plan, draft_spec)))
 
 

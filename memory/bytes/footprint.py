@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from edgespec.memory.bytes.graph import BatchShape, compute_buffer_sizes
-from edgespec.memory.bytes.head_graph import head_compute_bytes
+from edgespec.memory.bytes.head_graph import eagle_compute_bytes, head_compute_bytes
 from edgespec.memory.bytes.recurrent_graph import compute_buffer_bytes
 from edgespec.memory.device.kernels import (
     attention_work_bytes,
@@ -58,6 +58,8 @@ _OTHER_VOCABULARY_ENTRY_BYTES = 165
 # keep nearly all tokens, and what a grammar asks of each. Measured: up to 53 bytes a token.
 SAMPLING_TOKEN_BYTES = 64
 HEAD_NODES, HEAD_UNREAD = 8, 65  # tokens of a head's steps, and rows that wait to be fed to it
+# Tokens that an EAGLE-3 head reads at once: its graph has a row of logits for each of them.
+EAGLE_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class RunShape:
     snapshots: int = 0  # of a recurrent state, besides the one behind the last token
     sequences: int = 1  # that share the cache
     head: bool = False  # whether the block that predicts further tokens is loaded
+    hands_out: tuple[int, ...] = ()  # layers whose inputs a head in a file of its own reads
 
 
 def padded(cells: int) -> int:
@@ -183,6 +186,7 @@ def _batch_shape(spec: ModelSpec, shape: RunShape, outputs: int) -> BatchShape:
         casts_keys=shape.type_k == "f32",
         casts_values=shape.type_v == "f32",
         snapshots=shape.snapshots,
+        hands_out=shape.hands_out,
     )
 
 
@@ -290,20 +294,50 @@ def _on_devices(
 def head_footprint(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
     """The components that the head in a model's file adds to a run, its weights apart.
 
-    A context of one layer, and rows of the model for a batch: kept by both contexts, and by the
-    drafter while it feeds them.
+    A context of one layer, and rows of the model: kept by both contexts for a batch, and by the
+    drafter until it has fed them.
     """
     layer = f"blk.{spec.num_layers - 1}"
     keys, values = (spec.tensors[f"{layer}.attn_{one}.weight"].dims[1] for one in "kv")
     kinds = KV_TYPE_BYTES[shape.type_k], KV_TYPE_BYTES[shape.type_v]
     cache = padded(shape.context_size) * (keys * kinds[0] + values * kinds[1])
-    tokens = 3 * (shape.batch_size + HEAD_NODES) + shape.max_nodes + HEAD_UNREAD
+    batch = shape.batch_size + HEAD_NODES
+    rows = shape.batch_size + shape.max_nodes + batch + HEAD_UNREAD + min(batch, HEAD_UNREAD)
     return (
         Component("head_kv_cache", int(cache)),
         Component("head_compute", head_compute_bytes(spec, _batch_shape(spec, shape, 1))),
-        Component("head_rows", tokens * spec.embedding_size * _F32, is_ceiling=True),
+        Component("head_rows", rows * spec.embedding_size * _F32, is_ceiling=True),
         Component("head_logits", spec.vocab_size * _F32, is_ceiling=True),
     )
+
+
+def eagle_footprint(
+    spec: ModelSpec, target: RunShape, head: ModelSpec, shape: RunShape
+) -> tuple[Component, ...]:
+    """The components that the head in a file of its own adds to a run of `spec` under `target`.
+
+    Besides what any model takes: rows of three layers of the target, kept by its context for a
+    batch, and by the drafter until it has fed them.
+    """
+    batch = _batch_shape(head, shape, EAGLE_TOKENS)
+    of_target = target.batch_size + target.max_nodes + HEAD_UNREAD + EAGLE_TOKENS
+    rows = len(target.hands_out) * spec.embedding_size * of_target
+    rows += head.embedding_size * 2 * EAGLE_TOKENS
+    devices = device_layers(head, shape)
+    labels = devices or {HOST: range(0)}
+    parts = (
+        # What it has none of is the target's, which it looks into.
+        *weights_bytes(replace(head, tied_embeddings=False), shape),
+        *(Component("kv_cache", kv_cache_bytes(head, shape), device=one) for one in labels),
+        *(
+            Component("compute", eagle_compute_bytes(head, batch), is_ceiling=True, device=one)
+            for one in {HOST: None, **devices}
+        ),
+        Component("work", work_bytes(head, shape), is_ceiling=True),
+        Component("rows", rows * _F32, is_ceiling=True),
+        Component("logits", EAGLE_TOKENS * head.vocab_size * _F32, is_ceiling=True),
+    )
+    return beside_another("head", head, (part for part in parts if part.nbytes))
 
 
 def draft_model_footprint(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:

@@ -32,6 +32,7 @@ class BatchShape:
     casts_keys: bool = False
     casts_values: bool = False
     snapshots: int = 0  # of a recurrent state
+    hands_out: tuple[int, ...] = ()  # layers whose inputs are kept for a head
 
 
 def compute_buffer_sizes(
@@ -60,10 +61,11 @@ class Builder:
         }
 
     def build(self) -> Graph:
-        layers = _telling_layers(self.spec, self.devices)
+        layers = _telling_layers(self.spec, self.devices, self.shape.hands_out)
         cur = self._embeddings()
         for layer in layers:
             self.place = self._place_of(layer)
+            cur.is_output = layer in self.shape.hands_out
             cur = self._layer(cur, layer, last=layer == layers[-1])
         self.place = self._place_of(self.spec.num_layers)
         cur = self._norm(cur)
@@ -239,14 +241,16 @@ class _AttentionInputs:
     value_rotation: Tensor | None
 
 
-def _telling_layers(spec: ModelSpec, devices: Sequence[range]) -> list[int]:
+def _telling_layers(
+    spec: ModelSpec, devices: Sequence[range], hands_out: Sequence[int]
+) -> list[int]:
     """Layers that decide the sizes: in each place all where they differ, else a few of each kind.
 
     A buffer stops growing once every kind of layer was followed by every other one.
     """
     first = min((layers.start for layers in devices), default=spec.num_layers)
     places = [range(first), *(range(one.start, min(one.stop, spec.num_layers)) for one in devices)]
-    return sorted(layer for place in places for layer in _telling(spec, place))
+    return sorted({layer for place in places for layer in _telling(spec, place)}.union(hands_out))
 
 
 def _telling(spec: ModelSpec, layers: range) -> set[int]:

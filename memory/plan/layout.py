@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from edgespec.memory.bytes.footprint import (
+    EAGLE_TOKENS,
     GPU,
     HOST,
     RUNTIME_BYTES,
@@ -17,6 +18,7 @@ from edgespec.memory.bytes.footprint import (
     RunShape,
     beside_another,
     draft_model_footprint,
+    eagle_footprint,
     footprint,
     has_packed_weights,
     head_footprint,
@@ -136,7 +138,7 @@ class Layout:
     @property
     def has_head(self) -> bool:
         """Whether the head in the model's file drafts, too."""
-        return "head" in self.drafter.split(",")
+        return "head" in self.drafter.split(",") and self.draft_spec is None
 
     @cached_property
     def contexts(self) -> ContextRange:
@@ -228,8 +230,7 @@ class Layout:
             others = bytes_of(self.switch_spec, small, drafter_bytes=tables)
             parts += beside_another("switch", self.switch_spec, others)
         if self.draft_spec is not None and draft_max:
-            shape = self._draft_shape(self.draft_spec, context)
-            parts += draft_model_footprint(self.draft_spec, shape)
+            parts += self._draft_footprint(self.draft_spec, shape, context)
         if self.request.interface_bytes:
             parts += (Component("interface", self.request.interface_bytes, is_ceiling=True),)
         if not self.request.is_plain_greedy:
@@ -240,6 +241,17 @@ class Layout:
         if self.machine.is_one_pool:
             return tuple(map(_pooled, parts))
         return parts
+
+    def _draft_footprint(
+        self, spec: ModelSpec, target: RunShape, context: int
+    ) -> tuple[Component, ...]:
+        """The components of a draft model, or of a head in a file of its own."""
+        shape = self._draft_shape(spec, context)
+        if spec.reads is None:
+            return draft_model_footprint(spec, shape)
+        tokens = EAGLE_TOKENS
+        shape = replace(shape, context_size=context, batch_size=tokens, max_nodes=tokens)
+        return eagle_footprint(self.spec, target, spec, shape)
 
     def _held_bytes(self) -> int:
         """What the process holds beyond the runtime: a program around it, an engine that is open.
@@ -320,7 +332,13 @@ class Layout:
             snapshots=draft_max if self.spec.has_snapshots else 0,
             sequences=self.users,
             head=self.has_head and draft_max > 0,
+            hands_out=self._read_by_head if draft_max else (),
         )
+
+    @property
+    def _read_by_head(self) -> tuple[int, ...]:
+        reads = self.draft_spec.reads if self.draft_spec is not None else None
+        return reads.layers if reads is not None else ()
 
     def _draft_shape(self, spec: ModelSpec, context: int) -> RunShape:
         """How the draft model is loaded: as the target, with small steps."""

@@ -111,7 +111,7 @@ def _lonely(specs: Sequence[ModelSpec], request: Request) -> str:
     if request.draft_model is not None:
         return "a draft model follows one text"
     if "head" in request.drafter.split(","):
-        return "the head in a model's file follows one text"
+        return "a head follows one text"
     if specs[0].keeps_state:
         return f"{specs[0].arch} keeps a recurrent state of one text"
     return ""

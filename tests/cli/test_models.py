@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from command_line import Command, first_column
+from eagle3_gguf import Head, write_eagle
 from hub_server import Hub, empty_home, endpoint
-from hybrid_gguf import Shape, write_hollow
+from hybrid_gguf import Shape, write_hollow, write_hybrid
 from random_gguf import Q8_0, write_model
 
 from edgespec.memory.plan.plan import Plan
@@ -124,7 +125,7 @@ def test_a_file_says_what_it_can_do_for_drafting(
     (tmp_path / "mtp-tiny-Q8_0.gguf").write_bytes(b"GGUF")
     status, shown, _ = say("models", "show", str(path))
     assert status == 0
-    rows = rows | {"heads beside it": "mtp-tiny-Q8_0.gguf"}
+    rows = rows | {"head beside it": "mtp-tiny-Q8_0.gguf: "}
     found = dict(line.split("  ", 1) for line in shown.splitlines() if "  " in line)
     for name, text in rows.items():
         assert text in found[name], name
@@ -133,7 +134,24 @@ def test_a_file_says_what_it_can_do_for_drafting(
     can = json.loads(document)
     assert can["most_snapshots"] > 7 and can["has_head"] == bool(shape.predicting)
     assert can["state_bytes"] == 4 * can["state_values"]
-    assert [Path(one).name for one in can["heads_beside"]] == ["mtp-tiny-Q8_0.gguf"]
+    assert list(can["heads_beside"]) == ["mtp-tiny-Q8_0.gguf"]
+
+
+def test_a_head_beside_a_model_is_shown_with_what_it_is_good_for(
+    say: Command, tmp_path: Path
+) -> None:
+    shape = Shape("llama", interval=1)
+    path = write_hybrid(tmp_path / "tiny-Q8_0.gguf", shape)
+    other = write_hybrid(tmp_path / "other.gguf", replace(shape, width=96))
+    head = write_eagle(tmp_path / "eagle3-tiny-Q8_0.gguf", path, shape, Head())
+    for model, said in ((path, "--draft-model uses it"), (other, "the model has 96")):
+        _, shown, _ = say("models", "show", str(model))
+        found = dict(line.split("  ", 1) for line in shown.splitlines() if "  " in line)
+        assert f"{head.name}: " in found["head beside it"] and said in found["head beside it"]
+    _, pairs, _ = say("models", "show", str(path), "--pairs", str(tmp_path))
+    assert f"{head.name} (" in pairs.splitlines()[0] and "can draft" in pairs.splitlines()[0]
+    status, _, told = say("models", "show", str(head))
+    assert status == 1 and "this file with --draft-model" in told
 
 
 def test_a_state_that_cannot_be_taken_back_is_named(say: Command, tmp_path: Path) -> None:

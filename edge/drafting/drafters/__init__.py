@@ -11,7 +11,7 @@ from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
 
 MODEL = "model"  # a draft model, which has to be loaded first
-HEAD = "head"  # the head in the target's own file, which has to be loaded with it
+HEAD = "head"  # a head in the target's own file or beside it, which is loaded with it
 _MAKERS: dict[str, Callable[[], Drafter]] = {
     "suffix": SuffixDrafter,
     "recycling": RecyclingDrafter,
@@ -19,7 +19,7 @@ _MAKERS: dict[str, Callable[[], Drafter]] = {
 NAMES = (*_MAKERS, MODEL, HEAD)
 _MISSING = {
     MODEL: ("a draft model", "name one with --draft-model FILE"),
-    HEAD: ("a head in the model's file", "`edgespec models show FILE` says whether there is one"),
+    HEAD: ("a head", "`edgespec models show FILE` says whether there is one"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Heads inside a model's file: tiny models with random weights, a hybrid and one with attention.
+"""Heads inside a model's file and beside it: tiny models with random weights, of several kinds.
 
 The head of random weights is nearly always wrong. What is compared are its rows: those of one that
 followed its model through steps, cuts and rejected drafts, and those of one that read it all anew.
@@ -7,17 +7,21 @@ followed its model through steps, cuts and rejected drafts, and those of one tha
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from eagle3_gguf import Head as Eagle
+from eagle3_gguf import write_eagle
 from frozen_times import Frozen
 from hybrid_gguf import Shape, write_hollow, write_hybrid
 from random_gguf import F32, Q8_0, write_model
 
 import edgespec
 from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.eagle_head import EagleHead
 from edgespec.backends.llama.head import (
     Followed,
     FollowedBackend,
@@ -42,10 +46,18 @@ from edgespec.setup.planning import make_run_plan
 
 pytestmark = pytest.mark.model
 
-SHAPES = {
+INSIDE = {
     "qwen35": Shape("qwen35", predicting=1),
     "qwen35moe": Shape("qwen35moe", predicting=1),
     "glm4moe": Shape("glm4moe", interval=1, predicting=1),
+}
+BESIDE = {  # with heads of their own: as large as the model, and with fewer tokens
+    "llama": (Shape("llama", interval=1), Eagle()),
+    "qwen3": (Shape("qwen3", interval=1), Eagle(has_output=False, keeps_normed=True)),
+    "llama's own tables": (
+        Shape("llama", interval=1),
+        Eagle(width=96, has_table=True, norms_before_fc=True),
+    ),
 }
 TEXT = list(b"to be or not to be, that is the question: to be or not to be; 64 pears for 8 ")
 ROUNDING = 0.01 * 2**20
@@ -53,23 +65,61 @@ NOISE = 0.15  # of F32 weights in batches of several sizes; logits have a deviat
 DRAFTS = 4
 
 
-def opened(path: Path, **changes: Any) -> Followed:
+class Files(NamedTuple):
+    """A model, and its head where that has a file of its own."""
+
+    model: Path
+    head: Path | None = None
+
+
+def opened(files: Files, *, has_head: bool = True, **changes: Any) -> Followed:
+    """A model, and its head unless there is none."""
     values = {"batch_size": 64, "max_nodes": DRAFTS + 1, "gpu_layers": 0, **changes}
     settings = LlamaSettings(512, **values)
-    if read_model_spec(path).has_snapshots:
-        return FollowedRecurrentBackend(path, settings, snapshots=settings.max_nodes - 1)
-    return FollowedBackend(path, settings)
+    inside = files.head is None
+    if read_model_spec(files.model).has_snapshots:
+        snapshots = settings.max_nodes - 1
+        backend: Followed = FollowedRecurrentBackend(
+            files.model, settings, snapshots=snapshots, inside=inside
+        )
+    else:
+        backend = FollowedBackend(files.model, settings, inside=inside)
+    if has_head and files.head is None:
+        backend.open_head()
+    elif has_head and files.head is not None:
+        spec = read_model_spec(files.head, heads=True)
+        backend.open_head(partial(EagleHead, spec, settings))
+    return backend
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+def written(folder: Path, name: str, kind: Any, say: float = 1.0) -> Files:
+    """The files of a name in `INSIDE` or `BESIDE`."""
+    if name in INSIDE:
+        return Files(write_hybrid(folder / "model.gguf", INSIDE[name], kind, say=say))
+    shape, made = BESIDE[name]
+    model = write_hybrid(folder / "model.gguf", shape, kind, say=say)
+    head = folder / "eagle3-model.gguf"
+    return Files(model, write_eagle(head, model, shape, made, kind, knows=say < 0.1))
+
+
+@pytest.fixture(scope="module", params=[*INSIDE, *BESIDE])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def files(name: str, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return written(tmp_path_factory.mktemp("head"), name, F32)
+
+
+@pytest.fixture(scope="module", params=INSIDE)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_hybrid(tmp_path_factory.mktemp("head") / "model.gguf", SHAPES[request.param], F32)
+    return written(tmp_path_factory.mktemp("head"), request.param, F32).model
 
 
 @pytest.fixture
-def backend(path: Path) -> Iterator[Followed]:
-    made = opened(path)
-    made.open_head()
+def backend(files: Files) -> Iterator[Followed]:
+    made = opened(files)
     yield made
     made.close()
 
@@ -79,30 +129,29 @@ def head_of(backend: Followed) -> Head:
     return backend.head
 
 
-def read_anew(path: Path, text: list[int], token: int) -> Any:
+def read_anew(files: Files, text: list[int], token: int) -> Any:
     """The first row that a head drafts behind `text` and `token`, having read it in one go."""
-    fresh = opened(path, batch_size=128)
-    fresh.open_head()
+    fresh = opened(files, batch_size=128)
     fresh.prefill(text)
     row = head_of(fresh).begin(token).copy()
     fresh.close()
     return row
 
 
-def assert_follows(backend: Followed, path: Path, text: list[int]) -> None:
+def assert_follows(backend: Followed, files: Files, text: list[int]) -> None:
     head = head_of(backend)
     assert head.followed == backend.length == len(text)
     row = head.begin(7)
-    assert float(np.abs(row - read_anew(path, text, 7)).max()) < NOISE
+    assert float(np.abs(row - read_anew(files, text, 7)).max()) < NOISE
 
 
-def test_a_head_follows_prompts_in_pieces(backend: Followed, path: Path) -> None:
+def test_a_head_follows_prompts_in_pieces(backend: Followed, files: Files) -> None:
     for start in range(0, len(TEXT), 10):
         backend.prefill(TEXT[start : start + 10])
-    assert_follows(backend, path, TEXT)
+    assert_follows(backend, files, TEXT)
 
 
-def test_a_head_follows_rounds(backend: Followed, path: Path) -> None:
+def test_a_head_follows_rounds(backend: Followed, files: Files) -> None:
     """Rounds with drafts of its own, all wrong, half right or not drafted at all."""
     backend.prefill(TEXT[:20])
     head, at, turn = head_of(backend), 20, 0
@@ -117,21 +166,21 @@ def test_a_head_follows_rounds(backend: Followed, path: Path) -> None:
         backend.commit(range(len(right)))
         at += len(right)
         if turn % 5 == 0:
-            assert_follows(backend, path, TEXT[:at])
-    assert_follows(backend, path, TEXT[:at])
+            assert_follows(backend, files, TEXT[:at])
+    assert_follows(backend, files, TEXT[:at])
 
 
-def test_a_head_is_told_apart_from_one_that_missed_a_token(backend: Followed, path: Path) -> None:
+def test_a_head_is_told_apart_from_one_that_missed_a_token(backend: Followed, files: Files) -> None:
     """What the comparisons above would show."""
     text = TEXT[:60]
     backend.prefill(text)
     row = head_of(backend).begin(7).copy()
     wrong = [*text[:-3], text[-3] ^ 1, *text[-2:]]
-    assert float(np.abs(row - read_anew(path, wrong, 7)).max()) > 5 * NOISE
+    assert float(np.abs(row - read_anew(files, wrong, 7)).max()) > 5 * NOISE
 
 
 def test_a_head_that_nobody_asked_begins_anew_with_the_last_tokens(
-    backend: Followed, path: Path
+    backend: Followed, files: Files
 ) -> None:
     """Nothing is computed for it meanwhile; it then drafts as if the text began there."""
     backend.prefill(TEXT[:10])
@@ -140,10 +189,10 @@ def test_a_head_that_nobody_asked_begins_anew_with_the_last_tokens(
     for token in text[10:]:
         backend.verify(DraftTree.chain((token,)))
         backend.commit((0,))
-    assert head.length == 0 and head.num_unread == 64 and head.followed == len(text)
+    assert head.length == head.headless and head.num_unread == 64 and head.followed == len(text)
     row = head.begin(7).copy()
     assert head.length == len(text) and head.num_unread == 0
-    assert float(np.abs(row - read_anew(path, text[:100], 7)).max()) > NOISE
+    assert float(np.abs(row - read_anew(files, text[:100], 7)).max()) > NOISE
     anew = head.begin(7)
     assert np.allclose(anew, row, atol=NOISE)
     backend.prefill(TEXT[:20])
@@ -153,7 +202,7 @@ def test_a_head_that_nobody_asked_begins_anew_with_the_last_tokens(
     assert head.followed == backend.length
 
 
-def test_a_head_goes_back_with_its_model(backend: Followed, path: Path) -> None:
+def test_a_head_goes_back_with_its_model(backend: Followed, files: Files) -> None:
     """The row of the last token is gone then; the tokens behind it are followed again."""
     backend.prefill(TEXT[:40])
     kept = backend.truncate(38)
@@ -164,11 +213,11 @@ def test_a_head_goes_back_with_its_model(backend: Followed, path: Path) -> None:
     assert backend.length == head.followed
     backend.truncate(0)
     backend.prefill(TEXT[:30])
-    assert_follows(backend, path, TEXT[:30])
+    assert_follows(backend, files, TEXT[:30])
 
 
 def test_a_loaded_cache_is_one_that_the_head_has_not_read(
-    backend: Followed, path: Path, tmp_path: Path
+    backend: Followed, files: Files, tmp_path: Path
 ) -> None:
     backend.prefill(TEXT[:40])
     backend.save_cache(str(tmp_path / "cache"))
@@ -188,16 +237,15 @@ def flat(most: int) -> CostCurve:
 @pytest.mark.parametrize("say", [0.02, 0.2, 1.0])
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.7, seed=3)])
 def test_drafts_of_a_head_are_lossless(
-    path: Path, tmp_path: Path, params: SamplingParams, say: float, with_suffix: bool
+    name: str, tmp_path: Path, params: SamplingParams, say: float, with_suffix: bool
 ) -> None:
     """Greedy tokens are those of plain decoding, with heads that are right often, at times, never.
 
     Drawn drafts keep the distribution, not the tokens, as `tests/test_lossless_sampled.py` shows.
     """
-    shape = SHAPES[read_model_spec(path).arch]
-    backend = opened(write_hybrid(tmp_path / "model.gguf", shape, Q8_0, say=say))
+    backend = opened(written(tmp_path, name, Q8_0, say))
     curve = Frozen([0.0, *[0.01] * 8])
-    drafter: Drafter = HeadDrafter(HeadText(backend.open_head()), curve, 258)
+    drafter: Drafter = HeadDrafter(HeadText(head_of(backend)), curve, 258)
     if with_suffix:
         drafter = CombinedDrafter([SuffixDrafter(), drafter])
     engine = Engine(backend, curve=flat(DRAFTS + 1), drafter=drafter)
@@ -215,10 +263,10 @@ def test_drafts_of_a_head_are_lossless(
 
 
 @pytest.mark.usefixtures("frozen_clock")
-def test_a_head_that_is_always_wrong_is_hardly_asked(path: Path) -> None:
+def test_a_head_that_is_always_wrong_is_hardly_asked(files: Files) -> None:
     """Where each draft takes half a step, tries are all that it gets."""
-    backend = opened(path)
-    head = HeadDrafter(HeadText(backend.open_head()), Frozen([0.0, *[0.5] * 8]), 258)
+    backend = opened(files)
+    head = HeadDrafter(HeadText(head_of(backend)), Frozen([0.0, *[0.5] * 8]), 258)
     engine = Engine(
         backend,
         curve=Frozen([0.0, *[0.5 + 0.5 * size for size in range(1, DRAFTS + 2)]]),
@@ -248,12 +296,12 @@ def test_a_plan_has_the_head_in_it(path: Path) -> None:
     )
     assert weights[1] - weights[0] in (0, of_head), "a mapped file counts whole"
     planned = {part.name: part.nbytes for part in head_footprint(spec, shape)}
-    backend = opened(path)
-    found = backend.open_head().memory_bytes()
+    backend = opened(Files(path))
+    found = head_of(backend).memory_bytes()
     backend.close()
     assert found["kv_cache"] == pytest.approx(planned["head_kv_cache"], abs=ROUNDING)
     assert found["compute"] == pytest.approx(planned["head_compute"], abs=ROUNDING)
-    assert found["logits"] == planned["head_logits"] and found["rows"] <= planned["head_rows"]
+    assert found["logits"] == planned["head_logits"] and found["rows"] == planned["head_rows"]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +339,7 @@ def test_weights_of_a_head_that_is_not_loaded_are_not_planned(path: Path) -> Non
     spec = read_model_spec(path)
     totals = []
     for head in (False, True):
-        backend = opened(path, mapped=False) if head else None
+        backend = opened(Files(path), has_head=False, mapped=False) if head else None
         shape = RunShape(512, 64, 5, snapshots=4, mapped=False, head=head)
         planned = sum(one.nbytes for one in footprint(spec, shape) if "weights" in one.name)
         totals.append(planned)

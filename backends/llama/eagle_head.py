@@ -1,0 +1,97 @@
+"""An EAGLE-3 head (arXiv 2503.01840): a block in a file of its own, fed what three blocks read.
+
+Its encoder makes one row of what three blocks of the model have taken in for a token, and its
+decoder reads it with the next token, as llama.cpp's server drives both (`llama.cpp:
+src/models/eagle3.cpp`). So the first token of a text has no row to be read with. Embeddings and the
+last product may be the model's own; a smaller vocabulary is spread over the model's by llama.cpp.
+
+    model   reads   a b c d         three blocks' inputs make ga gb gc gd
+    head    reads   (b, ga) (c, gb) (d, gc)           drafts from (e, gd), e being the next token
+
+Its graph computes logits for every token of a step. Steps are short, so that these take little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from edgespec.backends.base import Capabilities
+from edgespec.backends.llama.batch import Batch
+from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.head import Head
+from edgespec.backends.llama.hidden_rows import LayerRows, NextRows, Rows
+from edgespec.backends.llama.library import LOG
+from edgespec.memory.bytes.footprint import EAGLE_TOKENS
+from edgespec.models.spec import ModelSpec
+
+
+class _EagleContext(LlamaContext):
+    """A head's file, and a context that may look into its model's."""
+
+    def open_beside(
+        self, path: str, model: LlamaContext, progress: Callable[[float], None] | None
+    ) -> None:
+        """Raises as `LlamaContext.open`."""
+        LOG.clear()
+        self._load(path, progress)
+        self.tokenizer = model.tokenizer
+        self.capabilities = Capabilities(True, False, True)
+
+        def adjust(params: Any) -> None:
+            params.n_batch = params.n_ubatch = params.n_outputs_max = EAGLE_TOKENS
+            params.ctx_other = model.handle
+
+        self._make_context(adjust)
+        self._look(rows=EAGLE_TOKENS)
+
+
+class EagleHead(Head):
+    """The head in the file of `spec`, for the model of another context.
+
+    `settings` are its own; their sizes of steps do not count. Raises as `LlamaContext.open`.
+    """
+
+    headless = 1
+    shows_all = True  # llama.cpp takes the first rows for those that were asked for
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        settings: LlamaSettings,
+        model: LlamaContext,
+        *,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        assert spec.reads is not None, "a head"
+        settings = replace(settings, batch_size=EAGLE_TOKENS, max_nodes=EAGLE_TOKENS)
+        context = _EagleContext(settings)
+        try:
+            context.open_beside(str(spec.path), model, progress)
+            own = NextRows(context, spec.embedding_size, masked=True)
+            of_model = LayerRows(model, spec.reads.layers)
+            super().__init__(context, of_model, own, EAGLE_TOKENS)
+        except BaseException:
+            context.close()
+            raise
+        rows = np.zeros((EAGLE_TOKENS, of_model.width), np.float32)
+        self._read_by_model = Batch(
+            context.lib, EAGLE_TOKENS, 1, None, of_model.width, rows=rows, has_ids=False
+        )
+
+    def _fused(self, rows: Rows, at: int) -> Rows:
+        batch, count = self._read_by_model, len(rows)
+        batch.rows[:count] = rows
+        batch.positions[:count] = np.arange(
+            at, at + count
+        )  # it looks at none, but they are checked
+        self._context.encode(batch, count)
+        return self._own.rows(count)
+
+    def memory_bytes(self) -> dict[str, int]:
+        """As of any head; rows that its encoder is fed with are among them."""
+        found = super().memory_bytes()
+        return {**found, "rows": found["rows"] + self._read_by_model.rows.nbytes}

@@ -1,0 +1,115 @@
+"""Rows that a context gives besides logits: what blocks take in, and what the last one gives.
+
+Heads draft from them. The functions are none of llama.cpp's stable ones (`llama.cpp:
+src/llama-ext.h`); those that llama-cpp-python does not bind are found by their C++ names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.llama.context import LlamaContext
+from edgespec.errors import BackendError
+
+Rows = NDArray[np.float32]
+_SET_LAYER_INPUT = (
+    "llama_set_embeddings_layer_inp",
+    "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
+    "?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z",
+)
+_GET_LAYER_INPUT = (
+    "llama_get_embeddings_layer_inp",
+    "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
+    "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
+)
+
+
+class ModelRows(Protocol):
+    """Rows that a model has for each token of its last step, [n, width]."""
+
+    width: int
+    nbytes: int  # of what the context keeps
+
+    def copy(self, start: int, into: Rows) -> None:
+        """Fill `into` with the rows of the tokens from `start` on."""
+
+
+class NextRows:
+    """The rows that a context's last block has given for the tokens of a step.
+
+    For all of them, or where it is `masked` for those whose logits were asked for.
+    """
+
+    def __init__(self, context: LlamaContext, width: int, *, masked: bool = False) -> None:
+        from llama_cpp import llama_cpp_ext
+
+        self._get = llama_cpp_ext.llama_get_embeddings_nextn
+        self._handle, self.width = context.handle, width
+        settings = context.settings
+        kept = settings.max_nodes if masked else settings.batch_size + settings.max_nodes
+        self.nbytes = 4 * width * kept
+        llama_cpp_ext.llama_set_embeddings_nextn(context.handle, True, masked)
+
+    def rows(self, count: int) -> Rows:
+        """Those of the first `count` tokens: a view that the next step overwrites."""
+        return _array(self._get(self._handle), count, self.width)
+
+    def copy(self, start: int, into: Rows) -> None:
+        """As `ModelRows`."""
+        into[:] = self.rows(start + len(into))[start:]
+
+
+class LayerRows:
+    """What some blocks of a model have taken in for the tokens of a step, side by side.
+
+    From now on its steps need more memory, which its context looks up anew; its cache is empty.
+    """
+
+    def __init__(self, context: LlamaContext, layers: Sequence[int]) -> None:
+        pointer = ctypes.POINTER(ctypes.c_float)
+        self._get = _function(
+            context.lib, _GET_LAYER_INPUT, pointer, ctypes.c_void_p, ctypes.c_uint32
+        )
+        keep = _function(
+            context.lib, _SET_LAYER_INPUT, None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
+        )
+        self._handle, self._layers, self._part = context.handle, layers, context.width
+        self.width = len(layers) * context.width
+        self.nbytes = 4 * self.width * (context.settings.batch_size + context.settings.max_nodes)
+        for layer in layers:
+            keep(context.handle, layer, True)
+        context.look_again()
+
+    def copy(self, start: int, into: Rows) -> None:
+        """As `ModelRows`."""
+        for place, layer in enumerate(self._layers):
+            rows = _array(self._get(self._handle, layer), start + len(into), self._part)
+            into[:, place * self._part : (place + 1) * self._part] = rows[start:]
+
+
+def _array(pointer: Any, count: int, width: int) -> Rows:
+    if not pointer:
+        raise BackendError("llama.cpp gives no rows for this model's head")
+    address = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
+    return np.ctypeslib.as_array(address, (count, width))
+
+
+def _function(lib: ModuleType, names: Sequence[str], result: Any, *arguments: Any) -> Any:
+    """A function of llama.cpp's by the name that its compiler gave it. Raises BackendError."""
+    for name in names:
+        try:
+            found = lib._lib[name]  # a handle of its own: types are not those of others
+        except AttributeError:
+            continue
+        found.restype, found.argtypes = result, list(arguments)
+        return found
+    raise BackendError(
+        f"this llama.cpp has no {names[0]}",
+        hint="install llama-cpp-python 0.3.36, or leave out --draft-model",
+    )

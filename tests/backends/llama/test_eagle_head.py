@@ -1,0 +1,262 @@
+"""EAGLE-3 heads: their memory and vocabularies, and what cannot be drafted with.
+
+How they follow a model is compared in `test_head`, with heads of other kinds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from eagle3_gguf import Head, write_eagle, write_hollow_eagle
+from frozen_times import Frozen
+from hybrid_gguf import Shape, write_hollow, write_hybrid
+from random_gguf import Q8_0
+
+import edgespec
+from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.eagle_head import EagleHead
+from edgespec.backends.llama.head import FollowedBackend
+from edgespec.backends.llama.library import LOG, library
+from edgespec.decode.engine import Engine
+from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.head import HeadDrafter, HeadText
+from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
+from edgespec.memory.bytes.footprint import EAGLE_TOKENS, RunShape, compute_bytes, eagle_footprint
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Request
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.sampling.params import SamplingParams
+from edgespec.setup.planning import make_run_plan
+
+pytestmark = pytest.mark.model
+
+SHAPE = Shape("llama", interval=1)
+EVEN = tuple(range(0, 258, 2))
+TEXT = list(b"to be or not to be, that is the question: to be or not to be; 64 pears for 8 ")
+
+
+def pair(folder: Path, made: Head, *, say: float = 0.02, arch: str = "llama") -> tuple[Path, Path]:
+    """A target whose head is often right."""
+    shape = replace(SHAPE, arch=arch)
+    model = write_hybrid(folder / "model.gguf", shape, say=say)
+    head = write_eagle(folder / "eagle3-model.gguf", model, shape, made, knows=say < 0.1)
+    return model, head
+
+
+def loaded(model: Path, head: Path, **changes: Any) -> Engine:
+    values = {"context_size": 512, "draft_max": 3, "threads": 1, **changes}
+    return edgespec.load(model, draft_model=head, **values)
+
+
+@pytest.mark.parametrize("made", [Head(), Head(ids=EVEN), Head(ids=EVEN, has_table=True)])
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+def test_drafts_are_accepted(tmp_path: Path, arch: str, made: Head) -> None:
+    """Those of a head that is often right, also where it knows every other token alone."""
+    model, head = pair(tmp_path, made, arch=arch)
+    backend = FollowedBackend(model, LlamaSettings(512, max_nodes=4, gpu_layers=0), inside=False)
+    spec = read_model_spec(head, heads=True)
+    opened = backend.open_head(lambda one: EagleHead(spec, LlamaSettings(512), one))
+    drafter = HeadDrafter(HeadText(opened), Frozen([0.0, *[0.01] * 8]), 258)
+    curve = Frozen([0.0, 1.0, 1.001, 1.002, 1.003])
+    engine = Engine(backend, curve=curve, drafter=drafter)
+    plain = engine.generate(TEXT, max_tokens=60, speculate=False).token_ids
+    result = engine.generate(TEXT, max_tokens=60)
+    assert result.token_ids == plain
+    even = [token % 2 == 0 for token in plain]
+    right = sum(even) / len(even) if made.ids else 1.0
+    counters = result.counters
+    assert counters.accepted_tokens >= 0.5 * right * counters.drafted_tokens > 0
+    drawn = engine.generate(TEXT, max_tokens=60, sampling=SamplingParams(temperature=0.7, seed=1))
+    assert len(drawn.token_ids) == 60 and drawn.counters.drafted_tokens > 0
+    engine.close()
+
+
+def test_an_engine_loads_a_head_beside_its_model(tmp_path: Path, cache_folder: Path) -> None:
+    model, head = pair(tmp_path, Head(ids=EVEN))
+    with loaded(model, head) as engine:
+        assert isinstance(engine.drafter, CombinedDrafter)
+        assert engine.drafter.name == "suffix,head"
+        parts = {"head_weights", "head_kv_cache", "head_compute", "head_rows", "head_logits"}
+        assert parts <= set(engine.drafter.memory_bytes())
+        answer = engine.generate(TEXT, max_tokens=30)
+        again = engine.generate([*TEXT, *answer.token_ids, 5], max_tokens=10, reuse=True)
+        assert len(again.token_ids) == 10
+    assert len(list(cache_folder.glob("learned/*.json"))) == 1, "how the head did is kept"
+    with loaded(model, head, draft_max=0) as engine:
+        assert len(engine.generate(TEXT, max_tokens=5).token_ids) == 5
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_sessions_and_long_prompts(tmp_path: Path, cache_folder: Path, exact: bool) -> None:
+    """Turns and prompts of several batches are written as without a head."""
+    model, head = pair(tmp_path, Head())
+    texts = ["to be or not to be " * 40, "and then?", "64 pears " * 9]
+    answers = []
+    for changes in ({"drafter": "suffix,head", "draft_model": head}, {"drafter": "none"}):
+        with edgespec.load(
+            model, context_size=2048, threads=1, exact=exact, **changes
+        ) as engine:
+            session = edgespec.Session(engine)
+            answers.append([session.send(text, max_tokens=40).token_ids for text in texts])
+    assert answers[0] == answers[1]
+
+
+def plan_of(model: Path, **changes: Any) -> Plan:
+    request = Request(context_size=512, draft_max=3, kernels="off", **changes)
+    return make_run_plan(read_model_spec(model), request)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Head(),
+        Head(ids=EVEN, has_output=True),
+        Head(has_output=False, keeps_normed=True),
+        Head(width=96, has_table=True, norms_before_fc=True),
+    ],
+)
+def test_a_plan_has_what_is_allocated(tmp_path: Path, cache_folder: Path, made: Head) -> None:
+    """Within 0.1% and the two decimals of llama.cpp's log."""
+    model, head = pair(tmp_path, made)
+    changes: dict[str, Any] = {"draft_model": head, "drafter": "suffix,head", "kernels": "off"}
+    plan = plan_of(model, **{**changes, "threads": 1})
+    planned = plan.component_bytes
+    with loaded(model, head, **changes) as engine:
+        engine.generate(TEXT, max_tokens=20)
+        assert isinstance(engine.drafter, CombinedDrafter)
+        found = engine.drafter.memory_bytes() | engine.backend.memory_bytes()
+    for name in ("head_kv_cache", "head_compute", "head_rows", "compute"):
+        assert found[name] == pytest.approx(planned[name], rel=1e-3, abs=0.006 * 2**20), name
+    weights = sum(planned.get(f"head_weights{end}", 0) for end in ("", "_repacked"))
+    there = sum(found.get(f"head_weights{end}", 0) for end in ("", "_repacked"))
+    assert there == pytest.approx(weights, rel=1e-3, abs=0.012 * 2**20)
+    assert found["head_logits"] <= planned["head_logits"]
+
+
+@pytest.mark.parametrize("batch", [32, 512])
+@pytest.mark.parametrize(
+    ("shape", "made"),
+    [
+        (
+            Shape("llama", 32, 4096, 14336, 128_256, 32, 8, 128, interval=1),
+            Head((2, 16, 29), ids=tuple(range(32_000)), heads=32, kv_heads=8, head=128,
+                 hidden=14336),
+        ),
+        (
+            Shape("qwen3", 28, 1024, 3072, 151_936, 16, 8, 128, interval=1),
+            Head((2, 14, 25), has_output=False, heads=16, kv_heads=8, head=64, hidden=3072),
+        ),
+    ],
+)  # fmt: skip
+def test_heads_of_real_shapes_take_what_llama_cpp_says(
+    shape: Shape, made: Head, batch: int, tmp_path: Path
+) -> None:
+    """Within 0.1% and the two decimals of the log: theirs, and what targets need for them."""
+    spec = read_model_spec(write_hollow(tmp_path / "model.gguf", shape))
+    head = read_model_spec(write_hollow_eagle(tmp_path / "head.gguf", shape, made), heads=True)
+    lib = library()
+    params = lib.llama_model_default_params()
+    params.no_alloc, params.load_mode, params.n_gpu_layers = True, 0, 0
+    models = [
+        lib.llama_model_load_from_file(str(one.path).encode(), params) for one in (spec, head)
+    ]
+    assert all(models)
+    sizes, other = [], None
+    for model, tokens in zip(models, (batch, EAGLE_TOKENS), strict=True):
+        LOG.clear()
+        made_with = lib.llama_context_default_params()
+        made_with.n_ctx, made_with.n_seq_max, made_with.ctx_other = 4096, 1, other
+        made_with.n_batch = made_with.n_ubatch = tokens
+        made_with.n_outputs_max = EAGLE_TOKENS if other else 8
+        made_with.flash_attn_type, made_with.kv_unified = 1, True
+        context = lib.llama_init_from_model(model, made_with)
+        assert context
+        sizes.append((context, LOG.buffer_bytes()))
+        other = context
+    target = RunShape(4096, batch, 8, hands_out=made.layers)
+    parts = eagle_footprint(spec, target, head, RunShape(4096, EAGLE_TOKENS, EAGLE_TOKENS))
+    planned = {part.name: part.nbytes for part in parts}
+    said = sizes[1][1]
+    for context, _ in reversed(sizes):
+        lib.llama_free(context)
+    for model in reversed(models):
+        lib.llama_model_free(model)
+    for name in ("compute", "kv_cache"):
+        assert planned[f"head_{name}"] == pytest.approx(said[name], rel=1e-3, abs=0.006 * 2**20)
+    plain = compute_bytes(spec, replace(target, hands_out=()))
+    assert plain == pytest.approx(sizes[0][1]["compute"], rel=1e-3, abs=0.006 * 2**20)
+
+
+def test_a_head_is_tried_where_it_was_named(tmp_path: Path, cache_folder: Path) -> None:
+    model, head = pair(tmp_path, Head())
+    plan = plan_of(model, draft_model=head)
+    assert plan.drafter == "suffix,head" and plan.draft_model == head
+    assert "head_weights" in plan.component_bytes
+    offered = plan_of(model)
+    (choice,) = (one for one in offered.choices if one.name == "head")
+    assert choice.value == "not used" and f"--draft-model {head}" in choice.reason
+    assert offered.draft_model is None and "head_rows" not in offered.component_bytes
+    with pytest.raises(UnsupportedError, match="not used by --drafter suffix,model") as caught:
+        plan_of(model, draft_model=head, drafter="suffix,model")
+    assert "'head'" in caught.value.hint
+    with pytest.raises(UnsupportedError, match="not used by --drafter head"):
+        plan_of(model, draft_model=model, drafter="head")
+
+
+def test_a_budget_holds_with_a_head(tmp_path: Path, cache_folder: Path) -> None:
+    """What does not fit is refused where the head was asked for, and left out where it was not."""
+    model, head = pair(tmp_path, Head())
+    asked = {"draft_model": head, "drafter": "suffix,head"}
+    needed = plan_of(model, **asked).predicted_peak_bytes
+    assert plan_of(model, **asked, budget_bytes=needed).predicted_peak_bytes <= needed
+    least = plan_of(model, drafter="suffix").predicted_peak_bytes
+    assert least < needed
+    with pytest.raises(DoesNotFitError):
+        plan_of(model, **asked, budget_bytes=least // 2)
+    left_out = plan_of(model, draft_model=head, budget_bytes=least)
+    assert left_out.drafter == "suffix" and left_out.predicted_peak_bytes <= least
+
+
+@pytest.mark.parametrize(
+    ("shape", "made", "problem"),
+    [
+        (replace(SHAPE, width=96), Head(), "reads 64 values a layer, and the model has 96"),
+        (replace(SHAPE, layers=2), Head(), "layers 1, 2, 3 of a model that has 2"),
+        (replace(SHAPE, vocabulary=300), Head(), "made for 258 tokens, and the model has 300"),
+        (Shape("glm4moe", interval=1), Head(), "glm4moe models do not hand out"),
+        (SHAPE, Head(layers=(1, 2)), "layers 1, 2 of a model"),
+        (SHAPE, Head(width=96, has_output=False), "no table of its own"),
+    ],
+)
+def test_wrong_pairs_are_refused(tmp_path: Path, shape: Shape, made: Head, problem: str) -> None:
+    """In one sentence, before anything is loaded."""
+    _, head = pair(tmp_path, made)
+    other = write_hybrid(tmp_path / "other.gguf", shape, Q8_0)
+    with pytest.raises(UnsupportedError, match=problem) as caught:
+        plan_of(other, draft_model=head)
+    assert "trained for this model" in caught.value.hint
+
+
+def test_a_head_that_does_not_say_what_it_reads_is_no_head(tmp_path: Path) -> None:
+    model, head = pair(tmp_path, Head())
+    head.write_bytes(
+        head.read_bytes().replace(b"eagle3.target_layers", b"eagle3.target_layerz")
+    )
+    with pytest.raises(ModelFileError, match="which layers"):
+        plan_of(model, draft_model=head)
+
+
+def spec_of(head: Path) -> ModelSpec:
+    return read_model_spec(head, heads=True)
+
+
+def test_a_file_says_what_a_head_reads(tmp_path: Path) -> None:
+    _, head = pair(tmp_path, Head(ids=EVEN, keeps_normed=True))
+    spec = spec_of(head)
+    assert spec.reads is not None and spec.reads.layers == (1, 2, 3)
+    assert (spec.reads.width, spec.reads.keeps_normed) == (64, True)
+    assert spec.vocab_size == 258 and np.prod(spec.tensors["d2t"].dims) == len(EVEN)

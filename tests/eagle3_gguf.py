@@ -1,0 +1,135 @@
+"""EAGLE-3 heads in files of their own, for targets that `hybrid_gguf` has written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from hollow_gguf import write_infos
+from hybrid_gguf import Shape, add_vocabulary, begun, end, is_quantized
+from random_gguf import Q8_0, floats
+
+from edgespec.models.spec import read_model_spec
+
+LAYERS = (1, 2, 3)  # of a target with four
+
+
+@dataclass(frozen=True)
+class Head:
+    """How a head is made; `ids` are the tokens of its own vocabulary, None being the target's."""
+
+    layers: tuple[int, ...] = LAYERS
+    width: int | None = None  # of its rows; the target's unless it has tables of its own
+    ids: tuple[int, ...] | None = None
+    has_table: bool = False
+    has_output: bool = True
+    norms_before_fc: bool = False
+    keeps_normed: bool = False
+    heads: int = 2
+    kv_heads: int = 2
+    head: int = 32
+    hidden: int = 128
+
+
+def _shapes(target: Shape, made: Head) -> dict[str, tuple[int, ...]]:
+    width, read = made.width or target.width, len(made.layers) * target.width
+    tokens = target.vocabulary if made.ids is None else len(made.ids)
+    queries, keys = made.heads * made.head, made.kv_heads * made.head
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (width, read),
+        "output_norm.weight": (width,),
+        "blk.0.attn_norm.weight": (width,),
+        "blk.0.attn_norm_2.weight": (width,),
+        "blk.0.ffn_norm.weight": (width,),
+        "blk.0.attn_q.weight": (queries, 2 * width),
+        "blk.0.attn_k.weight": (keys, 2 * width),
+        "blk.0.attn_v.weight": (keys, 2 * width),
+        "blk.0.attn_output.weight": (width, queries),
+        "blk.0.ffn_gate.weight": (made.hidden, width),
+        "blk.0.ffn_up.weight": (made.hidden, width),
+        "blk.0.ffn_down.weight": (width, made.hidden),
+    }
+    if made.norms_before_fc:
+        shapes["enc.output_norm.weight"] = (read,)
+    if made.has_table:
+        shapes["token_embd.weight"] = (target.vocabulary, width)
+    if made.has_output:
+        shapes["output.weight"] = (tokens, width)
+    return shapes
+
+
+def _keys(target: Shape, made: Head) -> dict[str, Any]:
+    return {
+        "block_count": 1,
+        "context_length": 32_768,
+        "embedding_length": made.width or target.width,
+        "feed_forward_length": made.hidden,
+        "attention.head_count": made.heads,
+        "attention.head_count_kv": made.kv_heads,
+        "attention.key_length": made.head,
+        "attention.value_length": made.head,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.dimension_count": made.head,
+        "rope.freq_base": 10_000.0,
+        "vocab_size": target.vocabulary,
+        "target_layers": list(made.layers),
+        "target_hidden_size": target.width,
+        "norm_before_residual": made.keeps_normed,
+        "norm_before_fc": made.norms_before_fc,
+    }
+
+
+def write_eagle(
+    path: Path, target: Path, shape: Shape, made: Head, kind: Any = Q8_0, *, knows: bool = False
+) -> Path:
+    """Random weights; one that `knows` is right where its target looks at the last token alone.
+
+    It then attends to tokens like the one it is fed, and shows them to the target's own head.
+    """
+    source, spec = np.random.default_rng(7), read_model_spec(target)
+    ids = range(shape.vocabulary) if made.ids is None else made.ids
+    writer = begun(path, "eagle3", _keys(shape, made))
+    add_vocabulary(writer, shape.vocabulary)
+    if made.ids is not None:
+        writer.add_tensor("d2t", np.array(made.ids, np.int64))
+    for name, size in _shapes(shape, made).items():
+        data = np.ones(size) if len(size) == 1 else source.normal(0.0, size[-1] ** -0.5, size)
+        if name == "token_embd.weight" and size[1] == shape.width:
+            data = floats(spec, name)
+        elif name == "output.weight" and size[1] == shape.width:
+            data = floats(spec, name)[list(ids)]
+        elif knows:
+            data = _knowing(name, data)
+        data = np.ascontiguousarray(data, np.float32)
+        if is_quantized(name, size):
+            writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, data)
+    end(writer)
+    return path
+
+
+def _knowing(name: str, data: Any) -> Any:
+    if "attn_q." in name or "attn_k." in name:
+        return 3.0 * np.eye(*data.shape)
+    if "attn_v." in name:
+        return np.eye(*data.shape)
+    if "attn_output." in name:
+        return 50.0 * np.eye(*data.shape)
+    return data
+
+
+def write_hollow_eagle(path: Path, shape: Shape, made: Head, kind: str = "Q4_0") -> Path:
+    """A whole file but for the data, for a target of that shape."""
+    writer = begun(path, "eagle3", _keys(shape, made))
+    writer.add_tokenizer_model("no_vocab")
+    shapes = _shapes(shape, made)
+    kinds = {name: kind if is_quantized(name, size) else "F32" for name, size in shapes.items()}
+    infos = {name: (size, kinds[name]) for name, size in shapes.items()}
+    if made.ids is not None:
+        infos["d2t"] = ((len(made.ids),), "I64")
+    write_infos(writer, path, infos)
+    return path
