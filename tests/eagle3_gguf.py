@@ -27,7 +27,7 @@ class Head:
     has_table: bool = False
     has_output: bool = True
     norms_before_fc: bool = False
-    keeps_normed: bool = False
+    keeps_normed: bool = True  # else what it adds grows with what it knows
     heads: int = 2
     kv_heads: int = 2
     head: int = 32
@@ -97,10 +97,10 @@ def write_eagle(
         writer.add_tensor("d2t", np.array(made.ids, np.int64))
     for name, size in _shapes(shape, made).items():
         data = np.ones(size) if len(size) == 1 else source.normal(0.0, size[-1] ** -0.5, size)
-        if name == "token_embd.weight" and size[1] == shape.width:
-            data = floats(spec, name)
-        elif name == "output.weight" and size[1] == shape.width:
-            data = floats(spec, name)[list(ids)]
+        if name in ("token_embd.weight", "output.weight"):  # the target's, in a wider row or not
+            rows = floats(spec, name)
+            rows = rows[list(ids)] if name == "output.weight" else rows
+            data = np.pad(rows, ((0, 0), (0, size[1] - shape.width)))
         elif knows:
             data = _knowing(name, data)
         data = np.ascontiguousarray(data, np.float32)

@@ -67,8 +67,8 @@ class _Eagle(Builder):
         cur = added(self._feed_forward(self._norm(residual), 0, count), residual)
         cur.is_output = True
         logits = result(count, self._rows_of_head, self._norm(cur))
-        if self._rows_of_head != spec.vocab_size:
-            everywhere = over(result(count, spec.vocab_size))
+        if "d2t" in spec.tensors:
+            everywhere = over(fed(count * spec.vocab_size * F32))
             logits = Tensor(0, None, (logits, everywhere), view_of=everywhere)
         logits.is_output = True
         graph.add(logits)

@@ -53,7 +53,7 @@ INSIDE = {
 }
 BESIDE = {  # with heads of their own: as large as the model, and with fewer tokens
     "llama": (Shape("llama", interval=1), Eagle()),
-    "qwen3": (Shape("qwen3", interval=1), Eagle(has_output=False, keeps_normed=True)),
+    "qwen3": (Shape("qwen3", interval=1), Eagle(has_output=False, keeps_normed=False)),
     "llama's own tables": (
         Shape("llama", interval=1),
         Eagle(width=96, has_table=True, norms_before_fc=True),
