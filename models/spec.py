@@ -165,17 +165,13 @@ class ModelSpec:
 def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> ModelSpec:
     """Reads the metadata of a GGUF model, whole or split: 30 ms for a vocabulary of 152,000.
 
-    With `heads` also that of a head in a file of its own that edgespec drafts with.
-
-    Raises ModelNotFoundError if there is no file, and ModelFileError if it cannot be read or holds
-    something else than a language model (an adapter, a projector, only a vocabulary, ...).
+    With `heads` also of a head in a file of its own. Raises ModelNotFoundError if there is no file,
+    and ModelFileError if it cannot be read or holds something else (an adapter, a projector, ...).
     """
     shards = read_gguf_shards(path)
     first = shards[0]
     tensors = [tensor for shard in shards for tensor in shard.tensors]
-    is_head = heads and first.text("general.architecture") == EAGLE
-    if not is_head:
-        _refuse_other_kinds(first, tensors)
+    _refuse_other_kinds(first, tensors, heads)
     keys = Keys(first)
     layers = Layers(keys)
     vocab_size = _vocab_size(first, keys, tensors)
@@ -223,15 +219,17 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         tokenizer_model=_label(first.text("tokenizer.ggml.model")),
         tokenizer_pre=_label(first.text("tokenizer.ggml.pre")),
         tokenizer_hash=first.tokenizer_hash,
-        reads=_reads(keys) if is_head else None,
+        reads=_reads(keys),
         tensors={tensor.name: tensor for tensor in tensors},
     )
 
 
-def _refuse_other_kinds(gguf: Gguf, tensors: list[GgufTensor]) -> None:
-    """Raises ModelFileError for files that are well-formed and not a language model."""
+def _refuse_other_kinds(gguf: Gguf, tensors: list[GgufTensor], heads: bool) -> None:
+    """Raises ModelFileError for files that are well-formed and not a language model, or a head."""
     kind, arch = gguf.text("general.type"), gguf.text("general.architecture")
     names = {tensor.name for tensor in tensors}
+    if heads and arch == EAGLE:
+        return
     give_model = "name the language model it belongs to"
     if kind == "imatrix" or "imatrix.datasets" in gguf.metadata:
         problem, hint = "an importance matrix", "it is an input of `edgespec quantize`"
@@ -270,8 +268,10 @@ def _vocab_size(gguf: Gguf, keys: Keys, tensors: list[GgufTensor]) -> int:
     return keys.integer("vocab_size", next((dims[1] for dims in tables if len(dims) > 1), 0))
 
 
-def _reads(keys: Keys) -> Reads:
+def _reads(keys: Keys) -> Reads | None:
     """Raises ModelFileError for a head that does not say what it reads."""
+    if keys.arch != EAGLE:
+        return None
     layers, residual = keys.value("target_layers"), keys.value("norm_before_residual")
     if not isinstance(layers, tuple) or not all(isinstance(one, int) for one in layers):
         raise ModelFileError(

@@ -248,9 +248,11 @@ def _telling_layers(
 
     A buffer stops growing once every kind of layer was followed by every other one.
     """
+    if hands_out:  # what is kept lies between what is not
+        return list(range(spec.num_layers))
     first = min((layers.start for layers in devices), default=spec.num_layers)
     places = [range(first), *(range(one.start, min(one.stop, spec.num_layers)) for one in devices)]
-    return sorted({layer for place in places for layer in _telling(spec, place)}.union(hands_out))
+    return sorted(layer for place in places for layer in _telling(spec, place))
 
 
 def _telling(spec: ModelSpec, layers: range) -> set[int]:

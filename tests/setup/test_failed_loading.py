@@ -112,10 +112,10 @@ CURVE = CostCurve([float("inf"), *[1.0] * 16])
 def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """With a draft model; models are read and step times measured without files and time."""
     for module in (loading, draft_loading):
-        monkeypatch.setattr(module, "read_model_spec", lambda _path: SPEC)
+        monkeypatch.setattr(module, "read_model_spec", lambda _path, **_: SPEC)
     monkeypatch.setattr(loading, "_curve", lambda *_: CURVE)
     monkeypatch.setattr("edgespec.setup.stored.learned_key", lambda *_: "key")
-    monkeypatch.setattr("edgespec.setup.learning.read_model_spec", lambda _path: SPEC)
+    monkeypatch.setattr("edgespec.setup.learning.read_model_spec", lambda _path, **_: SPEC)
     made = make_run_plan(SPEC, Request(context_size=256, threads=1), PLENTY)
     return replace(made, draft_model=Path("draft.gguf"), drafter="suffix,model", draft_max=4)
 

@@ -97,9 +97,7 @@ def test_sessions_and_long_prompts(tmp_path: Path, cache_folder: Path, exact: bo
     texts = ["to be or not to be " * 40, "and then?", "64 pears " * 9]
     answers = []
     for changes in ({"drafter": "suffix,head", "draft_model": head}, {"drafter": "none"}):
-        with edgespec.load(
-            model, context_size=2048, threads=1, exact=exact, **changes
-        ) as engine:
+        with edgespec.load(model, context_size=2048, threads=1, exact=exact, **changes) as engine:
             session = edgespec.Session(engine)
             answers.append([session.send(text, max_tokens=40).token_ids for text in texts])
     assert answers[0] == answers[1]
@@ -240,9 +238,7 @@ def test_wrong_pairs_are_refused(tmp_path: Path, shape: Shape, made: Head, probl
 
 def test_a_head_that_does_not_say_what_it_reads_is_no_head(tmp_path: Path) -> None:
     model, head = pair(tmp_path, Head())
-    head.write_bytes(
-        head.read_bytes().replace(b"eagle3.target_layers", b"eagle3.target_layerz")
-    )
+    head.write_bytes(head.read_bytes().replace(b"eagle3.target_layers", b"eagle3.target_layerz"))
     with pytest.raises(ModelFileError, match="which layers"):
         plan_of(model, draft_model=head)
 
