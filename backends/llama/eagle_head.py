@@ -74,6 +74,7 @@ class EagleHead(Head):
             own = NextRows(context, spec.embedding_size, masked=True)
             of_model = LayerRows(model, spec.reads.layers)
             super().__init__(context, of_model, own, EAGLE_TOKENS)
+            context.logits.most_rows = EAGLE_TOKENS  # its encoder has one for each token, too
         except BaseException:
             context.close()
             raise

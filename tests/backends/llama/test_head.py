@@ -151,6 +151,21 @@ def test_a_head_follows_prompts_in_pieces(backend: Followed, files: Files) -> No
     assert_follows(backend, files, TEXT)
 
 
+def test_a_head_follows_prompts_in_small_batches(files: Files) -> None:
+    """More tokens wait for it than one of its model's batches has."""
+    backend, text = opened(files, batch_size=32), [*TEXT, *TEXT]
+    for start in range(0, len(text), 32):
+        backend.prefill(text[start : start + 32])
+    head = head_of(backend)
+    assert head.followed == len(text)
+    row = head.begin(7)
+    fresh = opened(files, batch_size=256)
+    fresh.prefill(text)
+    assert float(np.abs(row - head_of(fresh).begin(7)).max()) < NOISE
+    backend.close()
+    fresh.close()
+
+
 def test_a_head_follows_rounds(backend: Followed, files: Files) -> None:
     """Rounds with drafts of its own, all wrong, half right or not drafted at all."""
     backend.prefill(TEXT[:20])
