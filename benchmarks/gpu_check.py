@@ -32,7 +32,7 @@ from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.measure.divergence import find_divergence
 from edgespec.measure.noise import measure_batch_noise
-from edgespec.memory.bytes.footprint import HOST
+from edgespec.memory.bytes.footprint import GPU, HOST, WORKER
 from edgespec.memory.device.host import cpu_name
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import LoadOptions
@@ -153,17 +153,23 @@ def _placed(case: Case, layers: int, plain: tuple[int, ...]) -> Iterator[Finding
 
 def _bytes(name: str, engine: Engine, plan: Plan) -> Iterator[Finding]:
     """Planned and allocated, for each device and of the host what llama.cpp tells."""
-    allocated = engine.memory_bytes()
-    labels = {part.device for part in plan.components} - {HOST}
-    for label in (HOST, *sorted(labels)):
+    planned, allocated = plan.component_bytes, engine.memory_bytes()
+    for label in (HOST, *(share.label for share in plan.shares)):
         prefix = "" if label == HOST else f"{label}_"
-        planned = sum(
-            part.nbytes for part in plan.components if part.device == label and part.name in _PARTS
+        sizes = {
+            part: (planned.get(prefix + part, 0), allocated.get(prefix + part, 0))
+            for part in _PARTS
+        }
+        ok = all(abs(a - b) <= max(_MOST_ERROR * a, _SLACK_BYTES) for a, b in sizes.values())
+        text = ", ".join(
+            f"{part.replace('_', ' ')} {a / 2**20:.2f} / {b / 2**20:.2f}"
+            for part, (a, b) in sizes.items()
+            if a or b
         )
-        taken = sum(allocated.get(prefix + part, 0) for part in _PARTS)
-        ok = abs(planned - taken) <= max(_MOST_ERROR * planned, _SLACK_BYTES)
-        text = f"{planned / 2**20:.1f} MiB planned, {taken / 2**20:.1f} allocated"
-        yield Finding(f"{name}, bytes of {label}", ok, text)
+        yield Finding(f"{name}, MiB of {label}, planned / allocated", ok, text)
+    strangers = {name for name in allocated if name.startswith((GPU, WORKER))} - planned.keys()
+    if strangers:
+        yield Finding(f"{name}, not planned", False, ", ".join(sorted(strangers)))
 
 
 def _same(name: str, engine: Engine, plain: tuple[int, ...], ids: tuple[int, ...]) -> Finding:

@@ -44,7 +44,7 @@ def doctor(as_json: options.JsonOption = False) -> None:
 
 def _document() -> dict[str, Any]:
     from edgespec.memory.device import host
-    from edgespec.memory.device.accelerators import accelerators, gpu_kinds, has_rpc
+    from edgespec.memory.device.accelerators import accelerators, gpu_kinds, has_rpc, missing_gpu
     from edgespec.memory.device.bandwidth import memory_bandwidth
     from edgespec.memory.device.kernels import instruction_set, missing_kernels
     from edgespec.memory.store import cache
@@ -75,6 +75,7 @@ def _document() -> dict[str, Any]:
             }
             for gpu in gpus
         ],
+        "missing_gpu": missing_gpu(),
         "unused_gpu": _unused_gpu(bool(gpus)),
         "unused_amx": _unused_amx(),
         "onnx_devices": _onnx_devices(),
@@ -199,12 +200,11 @@ def _onnx_place(devices: list[dict[str, str]]) -> str:
 
 
 def _use_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    place = f"the CPU: {found['missing_gpu']}"
     if found["gpus"]:
         place = f"{found['gpus'][0]['description']}: as many layers as fit"
     elif found["gpu_kinds"]:
-        place = f"the CPU: llama.cpp was built for {', '.join(found['gpu_kinds'])} but sees no GPU"
-    else:
-        place = "the CPU: llama.cpp was built without GPU support"
+        place += "; `vulkaninfo --summary` or `nvidia-smi` lists what the driver sees"
     providers = ", ".join(f"{one['provider']} ({one['type']})" for one in found["onnx_devices"])
     backends = f"llama.cpp, or ONNX Runtime where it was measured faster; it has {providers}"
     rows = [

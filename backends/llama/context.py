@@ -22,12 +22,15 @@ from edgespec.backends.llama.library import LOG, interrupts_kept, library, model
 from edgespec.backends.llama.team import TEAMS
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.llama.workers import Device, Placed
-from edgespec.errors import BackendError, UnsupportedError
+from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.device.track import give_back_memory
 
 _KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # values of ggml_type
 _FLASH_ATTENTION_ON = 1
 _LOAD_COPIED, _LOAD_MAPPED = 0, 1  # values of llama_load_mode
+_NO_MEMORY = (
+    " to allocate"  # "unable to", "failed to": what llama.cpp says of any device that is full
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,8 @@ class LlamaSettings:
     `mapped` weights are pages of the file; others are read into memory, which saves the file's
     own pages where the CPU backend makes repacked copies. With `kernels`, weights are packed for
     edgespec's own, where these fit this llama.cpp; a `tied` table, which is the head, too, once.
-    The last layers lie on `devices`, those of the first one first; without any llama.cpp spreads
-    `gpu_layers` over the GPUs it sees.
+    The last `gpu_layers` lie on `devices` by their shares, those of the first one first; without
+    any, llama.cpp spreads them over the GPUs it sees.
     """
 
     context_size: int
@@ -74,7 +77,7 @@ class LlamaContext:
     def __init__(self, settings: LlamaSettings) -> None:
         self.lib: ModuleType = library()
         self.settings = settings
-        self._placed = Placed(settings.devices)
+        self._placed = Placed(settings.devices, settings.gpu_layers)
         self._threads = settings.threads  # of the last step
 
     def open(
@@ -87,6 +90,7 @@ class LlamaContext:
 
         Raises:
             BackendError: llama.cpp cannot load it, with llama.cpp's own words.
+            DoesNotFitError: a device has less memory than there was when this was planned.
             UnsupportedError: a setting the library does not know.
         """
         LOG.clear()
@@ -104,7 +108,6 @@ class LlamaContext:
 
     def _load(self, path: str, progress: Callable[[float], None] | None) -> None:
         params = model_params()
-        params.n_gpu_layers = self.settings.gpu_layers
         params.load_mtp = self.settings.head
         self._placed.apply(params)
         params.load_mode = _LOAD_MAPPED if self.settings.mapped else _LOAD_COPIED
@@ -134,8 +137,8 @@ class LlamaContext:
             raise KeyboardInterrupt
         self._placed.check()
         if not self._model:
-            raise BackendError(
-                f"llama.cpp cannot load {os.path.basename(path)}: {LOG.problem() or 'no reason'}",
+            raise _failure(
+                f"llama.cpp cannot load {os.path.basename(path)}",
                 hint="the file may be of a newer architecture than llama-cpp-python 0.3.36 knows",
             )
 
@@ -168,15 +171,15 @@ class LlamaContext:
         params.type_k = _kv_type(settings.kv_type_k)
         params.type_v = _kv_type(settings.kv_type_v)
         params.no_perf = True
+        params.op_offload = False  # as `Placed` says
         adjust(params)
         pages = HugePages()
         with interrupts_kept():
             self.handle = self.lib.llama_init_from_model(self._model, params)
         self._placed.check()
         if not self.handle:
-            raise BackendError(
-                f"llama.cpp cannot make a context of {settings.context_size} tokens: "
-                f"{LOG.problem() or 'no reason given'}",
+            raise _failure(
+                f"llama.cpp cannot make a context of {settings.context_size} tokens",
                 hint="try a smaller --ctx",
             )
         self.memory = self.lib.llama_get_memory(self.handle)
@@ -278,6 +281,18 @@ class _LogitsView:
     def nbytes(self) -> int:
         """Of the rows that were needed so far."""
         return 4 * self.most_rows * self._shape[1]
+
+
+def _failure(what: str, hint: str) -> EdgespecError:
+    """The error for a model or a context that was not made, with llama.cpp's own words."""
+    problem = LOG.problem() or "no reason given"
+    if _NO_MEMORY in problem:
+        return DoesNotFitError(
+            f"{what}: {problem}",
+            hint="somebody else took memory of this device, or its driver needs more than planned: "
+            "start it again, or with a smaller --ctx or fewer --gpu-layers",
+        )
+    return BackendError(f"{what}: {problem}", hint=hint)
 
 
 def _kv_type(name: str) -> int:

@@ -34,15 +34,19 @@ class Device:
 
 
 class Placed:
-    """Layers of one model on several devices; without any, llama.cpp's own choice.
+    """Layers of one model on several devices; without any, `gpu_layers` as llama.cpp spreads them.
 
+    What is computed where its weights lie keeps to what was planned: llama.cpp would copy weights
+    of the processor's layers to a GPU for each larger batch, into memory that it takes there, and
+    would not rearrange them for its processor's kernels.
     `labels` has what the bytes of each are reported under, by the name in llama.cpp's log.
     Raises UnsupportedError where this llama.cpp has no RPC, and BackendError for a device that is
     not there any more.
     """
 
-    def __init__(self, devices: Sequence[Device]) -> None:
+    def __init__(self, devices: Sequence[Device], gpu_layers: int) -> None:
         self._devices = devices
+        self._gpu_layers = gpu_layers
         self._relays = _relays_of(device for device in devices if device.worker)
         self._kept: list[Any] = []  # what llama.cpp has addresses of
         self.labels = {self._logged(device): device.label for device in devices}
@@ -50,18 +54,22 @@ class Placed:
     def apply(self, params: Any) -> None:
         """Let a model be loaded like that."""
         devices = self._devices
-        if not devices:
+        params.n_gpu_layers, params.no_host = self._gpu_layers, True
+        if not devices and self._gpu_layers:
             return
         handles = (_P * (len(devices) + 1))(*map(self._handle, devices), None)
+        self._kept = [handles]
+        params.devices = ctypes.cast(handles, _P).value
+        if not devices:  # nor is a GPU used for what lies with the processor
+            return
         most = max(len(devices), int(library().llama_max_devices()))
         shares = (ctypes.c_float * most)(*(device.layers for device in devices))
         # No tensor has this name. With any such rule steps run one after the other: computing
         # several at once takes four copies of what passes between devices, and serves prompts only.
         pattern = ctypes.c_char_p(_NO_TENSOR)
         rules = (_P * 4)(ctypes.cast(pattern, _P), _host_memory(), None, None)
-        self._kept = [handles, shares, pattern, rules]
-        params.n_gpu_layers = sum(device.layers for device in devices)
-        params.devices, params.tensor_split = ctypes.cast(handles, _P).value, shares
+        self._kept += [shares, pattern, rules]
+        params.tensor_split = shares
         params.tensor_buft_overrides = ctypes.cast(rules, _P).value
 
     def check(self) -> None:

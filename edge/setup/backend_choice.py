@@ -83,8 +83,8 @@ def _with_device(request: Request, machine: Machine) -> Request:
         )
     if request.device == "gpu" and not machine.accelerators:
         raise UnsupportedError(
-            "--device gpu is not possible: llama.cpp has no GPU here",
-            hint="`edgespec doctor` says how to build it with one; or add --backend onnx",
+            f"--device gpu is not possible: {machine.missing_gpu}",
+            hint="`edgespec doctor` says what is missing; or add --backend onnx",
         )
     return replace(request, gpu_layers=0) if request.device == "cpu" else request
 

@@ -39,8 +39,9 @@ def prepare_kernels(spec: ModelSpec, request: Request, report: Progress) -> None
 
     Where they do not fit this llama.cpp, plans of this process know that, too.
     """
-    is_on_gpu = bool(request.gpu_layers and not request.workers)
-    is_possible = request.kernels != "off" and not missing_kernels() and not is_on_gpu
+    asked = request.gpu_layers or 0
+    is_elsewhere = asked < 0 or asked > spec.num_layers
+    is_possible = request.kernels != "off" and not missing_kernels() and not is_elsewhere
     if request.backend == ONNX or spec.format == ONNX_FORMAT or not is_possible:
         return
     from edgespec.backends.llama.kernels import attach

@@ -30,7 +30,7 @@ from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
 from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.plan import Plan, draft_kv_type
-from edgespec.memory.plan.settings import Settings, settings_of
+from edgespec.memory.plan.settings import Settings, draft_shares, settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round, RoundHistory, merged_rounds
@@ -53,8 +53,8 @@ _RUNTIMES = (
 def draft_settings_of(plan: Plan, draft_spec: ModelSpec) -> Settings:
     """What decides the step times of a draft model beside a plan's target."""
     key, value = (draft_kv_type(draft_spec, kind) for kind in (plan.kv_type_k, plan.kv_type_v))
-    layers = plan.draft_gpu_layers
-    return Settings(plan.threads, key, value, layers, MODEL, kernels=plan.kernels)
+    layers, shares = plan.draft_gpu_layers, draft_shares(plan)
+    return Settings(plan.threads, key, value, layers, MODEL, kernels=plan.kernels, shares=shares)
 
 
 def head_settings_of(plan: Plan) -> Settings:

@@ -294,18 +294,22 @@ def _on_devices(
 def head_footprint(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
     """The components that the head in a model's file adds to a run, its weights apart.
 
-    A context of one layer, and rows of the model: kept by both contexts for a batch, and by the
-    drafter until it has fed them.
+    A context of one layer, where that lies, and rows of the model: kept by both contexts for a
+    batch, and by the drafter until it has fed them. Of several devices each may compute all of it.
     """
-    layer = f"blk.{spec.num_layers - 1}"
+    layer, devices = f"blk.{spec.num_layers - 1}", device_layers(spec, shape)
     keys, values = (spec.tensors[f"{layer}.attn_{one}.weight"].dims[1] for one in "kv")
     kinds = KV_TYPE_BYTES[shape.type_k], KV_TYPE_BYTES[shape.type_v]
     cache = padded(shape.context_size) * (keys * kinds[0] + values * kinds[1])
     batch = shape.batch_size + HEAD_NODES
     rows = shape.batch_size + shape.max_nodes + batch + HEAD_UNREAD + min(batch, HEAD_UNREAD)
+    compute = head_compute_bytes(spec, _batch_shape(spec, shape, 1))
+    block, logits = (_holder(devices, i) or HOST for i in (spec.num_layers - 1, spec.num_layers))
+    others = sorted({block, logits} - {HOST})
     return (
-        Component("head_kv_cache", int(cache)),
-        Component("head_compute", head_compute_bytes(spec, _batch_shape(spec, shape, 1))),
+        Component("head_kv_cache", int(cache), device=block),
+        Component("head_compute", compute, is_ceiling=block != HOST),
+        *(Component("head_compute", compute, True, one) for one in others),
         Component("head_rows", rows * spec.embedding_size * _F32, is_ceiling=True),
         Component("head_logits", spec.vocab_size * _F32, is_ceiling=True),
     )

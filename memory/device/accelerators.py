@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.device import host
-from edgespec.memory.device.llama_binary import ggml_function
+from edgespec.memory.device.llama_binary import ggml_function, kernel_files
 
 _GPU, _INTEGRATED_GPU = 1, 2  # values of ggml_backend_dev_type
 _RPC = "RPC"
 _NO_GPUS = ("BLAS", "CPU", _RPC)  # what else registers itself
+_VULKAN = "vulkan"  # which registers itself only where its driver starts
+_VISIBLE = {_VULKAN: "GGML_VK_VISIBLE_DEVICES", "cuda": "CUDA_VISIBLE_DEVICES"}
 _LISTENER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _first_use = threading.Lock()
-_SIZES = ctypes.POINTER(ctypes.c_size_t)
 # Name, result and arguments.
 _FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("ggml_backend_reg_count", ctypes.c_size_t),
@@ -31,18 +34,44 @@ _FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p),
     ("ggml_backend_dev_count", ctypes.c_size_t),
     ("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t),
-    ("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p),
-    ("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p),
     ("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p),
-    ("ggml_backend_dev_memory", None, ctypes.c_void_p, _SIZES, _SIZES),
+    ("ggml_backend_dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p),
+    ("ggml_backend_dev_get_props", None, ctypes.c_void_p, ctypes.c_void_p),
     ("ggml_log_get", None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_void_p)),
     ("ggml_log_set", None, ctypes.c_void_p, ctypes.c_void_p),
 )
 
 
+class _Capabilities(ctypes.Structure):
+    """struct ggml_backend_dev_caps"""
+
+    _fields_ = tuple(
+        (name, ctypes.c_bool)
+        for name in ("asynchronous", "host_buffer", "buffer_from_host_ptr", "events", "mmap")
+    )
+
+
+class _Properties(ctypes.Structure):
+    """struct ggml_backend_dev_props"""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("description", ctypes.c_char_p),
+        ("memory_free", ctypes.c_size_t),
+        ("memory_total", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("device_id", ctypes.c_char_p),
+        ("capabilities", _Capabilities),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One GPU, or a worker's device; `shares_memory`: its memory is the processor's."""
+    """One GPU, or a worker's device.
+
+    `shares_memory`: its memory is the processor's. `maps_files`: it computes with pages of a mapped
+    file; others have copies of their own, also where the memory is shared.
+    """
 
     name: str
     description: str
@@ -53,20 +82,72 @@ class Accelerator:
     number: int = 0  # among that worker's devices
     bytes_per_s: float = 0.0  # of its memory; 0 where nobody measured it
     latency_s: float = 0.0  # of a trip there and back
+    maps_files: bool = False
+
+
+class _Seen(NamedTuple):
+    """A device of the registry, and what tells it from others."""
+
+    gpu: Accelerator
+    is_integrated: bool
+    device_id: bytes | None  # of its slot in the machine, where that is told
+    registry: int | None  # of the kind of library that drives it
 
 
 def accelerators() -> tuple[Accelerator, ...]:
-    """All GPUs llama.cpp can use now; empty without one, or when its libraries do not load."""
+    """All GPUs llama.cpp can use now; empty without one, or when its libraries do not load.
+
+    As llama.cpp chooses (`llama.cpp: src/llama.cpp`, `llama_prepare_model_devices`): a GPU that two
+    libraries drive counts once, and one that is part of the processor only where there is no other.
+    """
     library = _ggml()
     if library is None:
         return ()
-    found = (_describe(library, number) for number in range(library.ggml_backend_dev_count()))
-    return tuple(one for one in found if one is not None)
+    found = [_describe(library, number) for number in range(library.ggml_backend_dev_count())]
+    seen = [one for one in found if one is not None]
+    return tuple(_separate(seen) or _integrated(seen))
+
+
+def _separate(seen: Sequence[_Seen]) -> list[Accelerator]:
+    """GPUs with memory of their own, each once."""
+    ids, gpus = set(), []
+    for one in seen:
+        if not one.is_integrated and (one.device_id is None or one.device_id not in ids):
+            ids.add(one.device_id)
+            gpus.append(one.gpu)
+    return gpus
+
+
+def _integrated(seen: Sequence[_Seen]) -> list[Accelerator]:
+    """GPUs that are part of the processor, as the first of their libraries drives them."""
+    integrated = [one for one in seen if one.is_integrated]
+    return [one.gpu for one in integrated if one.registry == integrated[0].registry]
 
 
 def gpu_kinds() -> tuple[str, ...]:
     """Kinds of GPU llama.cpp was built for: "cuda", "metal", ...; whether there is one or not."""
-    return tuple(sorted(name.lower() for name in _registered() if name not in _NO_GPUS))
+    kinds = {name.lower() for name in _registered() if name not in _NO_GPUS}
+    if any(f"ggml-{_VULKAN}" in file.name for file in kernel_files()):
+        kinds.add(_VULKAN)
+    return tuple(sorted(kinds))
+
+
+def missing_gpu() -> str:
+    """Why llama.cpp uses no GPU, in one clause; "" where it sees one."""
+    if accelerators():
+        return ""
+    kinds = gpu_kinds()
+    if not kinds:
+        return "llama.cpp was built without GPU support"
+    narrowed = [f"{name}={os.environ[name]}" for name in _narrowing(kinds)]
+    reason = f"llama.cpp was built for {', '.join(kinds)} but sees no GPU"
+    return f"{reason} with {' and '.join(narrowed)}" if narrowed else reason
+
+
+def _narrowing(kinds: Sequence[str]) -> Iterator[str]:
+    """Variables of the environment that say which GPUs are seen, and are set."""
+    names = (_VISIBLE[kind] for kind in kinds if kind in _VISIBLE)
+    return (name for name in names if name in os.environ)
 
 
 def has_rpc() -> bool:
@@ -92,20 +173,23 @@ def _registered() -> list[str]:
     return [library.ggml_backend_reg_name(handle).decode() for handle in handles]
 
 
-def _describe(library: Any, number: int) -> Accelerator | None:
+def _describe(library: Any, number: int) -> _Seen | None:
     handle = library.ggml_backend_dev_get(number)
     kind = library.ggml_backend_dev_type(handle)
     if kind not in (_GPU, _INTEGRATED_GPU):
         return None
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    library.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
-    return Accelerator(
-        name=library.ggml_backend_dev_name(handle).decode(errors="replace"),
-        description=library.ggml_backend_dev_description(handle).decode(errors="replace"),
-        total_bytes=total.value,
-        free_bytes=free.value,
+    told = _Properties()
+    library.ggml_backend_dev_get_props(handle, ctypes.byref(told))
+    gpu = Accelerator(
+        name=told.name.decode(errors="replace"),
+        description=told.description.decode(errors="replace"),
+        total_bytes=told.memory_total,
+        free_bytes=told.memory_free,
         shares_memory=kind == _INTEGRATED_GPU or host.has_unified_memory(),
+        maps_files=told.capabilities.buffer_from_host_ptr,
     )
+    registry = library.ggml_backend_dev_backend_reg(handle)
+    return _Seen(gpu, kind == _INTEGRATED_GPU, told.device_id, registry)
 
 
 def _ggml() -> Any:

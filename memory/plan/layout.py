@@ -168,10 +168,8 @@ class Layout:
         """What keeps them away, or ""."""
         if self.backend == ONNX:
             return "ONNX Runtime has its own"
-        if self.gpu_layers and self.machine.has_gpu:
-            return "layers are on the GPU"
-        if sum(self.offloaded.counts) > self.spec.num_layers:
-            return "all layers are on workers"
+        if sum(share.layers for share in self.shares) > self.spec.num_layers:
+            return "all layers are on other devices"
         if self.machine.missing_kernels:
             return self.machine.missing_kernels
         return (
@@ -211,7 +209,7 @@ class Layout:
     def _maps(self, spec: ModelSpec) -> bool:
         """Whether llama.cpp reads these weights in the file: not where it makes copies anyway."""
         if self.machine.accelerators and self.gpu_layers:
-            return self.machine.is_one_pool  # there the GPU reads the mapped pages themselves
+            return self.machine.maps_files
         shape = RunShape(256, 32, 1, features=self.machine.features, kernels=self.kernels)
         return not any(part.name == "weights_repacked" for part in footprint(spec, shape))
 
@@ -285,15 +283,16 @@ class Layout:
                 where = f"free on {one.name}"
             rooms[label] = Shortage(where, one.free_bytes, label)
         for label, room in rooms.items():
-            if sum(part.nbytes for part in parts if part.device == label) > room.there_bytes:
+            if sum(part.nbytes for part in parts_on(label, parts)) > room.there_bytes:
                 yield room
 
     @property
     def shares(self) -> tuple[Share, ...]:
         """The layers by device, of those that have any."""
-        named = zip(
-            self.machine.labels, self.offloaded.counts, self.machine.accelerators, strict=False
-        )
+        everything = self.spec.num_layers + 1
+        alone = everything if self.gpu_layers < 0 else min(self.gpu_layers, everything)
+        counts = self.offloaded.counts or (alone,)
+        named = zip(self.machine.labels, counts, self.machine.accelerators, strict=False)
         return tuple(Share(label, count, one) for label, count, one in named if count)
 
     @property
@@ -359,6 +358,11 @@ class Layout:
 def smallest_batch(draft_max: int) -> int:
     """The least batch there is that has room for a step with this draft."""
     return next(size for size in reversed(BATCH_SIZES) if size > draft_max)
+
+
+def parts_on(label: str, parts: Iterable[Component]) -> Iterator[Component]:
+    """The components on a device, also those of a GPU in the processor's memory."""
+    return (part for part in parts if part.device == label or part.name.startswith(f"{label}_"))
 
 
 def _pooled(part: Component) -> Component:

@@ -28,11 +28,17 @@ class Machine:
     process_bytes: int = 0
     missing_kernels: str = "they were not looked for"  # empty where there are some
     bytes_per_s: float = 0.0  # of the processor's memory; 0 where nobody measured it
+    missing_gpu: str = "llama.cpp sees no GPU"  # why, where there is none
 
     @property
     def is_one_pool(self) -> bool:
         """Whether GPU and processor share their memory."""
         return any(gpu.shares_memory for gpu in self.accelerators)
+
+    @property
+    def maps_files(self) -> bool:
+        """Whether devices compute with the pages of a mapped file, so that nothing is copied."""
+        return self.is_one_pool and all(one.maps_files for one in self.accelerators)
 
     @property
     def has_gpu(self) -> bool:
@@ -61,7 +67,7 @@ def this_machine(workers: Sequence[str] = ()) -> Machine:
     Workers come before GPUs, so that the last layers, and with them the logits, are on this machine
     where it has one. Raises as `worker_devices`, and UnsupportedError where llama.cpp has no RPC.
     """
-    from edgespec.memory.device.accelerators import accelerators, require_rpc
+    from edgespec.memory.device.accelerators import accelerators, missing_gpu, require_rpc
 
     found, bytes_per_s = accelerators(), 0.0
     if workers:
@@ -72,7 +78,9 @@ def this_machine(workers: Sequence[str] = ()) -> Machine:
         found, bytes_per_s = (*worker_devices(workers), *found), memory_bandwidth()
     held = resident_bytes() + (0 if "llama_cpp" in sys.modules else LIBRARY_BYTES)
     features = host.cpu_features()
-    return Machine(reachable_bytes(), found, features, held, missing_kernels(), bytes_per_s)
+    return Machine(
+        reachable_bytes(), found, features, held, missing_kernels(), bytes_per_s, missing_gpu()
+    )
 
 
 def reachable_bytes() -> int:

@@ -104,8 +104,8 @@ def with_layers_placed(layout: Layout) -> tuple[Layout, Choice]:
     has_devices = bool(layout.machine.accelerators) and layout.backend != ONNX
     if asked and asked > 0 and not has_devices:
         raise UnsupportedError(
-            f"--gpu-layers {asked} is not possible: {layout.backend} has no GPU here",
-            hint="`edgespec doctor` says how to build it with one; or leave the option out",
+            f"--gpu-layers {asked} is not possible: {_missing_gpu(layout)}",
+            hint="`edgespec doctor` says what is missing; or leave the option out",
         )
     if layout.request.workers:
         _check_workers(layout)
@@ -141,15 +141,19 @@ def _most_on_gpu(layout: Layout, context: int) -> int:
     return 0
 
 
+def _missing_gpu(layout: Layout) -> str:
+    if layout.backend == ONNX:
+        return "layers are offloaded by llama.cpp alone"
+    return layout.machine.missing_gpu
+
+
 def _layers_reason(layout: Layout) -> str:
     if layout.machine.is_split and layout.backend != ONNX:
         return _shares_reason(layout)
     if layout.request.gpu_layers is not None:
         return "as asked"
-    if layout.backend == ONNX:
-        return "layers are offloaded by llama.cpp alone"
-    if not layout.machine.accelerators:
-        return "llama.cpp was built for the CPU alone, or sees no GPU"
+    if layout.backend == ONNX or not layout.machine.accelerators:
+        return _missing_gpu(layout)
     names = ", ".join(gpu.description for gpu in layout.machine.accelerators)
     how_many = "all" if layout.gpu_layers < 0 else "as many as"
     return f"{how_many} fit into {names}"

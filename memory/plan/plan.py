@@ -86,7 +86,7 @@ class Plan:
     users: int = 1  # generations at once
     cells: int = 0  # of the cache, for all of them; 0: a context
     latency: float = 1.0
-    shares: tuple[Share, ...] = ()  # of devices that share layers; empty for one GPU alone
+    shares: tuple[Share, ...] = ()  # of devices that have any layers
 
     @property
     def max_nodes(self) -> int:
@@ -136,9 +136,7 @@ class Plan:
     @property
     def draft_gpu_layers(self) -> int:
         """Layers of a draft model on a GPU: all of them where the target uses one."""
-        if self.shares:
-            return -1 if any(not one.device.worker for one in self.shares) else 0
-        return -1 if self.gpu_layers else 0
+        return -1 if any(not one.device.worker for one in self.shares) else 0
 
     @property
     def component_bytes(self) -> dict[str, int]:

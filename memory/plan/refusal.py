@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.footprint import WORKER, kv_type_fits
-from edgespec.memory.plan.layout import Layout, smallest_batch
+from edgespec.memory.plan.layout import Layout, parts_on, smallest_batch
 from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.plan import component_bytes
 from edgespec.memory.plan.request import CONTEXT_STEP
@@ -23,7 +23,7 @@ def refusal(layout: Layout, context: int, batch: int, draft_max: int) -> DoesNot
     shortage = layout.shortage(parts)
     assert shortage is not None
     if shortage.device:  # each memory stands for itself
-        parts = tuple(part for part in parts if part.device == shortage.device)
+        parts = tuple(parts_on(shortage.device, parts))
     else:
         parts = tuple(part for part in parts if not part.device.startswith(WORKER))
     largest = sorted(component_bytes(parts).items(), key=lambda item: -item[1])[:_NAMED]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.layout import Layout
 from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
@@ -23,7 +24,7 @@ class Settings:
     device: str = "cpu"  # of ONNX Runtime; with llama.cpp the layers on the GPU say it
     kernels: bool = False  # edgespec's own, in llama.cpp
     head: bool = False  # of the head in a model's file alone
-    shares: str = ""  # layers by device, where several share them
+    shares: str = ""  # layers by device, of those that have any
 
 
 def settings_of(chosen: Plan | Layout) -> Settings:
@@ -39,5 +40,15 @@ def settings_of(chosen: Plan | Layout) -> Settings:
         is_onnx and chosen.exact,
         chosen.device if is_onnx else "cpu",
         chosen.kernels,
-        shares=", ".join(f"{one.layers} on {one.device.name}" for one in chosen.shares),
+        shares=", ".join(f"{one.layers} on {_name(one.device)}" for one in chosen.shares),
     )
+
+
+def draft_shares(plan: Plan) -> str:
+    """The GPUs beside the layers of which a draft model lies: with all of its own there."""
+    return ", ".join(_name(one.device) for one in plan.shares if not one.device.worker)
+
+
+def _name(device: Accelerator) -> str:
+    """A worker's address; a GPU's own name: its number may be another one's the next time."""
+    return device.name if device.worker else device.description

@@ -168,7 +168,7 @@ def test_a_device_maps_to_layers_with_llama_cpp(spec: ModelSpec) -> None:
 
 
 def test_a_gpu_that_is_not_there_is_refused(spec: ModelSpec) -> None:
-    with pytest.raises(UnsupportedError, match=r"llama\.cpp has no GPU here") as caught:
+    with pytest.raises(UnsupportedError, match=r"llama\.cpp sees no GPU") as caught:
         plan(spec, device="gpu")
     assert "--backend onnx" in caught.value.hint
     assert plan(spec, device="gpu", backend=ONNX).device == "gpu"

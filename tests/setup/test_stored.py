@@ -31,6 +31,7 @@ def test_step_times_belong_to_a_file_and_its_settings() -> None:
         key(kv_type_k="bf16"),
         key(kv_type_v="q8_0"),
         key(gpu_layers=5),
+        key(gpu_layers=5, shares="5 on a GPU"),
         key(replace(SPEC, fingerprint="beef")),
     ]
     assert len(set(keys)) == len(keys)

@@ -47,8 +47,9 @@ def workers() -> Iterator[tuple[LocalWorker, LocalWorker]]:
 
 
 def backend(file: Path, *devices: Device) -> LlamaBackend:
+    layers = sum(device.layers for device in devices)
     settings = LlamaSettings(
-        512, 64, max_nodes=8, max_leaves=4, gpu_layers=0, mapped=False, devices=devices
+        512, 64, max_nodes=8, max_leaves=4, gpu_layers=layers, mapped=False, devices=devices
     )
     return LlamaBackend(file, settings)
 

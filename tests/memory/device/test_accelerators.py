@@ -6,6 +6,7 @@ import functools
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,27 @@ def test_a_library_that_does_not_load_shows_no_gpu(
 
 
 class Registry:
-    """ggml's device registry with a processor, a GPU and one that is part of the processor."""
+    """ggml's device registry with a processor and GPUs: kind, name, free and all bytes, slot."""
 
-    devices = ((0, b"CPU", 0, 0), (1, b"CUDA0", 5 * GIB, 6 * GIB), (2, b"Vulkan0", GIB, 8 * GIB))
+    kinds: tuple[bytes, ...] = (b"Vulkan", b"CUDA", b"BLAS", b"CPU")
+    processor = 0, b"CPU", 0, 0, None, False
+    integrated = 2, b"Vulkan0", GIB, 8 * GIB, b"0000:00:02.0", False
+    discrete = 1, b"CUDA0", 5 * GIB, 6 * GIB, b"0000:01:00.0", False
+    again = 1, b"Vulkan1", 5 * GIB, 6 * GIB, b"0000:01:00.0", False
+    nameless = 1, b"CUDA1", 3 * GIB, 6 * GIB, None, False
+    apple = 1, b"Metal", 5 * GIB, 6 * GIB, None, True
+
+    def __init__(self, *devices: Any) -> None:
+        self.devices = (self.processor, *devices)
 
     def ggml_backend_reg_count(self) -> int:
-        return 4
+        return len(self.kinds)
 
     def ggml_backend_reg_get(self, number: int) -> int:
         return number
 
     def ggml_backend_reg_name(self, number: int) -> bytes:
-        return (b"Vulkan", b"CUDA", b"BLAS", b"CPU")[number]
+        return self.kinds[number]
 
     def ggml_backend_dev_count(self) -> int:
         return len(self.devices)
@@ -50,32 +60,82 @@ class Registry:
         return number
 
     def ggml_backend_dev_type(self, number: int) -> int:
-        return self.devices[number][0]
+        return int(self.devices[number][0])
 
-    def ggml_backend_dev_name(self, number: int) -> bytes:
-        return self.devices[number][1]
+    def ggml_backend_dev_backend_reg(self, number: int) -> int:
+        return hash(self.devices[number][1].rstrip(b"0123456789"))
 
-    def ggml_backend_dev_description(self, number: int) -> bytes:
-        return b"Some \xff GPU"
+    def ggml_backend_dev_get_props(self, number: int, properties: Any) -> None:
+        told = properties._obj
+        _, told.name, told.memory_free, told.memory_total, told.device_id, maps = self.devices[
+            number
+        ]
+        told.description = b"Some \xff GPU"
+        told.capabilities.buffer_from_host_ptr = maps
 
-    def ggml_backend_dev_memory(self, number: int, free: Any, total: Any) -> None:
-        free._obj.value, total._obj.value = self.devices[number][2:]
+
+Seen = Callable[..., tuple[str, ...]]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """Names of the GPUs that are used of those in a registry."""
+
+    def names(*devices: Any) -> tuple[str, ...]:
+        monkeypatch.setattr(accelerators, "_ggml", lambda: Registry(*devices))
+        return tuple(gpu.name for gpu in accelerators.accelerators())
+
+    return names
 
 
 @pytest.mark.parametrize("unified", [False, True])
-def test_gpus_are_those_of_the_registry(monkeypatch: pytest.MonkeyPatch, unified: bool) -> None:
+def test_gpus_are_those_of_the_registry(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, unified: bool
+) -> None:
     """The processor is none; an integrated one shares memory, any one does on such a machine."""
     monkeypatch.setattr(host, "has_unified_memory", lambda: unified)
-    monkeypatch.setattr(accelerators, "_ggml", Registry)
-    found = accelerators.accelerators()
-    assert [gpu.name for gpu in found] == ["CUDA0", "Vulkan0"]
-    assert [gpu.shares_memory for gpu in found] == [unified, True]
-    assert [(gpu.free_bytes, gpu.total_bytes) for gpu in found] == [
-        (5 * GIB, 6 * GIB),
-        (GIB, 8 * GIB),
-    ]
-    assert found[0].description == "Some \ufffd GPU"
+    assert seen(Registry.discrete) == ("CUDA0",)
+    (found,) = accelerators.accelerators()
+    assert (found.shares_memory, found.maps_files) == (unified, False)
+    assert (found.free_bytes, found.total_bytes) == (5 * GIB, 6 * GIB)
+    assert found.description == "Some \ufffd GPU"
+    assert seen(Registry.integrated) == ("Vulkan0",)
+    (found,) = accelerators.accelerators()
+    assert (found.shares_memory, found.free_bytes) == (True, GIB)
     assert accelerators.gpu_kinds() == ("cuda", "vulkan")
+
+
+def test_a_gpu_counts_once_and_the_processor_s_own_only_without_another(seen: Seen) -> None:
+    """As in llama.cpp, which would otherwise get layers for memory that is another device's."""
+    assert seen(Registry.integrated, Registry.discrete) == ("CUDA0",)
+    assert seen(Registry.discrete, Registry.again) == ("CUDA0",)
+    assert seen(Registry.nameless, Registry.nameless) == ("CUDA1", "CUDA1")
+    another = 2, b"SYCL0", GIB, 8 * GIB, b"0000:00:02.0", False
+    assert seen(Registry.integrated, another) == ("Vulkan0",)
+
+
+def test_whether_pages_of_a_file_are_computed_with_is_the_library_s_word(seen: Seen) -> None:
+    """Shared memory is not enough: Vulkan and CUDA copy weights on such machines, too."""
+    seen(Registry.apple)
+    assert [gpu.maps_files for gpu in accelerators.accelerators()] == [True]
+    seen(Registry.integrated)
+    assert [gpu.maps_files for gpu in accelerators.accelerators()] == [False]
+
+
+def test_why_there_is_no_gpu(seen: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vulkan without a driver that starts registers nothing, but its library is there."""
+    monkeypatch.delenv("GGML_VK_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
+    monkeypatch.setattr(Registry, "kinds", (b"CPU", b"RPC"))
+    assert seen() == ()
+    assert accelerators.missing_gpu() == "llama.cpp was built without GPU support"
+    (tmp_path / "libggml-vulkan.so").write_bytes(b"")
+    assert accelerators.gpu_kinds() == ("vulkan",)
+    assert accelerators.missing_gpu() == "llama.cpp was built for vulkan but sees no GPU"
+    monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "7")
+    assert accelerators.missing_gpu().endswith("sees no GPU with GGML_VK_VISIBLE_DEVICES=7")
+    assert seen(Registry.discrete) == ("CUDA0",)
+    assert accelerators.missing_gpu() == ""
 
 
 PROGRAM = """
@@ -86,21 +146,26 @@ from edgespec.backends.llama.library import ggml_function, library
 lib = library()
 
 class Device(ctypes.Structure):
-    # struct ggml_backend_device: of its functions the first four are asked for here
+    # struct ggml_backend_device: of its functions the first five matter here
     _fields_ = [("functions", ctypes.c_void_p * 16), ("reg", ctypes.c_void_p)]
 
-pointer, size = ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)
-texts = ctypes.CFUNCTYPE(pointer, pointer)
-name, description = map(ctypes.create_string_buffer, (b"RPC0", b"another machine's"))
+from edgespec.memory.device.accelerators import _Properties
 
-def memory(_device, free, total):
-    free[0], total[0] = 5 << 30, 6 << 30
+pointer = ctypes.c_void_p
+texts = ctypes.CFUNCTYPE(pointer, pointer)
+name = ctypes.create_string_buffer(b"RPC0")
+unused = ctypes.CFUNCTYPE(None)(lambda: None)
+
+def tell(_device, told):
+    told[0].name, told[0].description = b"RPC0", b"another machine's"
+    told[0].memory_free, told[0].memory_total = 5 << 30, 6 << 30
 
 functions = [
     texts(lambda _: ctypes.addressof(name)),
-    texts(lambda _: ctypes.addressof(description)),
-    ctypes.CFUNCTYPE(None, pointer, size, size)(memory),
+    unused,
+    unused,
     ctypes.CFUNCTYPE(ctypes.c_int, pointer)(lambda _: 1),
+    ctypes.CFUNCTYPE(None, pointer, ctypes.POINTER(_Properties))(tell),
 ]
 device = Device()
 for place, function in enumerate(functions):

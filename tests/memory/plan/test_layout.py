@@ -33,12 +33,32 @@ def test_a_budget_covers_the_gpu_too() -> None:
 
 
 def test_shared_memory_is_one_pool() -> None:
-    """What the GPU takes counts against the same limit, and the file stays mapped."""
+    """What the GPU takes counts against the same limit."""
     machine = Machine(100 * MIB, gpu(64 << 30, shares=True))
     plan = plan_of(SPEC, machine)
-    assert (plan.gpu_layers, plan.mapped, plan.predicted_gpu_bytes) == (-1, True, 0)
+    assert (plan.gpu_layers, plan.mapped, plan.predicted_gpu_bytes) == (-1, False, 0)
     assert plan.predicted_peak_bytes == sum(plan.component_bytes.values())
     assert {"gpu_weights", "gpu_kv_cache", "gpu_compute"} <= set(plan.component_bytes)
     tight = plan_of(SPEC, replace(machine, free_bytes=plan.predicted_peak_bytes - 1))
     assert tight.predicted_peak_bytes < plan.predicted_peak_bytes
     assert isinstance(outcome(SPEC, replace(machine, free_bytes=60 * MIB)), DoesNotFitError)
+
+
+def test_a_file_stays_mapped_where_a_gpu_computes_with_its_pages() -> None:
+    """Else the pages would lie beside the GPU's copies, in the same memory."""
+    (one,) = gpu(64 << 30, shares=True)
+    assert plan_of(SPEC, Machine(100 * MIB, (replace(one, maps_files=True),))).mapped
+    assert not plan_of(SPEC, Machine(100 * MIB, (one,))).mapped
+    assert plan_of(SPEC, Machine(100 * MIB, (one,)), gpu_layers=0).mapped
+
+
+def test_of_shared_memory_a_gpu_takes_what_its_driver_lets_it_have() -> None:
+    """Drivers keep a part of the memory for the processor alone."""
+    machine = Machine(100 * MIB, gpu(2 * MIB, shares=True))
+    plan = plan_of(SPEC, machine)
+    taken = sum(size for name, size in plan.component_bytes.items() if name.startswith("gpu_"))
+    assert 0 < plan.gpu_layers <= SPEC.num_layers and 0 < taken <= 2 * MIB
+    refused = outcome(SPEC, machine, gpu_layers=SPEC.num_layers + 1)
+    assert isinstance(refused, DoesNotFitError)
+    assert "free on the GPU: 2 MiB" in str(refused)
+    assert "gpu weights" in str(refused)

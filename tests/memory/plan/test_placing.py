@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from edgespec.memory.bytes.footprint import (
 )
 from edgespec.memory.device.kernels import attends, missing_kernels
 from edgespec.memory.plan.machine import Machine
-from edgespec.memory.plan.settings import Settings, settings_of
+from edgespec.memory.plan.settings import Settings, draft_shares, settings_of
 from edgespec.memory.times.speed import SpeedModel
 
 
@@ -136,7 +137,29 @@ def test_the_settings_of_step_times_know_the_gpu() -> None:
         return SpeedModel(curve(), is_measured=True)
 
     plan = plan_of(SPEC, Machine(64 << 30, gpu(8 << 30)), speed_of, kv_type="q8_0", threads=5)
-    assert asked == [Settings(5, "q8_0", "q8_0", -1, "suffix")] == [settings_of(plan)]
+    everything = f"{SPEC.num_layers + 1} on Some GPU"
+    expected = Settings(5, "q8_0", "q8_0", -1, "suffix", shares=everything)
+    assert asked == [expected] == [settings_of(plan)]
+
+
+def test_step_times_of_one_gpu_are_not_another_s() -> None:
+    """Its number is the same after GGML_VK_VISIBLE_DEVICES has another one seen."""
+    machine = Machine(64 << 30, gpu(8 << 30))
+    (one,) = machine.accelerators
+    plans = [
+        plan_of(SPEC, replace(machine, accelerators=(replace(one, description=name),)))
+        for name in ("fast", "slow")
+    ]
+    assert settings_of(plans[0]) != settings_of(plans[1])
+    assert draft_shares(plans[0]) == "fast"
+    assert draft_shares(plan_of(SPEC, machine, gpu_layers=0)) == ""
+
+
+def test_layers_that_no_gpu_can_take_are_refused_with_the_reason() -> None:
+    machine = Machine(64 << 30, missing_gpu="llama.cpp was built for vulkan but sees no GPU")
+    with pytest.raises(UnsupportedError, match=r"--gpu-layers 3 .* for vulkan but sees no GPU"):
+        plan_of(SPEC, machine, gpu_layers=3)
+    assert reason(plan_of(SPEC, machine), "gpu_layers") == machine.missing_gpu
 
 
 def test_only_the_preference_for_context_takes_a_smaller_cache_and_says_what_it_costs() -> None:

@@ -1,0 +1,47 @@
+"""Memory that was there when a run was planned, and is not when it is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from random_gguf import Q8_0, write_model
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
+
+# The limit is set once everything is open that a process needs besides.
+PROGRAM = """
+import resource, sys
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.library import library
+from edgespec.errors import DoesNotFitError
+
+path, room = sys.argv[1], int(sys.argv[2])
+LlamaBackend(path, LlamaSettings(256, 32, max_nodes=4, gpu_layers=0)).close()
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room,) * 2)
+try:
+    LlamaBackend(path, LlamaSettings(1 << 20, 32, max_nodes=4, gpu_layers=0, mapped=False))
+except DoesNotFitError as problem:
+    print(problem, problem.hint, sep="\\n")
+"""
+
+
+@pytest.mark.model
+def test_a_device_that_is_full_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    """llama.cpp ends neither the process, nor is the file called too new."""
+    file = write_model(tmp_path / "m.gguf", "llama", Q8_0, reads_bytes=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(file), str(64 << 20)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    error, hint = done.stdout.splitlines()
+    assert error.startswith("llama.cpp cannot make a context of 1048576 tokens: ")
+    assert "failed to allocate" in error
+    assert "smaller --ctx" in hint and "newer architecture" not in hint
