@@ -205,8 +205,7 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         context_size=plan.context_size,
         batch_size=plan.batch_size,
         max_nodes=plan.max_nodes,
-        # Suffix drafts are chains; what other drafters propose may branch anywhere.
-        max_leaves=max(1, plan.draft_max) if plan.drafter != "suffix" else 1,
+        max_leaves=plan.max_leaves,
         threads=plan.threads,
         kv_type_k=plan.kv_type_k,
         kv_type_v=plan.kv_type_v,

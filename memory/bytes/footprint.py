@@ -96,6 +96,7 @@ class RunShape:
     kernels: bool = False  # edgespec's own, where they fit
     snapshots: int = 0  # of a recurrent state, besides the one behind the last token
     sequences: int = 1  # that share the cache
+    leaves: int = 1  # of the largest tree: each but the first is a sequence for one step
     head: bool = False  # whether the block that predicts further tokens is loaded
     hands_out: tuple[int, ...] = ()  # layers whose inputs a head in a file of its own reads
 
@@ -175,9 +176,10 @@ def compute_sizes(spec: ModelSpec, shape: RunShape, devices: Sequence[range]) ->
 def _batch_shape(spec: ModelSpec, shape: RunShape, outputs: int) -> BatchShape:
     """The largest batch of a run, with logits of at most `outputs` of its tokens."""
     tokens = min(shape.batch_size, shape.context_size)
+    sequences = shape.sequences + shape.leaves - 1
     rotatable = all(length % 64 == 0 for length in spec.key_length)
     return BatchShape(
-        num_tokens=-(-tokens // shape.sequences) * shape.sequences,  # as many of each
+        num_tokens=-(-tokens // sequences) * sequences,  # as many of each
         num_outputs=min(tokens, outputs),
         cells=padded(shape.context_size),
         window_cells=window_cells(spec, shape),

@@ -34,6 +34,7 @@ from edgespec.memory.plan.plan import (
     Share,
     draft_context,
     draft_kv_type,
+    most_leaves,
 )
 from edgespec.memory.plan.request import ContextRange, Request, contexts_of
 from edgespec.models.spec import ModelSpec
@@ -330,6 +331,7 @@ class Layout:
             kernels=self.kernels,
             snapshots=draft_max if self.spec.has_snapshots else 0,
             sequences=self.users,
+            leaves=most_leaves(self.drafter, draft_max) if self._verifies_trees else 1,
             head=self.has_head and draft_max > 0,
             hands_out=self._read_by_head if draft_max else (),
         )
@@ -338,6 +340,14 @@ class Layout:
     def _read_by_head(self) -> tuple[int, ...]:
         reads = self.draft_spec.reads if self.draft_spec is not None else None
         return reads.layers if reads is not None else ()
+
+    @property
+    def _verifies_trees(self) -> bool:
+        """As `LlamaContext` finds it: elsewhere drafts are chains."""
+        spec = self.spec
+        has_head = self.has_head or bool(self._read_by_head)
+        is_chained = spec.keeps_state or any(spec.is_sliding) or has_head
+        return not is_chained and not (self.exact and self.users > 1)
 
     def _draft_shape(self, spec: ModelSpec, context: int) -> RunShape:
         """How the draft model is loaded: as the target, with small steps."""

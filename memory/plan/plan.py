@@ -89,6 +89,11 @@ class Plan:
     shares: tuple[Share, ...] = ()  # of devices that have any layers
 
     @property
+    def max_leaves(self) -> int:
+        """Branches of the largest draft tree."""
+        return most_leaves(self.drafter, self.draft_max)
+
+    @property
     def max_nodes(self) -> int:
         """Nodes of a step, the roots of all users included."""
         return self.draft_max + self.users
@@ -146,6 +151,11 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         """Choices by name, each with value and reason."""
         return {c.name: {"value": c.value, "reason": c.reason} for c in self.choices}
+
+
+def most_leaves(drafter: str, draft_max: int) -> int:
+    """Suffix drafts are chains; what other drafters propose may branch anywhere."""
+    return max(1, draft_max) if drafter != "suffix" else 1
 
 
 def component_bytes(components: Sequence[Component]) -> dict[str, int]:

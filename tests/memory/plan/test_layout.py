@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from planning_cases import (
     MIB,
     RECURRENT,
     SPEC,
     gpu,
+    model,
     outcome,
     plan_of,
+    reason,
 )
 
 from edgespec.errors import DoesNotFitError
+from edgespec.memory.device.kernels import missing_kernels
 from edgespec.memory.plan.machine import Machine
 
 
@@ -62,3 +66,26 @@ def test_of_shared_memory_a_gpu_takes_what_its_driver_lets_it_have() -> None:
     assert isinstance(refused, DoesNotFitError)
     assert "free on the GPU: 2 MiB" in str(refused)
     assert "gpu weights" in str(refused)
+
+
+def test_branches_of_trees_are_sequences_that_batches_are_reserved_for() -> None:
+    """15 of them round a batch of 128 up to 135 tokens; chains need none."""
+    chains, trees = (
+        plan_of(context_size=1024, draft_max=15, drafter=names)
+        for names in ("suffix", "suffix,recycling")
+    )
+    assert (chains.max_leaves, trees.max_leaves) == (1, 15)
+    assert chains.batch_size == trees.batch_size == 128
+    sizes = [plan.component_bytes["compute"] for plan in (chains, trees)]
+    assert 1.04 < sizes[1] / sizes[0] < 1.06
+
+
+def test_kernels_compute_the_layers_that_stay_here() -> None:
+    """As with workers: what is on a GPU has the GPU's."""
+    spec, machine = model(kind="Q4_0"), Machine(64 << 30, gpu(8 << 30), missing_kernels="")
+    if missing_kernels():
+        pytest.skip(f"edgespec has no kernels here: {missing_kernels()}")
+    assert plan_of(spec, machine, gpu_layers=2).kernels
+    everything = plan_of(spec, machine)
+    assert not everything.kernels
+    assert "all layers are on other devices" in reason(everything, "kernels")
