@@ -131,7 +131,7 @@ def test_products_are_timed_once(timed: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"kernels": "off"}, {"kernels": "on"}, {"gpu_layers": 4}, {"backend": "onnx"}]
+    "changes", [{"kernels": "off"}, {"kernels": "on"}, {"gpu_layers": -1}, {"backend": "onnx"}]
 )
 def test_nothing_is_timed_that_decides_nothing(timed: list[str], changes: dict[str, Any]) -> None:
     prepare_kernels(SPEC, replace(REQUEST, **changes), lambda *_: None)

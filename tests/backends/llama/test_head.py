@@ -350,6 +350,19 @@ def test_heads_of_real_shapes_take_what_llama_cpp_says(shape: Shape, tmp_path: P
     lib.llama_model_free(model)
 
 
+def test_a_head_lies_where_its_block_does(path: Path) -> None:
+    """Its cache, too; its results, on every device that may compute them."""
+    spec = read_model_spec(path)
+    places = {}
+    for layers in (0, 1, 2):  # none, the output matrix, and the head's block
+        parts = head_footprint(spec, RunShape(512, 64, DRAFTS + 1, gpu_layers=layers, head=True))
+        for name in ("head_kv_cache", "head_compute"):
+            places[layers, name] = [part.device for part in parts if part.name == name]
+    assert [places[layers, "head_kv_cache"] for layers in (0, 1, 2)] == [["host"]] * 2 + [["gpu"]]
+    assert places[0, "head_compute"] == ["host"]
+    assert places[1, "head_compute"] == places[2, "head_compute"] == ["host", "gpu"]
+
+
 def test_weights_of_a_head_that_is_not_loaded_are_not_planned(path: Path) -> None:
     spec = read_model_spec(path)
     totals = []
