@@ -150,12 +150,12 @@ def test_help_is_in_groups_and_every_option_is_in_one(say: Command) -> None:
     assert last.strip() == "-h, --help  Show this message and exit."
 
 
-@pytest.mark.parametrize("command", ["", "run", "models", "quantize type", "worker"])
+@pytest.mark.parametrize("asked", ["", "run", "models", "quantize type", "worker"])
 def test_help_fits_a_narrow_terminal_and_cuts_no_sentence_off(
-    say: Command, command: str, monkeypatch: pytest.MonkeyPatch
+    say: Command, asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    _, out, _ = say(*command.split(), "--help")
+    _, out, _ = say(*asked.split(), "--help")
     below_usage = out.split("\n\n", 1)[1]
     wrapped = [line for line in below_usage.splitlines() if not line.startswith("  -")]
     assert max(map(len, wrapped)) <= 40
