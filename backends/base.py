@@ -177,6 +177,14 @@ class Backend(Protocol):
 
 
 @runtime_checkable
+class KeepsSnapshots(Backend, Protocol):
+    """A model that can take back as many tokens as it keeps snapshots of its recurrent state."""
+
+    def keep_snapshots(self, count: int) -> None:
+        """Keep so many from now on, at most those it was opened for; the cache is empty then."""
+
+
+@runtime_checkable
 class Rests(Protocol):
     """A backend that keeps something ready for whoever makes its steps, such as threads."""
 

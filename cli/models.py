@@ -137,9 +137,21 @@ def _abilities(spec: ModelSpec) -> dict[str, Any]:
     return {
         "state_bytes": state_bytes(spec, RunShape(1, 1, 1)),
         "most_snapshots": most_snapshots(spec),
+        "snapshots": _snapshots_here(spec) if spec.has_snapshots else None,
         "has_head": has_head(spec),
         "heads_beside": {path.name: problem for path, problem in heads_for(spec)},
     }
+
+
+def _snapshots_here(spec: ModelSpec) -> dict[str, Any] | None:
+    """Snapshots of the recurrent state that a run on this device keeps, and why; None: no run."""
+    from edgespec.memory.plan.request import Request
+    from edgespec.setup.planning import make_run_plan
+
+    try:
+        return make_run_plan(spec, Request()).as_json().get("snapshots")
+    except EdgespecError:
+        return None
 
 
 def _drafting_rows(spec: ModelSpec) -> Iterator[tuple[str, str]]:
@@ -151,6 +163,8 @@ def _drafting_rows(spec: ModelSpec) -> Iterator[tuple[str, str]]:
         if not can["most_snapshots"]:
             back = "no drafts: llama.cpp cannot take it back"
         yield "recurrent state", f"{size_text(can['state_bytes'])} in {layers}; {back}"
+        if can["snapshots"] is not None:
+            yield "snapshots here", f"{can['snapshots']['value']}: {can['snapshots']['reason']}"
     if spec.num_prediction_layers:
         yield "head inside", "yes" if can["has_head"] else "yes, of a kind that does not draft here"
     for name, problem in can["heads_beside"].items():

@@ -6,7 +6,7 @@ real graph of its architecture. `write_hollow` writes the shape of a real model 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class Shape:
     kernel: int = 4  # of the convolution
     interval: int = 2  # every layer of that number attends
     predicting: int = 0  # layers behind the others that predict one token more
+    experts: int = 4  # where an architecture has some,
+    used: int = 2  # and those that a token goes to
 
     @property
     def inner(self) -> int:
@@ -193,11 +195,8 @@ def _mamba2(shape: Shape) -> Tensors:
 
 def _glm4moe(shape: Shape) -> tuple[Keys, Tensors]:
     """Attention in all layers, and experts in all but the first."""
-    width, inner = shape.width, shape.hidden // 2
-    keys: Keys = {
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": inner,
+    width = shape.width
+    keys: Keys = _expert_keys(shape) | {
         "expert_shared_count": 1,
         "leading_dense_block_count": 1,
         "nextn_predict_layers": shape.predicting,
@@ -208,19 +207,20 @@ def _glm4moe(shape: Shape) -> tuple[Keys, Tensors]:
             "attn_norm.weight": ((width,), "ones"),
             "post_attention_norm.weight": ((width,), "ones"),
         }
-        parts |= _experts(width, inner) if layer else _feed_forward(shape)
+        parts |= _experts(shape) if layer else _feed_forward(shape)
         parts |= _prediction(shape) if layer >= shape.layers else {}
         tensors |= {f"blk.{layer}.{name}": part for name, part in parts.items()}
     return keys, tensors
 
 
-def _experts(width: int, inner: int) -> Tensors:
+def _experts(shape: Shape) -> Tensors:
+    count, width, inner = shape.experts, shape.width, shape.hidden // 2
     return {
-        "ffn_gate_inp.weight": ((4, width), "normal"),
-        "exp_probs_b.bias": ((4,), "zeros"),
-        "ffn_gate_exps.weight": ((4, inner, width), "normal"),
-        "ffn_up_exps.weight": ((4, inner, width), "normal"),
-        "ffn_down_exps.weight": ((4, width, inner), "normal"),
+        "ffn_gate_inp.weight": ((count, width), "normal"),
+        "exp_probs_b.bias": ((count,), "zeros"),
+        "ffn_gate_exps.weight": ((count, inner, width), "normal"),
+        "ffn_up_exps.weight": ((count, inner, width), "normal"),
+        "ffn_down_exps.weight": ((count, width, inner), "normal"),
         "ffn_gate_shexp.weight": ((inner, width), "normal"),
         "ffn_up_shexp.weight": ((inner, width), "normal"),
         "ffn_down_shexp.weight": ((width, inner), "normal"),
@@ -230,20 +230,65 @@ def _experts(width: int, inner: int) -> Tensors:
 def _qwen35moe(shape: Shape) -> tuple[Keys, Tensors]:
     """Qwen 3.5 with experts, and one that all tokens share, behind a gate."""
     keys, tensors = _qwen35(shape)
-    width, inner = shape.width, shape.hidden // 2
-    keys |= {
-        "expert_count": 4,
-        "expert_used_count": 2,
-        "expert_feed_forward_length": inner,
-        "expert_shared_feed_forward_length": inner,
+    keys |= _expert_keys(shape) | {"expert_shared_feed_forward_length": shape.hidden // 2}
+    layers = range(shape.layers + shape.predicting)
+    tensors = _with_experts(tensors, shape, layers, "exp_probs_b")
+    gates = (f"blk.{layer}.ffn_gate_inp_shexp.weight" for layer in layers)
+    return keys, tensors | {name: ((shape.width,), "normal") for name in gates}
+
+
+def _with_experts(tensors: Tensors, shape: Shape, layers: Iterable[int], without: str) -> Tensors:
+    """The tensors with experts in some layers; `without` those that a name begins with."""
+    experts = _experts(shape)
+    left_out = tuple(without.split())
+    made = {name: one for name, one in experts.items() if not name.startswith(left_out)}
+    for layer in layers:
+        dense = {f"blk.{layer}.{name}" for name in _feed_forward(shape)}
+        tensors = {name: one for name, one in tensors.items() if name not in dense}
+        tensors |= {f"blk.{layer}.{name}": part for name, part in made.items()}
+    return tensors
+
+
+def _expert_keys(shape: Shape) -> Keys:
+    return {
+        "expert_count": shape.experts,
+        "expert_used_count": shape.used,
+        "expert_feed_forward_length": shape.hidden // 2,
     }
-    dense = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
-    tensors = {name: one for name, one in tensors.items() if not name.endswith(dense)}
-    for layer in range(shape.layers + shape.predicting):
-        parts = _experts(width, inner) | {"ffn_gate_inp_shexp.weight": ((width,), "normal")}
-        del parts["exp_probs_b.bias"]
+
+
+def _lfm2moe(shape: Shape) -> tuple[Keys, Tensors]:
+    """LFM 2 with experts in all layers but the first."""
+    keys, tensors = _lfm2(shape)
+    keys |= _expert_keys(shape) | {"leading_dense_block_count": 1, "expert_gating_func": 2}
+    shared = "ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
+    return keys, _with_experts(tensors, shape, range(1, shape.layers), shared)
+
+
+def _nemotron_h_moe(shape: Shape) -> tuple[Keys, Tensors]:
+    """Nemotron H with experts in place of what feeds forward, and a shared one, without gates."""
+    keys, tensors = _nemotron_h(shape)
+    keys |= _expert_keys(shape) | {
+        "expert_shared_feed_forward_length": shape.hidden // 2,
+        "expert_shared_count": 1,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 2.5,
+    }
+    feeding = [layer for layer, hidden in enumerate(keys["feed_forward_length"]) if hidden]
+    return keys, _with_experts(tensors, shape, feeding, "ffn_gate_exps ffn_gate_shexp")
+
+
+def _qwen3moe(shape: Shape) -> tuple[Keys, Tensors]:
+    """Attention and experts in all layers."""
+    tensors: Tensors = {"output_norm.weight": ((shape.width,), "ones")}
+    for layer in range(shape.layers):
+        parts = _attention(shape) | {
+            "attn_norm.weight": ((shape.width,), "ones"),
+            "ffn_norm.weight": ((shape.width,), "ones"),
+        }
         tensors |= {f"blk.{layer}.{name}": part for name, part in parts.items()}
-    return keys, tensors
+    without = "exp_probs_b ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
+    return _expert_keys(shape), _with_experts(tensors, shape, range(shape.layers), without)
 
 
 def _dense(shape: Shape) -> tuple[Keys, Tensors]:
@@ -256,7 +301,7 @@ def _dense(shape: Shape) -> tuple[Keys, Tensors]:
     return {}, tensors
 
 
-HYBRIDS = ("qwen35", "lfm2", "nemotron_h")
+HYBRIDS = ("qwen35", "lfm2", "nemotron_h", "qwen35moe", "lfm2moe", "nemotron_h_moe")
 _ARCHITECTURES = {
     "llama": _dense,
     "qwen3": _dense,
@@ -265,6 +310,9 @@ _ARCHITECTURES = {
     "nemotron_h": _nemotron_h,
     "glm4moe": _glm4moe,
     "qwen35moe": _qwen35moe,
+    "lfm2moe": _lfm2moe,
+    "nemotron_h_moe": _nemotron_h_moe,
+    "qwen3moe": _qwen3moe,
     "qwen3next": _qwen35,  # its metadata; the tensors have other names
 }
 

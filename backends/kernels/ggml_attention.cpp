@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "attention.h"
+#include "ggml_products.h"
 
 namespace edgespec {
 namespace {
@@ -16,7 +17,6 @@ using ggml::functions;
 using ggml::Tensor;
 
 constexpr size_t kAlignment = 64;
-constexpr int kMostHops = 16;             // from a query to the weights that made it
 constexpr int64_t kMostHeads = 256;
 constexpr int64_t kUnitRows = 36;         // of queries: each reads the keys anew
 constexpr int64_t kUnitBytes = 2 << 20;   // of scores: they stay in the second cache
@@ -30,16 +30,6 @@ Parameters parameters(const Tensor* op) {
     Parameters found;
     memcpy(&found, op->op_params, sizeof found);
     return found;
-}
-
-// A quantized cache has its queries rotated: that product's second factor leads on.
-bool comes_from(const Tensor* x, const ggml::BufferType* packed) {
-    for (int hop = 0; x && hop < kMostHops; hop++) {
-        const bool is_product = x->op == ggml::kMulMat;
-        if (is_product && x->src[0]->buffer && x->src[0]->buffer->type == packed) return true;
-        x = x->src[is_product ? 1 : 0];
-    }
-    return false;
 }
 
 bool cache_type(const Tensor* cache, CacheType& type) {

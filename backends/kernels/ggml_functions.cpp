@@ -61,8 +61,10 @@ bool tensor_fits() {
 }
 
 bool operations_fit() {
-    return strcmp(functions.op_name(kMulMat), "MUL_MAT") == 0 &&
+    return strcmp(functions.op_name(kConcat), "CONCAT") == 0 &&
+           strcmp(functions.op_name(kMulMat), "MUL_MAT") == 0 &&
            strcmp(functions.op_name(kMulMatId), "MUL_MAT_ID") == 0 &&
+           strcmp(functions.op_name(kCpy), "CPY") == 0 &&
            strcmp(functions.op_name(kGetRows), "GET_ROWS") == 0 &&
            strcmp(functions.op_name(kFlashAttention), "FLASH_ATTN_EXT") == 0;
 }

@@ -17,6 +17,7 @@
 #include "attention.h"
 #include "ggml_attention.h"
 #include "ggml_products.h"
+#include "ggml_snapshots.h"
 
 #ifdef _WIN32
 #define EXPORTED extern "C" __declspec(dllexport)
@@ -54,6 +55,7 @@ class PackedBufferType : public ggml::ExtraBufferType {
 
     ggml::TensorTraits* get_tensor_traits(const Tensor* op) override {
         if (op->op == ggml::kFlashAttention) return attends(op, packed_type()) ? &attention_ : nullptr;
+        if (op->op == ggml::kCpy) return is_useless_snapshot(op, packed_type()) ? &left_out_ : nullptr;
         if (op->op != ggml::kMulMat && op->op != ggml::kMulMatId && op->op != ggml::kGetRows) return nullptr;
         const Buffer* buffer = op->src[0]->buffer;
         return buffer && buffer->type == packed_type() ? &traits_ : nullptr;
@@ -62,6 +64,7 @@ class PackedBufferType : public ggml::ExtraBufferType {
    private:
     PackedTraits traits_;
     AttentionTraits attention_;
+    LeftOutTraits left_out_;
 };
 
 int init_tensor(Buffer*, Tensor* tensor) {

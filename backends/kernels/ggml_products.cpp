@@ -12,6 +12,7 @@ using ggml::functions;
 using ggml::Tensor;
 
 constexpr size_t kAlignment = 64;
+constexpr int kMostHops = 16;             // from a value to the weights that made it
 constexpr int64_t kChunkBytes = 128 << 10;  // of weights: what a thread takes at a time
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -190,6 +191,16 @@ size_t packed_bytes(const Tensor* weights) {
     const Format* f = format_of(weights);
     if (!f) return functions.nbytes(weights);
     return size_t(weights->ne[1] / f->panel_rows * weights->ne[2]) * f->panel_bytes(weights->ne[0]);
+}
+
+// The queries of a quantized cache are rotated: that product's second factor leads on.
+bool comes_from(const Tensor* x, const ggml::BufferType* packed) {
+    for (int hop = 0; x && hop < kMostHops; hop++) {
+        const bool is_product = x->op == ggml::kMulMat;
+        if (is_product && x->src[0]->buffer && x->src[0]->buffer->type == packed) return true;
+        x = x->src[is_product ? 1 : 0];
+    }
+    return false;
 }
 
 size_t multiplication_work_bytes(int64_t k, int64_t n) { return activation_bytes(k, n) + kAlignment; }

@@ -15,6 +15,9 @@ size_t packed_bytes(const ggml::Tensor* weights);
 // Bytes of work memory for n columns of k activations.
 size_t multiplication_work_bytes(int64_t k, int64_t n);
 
+// Whether a value was computed from a product with weights in this buffer type: its model uses the kernels.
+bool comes_from(const ggml::Tensor* x, const ggml::BufferType* packed);
+
 // Whether we compute this operation; its first source lies in our buffer, or is to.
 bool computes(const ggml::Tensor* op);
 

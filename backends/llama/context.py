@@ -71,6 +71,7 @@ class LlamaContext:
     """Nothing, until a model is opened. `handle` and `memory` are llama.cpp's own."""
 
     handle: Any = None
+    buffer_bytes: dict[str, int]  # that llama.cpp says it allocated
     _model: Any = None
     _tokenizer: LlamaTokenizer | None = None
 
@@ -99,6 +100,15 @@ class LlamaContext:
         self.capabilities = self._find_capabilities()
         self._make_context(adjust)
         self._look(self.settings.max_nodes)
+
+    def renew(self, adjust: Callable[[Any], None]) -> None:
+        """Make the context again, empty and adjusted anew; the model stays. Raises BackendError."""
+        self.lib.llama_free(self.handle)
+        self.handle = None
+        LOG.clear()
+        self._make_context(adjust)
+        self._threads = self.settings.threads
+        self.buffer_bytes = self.buffer_bytes | LOG.buffer_bytes(self._placed.labels)
 
     def _look(self, rows: int) -> None:
         """At what was made: its buffers, and up to so many rows of logits."""

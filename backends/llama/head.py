@@ -3,9 +3,9 @@
 For each token a head is fed the token and what its model has computed for the token before; it
 gives a row of logits, and a row to go on with. So it follows what its model reads, and then writes
 ahead on rows of its own, as llama.cpp's own server drives it (`llama.cpp: common/speculative.cpp`).
-Prompts are read with the model. What that writes waits until something is drafted; where nothing
-was for many tokens, the head begins anew with the last ones, so that one which does not pay costs
-nothing meanwhile.
+Prompts are read with the model, where that is worth it. What that writes waits until something is
+drafted; where nothing was for many tokens, the head begins anew with the last ones, so that one
+which does not pay costs nothing meanwhile.
 
     model   reads   a b c d         its rows          ra rb rc rd
     head    reads   (a, 0) (b, ra) (c, rb) (d, rc)    drafts from (e, rd), e being the next token
@@ -49,6 +49,7 @@ class Head:
     capabilities = Capabilities(True, False, True)
     headless = 0
     shows_all = False  # whether steps show rows of logits for each of their tokens, or the last one
+    reads_prompts = True  # with its model; else it begins with the last tokens, once it drafts
 
     def __init__(
         self, context: LlamaContext, of_model: ModelRows, own: NextRows, most: int
@@ -319,7 +320,7 @@ class Followed(LlamaBackend):
     def prefill(self, tokens: Sequence[int]) -> Logits:
         logits = super().prefill(tokens)
         if self.head is not None:
-            self.head.follow(tokens, reads=True)
+            self.head.follow(tokens, reads=self.head.reads_prompts)
         return logits
 
     def commit(self, path: Sequence[int]) -> None:
@@ -376,3 +377,10 @@ class FollowedRecurrentBackend(Followed, RecurrentBackend):
     ) -> None:
         settings = replace(settings, head=inside)
         RecurrentBackend.__init__(self, path, settings, snapshots=snapshots, progress=progress)
+
+    def keep_snapshots(self, count: int) -> None:
+        """As in RecurrentBackend; a head followed the context that there was."""
+        if self.head is not None:
+            self.head.close()
+            self.head = None
+        super().keep_snapshots(count)

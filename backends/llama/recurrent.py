@@ -58,6 +58,12 @@ class RecurrentBackend(LlamaBackend):
         reason = "recurrent layers: chains only, and no further back than the last step"
         self.capabilities = Capabilities(True, False, False, reason, snapshots=kept)
 
+    def keep_snapshots(self, count: int) -> None:
+        """Keep so many, at most those it was opened for; the cache is empty then."""
+        self._snapshots = count
+        self._context.renew(self._adjust)
+        self._clear()
+
     def verify(self, tree: DraftTree) -> Logits:
         """As in LlamaBackend, for chains."""
         if not tree.is_chain:

@@ -16,7 +16,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.accept import accept, cut
 from edgespec.decode.generation import Run, Written
 from edgespec.decode.verification import accept_sampled
-from edgespec.drafting.balance import Balance
+from edgespec.drafting.balance import Balance, Balances
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.controller import build_tree, likeliest_chain
 from edgespec.drafting.drafters.base import Drafter, Outcome, TopTokens
@@ -35,6 +35,7 @@ class Known:
 
     forced: Calibration = field(default_factory=new_counts)  # text that a grammar forces
     crowded: dict[float, CostCurve] = field(default_factory=dict)  # by how many times fewer threads
+    balances: Balances = field(default_factory=Balances)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class Decoding:
         self._tree = DraftTree.chain((0,))
         self.previous = 0  # nodes of the step before
         self.has_unsaid = False  # tokens that the sampler has picked, and no round has written
-        self.balance = Balance()
+        self.balance = Balance(model.known.balances)
 
     @property
     def backend(self) -> Backend:

@@ -15,7 +15,13 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from edgespec.backends.base import Backend, HoldsSequences, Rests, sequences_of
+from edgespec.backends.base import (
+    Backend,
+    HoldsSequences,
+    KeepsSnapshots,
+    Rests,
+    sequences_of,
+)
 from edgespec.decode.access import Access
 from edgespec.decode.asynchronous import chunks_of
 from edgespec.decode.decoding import Decoding, Known, Model
@@ -26,11 +32,13 @@ from edgespec.decode.seats import Seats
 from edgespec.decode.stats import Counters
 from edgespec.decode.step import rounds_of
 from edgespec.decode.stream import TextStream
+from edgespec.drafting.balance import Balances
 from edgespec.drafting.drafters.base import Drafter, HoldsModel
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory
 from edgespec.models.chat import Message, prompt_text
+from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import ConstrainedSampler, make_grammar
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
@@ -40,6 +48,7 @@ if TYPE_CHECKING:
 
     from edgespec.decode.options import GenerationKeywords
 
+_FEW = 32  # tokens of a cache that are read again at once
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
@@ -57,6 +66,8 @@ class Engine:
         reuses_cache: whether a generation may go on from what the cache holds of its prompt.
         latency: most time that reading a prompt takes between two steps of others' answers, in
             steps.
+        snapshots_cost: how many times as long plain steps take because the backend keeps snapshots
+            for drafts. They are given up between two answers where drafts were not worth it.
         cache_key: what a saved cache must have been made with to be read back; "" saves none.
         on_close: called once when the engine is closed.
     """
@@ -73,6 +84,7 @@ class Engine:
         chat_template: str | None = None,
         reuses_cache: bool = True,
         latency: float = 1.0,
+        snapshots_cost: float = 1.0,
         cache_key: str = "",
         on_close: Callable[[], None] | None = None,
     ) -> None:
@@ -85,7 +97,7 @@ class Engine:
         self.cache_key = cache_key
         self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
         self._on_close = on_close
-        self._known = Known()
+        self._known = Known(balances=Balances(snapshots_cost))
         self._access = Access()
         self._scheduler = self._make_scheduler(more_drafters, latency)
 
@@ -304,7 +316,21 @@ class Engine:
 
     def _rounds(self, prompt: list[int], run: Run) -> Rounds:
         """The tokens of each round, while the engine is held."""
+        self._give_up_snapshots(prompt, run)
         return rounds_of(Decoding(self.model(), run, prompt, run.reuse))
+
+    def _give_up_snapshots(self, prompt: Sequence[int], run: Run) -> None:
+        """Keep none, and with that draft no more, where drafts were not worth what they cost.
+
+        Not where this empties a cache that the prompt goes on from.
+        """
+        backend, is_worth_it = self.backend, self._known.balances.are_worth_it
+        if is_worth_it or self.drafter is None or not isinstance(backend, KeepsSnapshots):
+            return
+        if run.reuse and common_prefix_length(backend.tokens, prompt) > _FEW:
+            return
+        backend.keep_snapshots(0)
+        self.drafter = None
 
     def _held(self, prompt: list[int], run: Run) -> Rounds:
         """One generation at a time; only what the engine itself takes is timed."""

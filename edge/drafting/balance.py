@@ -7,17 +7,51 @@ must promise. Losses are earned back by surer drafts.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from edgespec.drafting.proposal import MARGIN
 
 _PER_LOSS = 2.0  # that drafts must promise more, for each part of the time that was lost
 _FIRST_ROUNDS = 20.0  # an answer is at least as long, so that its first round decides nothing
+_TELLING_TOKENS = 300  # of answers
+_NO_DIFFERENCE = 1.01  # in time
 _MOST = 3.0  # times as long as a plain step for each token: what took longer was disturbed
 
 
-class Balance:
-    """The milliseconds of one answer's rounds, against plain decoding of the same tokens."""
+@dataclass(slots=True)
+class Balances:
+    """The same of all answers so far: whether drafts save what keeping them possible costs.
 
-    def __init__(self) -> None:
+    Plain steps take `cost` times as long as they would without drafts.
+    """
+
+    cost: float = 1.0
+    tokens: float = 0.0
+    plain_ms: float = 0.0
+    lost_ms: float = 0.0
+
+    def add(self, tokens: float, plain_ms: float, lost_ms: float) -> None:
+        """One round more."""
+        self.tokens += tokens
+        self.plain_ms += plain_ms
+        self.lost_ms += lost_ms
+
+    @property
+    def are_worth_it(self) -> bool:
+        """True where the cost is next to nothing, and as long as too little is known."""
+        if self.cost < _NO_DIFFERENCE or self.tokens < _TELLING_TOKENS:
+            return True
+        return self.plain_ms + self.lost_ms < _NO_DIFFERENCE * self.plain_ms / self.cost
+
+
+class Balance:
+    """The milliseconds of one answer's rounds, against plain decoding of the same tokens.
+
+    `all_texts` is added to.
+    """
+
+    def __init__(self, all_texts: Balances | None = None) -> None:
+        self._all = all_texts
         self._lost_ms = 0.0
         self._plain_ms = 0.0
         self._round_ms = 0.0  # of plain decoding
@@ -26,9 +60,13 @@ class Balance:
         """One round over so many nodes; `plain_ms` is what a plain step would have taken."""
         self._round_ms = plain_ms
         self._plain_ms += num_emitted * plain_ms
+        lost_ms = 0.0
         if num_nodes > 1:
             round_ms = min(round_ms, _MOST * max(num_emitted, num_nodes) * plain_ms)
-            self._lost_ms += round_ms - num_emitted * plain_ms
+            lost_ms = round_ms - num_emitted * plain_ms
+        self._lost_ms += lost_ms
+        if self._all is not None:
+            self._all.add(num_emitted, num_emitted * plain_ms, lost_ms)
 
     @property
     def margin(self) -> float:

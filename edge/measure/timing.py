@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
-from edgespec.backends.base import Backend
+from edgespec.backends.base import Backend, KeepsSnapshots
 from edgespec.backends.tree import DraftTree
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.measuring import measure_depth
@@ -15,6 +15,8 @@ _PROBES = 3  # single steps that tell whether a stored curve still holds
 _BUSY = 1.4  # neighbours alone make a machine that much slower
 _READS = (8, 2, 32, 4, 16)  # tokens that a model which takes over has missed
 _READ_SECONDS = 1.0
+_COST_SECONDS, _COST_TURNS, _COST_STEPS = 0.6, 3, (2, 12)  # at least and at most
+_USUAL_COST = 1.1  # of snapshots; other programs may have made it more
 _DEPTHS = (128, 256, 512, 768, 1024)  # less than that drowns in noise
 
 
@@ -44,6 +46,29 @@ def one_step(backend: Backend, nodes: int) -> None:
         backend.truncate(backend.length)
     else:
         backend.commit((0,))
+
+
+def snapshots_cost(backend: KeepsSnapshots, plain_ms: float) -> float:
+    """How many times as long a plain step takes with a backend's snapshots as without; 1 or more.
+
+    `plain_ms` is what one takes about. In turns, and the best of each, since a machine's speed
+    drifts; more turns where it seems to be much. The cache is empty then.
+    """
+    count = backend.capabilities.snapshots
+    steps = int(_COST_SECONDS * 1e3 / (2 * _COST_TURNS * plain_ms))
+    best = {0: float("inf"), count: float("inf")}
+    for turn in range(3 * _COST_TURNS):
+        if turn >= _COST_TURNS and best[count] <= _USUAL_COST * best[0]:
+            break
+        for kept in best:  # in the end as before
+            backend.keep_snapshots(kept)
+            one_step(backend, 1)
+            for _ in range(min(max(_COST_STEPS[0], steps), _COST_STEPS[1])):
+                start = perf_counter()
+                one_step(backend, 1)
+                best[kept] = min(best[kept], (perf_counter() - start) * 1e3)
+    backend.truncate(0)
+    return max(1.0, best[count] / best[0])
 
 
 def reading_ms(backend: Backend) -> float:

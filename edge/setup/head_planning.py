@@ -11,13 +11,16 @@ from dataclasses import replace
 
 from edgespec.drafting.drafters import HEAD
 from edgespec.errors import DoesNotFitError
+from edgespec.memory.plan.drafts import DRAFT_SIZES
 from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Choice, Request
+from edgespec.memory.plan.settings import settings_of
 from edgespec.models.heads import has_head
 from edgespec.models.pairing import check_pair, heads_for
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.exit_planning import WORTH_LOADING, Experience
+from edgespec.setup.snapshots import snapshot_cost
 from edgespec.setup.stored import stored_learned
 
 
@@ -58,10 +61,15 @@ def with_head(
     names = f"suffix,{HEAD}"
     experience = Experience.from_json(stored_learned(spec, plan, head))
     reason = "it is not known yet whether it pays here"
+    saved = 0.0
     if experience is not None:
-        part, rounds = max(0.0, experience.saved), experience.rounds
-        reason = f"in the last {rounds:.0f} rounds here it saved {part:.1%} of the time"
-    if experience is None or experience.saved > WORTH_LOADING:
+        saved, rounds = experience.saved, experience.rounds
+        reason = f"in the last {rounds:.0f} rounds here it saved {max(0.0, saved):.1%} of the time"
+        cost = _snapshots_for_it(spec, plan)
+        if cost > 1.0:
+            saved = 1.0 - cost * (1.0 - saved)
+            reason += f", and snapshots for it make plain steps {cost:.2f} times as long"
+    if experience is None or saved > WORTH_LOADING:
         try:
             drafting = plan_of(replace(request, drafter=names, draft_model=named))
         except DoesNotFitError as problem:
@@ -88,3 +96,13 @@ def _offered(spec: ModelSpec, plan: Plan) -> Plan:
         return plan
     reason = f"{found.name} lies beside the model; --draft-model {found} uses it"
     return plan.with_choice(Choice(HEAD, "not used", reason))
+
+
+def _snapshots_for_it(spec: ModelSpec, plan: Plan) -> float:
+    """How many times as long plain steps take with the snapshots that drafts of a head alone need.
+
+    1 where the plan keeps some for other drafts.
+    """
+    if plan.draft_max:
+        return 1.0
+    return snapshot_cost(spec, settings_of(plan), DRAFT_SIZES[0]) or 1.0

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgespec.backends.base import Backend
+from edgespec.backends.base import Backend, KeepsSnapshots
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.head import FollowedBackend, FollowedRecurrentBackend
@@ -19,7 +19,13 @@ from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import HEAD
 from edgespec.drafting.drafters.model import WritingDrafter
 from edgespec.errors import DoesNotFitError
-from edgespec.measure.timing import measure_depths, measure_reads, measured_while_busy, one_step
+from edgespec.measure.timing import (
+    measure_depths,
+    measure_reads,
+    measured_while_busy,
+    one_step,
+    snapshots_cost,
+)
 from edgespec.memory.device import host
 from edgespec.memory.plan.machine import reachable_bytes
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
@@ -40,7 +46,15 @@ from edgespec.setup.exactness import largest_exact_step, prefill_is_exact
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.learning import Learning
 from edgespec.setup.planning import make_run_plan
-from edgespec.setup.stored import keep_curve, keep_reads, settings_key, stored_curve, stored_reads
+from edgespec.setup.stored import (
+    keep_curve,
+    keep_reads,
+    keep_snapshot_cost,
+    settings_key,
+    stored_curve,
+    stored_reads,
+    stored_snapshot_costs,
+)
 from edgespec.switching.engine import SwitchingEngine
 from edgespec.switching.planning import stored_switch
 from edgespec.switching.policy import SwitchPolicy
@@ -176,7 +190,9 @@ def _load_one(
             one_step(backend, backend.max_nodes)  # takes what it needs now, not in mid-answer
         curve = _curve(backend, spec, plan, report) if plan.drafter != "none" else None
         model: WritingDrafter | None = None
+        cost = 1.0
         if curve is not None:
+            cost = _snapshots_cost(backend, curve, spec, plan)
             model = load_draft_model(backend, spec, plan, report)
             model = model or load_head(backend, spec, plan, report)
         if model is not None:
@@ -192,6 +208,7 @@ def _load_one(
             chat_template=spec.chat_template,
             reuses_cache=reuses_cache,
             latency=plan.latency,
+            snapshots_cost=1.0 if plan.drafter_is_asked else cost,
             cache_key=f"{key} | exact" if plan.exact else key,
             on_close=learning.keep,
         )
@@ -221,16 +238,17 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
             for one in plan.shares
         ),
     )
-    snapshots = plan.draft_max if spec.has_snapshots else 0
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
     make: Callable[..., Backend] = LlamaBackend
-    if snapshots:
-        make = partial(RecurrentBackend, snapshots=snapshots)
+    if plan.snapshots:
+        make = partial(RecurrentBackend, snapshots=plan.snapshots)
     if has_head:
         make = partial(FollowedBackend, inside=plan.draft_model is None)
-        if snapshots:
+        if plan.snapshots:
             make = partial(
-                FollowedRecurrentBackend, snapshots=snapshots, inside=plan.draft_model is None
+                FollowedRecurrentBackend,
+                snapshots=plan.snapshots,
+                inside=plan.draft_model is None,
             )
     return make(spec.path, settings, progress=lambda fraction: report("loading", fraction))
 
@@ -275,6 +293,21 @@ def _require_memory(plan: Plan) -> None:
             f"free any more",
             hint="start it again: the plan will be made for what is free now",
         )
+
+
+def _snapshots_cost(backend: Backend, curve: CostCurve, spec: ModelSpec, plan: Plan) -> float:
+    """How many times as long plain steps take with its snapshots: stored, or measured now."""
+    if not isinstance(backend, KeepsSnapshots):
+        return 1.0
+    settings, count = settings_of(plan), plan.snapshots
+    known = stored_snapshot_costs(spec, settings).get(count)
+    if known is not None:
+        return known
+    times = snapshots_cost(backend, curve.base[1])
+    if backend.crowding > 1.0:
+        return 1.0
+    keep_snapshot_cost(spec, settings, count, times)
+    return times
 
 
 def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> CostCurve:

@@ -42,6 +42,7 @@ from edgespec.setup.companions import (
 from edgespec.setup.exit_planning import EarlyExit, exit_of, with_early_exit
 from edgespec.setup.head_planning import head_of, with_head
 from edgespec.setup.kernel_choice import best_kernels
+from edgespec.setup.snapshots import curve_with
 from edgespec.setup.stored import known_exact_step, stored_curve, stored_kv_losses, stored_rounds
 
 _Tried: TypeAlias = EarlyExit | ModelSpec | None  # what drafts besides, if it pays
@@ -63,10 +64,10 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = N
     plan_of = partial(_best_kernels, spec, machine=machine, tried=tried)
     plan = plan_of(request)
     if backend is not None:
-        return plan.with_choice(backend)
-    if plan.users > 1:
-        return plan  # on the other backend there is one at a time
-    return best_backend(spec, request, machine, plan, plan_of)
+        plan = plan.with_choice(backend)
+    elif plan.users == 1:  # on the other backend there is one at a time
+        plan = best_backend(spec, request, machine, plan, plan_of)
+    return replace(plan, drafter_is_asked=request.drafter != "auto")
 
 
 def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, _Tried]:
@@ -136,7 +137,7 @@ def _curve_of(spec: ModelSpec, settings: Settings) -> CostCurve:
 
 def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
     """Predicts speed from the stored curve and history, or from bandwidth where there is none."""
-    curve = stored_curve(spec, settings)
+    curve = curve_with(spec, settings)
     rounds = stored_rounds(spec, settings.drafter)
     if curve is not None:
         return SpeedModel(curve, is_measured=True, rounds=rounds)

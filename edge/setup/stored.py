@@ -2,7 +2,9 @@
 
 | kind | kept for | what |
 | --- | --- | --- |
-| curves, reads | file, device, settings, library | times of steps, and of reading several tokens |
+| curves | file, device, settings, library, snapshots | times of steps |
+| reads | file, device, settings, library | times of reading several tokens |
+| snapshots | file, device, settings, library | how much longer they make plain steps, by number |
 | invariance | file, device, settings, library | which steps round like single tokens |
 | calibration | file | how often drafts of tables were right |
 | learned | target and draft model, each with device and settings | how the draft model did |
@@ -20,11 +22,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
+from time import time
 from typing import Any
 
 from edgespec.drafting.calibration import merged_counts
 from edgespec.drafting.drafters import HEAD, MODEL
-from edgespec.drafting.drafters.model_savings import merged, recalled
+from edgespec.drafting.drafters.model_savings import TIME, is_recent, merged, recalled
 from edgespec.memory.bytes.footprint import KV_TYPE_BYTES
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
@@ -36,10 +39,11 @@ from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round, RoundHistory, merged_rounds
 from edgespec.models.spec import ModelSpec
 
-_CURVES, _READS, _INVARIANCE = "curves", "reads", "invariance"
+_CURVES, _READS, _INVARIANCE, _SNAPSHOTS = "curves", "reads", "invariance", "snapshots"
 _CALIBRATION, _LEARNED, _ROUNDS, _KV_LOSSES = "calibration", "learned", "rounds", "kv_losses"
 _MOST_PREFILLS = 32  # comparisons that are kept; each is of one plan's sizes
 _TELLING_ROUNDS = 500  # fewer say little about what comes next
+_MOST_COST = 10.0  # of snapshots, in plain steps
 # Packages that are ONNX Runtime, with one provider or another.
 _RUNTIMES = (
     "onnxruntime",
@@ -59,11 +63,11 @@ def draft_settings_of(plan: Plan, draft_spec: ModelSpec) -> Settings:
 
 def head_settings_of(plan: Plan) -> Settings:
     """What decides the step times of the head in the target's file."""
-    return replace(settings_of(plan), drafter=HEAD, head=True)
+    return replace(settings_of(plan), drafter=HEAD, head=True, snapshots=0)
 
 
 def settings_key(spec: ModelSpec, settings: Settings) -> str:
-    """Under what step times and batch invariance are stored: device, file, settings, library."""
+    """Under what batch invariance and the like are stored: device, file, settings, library."""
     return (
         f"{host.device_key()} | {spec.fingerprint} | {settings.threads} threads | "
         f"{settings.kv_type_k}/{settings.kv_type_v} | {settings.gpu_layers} gpu layers | "
@@ -73,6 +77,12 @@ def settings_key(spec: ModelSpec, settings: Settings) -> str:
         + " head" * settings.head
         + (f" | {settings.shares}" if settings.shares else "")
     )
+
+
+def curve_key(spec: ModelSpec, settings: Settings) -> str:
+    """Under what step times are stored: those with snapshots that steps write by themselves."""
+    key = settings_key(spec, settings)
+    return f"{key} | {settings.snapshots} snapshots" if settings.snapshots else key
 
 
 def rounds_key(spec: ModelSpec, drafter: str) -> str:
@@ -90,7 +100,7 @@ def learned_key(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None) -> st
 
 def stored_curve(spec: ModelSpec, settings: Settings) -> CostCurve | None:
     """The step-time curve measured earlier under these settings, or None."""
-    return _stored(_CURVES, spec, settings)
+    return curve_of(cache.load(_CURVES, curve_key(spec, settings)))
 
 
 def keep_curve(spec: ModelSpec, settings: Settings, curve: CostCurve, *, replaced: bool) -> None:
@@ -100,12 +110,12 @@ def keep_curve(spec: ModelSpec, settings: Settings, curve: CostCurve, *, replace
         found = None if replaced else curve_of(now)
         return (curve if found is None else found.updated(curve)).as_json()
 
-    cache.update(_CURVES, settings_key(spec, settings), change)
+    cache.update(_CURVES, curve_key(spec, settings), change)
 
 
 def learn_curve(spec: ModelSpec, settings: Settings, curve: CostCurve) -> None:
     """Add what a run's steps took to what is stored; forget a curve that stopped fitting."""
-    key = settings_key(spec, settings)
+    key = curve_key(spec, settings)
     if curve.stopped_fitting:
         cache.remove(_CURVES, key)
         return
@@ -120,10 +130,6 @@ def learn_curve(spec: ModelSpec, settings: Settings, curve: CostCurve) -> None:
     cache.update(_CURVES, key, change)
 
 
-def _stored(kind: str, spec: ModelSpec, settings: Settings) -> CostCurve | None:
-    return curve_of(cache.load(kind, settings_key(spec, settings)))
-
-
 def curve_of(document: dict[str, Any] | None) -> CostCurve | None:
     """The curve of a stored document; None from anything else."""
     try:
@@ -134,12 +140,28 @@ def curve_of(document: dict[str, Any] | None) -> CostCurve | None:
 
 def stored_reads(spec: ModelSpec, settings: Settings) -> CostCurve | None:
     """What reading missed tokens was measured to take under these settings, or None."""
-    return _stored(_READS, spec, settings)
+    return curve_of(cache.load(_READS, settings_key(spec, settings)))
 
 
 def keep_reads(spec: ModelSpec, settings: Settings, reads: CostCurve) -> None:
     """Keep what reading missed tokens took."""
     cache.store(_READS, settings_key(spec, settings), reads.as_json())
+
+
+def stored_snapshot_costs(spec: ModelSpec, settings: Settings) -> dict[int, float]:
+    """How many times as long plain steps take with so many snapshots as without, as measured."""
+    document = cache.load(_SNAPSHOTS, settings_key(spec, settings)) or {}
+    return {
+        int(count): float(times)
+        for count, times in document.items()
+        if count.isdecimal() and isinstance(times, (int, float)) and 1.0 <= times <= _MOST_COST
+    }
+
+
+def keep_snapshot_cost(spec: ModelSpec, settings: Settings, count: int, times: float) -> None:
+    """Keep what so many snapshots were measured to cost, beside what others do."""
+    key = settings_key(spec, settings)
+    cache.update(_SNAPSHOTS, key, lambda now: {**(now or {}), str(count): times})
 
 
 def stored_calibration(spec: ModelSpec) -> dict[str, Any]:
@@ -178,19 +200,26 @@ def add_learned(
 
 def stored_history(spec: ModelSpec, drafter: str) -> RoundHistory:
     """What rounds with these drafters emitted in earlier runs."""
-    document = cache.load(_ROUNDS, rounds_key(spec, drafter)) or {}
-    return RoundHistory.from_json(document.get("rounds"))
+    document = cache.load(_ROUNDS, rounds_key(spec, drafter))
+    return RoundHistory.from_json(_rounds_of(spec, document))
+
+
+def _rounds_of(spec: ModelSpec, document: Mapping[str, Any] | None) -> Any:
+    """Rounds that are stored; none of a model that they have kept from drafting for too long."""
+    found = document or {}
+    is_over = spec.has_snapshots and TIME in found and not is_recent(found[TIME])
+    return None if is_over else found.get("rounds")
 
 
 def add_rounds(
     spec: ModelSpec, drafter: str, loaded: Sequence[Round], rounds: Sequence[Round]
 ) -> None:
     """Add the rounds since those that were `loaded`."""
-    cache.update(
-        _ROUNDS,
-        rounds_key(spec, drafter),
-        lambda now: {"rounds": merged_rounds((now or {}).get("rounds"), loaded, rounds)},
-    )
+
+    def change(now: dict[str, Any] | None) -> dict[str, Any]:
+        return {"rounds": merged_rounds(_rounds_of(spec, now), loaded, rounds), TIME: time()}
+
+    cache.update(_ROUNDS, rounds_key(spec, drafter), change)
 
 
 def stored_rounds(spec: ModelSpec, drafter: str) -> tuple[tuple[int, int, float], ...]:

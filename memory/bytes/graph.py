@@ -188,12 +188,18 @@ class Builder:
         spec = self.spec
         used, width = spec.num_experts_used, self._expert_width(layer)
         probabilities = over(self._here(result(rows, spec.num_experts, cur)))
-        order = Tensor(rows * spec.num_experts * _I32, "order", (probabilities,))
+        ranked = probabilities  # which stay as they are beside those with a bias
+        if self._has(layer, "exp_probs_b.bias"):
+            ranked = Tensor(rows * spec.num_experts * F32, "ranked", (probabilities,))
+        order = Tensor(rows * spec.num_experts * _I32, "order", (ranked,))
         chosen = view(order)
         weights = self.graph.add(view(result(rows, used, view(probabilities), chosen)))
         tokens = view(cur)
-        up, gate = (self._here(result(rows, used * width, tokens, chosen)) for _ in range(2))
-        hidden = result(rows, used * width, gate, up)
+        up = self._here(result(rows, used * width, tokens, chosen))
+        hidden = over(over(up))
+        if self._has(layer, "ffn_gate_exps.weight"):
+            gate = self._here(result(rows, used * width, tokens, chosen))
+            hidden = result(rows, used * width, gate, up)
         down = self._here(result(rows, used * spec.embedding_size, hidden, chosen))
         weighted = Tensor(down.nbytes, down.shape, (down, weights), in_place=True)
         self.graph.add(weighted)
@@ -218,7 +224,11 @@ class Builder:
 
     def _shared_expert(self, cur: Tensor, mixed: Tensor, layer: int, rows: int) -> Tensor:
         width = self.spec.tensors[f"blk.{layer}.ffn_up_shexp.weight"].dims[1]
-        return added(mixed, self._dense(cur, rows, width, gated=True))
+        gated = self._has(layer, "ffn_gate_shexp.weight")
+        shared = self._dense(cur, rows, width, gated=gated)
+        if self._has(layer, "ffn_gate_inp_shexp.weight"):
+            shared = added(shared, over(self._here(result(rows, 1, cur))))
+        return added(mixed, shared)
 
     def _norm(self, cur: Tensor) -> Tensor:
         """RMS norm, then its weights."""

@@ -31,7 +31,8 @@ _OTHER_OBJECTS = 32  # inputs, and what stands before and behind the layers
 _OBJECTS_A_SNAPSHOT = 3  # of a recurrent layer: two views and a copy
 # Of a layer without snapshots: a recurrent one, one that attends, a feed-forward one.
 _OBJECTS = {"lfm2": (35, 47, 0), "nemotron_h": (56, 28, 12)}
-_OBJECTS_OF_EXPERTS, _OBJECTS_AN_EXPERT = 24, 3
+# What experts have more than the network in their place, and each one that a token goes to.
+_OBJECTS_OF_EXPERTS, _OBJECTS_AN_EXPERT = {"lfm2": 15, "nemotron_h": 22}, 2
 _MOST_SNAPSHOTS = 255
 
 
@@ -42,7 +43,8 @@ def most_snapshots(spec: ModelSpec) -> int:
     """
     if not spec.has_snapshots:
         return 0
-    objects = _OBJECTS.get(spec.arch.removesuffix("moe").removesuffix("_"))
+    kind = spec.arch.removesuffix("moe").removesuffix("_")
+    objects = _OBJECTS.get(kind)
     if objects is None:
         return _MOST_SNAPSHOTS
     recurrent, attending, feeding = objects
@@ -52,8 +54,8 @@ def most_snapshots(spec: ModelSpec) -> int:
     attends = sum(heads > 0 for heads in spec.num_kv_heads)
     room -= recurrent * recurring + attending * attends
     room -= feeding * (trunk - recurring - attends)
-    if spec.num_experts:
-        room -= (_OBJECTS_OF_EXPERTS + _OBJECTS_AN_EXPERT * spec.num_experts_used) * trunk
+    routed = sum(f"blk.{layer}.ffn_gate_inp.weight" in spec.tensors for layer in range(trunk))
+    room -= routed * (_OBJECTS_OF_EXPERTS[kind] + _OBJECTS_AN_EXPERT * spec.num_experts_used)
     return max(0, min(_MOST_SNAPSHOTS, room // (_OBJECTS_A_SNAPSHOT * max(1, recurring)) - 2))
 
 

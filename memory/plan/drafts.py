@@ -1,12 +1,14 @@
 """How large drafts may be: sizes that are worth their memory, by predicted speed.
 
 Under a budget the largest is the least that keeps 98% of the best predicted tokens/s (arXiv
-2506.01986 calls it the lower bound of memory that retains the speed-up).
+2506.01986 calls it the lower bound of memory that retains the speed-up). Of a model that keeps a
+state each draft takes one more snapshot of it, and plain steps may take longer for these: there no
+drafts are one of the sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,22 +22,23 @@ CHEAP = 1.02  # of the bytes with the smallest draft: hardly more
 _KEPT_SPEED = 0.98  # under a budget
 _KEPT_SPEED_UNASKED = 0.995
 _LARGEST_STEP = 256
-# Unasked, where each draft takes one more copy of a recurrent state. Delta nets copy all snapshots
-# in every step: a plain one of Qwen 3.5 0.8B's shape takes 7% longer with 3 of them, 10% with 7 and
-# 20% with 15. Other kinds copy as many as a step has tokens, and plain steps take what they took.
-_MOST_STATES, _MOST_OF_DELTA_NETS = 7, 3
-_COPIES_AS_MANY = ("lfm2", "nemotron_h")  # beginnings of architectures
+_NO_DIFFERENCE = 1.01  # between two speeds: a decision for one of them would be by chance
+# Unasked, where each draft takes one more copy of a recurrent state. llama.cpp writes a part of all
+# snapshots in every step of some kinds: few are tried before it was measured what that takes.
+_MOST_STATES, _MOST_UNMEASURED = 7, 3
+_WRITES_ALL = ("qwen35", "kimi-k3")  # beginnings of architectures
 
 
 @dataclass(frozen=True)
 class Drafts:
     """The sizes of drafts that a plan may have, and what they bring.
 
-    Sizes are compared in the least context. `max_step` is the most nodes of a step, if known.
+    Sizes are compared in the least context. `speed_of` predicts with room for drafts of at most a
+    size, `max_step` is the most nodes of a step, if known.
     """
 
     layout: Layout
-    speed: SpeedModel
+    speed_of: Callable[[int], SpeedModel]
     max_step: int | None = None
 
     @cached_property
@@ -43,9 +46,9 @@ class Drafts:
         """Ascending, each predicted to be faster than the last.
 
         The first one is what a plan has in any case: none, or what was asked for. The last one
-        keeps nearly all of the speed. It is never 0 because drafts seem not to pay: step times
-        measured on a busy machine would then never be corrected, and the controller does not draft
-        where it does not pay.
+        keeps nearly all of the speed. It is 0 because drafts seem not to pay only where plain steps
+        pay for them, too: step times measured on a busy machine would then never be corrected, and
+        the controller does not draft where it does not pay.
         """
         if not self.layout.has_drafter:
             return (0,)
@@ -58,22 +61,36 @@ class Drafts:
         sizes = [draft for draft in DRAFT_SIZES if draft < most]
         # A draft model that was named is loaded, or what does not fit is said.
         least = () if self.layout.draft_spec is not None and sizes else (0,)
-        return (*least, *self._worthwhile(sizes))
+        worthwhile = self._worthwhile(sizes)
+        return least if least and self._slow_down(worthwhile) else (*least, *worthwhile)
 
     @property
     def _most_states(self) -> int:
         """Snapshots of a recurrent state that are kept unasked."""
         spec = self.layout.spec
-        few = not spec.arch.startswith(_COPIES_AS_MANY)
-        return min(_MOST_OF_DELTA_NETS if few else _MOST_STATES, most_snapshots(spec))
+        is_known = self.speed_of(_MOST_UNMEASURED).is_measured
+        few = spec.arch.startswith(_WRITES_ALL) and not is_known
+        return min(_MOST_UNMEASURED if few else _MOST_STATES, most_snapshots(spec))
 
     def tokens_per_s(self, draft_max: int) -> float:
         """Predicted speed with drafts of at most this size, halfway through the answer."""
-        return self.speed.tokens_per_s(draft_max, self.layout.request.depth)
+        return self.speed_of(draft_max).tokens_per_s(draft_max, self.layout.request.depth)
+
+    def _slow_down(self, sizes: Sequence[int]) -> bool:
+        """Whether snapshots take more time than drafts of any of these sizes save.
+
+        Not where somebody asks for a drafter.
+        """
+        is_open = self.layout.request.drafter == "auto" and self.layout.spec.keeps_state
+        if not is_open or not all(self.speed_of(size).is_measured for size in sizes):
+            return False
+        best = max(map(self.tokens_per_s, sizes), default=0.0)
+        return best * _NO_DIFFERENCE < self.tokens_per_s(0)
 
     def _worthwhile(self, sizes: Sequence[int]) -> Sequence[int]:
         has_budget = bool(self.layout.request.budget_bytes)
-        if not self.speed.is_measured and not has_budget:
+        is_measured = all(self.speed_of(size).is_measured for size in sizes)
+        if not is_measured and not has_budget:
             return sizes  # so that all sizes get measured
         speeds = {draft: self.tokens_per_s(draft) for draft in sizes}
         enough = max(speeds.values(), default=0.0) * self._kept_speed
@@ -83,7 +100,7 @@ class Drafts:
                 kept.append(draft)
             if speed >= enough:
                 break
-        cheap = 0 if has_budget else self._cheap(sizes)
+        cheap = 0 if has_budget or self.layout.spec.keeps_state else self._cheap(sizes)
         return kept if not kept or cheap <= kept[-1] else [*kept, cheap]
 
     def _cheap(self, sizes: Sequence[int]) -> int:
@@ -97,9 +114,21 @@ class Drafts:
     def _kept_speed(self) -> float:
         return _KEPT_SPEED if self.layout.request.budget_bytes else _KEPT_SPEED_UNASKED
 
-    def choice(self, draft_max: int) -> Choice:
-        """The drafts of a plan, with the reason."""
-        return Choice("draft_max", draft_max, self._reason(draft_max))
+    def choices(self, draft_max: int) -> Iterator[Choice]:
+        """The drafts of a plan, with the reason, and the snapshots that they take."""
+        yield Choice("draft_max", draft_max, self._reason(draft_max))
+        if self.layout.spec.has_snapshots and self.layout.has_drafter:
+            yield Choice("snapshots", draft_max, self._price(draft_max))
+
+    def _price(self, draft_max: int) -> str:
+        """What plain steps pay for snapshots."""
+        count = draft_max or DRAFT_SIZES[0]
+        speeds = [self.speed_of(size) for size in (0, count)]
+        if not all(speed.is_measured for speed in speeds):
+            return "each is a copy of the recurrent state; what they cost is measured on first use"
+        plain = [speed.tokens_per_s(0, self.layout.request.depth) for speed in speeds]
+        price = f"plain steps take {plain[0] / plain[1]:.2f} times as long with {count} as without"
+        return f"{price}: more than drafts save" if self.sizes == (0,) else price
 
     def _reason(self, draft_max: int) -> str:
         request = self.layout.request
@@ -108,8 +137,11 @@ class Drafts:
         if request.draft_max is not None:
             return "as asked"
         if draft_max == 0:
+            if self.sizes == (0,):
+                return "snapshots of the recurrent state take more time than drafts save"
             return "the budget leaves no room for drafts"
-        if draft_max == self.sizes[-1] and not self.speed.is_measured and not request.budget_bytes:
+        is_measured = self.speed_of(draft_max).is_measured
+        if draft_max == self.sizes[-1] and not is_measured and not request.budget_bytes:
             if self.layout.spec.keeps_state:
                 return "measured on first use; each takes a copy of the recurrent state"
             return "all sizes are measured on first use"

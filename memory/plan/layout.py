@@ -225,7 +225,8 @@ class Layout:
         if shape.head:
             parts += head_footprint(self.spec, shape)
         if self.switch_spec is not None:
-            small = replace(shape, mapped=self.switch_mapped)
+            snapshots = snapshots_of(self.switch_spec, draft_max)
+            small = replace(shape, mapped=self.switch_mapped, snapshots=snapshots)
             others = bytes_of(self.switch_spec, small, drafter_bytes=tables)
             parts += beside_another("switch", self.switch_spec, others)
         if self.draft_spec is not None and draft_max:
@@ -329,7 +330,7 @@ class Layout:
             mapped=self.mapped,
             features=self.machine.features,
             kernels=self.kernels,
-            snapshots=draft_max if self.spec.has_snapshots else 0,
+            snapshots=snapshots_of(self.spec, draft_max),
             sequences=self.users,
             leaves=most_leaves(self.drafter, draft_max) if self._verifies_trees else 1,
             head=self.has_head and draft_max > 0,
@@ -363,6 +364,11 @@ class Layout:
             features=self.machine.features,
             kernels=self.kernels,
         )
+
+
+def snapshots_of(spec: ModelSpec | None, draft_max: int) -> int:
+    """Copies of a recurrent state that drafts take, besides the one behind the last token."""
+    return draft_max if spec is not None and spec.has_snapshots else 0
 
 
 def smallest_batch(draft_max: int) -> int:

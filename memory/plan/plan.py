@@ -87,6 +87,9 @@ class Plan:
     cells: int = 0  # of the cache, for all of them; 0: a context
     latency: float = 1.0
     shares: tuple[Share, ...] = ()  # of devices that have any layers
+    snapshots: int = 0  # of a recurrent state, besides the one behind the last token
+    switch_snapshots: int = 0
+    drafter_is_asked: bool = True  # for by name, and not one that was chosen
 
     @property
     def max_leaves(self) -> int:
@@ -107,6 +110,8 @@ class Plan:
             draft_model=None,
             drafter=",".join(names) or "suffix",
             mapped=self.switch_mapped,
+            snapshots=self.switch_snapshots,
+            switch_snapshots=0,
         )
 
     def with_choice(self, choice: Choice) -> Plan:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from edgespec.memory.plan.batch import batch_of
 from edgespec.memory.plan.drafts import Drafts
 from edgespec.memory.plan.ladder import Ladder
-from edgespec.memory.plan.layout import Layout, Sharing
+from edgespec.memory.plan.layout import Layout, Sharing, snapshots_of
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.placing import (
     device_of,
@@ -89,8 +90,12 @@ def make_plan(
     choices = [kv_type, threads, drafter, *_draft_model(layout), gpu_layers, device_of(layout)]
     choices.append(kernels_of(layout))
     choices += [users] if request.users != 1 else []
-    settings = settings_of(layout)
-    return _sized(layout, Drafts(layout, speed_of(settings), max_step_of(settings)), choices)
+    settings, known = settings_of(layout), cache(speed_of)
+
+    def speed_with(draft_max: int) -> SpeedModel:
+        return known(replace(settings, snapshots=snapshots_of(spec, draft_max)))
+
+    return _sized(layout, Drafts(layout, speed_with, max_step_of(settings)), choices)
 
 
 def _draft_model(layout: Layout) -> Iterator[Choice]:
@@ -103,7 +108,7 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
     ladder = Ladder(layout, drafts.sizes)
     context, draft_max = ladder.climb()
     batch = batch_of(layout, context, draft_max)
-    sizes = [ladder.choice(context, draft_max), drafts.choice(draft_max), batch]
+    sizes = [ladder.choice(context, draft_max), *drafts.choices(draft_max), batch]
     batch_size = max(int(batch.value), layout.max_nodes(draft_max))
     alternatives = _alternatives(ladder, drafts, context, batch_size, draft_max)
     if layout.users > 1:
@@ -136,12 +141,14 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
         plain_tokens_per_s=drafts.tokens_per_s(0),
         tokens_per_s=drafts.tokens_per_s(draft_max),
         goal=_goal(layout, drafts),
-        speed_source=drafts.speed.source,
+        speed_source=drafts.speed_of(draft_max).source,
         alternatives=tuple(alternatives),
         users=layout.users,
         cells=layout.cells(context),
         latency=layout.request.latency,
         shares=layout.shares,
+        snapshots=snapshots_of(layout.spec, draft_max),
+        switch_snapshots=snapshots_of(layout.switch_spec, draft_max),
     )
 
 

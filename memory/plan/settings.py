@@ -25,10 +25,14 @@ class Settings:
     kernels: bool = False  # edgespec's own, in llama.cpp
     head: bool = False  # of the head in a model's file alone
     shares: str = ""  # layers by device, of those that have any
+    snapshots: int = 0  # of a recurrent state: what steps write besides
 
 
 def settings_of(chosen: Plan | Layout) -> Settings:
-    """What decides the step times of a plan, or of a layout that becomes one."""
+    """What decides the step times of a plan, or of a layout that becomes one.
+
+    A layout has no drafts yet, and with that no snapshots.
+    """
     is_onnx = chosen.backend == ONNX
     return Settings(
         chosen.threads,
@@ -40,6 +44,7 @@ def settings_of(chosen: Plan | Layout) -> Settings:
         is_onnx and chosen.exact,
         chosen.device if is_onnx else "cpu",
         chosen.kernels,
+        snapshots=chosen.snapshots if isinstance(chosen, Plan) else 0,
         shares=", ".join(f"{one.layers} on {_name(one.device)}" for one in chosen.shares),
     )
 

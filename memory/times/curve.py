@@ -105,6 +105,12 @@ class CostCurve:
         curve.take_slopes(self, factor)
         return curve
 
+    def taking(self, times: float) -> CostCurve:
+        """The same curve for steps that take so many times as long; rounds did as these."""
+        curve = self.scaled(times)
+        curve.level, curve.answered_ms = self.level, self.answered_ms
+        return curve
+
     def take_slopes(self, other: CostCurve, factor: float = 1.0) -> None:
         """Have those of another curve, and be as sure of all, on a machine so many times slower."""
         self.depth_ms = factor * other.depth_ms

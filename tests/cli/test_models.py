@@ -125,13 +125,17 @@ def test_a_file_says_what_it_can_do_for_drafting(
     (tmp_path / "mtp-tiny-Q8_0.gguf").write_bytes(b"GGUF")
     status, shown, _ = say("models", "show", str(path))
     assert status == 0
-    rows = rows | {"head beside it": "mtp-tiny-Q8_0.gguf: "}
+    rows = rows | {
+        "head beside it": "mtp-tiny-Q8_0.gguf: ",
+        "snapshots here": "what they cost is measured on first use",
+    }
     found = dict(line.split("  ", 1) for line in shown.splitlines() if "  " in line)
     for name, text in rows.items():
         assert text in found[name], name
     assert ("head inside" in found) == bool(shape.predicting)
     _, document, _ = say("models", "show", str(path), "--json")
     can = json.loads(document)
+    assert can["snapshots"]["value"] in (3, 7)
     assert can["most_snapshots"] > 7 and can["has_head"] == bool(shape.predicting)
     assert can["state_bytes"] == 4 * can["state_values"]
     assert list(can["heads_beside"]) == ["mtp-tiny-Q8_0.gguf"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.drafting.balance import Balance
+from edgespec.drafting.balance import Balance, Balances
 from edgespec.drafting.controller import choose_size
 from edgespec.drafting.proposal import MARGIN, Stakes
 from edgespec.memory.times.curve import CostCurve
@@ -55,3 +55,19 @@ def test_drafts_of_times_that_are_wrong_stop_by_themselves() -> None:
         hit = size and step % 4 == 0
         balance.add(size + 1, 1 + bool(hit), 20.0 if size else 10.0, 10.0)
     assert 0 < verified < 20
+
+
+def test_drafts_have_to_save_what_keeping_them_possible_costs() -> None:
+    """Plain steps of 1 ms, 6% of it for that; a draft that is right saves a step."""
+    none, some, few = Balances(1.06), Balances(1.06), Balances(1.06)
+    for turn in range(400):
+        Balance(none).add(1, 1, 1.0, 1.0)
+        drafts = turn % 10 == 0
+        Balance(some).add(1 + drafts, 1 + drafts, 1.0, 1.0)
+        drafts = turn % 50 == 0
+        Balance(few).add(1 + drafts, 1 + drafts, 1.0, 1.0)
+    assert [one.are_worth_it for one in (none, some, few)] == [False, True, False]
+    assert Balances(2.0).are_worth_it, "nothing is known yet"
+    free = Balances(1.0)
+    free.add(400.0, 400.0, 50.0)
+    assert free.are_worth_it, "whether to draft then is a matter of each round"

@@ -71,6 +71,14 @@ class TakesTime(Protocol):
 
 
 @runtime_checkable
+class ReadsAlong(Protocol):
+    """A drafter that can read prompts while its model does, which takes time."""
+
+    def expect(self, gain_ms: float) -> None:
+        """Texts usually gain so much by it: what reading the next prompts is weighed against."""
+
+
+@runtime_checkable
 class Recalls(Protocol):
     """A drafter whose tables can be filled from texts of earlier runs."""
 

@@ -22,7 +22,14 @@ from time import perf_counter
 from typing import Any
 
 from edgespec.drafting.controller import choose_size
-from edgespec.drafting.drafters.base import Drafter, HoldsModel, Outcome, Recalls, TakesTime
+from edgespec.drafting.drafters.base import (
+    Drafter,
+    HoldsModel,
+    Outcome,
+    ReadsAlong,
+    Recalls,
+    TakesTime,
+)
 from edgespec.drafting.drafters.merging import merge
 from edgespec.drafting.drafters.model_savings import SAVINGS
 from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
@@ -63,6 +70,11 @@ class _Source:
             return self.typical_ms
         rate = max(_TEXT_RATE, 1.0 / (self.texts + 1))
         return self.typical_ms + rate * (self.gained_ms - self.typical_ms)
+
+    def tell(self) -> None:
+        """Tell a drafter that reads prompts what it may cost to."""
+        if isinstance(self.drafter, ReadsAlong):
+            self.drafter.expect(self.typical_ms)
 
     def buy(self, hope: Prospects, merged: Proposal, stakes: Stakes) -> bool:
         """Ask a drafter that takes time, and pay for it: because it pays, or to try it.
@@ -148,6 +160,7 @@ class CombinedDrafter:
             source.is_open = True
             source.missed_ms = source.gained_ms = 0.0
             source.drafter.begin(tokens)
+            source.tell()
 
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         """One tree of what every drafter that is asked proposes."""
@@ -221,6 +234,7 @@ class CombinedDrafter:
             typical = kept.get(_TYPICAL)
             if isinstance(typical, float) and 0.0 <= typical < _LONGEST_MS:
                 source.typical_ms, source.texts = typical, round(1.0 / _TEXT_RATE)
+                source.tell()
             savings = {name: kept.get(name) for name in SAVINGS}
             if all(isinstance(part, float) and isfinite(part) for part in savings.values()):
                 for name, part in savings.items():

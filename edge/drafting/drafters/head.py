@@ -15,9 +15,17 @@ from edgespec.drafting.drafters.model import WritingDrafter
 from edgespec.drafting.drafters.model_rounds import LONGEST
 from edgespec.memory.times.curve import CostCurve
 
+_USUAL_PROMPT = 512  # tokens
+
 
 class Head(Protocol):
-    """What drafts beside a backend that tells it all it reads."""
+    """What drafts beside a backend that tells it all it reads.
+
+    `reads_prompts` says whether it reads prompts as the backend does, or the last tokens of one
+    when it drafts first.
+    """
+
+    reads_prompts: bool
 
     @property
     def context_size(self) -> int:
@@ -87,3 +95,9 @@ class HeadDrafter(WritingDrafter):
     def __init__(self, text: HeadText, curve: CostCurve, vocab_size: int) -> None:
         super().__init__(curve, vocab_size)
         self._text = text
+        self.expect(0.0)
+
+    def expect(self, gain_ms: float) -> None:
+        """Read the next prompts where texts usually gain what reading a usual one takes."""
+        price_ms = self._times.catch_up_ms(_USUAL_PROMPT, 0)
+        self._text.backend.reads_prompts = gain_ms >= price_ms

@@ -15,18 +15,22 @@ from edgespec.memory.store.counts import added
 
 # Rounds, the ms that they would have taken without the model, and the ms that it saved of these.
 SAVINGS = ("rounds", "usual_ms", "saved_ms")
-_TIME = "time"  # of the last run that added to them, in seconds since the epoch
+TIME = "time"  # of the last run that added to them, in seconds since the epoch
 _LASTING_S = 30 * 24 * 3600.0  # texts change: after that long it is tried anew
 
 
 def recalled(document: Mapping[str, Any] | None) -> dict[str, Any]:
     """A document of `dated` without savings that are too old."""
     kept = dict(document or {})
-    seen = kept.get(_TIME)
-    if not isinstance(seen, float) or not 0.0 <= time() - seen <= _LASTING_S:
+    if not is_recent(kept.get(TIME)):
         for name in SAVINGS:
             kept.pop(name, None)
     return kept
+
+
+def is_recent(seen: object) -> bool:
+    """Whether a time of a document is so late that what it says decides."""
+    return isinstance(seen, float) and 0.0 <= time() - seen <= _LASTING_S
 
 
 def merged(
@@ -50,4 +54,4 @@ def _number(value: Any) -> float:
 def dated(learned: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """What is to be stored after a run: as old as `before` if no round was added to it."""
     is_same = all(learned.get(name) == before.get(name) for name in SAVINGS)
-    return {**learned, _TIME: before.get(_TIME, time()) if is_same else time()}
+    return {**learned, TIME: before.get(TIME, time()) if is_same else time()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,8 @@ from planning_cases import (
     unmeasured,
 )
 
-from edgespec.memory.times.speed import SpeedModel
+from edgespec.memory.plan.settings import Settings
+from edgespec.memory.times.speed import Round, SpeedModel
 
 
 @pytest.mark.parametrize(("max_step", "largest"), [(None, 31), (32, 31), (31, 15), (5, 3), (3, 0)])
@@ -70,16 +72,59 @@ def test_draft_rows_and_tables_are_paid_for() -> None:
     assert more.predicted_peak_bytes > fewer.predicted_peak_bytes + TABLES + 31 * 16_000 - 1
 
 
+HYBRID = replace(
+    SPEC,
+    arch="qwen35",
+    is_hybrid=True,
+    is_recurrent_layer=(True, False, True, False),
+    num_kv_heads=(0, 2, 0, 2),
+    state_values=10**6,
+)
+
+
+def costing(cost: float, rounds: tuple[Round, ...]) -> Callable[[Settings], SpeedModel]:
+    """Steps that each snapshot makes longer by this part, and what earlier rounds emitted."""
+
+    def speed_of(settings: Settings) -> SpeedModel:
+        times = 1.0 + cost * settings.snapshots
+        return SpeedModel(curve().scaled(times), is_measured=True, rounds=rounds)
+
+    return speed_of
+
+
+@pytest.mark.parametrize(
+    ("cost", "rounds", "drafts"),
+    [
+        (0.02, ((1, 1, 1000.0),), 0),  # nothing was ever drafted
+        (0.02, ((1, 1, 900.0), (4, 4, 100.0)), 3),
+        (0.02, ((1, 1, 990.0), (4, 4, 10.0)), 0),  # 2.6% less time, and 6% more
+        (0.0, ((1, 1, 1000.0),), 3),  # they cost nothing: whoever drafts next may be right
+        (0.0, ((1, 1, 900.0), (8, 8, 100.0)), 7),
+        (0.2, ((1, 1, 900.0), (8, 8, 100.0)), 0),
+    ],
+)
+def test_snapshots_are_kept_where_drafts_save_more_than_they_cost(
+    cost: float, rounds: tuple[Round, ...], drafts: int
+) -> None:
+    plan = plan_of(HYBRID, speed_of=costing(cost, rounds))
+    assert (plan.draft_max, plan.snapshots) == (drafts, drafts)
+    assert plan.plain_tokens_per_s == pytest.approx(100.0), "without them"
+    assert ("more than drafts save" in reason(plan, "snapshots")) == (drafts == 0)
+    assert f"{1.0 + cost * (drafts or 3):.2f} times as long" in reason(plan, "snapshots")
+    asked = plan_of(HYBRID, speed_of=costing(cost, rounds), drafter="suffix")
+    assert asked.draft_max >= 3, "who asks for a drafter gets it"
+    attending = plan_of(speed_of=costing(cost, rounds))
+    assert attending.draft_max >= 3 and attending.snapshots == 0
+
+
+def test_what_snapshots_cost_is_not_known_before_it_is_measured() -> None:
+    plan = plan_of(HYBRID, speed_of=unmeasured)
+    assert plan.snapshots == 3 and "measured on first use" in reason(plan, "snapshots")
+
+
 def test_a_recurrent_state_is_copied_for_few_drafts_unless_asked() -> None:
     """Each draft takes a snapshot of it, in memory and in every step."""
-    spec = replace(
-        SPEC,
-        arch="qwen35",
-        is_hybrid=True,
-        is_recurrent_layer=(True, False, True, False),
-        num_kv_heads=(0, 2, 0, 2),
-        state_values=10**6,
-    )
+    spec = HYBRID
     plan = plan_of(spec, speed_of=unmeasured)
     assert plan.draft_max == 3 and "copy" in reason(plan, "draft_max")
     assert plan.component_bytes["recurrent_state"] == 4 * 4 * 10**6

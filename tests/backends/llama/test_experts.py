@@ -1,0 +1,133 @@
+"""Models with experts on edgespec's kernels and on llama.cpp's: tiny ones with random weights.
+
+What is F32 in a file, such as the matrix that picks experts, stays with llama.cpp, whose products
+for one token and for several round differently. Random experts are often picked by next to nothing,
+and another one moves logits more than rounding does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from hybrid_gguf import Shape, write_hybrid
+from numpy.typing import NDArray
+
+import edgespec
+from edgespec.backends.base import Backend
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.kernels import attach
+from edgespec.backends.llama.recurrent import RecurrentBackend
+from edgespec.backends.tree import DraftTree
+from edgespec.errors import UnsupportedError
+from edgespec.measure.divergence import find_divergence
+from edgespec.memory.bytes.footprint import RunShape, weights_bytes
+from edgespec.memory.device.host import cpu_features
+from edgespec.models.spec import read_model_spec
+
+pytestmark = pytest.mark.model
+
+TEXT = list(b"to be or not to be, that is the question: to be or not to be; 64 pears for 8 ")
+SHAPES = {
+    "qwen3moe": Shape("qwen3moe", interval=1, width=128, hidden=256),
+    "qwen35moe": Shape("qwen35moe", width=128, hidden=256),
+    "lfm2moe": Shape("lfm2moe", width=128, hidden=256, heads=4),
+    "nemotron_h_moe": Shape("nemotron_h_moe", width=128, hidden=256, heads=4),
+}
+DRAFTS = 6
+NOISE = 0.12  # root mean square of the difference, over that of the logits
+
+
+@pytest.fixture(scope="module", autouse=True)
+def attached() -> None:
+    if reason := attach():
+        pytest.skip(f"edgespec has no kernels here: {reason}")
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    kind = gguf.GGMLQuantizationType.Q4_0
+    return write_hybrid(folder / "model.gguf", SHAPES[request.param], kind)
+
+
+@contextmanager
+def opened(path: Path, **changes: Any) -> Iterator[LlamaBackend]:
+    values = {"batch_size": 64, "max_nodes": DRAFTS + 1, "gpu_layers": 0, "mapped": False}
+    settings = LlamaSettings(512, **(values | changes))
+    if read_model_spec(path).has_snapshots:
+        made: LlamaBackend = RecurrentBackend(path, settings, snapshots=DRAFTS)
+    else:
+        made = LlamaBackend(path, settings)
+    with closing(made):
+        yield made
+
+
+def rows_of(backend: Backend, sizes: int) -> NDArray[np.float32]:
+    """Logits after each token of the text, in steps of so many, [n, V]."""
+    rows = []
+    for start in range(0, len(TEXT), sizes):
+        part = TEXT[start : start + sizes]
+        rows.append(backend.verify(DraftTree.chain(part)).copy())
+        backend.commit(range(len(part)))
+    return np.concatenate(rows)
+
+
+def test_the_output_is_that_of_llama_cpp_up_to_rounding(path: Path) -> None:
+    rows = []
+    for kernels in (True, False):
+        with opened(path, kernels=kernels) as backend:
+            rows.append(rows_of(backend, 1))
+            assert ("weights_repacked" in backend.memory_bytes()) or not kernels
+    ours, theirs = rows
+    difference = np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(theirs**2))
+    assert 0.0 < difference < NOISE
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_depends_on_no_other_of_its_step(path: Path, threads: int) -> None:
+    """Tokens of one step go to other experts, or share one; neither moves a bit."""
+    with opened(path, kernels=True, threads=threads) as backend:
+        single, pairs = rows_of(backend, 1), None
+        for sizes in (2, 4, DRAFTS):
+            backend.truncate(0)
+            rows = rows_of(backend, sizes)[:72]  # all of them in whole steps
+            pairs = rows if pairs is None else pairs
+            assert np.array_equal(rows, pairs), sizes
+        assert pairs is not None
+        difference = np.sqrt(np.mean((pairs - single[:72]) ** 2) / np.mean(single**2))
+        assert difference < NOISE
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_drafts_are_lossless(path: Path, exact: bool) -> None:
+    """`--exact` refuses a file whose steps round differently, and nothing else."""
+    load = partial(edgespec.load, path, context_size=512, draft_max=3, threads=1, kernels="on")
+    try:
+        engine = load(exact=exact, drafter="suffix")
+    except UnsupportedError as problem:
+        assert exact and "--exact is not possible" in str(problem)
+        return
+    with engine:
+        for prompt in (TEXT * 2, list(b"abcdefg " * 12)):
+            plain = engine.generate(prompt, max_tokens=60, speculate=False)
+            result = engine.generate(prompt, max_tokens=60)
+            ids = plain.token_ids, result.token_ids
+            found = find_divergence(engine.backend, prompt, *ids)
+            assert found is None or (not exact and found.gap < 1.0), found
+
+
+def test_its_packed_weights_are_planned(path: Path) -> None:
+    shape = RunShape(512, 64, 1, mapped=False, kernels=True, features=cpu_features())
+    planned = {part.name: part.nbytes for part in weights_bytes(read_model_spec(path), shape)}
+    with opened(path, kernels=True) as backend:
+        found = backend.memory_bytes()
+    for name in ("weights", "weights_repacked"):
+        assert found[name] == pytest.approx(planned[name], abs=0.02 * 2**20), name
