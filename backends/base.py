@@ -208,11 +208,17 @@ class HoldsSequences(Protocol):
     def shares_cells(self) -> bool:
         """Whether `share` copies nothing: sequences see the same cells."""
 
-    def verify_together(self, steps: Sequence[tuple[int, DraftTree]]) -> list[Logits]:
-        """Run trees of different sequences, by their numbers, in one step.
+    def verify_together(
+        self,
+        steps: Sequence[tuple[int, DraftTree]],
+        pieces: Sequence[tuple[int, Sequence[int]]] = (),
+    ) -> list[Logits]:
+        """Run trees of different sequences, by their numbers, in one step; read texts in it, too.
 
-        Returns the logits of each, [n, V]: views that the next step overwrites. Each sequence then
-        commits its own path. All trees together have at most `max_nodes` nodes. Raises as `verify`.
+        Returns the logits of each tree, [n, V], then those of the last token of each piece, [1, V]:
+        views that the next step overwrites. Each sequence then commits its own path; the pieces are
+        committed. All nodes and pieces together are at most `max_nodes`, the tokens of pieces at
+        most `batch_size`, and no sequence has both. Raises as `verify`.
         """
 
     def share(self, source: int, target: int, length: int) -> None:

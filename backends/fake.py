@@ -1,7 +1,8 @@
 """A deterministic backend for tests: logits from a function of the context.
 
 It keeps no tensors, so a test sees exactly what the loop asked for. Trees, roll-back and context
-limits behave as in the real backends; `steps` records how many nodes each step had, of all users.
+limits behave as in the real backends; `steps` records how many nodes each step had, of all users,
+and `reads` how many tokens of texts were read in it, or without one.
 
     >>> from edgespec.backends.fake import FakeBackend, markov
     >>> backend = FakeBackend(markov([[0.0, 9.0], [9.0, 0.0]]), vocab_size=2)   # 0, 1, 0, 1, ...
@@ -60,6 +61,7 @@ class _Cache:
     places: list[list[int]]  # by sequence: a number for the cell of each committed token
     numbers: Iterator[int] = field(default_factory=itertools.count)
     steps: list[int] = field(default_factory=list)
+    reads: list[int] = field(default_factory=list)
 
 
 class FakeBackend:
@@ -127,6 +129,11 @@ class FakeBackend:
         return self._cache.steps
 
     @property
+    def reads(self) -> list[int]:
+        """How many tokens each step, and each `prefill`, has read."""
+        return self._cache.reads
+
+    @property
     def length(self) -> int:
         return len(self._committed)
 
@@ -139,23 +146,31 @@ class FakeBackend:
         self._require_room(len(tokens))
         if len(tokens) > self.batch_size:
             raise UnsupportedError(f"a prefill has room for {self.batch_size} tokens")
-        self._append(tokens)
-        self.pending = 0
-        return self._row(tuple(self._committed))
+        self._cache.reads.append(len(tokens))
+        return self._read(tokens)
 
     def verify(self, tree: DraftTree) -> Logits:
         """Logits of each node after its own path, [n, V]."""
         return self.verify_together([(self._number, tree)])[0]
 
-    def verify_together(self, steps: Sequence[tuple[int, DraftTree]]) -> list[Logits]:
-        """Logits of the nodes of each tree, after the text of its sequence."""
-        total = sum(len(tree) for _, tree in steps)
-        assert len({number for number, _ in steps}) == len(steps), "one tree a sequence"
-        if total > self.max_nodes:
+    def verify_together(
+        self,
+        steps: Sequence[tuple[int, DraftTree]],
+        pieces: Sequence[tuple[int, Sequence[int]]] = (),
+    ) -> list[Logits]:
+        """Logits of the nodes of each tree, after the text of its sequence, and after pieces."""
+        total, read = (sum(len(part) for _, part in parts) for parts in (steps, pieces))
+        numbers = {number for number, _ in (*steps, *pieces)}
+        assert len(numbers) == len(steps) + len(pieces), "one tree or piece a sequence"
+        if total + len(pieces) > self.max_nodes:
             raise UnsupportedError(f"this model cannot verify {total} nodes in one step")
-        self._require_cells(total)
+        if read > self.batch_size:
+            raise UnsupportedError(f"a prefill has room for {self.batch_size} tokens")
+        self._require_cells(total + read)
         self.steps.append(total)
-        return [self.sequences[number]._rows(tree) for number, tree in steps]
+        self.reads.append(read)
+        trees = [self.sequences[number]._rows(tree) for number, tree in steps]
+        return trees + [self.sequences[number]._read(tokens)[None] for number, tokens in pieces]
 
     def share(self, source: int, target: int, length: int) -> None:
         """Let a sequence hold the first tokens of another, in the same cells."""
@@ -196,6 +211,11 @@ class FakeBackend:
 
     def close(self) -> None:
         self.closed = True
+
+    def _read(self, tokens: Sequence[int]) -> Logits:
+        self._append(tokens)
+        self.pending = 0
+        return self._row(tuple(self._committed))
 
     def _append(self, tokens: Sequence[int]) -> None:
         self._committed += tokens

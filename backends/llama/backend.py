@@ -88,19 +88,9 @@ class LlamaSequence:
     def prefill(self, tokens: Sequence[int]) -> Logits:
         """Append at most `batch_size` tokens; the logits of the last one, [V]."""
         require_room(self, len(tokens))
-        tokens = [*self._pending, *tokens]
-        del self._tokens[self._length :]  # until they are in the cache
-        self._pending = []
-        self._drop_uncommitted()
-        batch, count = self._shared.prompt, len(tokens)
-        batch.put(0, tokens)
-        batch.positions[:count] = np.arange(self._length, self._length + count)
-        batch.outputs[:count] = 0
-        batch.outputs[count - 1] = 1
-        batch.ids[:count] = self.number
-        self._shared.decode(batch, count)
-        self._length += count
-        self._tokens += tokens
+        piece = self.fill_piece(self._shared.prompt, tokens, 0)
+        self._shared.decode(self._shared.prompt, len(piece))
+        self.has_read(piece)
         logits: Logits = self._context.rows(1)[0]
         return logits
 
@@ -245,6 +235,29 @@ class LlamaSequence:
         self._tree = tree
         return end
 
+    def fill_piece(self, batch: Batch, tokens: Sequence[int], start: int) -> Sequence[int]:
+        """Fill a batch from `start` on with the pending tokens and a piece of a text; all of them.
+
+        The last one has a row of logits. They are nobody's until the sequence `has_read` them.
+        """
+        tokens = [*self._pending, *tokens]
+        del self._tokens[self._length :]  # until they are in the cache
+        self._pending = []
+        self._drop_uncommitted()
+        end = start + len(tokens)
+        batch.put(start, tokens)
+        batch.positions[start:end] = np.arange(self._length, self._length + len(tokens))
+        batch.outputs[start:end] = 0
+        batch.outputs[end - 1] = 1
+        batch.num_ids[start:end] = 1
+        batch.ids[start:end, 0] = self.number
+        return tokens
+
+    def has_read(self, piece: Sequence[int]) -> None:
+        """A step has put a piece into the cache."""
+        self._length += len(piece)
+        self._tokens += piece
+
     def _assign_sequences(self, tree: DraftTree, lent: set[int]) -> list[list[int]]:
         """Sequence ids by node: those of the leaves below it. The first branch gets `number`."""
         if tree.is_chain:
@@ -266,16 +279,29 @@ class LlamaSequence:
         return node_ids
 
 
-def verify_all(steps: Sequence[tuple[LlamaSequence, DraftTree]]) -> list[Logits]:
-    """Logits of the trees of some sequences of one context, in one step; each [n, V]."""
-    first, sizes = steps[0][0], [len(tree) for _, tree in steps]
+def verify_all(
+    steps: Sequence[tuple[LlamaSequence, DraftTree]],
+    texts: Sequence[tuple[LlamaSequence, Sequence[int]]] = (),
+) -> list[Logits]:
+    """Logits of the trees of some sequences of one context, [n, V], and after texts, [1, V].
+
+    All in one step, in which the texts are read.
+    """
+    first, sizes = (*steps, *texts)[0][0], [len(tree) for _, tree in steps] + [1] * len(texts)
     first._require_step(sum(sizes))
     for sequence, tree in steps:
         require_room(sequence, len(tree))
-    end, lent = 0, set[int]()
+    for sequence, tokens in texts:
+        require_room(sequence, len(tokens))
+    end, lent, pieces = 0, set[int](), list[Sequence[int]]()
     for sequence, tree in steps:
         end = sequence.fill(tree, end, lent)
+    for sequence, tokens in texts:
+        pieces.append(sequence.fill_piece(first._shared.trees, tokens, end))
+        end += len(pieces[-1])
     first._shared.decode(first._shared.trees, end)
+    for (sequence, _), piece in zip(texts, pieces, strict=True):
+        sequence.has_read(piece)
     rows = first._context.rows(sum(sizes))
     ends = list(accumulate(sizes))
     return [rows[stop - size : stop] for stop, size in zip(ends, sizes, strict=True)]
@@ -321,7 +347,10 @@ class LlamaBackend(LlamaSequence):
             ),
             prompt=batch(settings.batch_size + settings.max_nodes, 1),
             chain=batch(settings.max_nodes, 1),
-            trees=batch((1 + settings.users) * settings.max_nodes, settings.max_leaves),
+            trees=batch(
+                (1 + settings.users) * settings.max_nodes + settings.batch_size,
+                settings.max_leaves,
+            ),
             decode=self._decode,
         )
         super().__init__(0, shared)
@@ -348,13 +377,20 @@ class LlamaBackend(LlamaSequence):
     def shares_cells(self) -> bool:
         return self.settings.unified
 
-    def verify_together(self, steps: Sequence[tuple[int, DraftTree]]) -> list[Logits]:
-        """Logits of the trees of several sequences, in one step."""
+    def verify_together(
+        self,
+        steps: Sequence[tuple[int, DraftTree]],
+        pieces: Sequence[tuple[int, Sequence[int]]] = (),
+    ) -> list[Logits]:
+        """Logits of the trees of several sequences, and after pieces of texts, in one step."""
         sequences = self.sequences
-        if len(steps) == 1:
+        if len(steps) == 1 and not pieces:
             number, tree = steps[0]
             return [sequences[number].verify(tree)]
-        return verify_all([(sequences[number], tree) for number, tree in steps])
+        return verify_all(
+            [(sequences[number], tree) for number, tree in steps],
+            [(sequences[number], tokens) for number, tokens in pieces],
+        )
 
     def share(self, source: int, target: int, length: int) -> None:
         """Let a sequence hold the first tokens of another, in the same cells."""

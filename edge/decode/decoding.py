@@ -6,7 +6,7 @@ model (`Writers` does), and no other text (`step` does).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
@@ -34,8 +34,10 @@ class Known:
     """What the generations of one engine find out for the next ones, besides its drafter."""
 
     forced: Calibration = field(default_factory=new_counts)  # text that a grammar forces
-    crowded: dict[float, CostCurve] = field(default_factory=dict)  # by how many times fewer threads
     balances: Balances = field(default_factory=Balances)
+    balance: Balance = field(default_factory=lambda: Balance(of_all=True))
+    # Other curves, by how many times fewer threads, and how many texts in a step.
+    curves: dict[tuple[float, int], CostCurve] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +58,16 @@ class Model:
         """Drafts that a step over so many texts has room for."""
         return min(self.max_nodes - roots, self.max_drafts)
 
-    def curve_now(self) -> CostCurve | None:
-        """Times of steps with as many threads as the last one had."""
+    def curve_now(self, texts: int = 1) -> CostCurve | None:
+        """Times of steps over so many texts, with as many threads as the last one had."""
         times = self.backend.crowding
-        if times == 1.0 or self.curve is None:
+        key = times, texts
+        if key == (1.0, 1) or self.curve is None:
             return self.curve
-        if times not in self.known.crowded:
-            self.known.crowded[times] = self.curve.crowded(times)
-        return self.known.crowded[times]
+        if key not in self.known.curves:
+            curve = self.curve if times == 1.0 else self.curve.crowded(times)
+            self.known.curves[key] = curve if texts == 1 else curve.together(texts)
+        return self.known.curves[key]
 
 
 class Company(NamedTuple):
@@ -135,16 +139,31 @@ class Decoding:
         """Tokens of the text that are still to be read."""
         return len(self._reading.text) - max(0, self._reading.end)
 
+    def begin(self) -> None:
+        """Keep what the cache has of the text, and nothing else."""
+        reading = self._reading
+        known = common_prefix_length(self.backend.tokens, reading.text[:-1])
+        reading.end = reading.reused = self.backend.truncate(known if reading.reuse else 0)
+
     def read(self, most: int) -> None:
         """Read on, at most `most` tokens."""
-        began, reading = perf_counter(), self._reading
-        if reading.end < 0:
-            known = common_prefix_length(self.backend.tokens, reading.text[:-1])
-            reading.end = reading.reused = self.backend.truncate(known if reading.reuse else 0)
-        piece = reading.text[reading.end : reading.end + most]
-        reading.row = self.backend.prefill(piece)[: self.run.vocab_size]
+        began = perf_counter()
+        if self._reading.end < 0:
+            self.begin()
+        piece = self.next_piece(most)
+        self.has_read(piece, self.backend.prefill(piece), perf_counter() - began)
+
+    def next_piece(self, most: int) -> list[int]:
+        """The next tokens to be read, at most `most`, of a text that has begun."""
+        reading = self._reading
+        return reading.text[reading.end : reading.end + most]
+
+    def has_read(self, piece: Sequence[int], row: Logits, spent_s: float) -> None:
+        """The piece is in the cache, with the logits [V] behind it."""
+        reading = self._reading
+        reading.row = row[: self.run.vocab_size]
         reading.end += len(piece)
-        reading.spent_s += perf_counter() - began
+        reading.spent_s += spent_s
         if not self.num_unread:
             num_read = len(reading.text) - reading.reused
             self.run.counters.add_reading(num_read, reading.reused, reading.spent_s)
@@ -187,7 +206,7 @@ class Decoding:
     def _stakes_of(self, company: Company) -> Stakes | None:
         """What the next round may draft and cost; None where nothing is ever drafted."""
         run, backend = self.run, self.backend
-        curve = self.model.curve_now()
+        curve = self.model.curve_now(1 + company.roots)
         if self._drafter is None or curve is None:
             return None
         extra = company.roots + company.pending
@@ -208,7 +227,7 @@ class Decoding:
             others=company.roots,
             branches=backend.capabilities.tree,
             sampler=run.draft_sampler,
-            margin=self.balance.margin,
+            margin=max(self.balance.margin, self.model.known.balance.margin),
         )
 
     def draft(self, size: int) -> DraftTree:

@@ -312,7 +312,7 @@ class Engine:
             for number, (sequence, drafter) in enumerate(zip_longest(sequences, drafters))
         ]
         seats = Seats(models, whole.cells, shares=whole.shares_cells)
-        return Scheduler(seats, latency=latency, splits=self.reuses_cache)
+        return Scheduler(seats, latency=latency, splits=self.reuses_cache, mixes=whole.shares_cells)
 
     def _rounds(self, prompt: list[int], run: Run) -> Rounds:
         """The tokens of each round, while the engine is held."""

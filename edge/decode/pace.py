@@ -1,41 +1,81 @@
-"""How many tokens of a prompt are read between two steps of running answers.
+"""How many tokens of prompts are read in a step of running answers.
 
-Both prices are measured as they are paid: what a step takes at the moment, and what reading a token
-takes. Answers keep a set share of their speed while others' prompts are read.
+Answers wait for what reading adds to their step, and keep a set share of their speed meanwhile.
+What it adds is read off a line: the milliseconds of the last steps by the tokens fed to each.
 """
 
 from __future__ import annotations
 
-_RATE = 0.2  # of a new measurement
+from collections import deque
+from collections.abc import Sequence
+
 _FIRST = 8  # tokens of the first piece, whose price nobody knows
+_GROWTH = 2.0  # of a piece over the one before: nobody knows how far the line goes on
+_PLAIN_EVERY = 16  # steps, of which one reads nothing: it says what a step takes now
+_REMEMBERED = 48  # steps that read
+_HICCUP = 3.0  # times as long as expected: something else computed
 
 
 class Pace:
     """Sizes of pieces of prompts.
 
     Args:
-        latency: most time that reading may take between two steps, in steps.
+        latency: most time that reading may add to a step, in steps.
+        apart: pieces are read in runs of their own between the steps, and not in these.
     """
 
-    def __init__(self, latency: float = 1.0) -> None:
+    def __init__(self, latency: float = 1.0, *, apart: bool = False) -> None:
         self.latency = latency
-        self._token_ms = 0.0  # 0: unknown
-        self._step_ms = 0.0
+        self._apart = apart
+        # Tokens and ms of steps that read, and of those that did not.
+        self._reading: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
+        self._plain: deque[tuple[int, float]] = deque(maxlen=_PLAIN_EVERY)
+        self._since_plain = 0
+        self._last = 0  # tokens of the last piece
+        self._known = 0.0, 0.0  # the line as it was when steps last differed
 
-    def piece(self, most: int) -> int:
-        """Tokens to be read before the next step, from 1 to `most`."""
-        if self._token_ms == 0.0 or self._step_ms == 0.0:
+    def piece(self, num_nodes: int, most: int) -> int:
+        """Tokens to be read with a step over so many nodes, at most `most`; 0: with the next."""
+        if not self._plain or (self._since_plain >= _PLAIN_EVERY - 1 and not self._apart):
+            return 0
+        if not self._reading:
             return min(most, _FIRST)
-        return max(1, min(most, int(self.latency * self._step_ms / self._token_ms)))
+        base_ms, token_ms = self._line()
+        size = _GROWTH * self._last
+        if token_ms > 0.0:
+            spare_ms = self.latency * (base_ms + token_ms * num_nodes) - base_ms * self._apart
+            size = min(size, spare_ms / token_ms)
+        return max(1, min(most, int(size)))
 
-    def has_read(self, num_tokens: int, ms: float) -> None:
-        """A piece took `ms`."""
-        self._token_ms = _mixed(self._token_ms, ms / num_tokens)
+    def has_stepped(self, num_nodes: int, num_read: int, ms: float) -> None:
+        """A step that answers waited for took `ms`, over so many nodes and what was read in it."""
+        num_tokens = num_nodes + num_read
+        if self._plain and self._reading:
+            base_ms, token_ms = self._line()
+            ms = min(ms, _HICCUP * (base_ms + max(0.0, token_ms) * num_tokens))
+        if num_read:
+            self._reading.append((num_tokens, ms))
+            self._last = num_read
+            self._since_plain += 1
+        else:
+            self._plain.append((num_tokens, ms))
+            self._since_plain = 0
 
-    def has_stepped(self, ms: float) -> None:
-        """A step of the running answers took `ms`."""
-        self._step_ms = _mixed(self._step_ms, ms)
+    def _line(self) -> tuple[float, float]:
+        """Milliseconds of a step without tokens, and of each token."""
+        self._known = _line_through([*self._plain, *self._reading]) or self._known
+        return self._known
 
 
-def _mixed(known_ms: float, ms: float) -> float:
-    return ms if known_ms == 0.0 else known_ms + _RATE * (ms - known_ms)
+def _line_through(points: Sequence[tuple[int, float]]) -> tuple[float, float] | None:
+    """Offset, not below zero, and slope of the line with the least squares of errors.
+
+    None where all points lie at one place.
+    """
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    if spread < 1.0:
+        return None
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    return max(0.0, mean_y - slope * mean_x), slope

@@ -1,8 +1,9 @@
 """Several generations at once: a thread that admits them, reads their prompts and makes the steps.
 
-Between two steps of the answers that are being written, a piece of one prompt is read. Prompts are
-read one after the other, in the order in which they came, so that a prefix that several share is
-read once. The thread runs while there is something to do and ends with the last answer.
+Prompts are read in the steps of the answers that are being written, as much of them as `Pace`
+allows, first come, first served: what the first one leaves of a step the next one has. Whoever has
+a prefix in common with a prompt that is being read waits until it is there, so that it is read
+once. The thread runs while there is something to do and ends with the last answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edgespec.decode.decoding import Decoding
 from edgespec.decode.generation import Rounds, Run, Written
 from edgespec.decode.pace import Pace
 from edgespec.decode.seats import Seat, Seats
-from edgespec.decode.step import Outcome, make_step
+from edgespec.decode.step import Outcome, Piece, make_step
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
 
 _PATIENCE_S = 0.05  # between two looks at whether a waiting generation was cancelled
@@ -38,6 +39,7 @@ class _Job:
     def begin(self, seat: Seat) -> None:
         self.seat, self._began_s = seat, perf_counter()
         self.decoding = Decoding(seat.model, self.run, self.text, self.run.reuse)
+        self.decoding.begin()
 
     def put(self, written: Written) -> None:
         """Hand a round over to who reads it; never waits."""
@@ -52,6 +54,13 @@ class _Job:
     def is_reading(self) -> bool:
         return self.decoding is not None and self.decoding.num_unread > 0
 
+    @property
+    def most_rows(self) -> int:
+        """Rows of logits that a step of the whole cache has room for."""
+        assert self.seat is not None
+        model = self.seat.model
+        return (model.whole or model.backend).max_nodes
+
 
 class Scheduler:
     """Runs any number of generations on the sequences of one cache.
@@ -59,10 +68,14 @@ class Scheduler:
     Args:
         latency: as of `Pace`.
         splits: whether a prompt may be read in pieces of any size; not where logits depend on it.
+        mixes: whether it may be read in a step of answers; else between these.
     """
 
-    def __init__(self, seats: Seats, *, latency: float = 1.0, splits: bool = True) -> None:
-        self.pace = Pace(latency)
+    def __init__(
+        self, seats: Seats, *, latency: float = 1.0, splits: bool = True, mixes: bool = True
+    ) -> None:
+        self._mixes = mixes and splits
+        self.pace = Pace(latency, apart=not self._mixes)
         self._seats, self._splits = seats, splits
         self._waiting: deque[_Job] = deque()
         self._running: list[_Job] = []
@@ -173,15 +186,20 @@ class Scheduler:
             self._end(job)
 
     def _admit(self) -> None:
-        """Let the first one begin, if there is room and no prompt is being read."""
-        while self._waiting and not any(job.is_reading for job in self._running):
+        """Let them begin, as far as there is room and nothing of their text is about to come."""
+        while self._waiting:
             job = self._waiting[0]
+            coming = [other.text for other in self._running if other.is_reading]
+            if coming and job.run.reuse and self._seats.gains_by_waiting(job.text, coming):
+                return
             seat = self._seats.take(job.text, len(job.text) + job.run.limit, job.run.reuse)
             if seat is None:
                 return
-            self._waiting.popleft()
-            job.begin(seat)
-            self._running.append(job)
+            self._running.append(self._waiting.popleft())
+            try:
+                job.begin(seat)
+            except Exception as problem:
+                self._fail(job, problem)
 
     def _end(self, job: _Job, problem: Exception | None = None) -> None:
         self._running.remove(job)
@@ -190,38 +208,65 @@ class Scheduler:
         job.written.put(problem)
 
     def _turn(self) -> None:
-        """A piece of a prompt, and a step of the answers."""
+        """A step of the answers, with pieces of prompts in it, or else in a run of their own."""
         reading = [job for job in self._running if job.is_reading]
         writing = [job for job in self._running if not job.is_reading]
-        for job in reading[:1]:
-            self._read(job, whole=not writing)
-        for group in _groups(writing):
-            self._step(group)
+        groups = list(_groups(writing))
+        if reading and not (self._mixes and groups and len(groups[-1]) < reading[0].most_rows):
+            groups.append([])
+        for number, group in enumerate(groups, 1):
+            self._step(group, reading if number == len(groups) else [], len(writing))
 
-    def _read(self, job: _Job, *, whole: bool) -> None:
-        """A piece of a prompt, as large as can be where nobody waits for it."""
-        decoding = job.decoding
-        assert decoding is not None
-        most, unread, began = decoding.backend.batch_size, decoding.num_unread, perf_counter()
-        try:
-            decoding.read(most if whole or not self._splits else self.pace.piece(most))
-            self.pace.has_read(unread - decoding.num_unread, (perf_counter() - began) * 1e3)
-            if not decoding.num_unread:
-                self._hand_over(job, decoding.first())
-        except Exception as problem:
-            self._fail(job, problem)
+    def _step(self, writing: Sequence[_Job], reading: Sequence[_Job], num_writing: int) -> None:
+        """One step; `num_writing` answers go on in this turn."""
+        pieces: dict[_Job, Piece] = {}
+        num_nodes = 0
 
-    def _step(self, jobs: Sequence[_Job]) -> None:
+        def read_beside(nodes: int) -> list[Piece]:
+            nonlocal num_nodes, pieces
+            num_nodes = nodes
+            pieces = self._pieces(reading, nodes, num_writing)
+            return list(pieces.values())
+
         began = perf_counter()
         try:
-            outcomes = make_step([job.decoding for job in jobs if job.decoding is not None])
+            outcomes = make_step([_decoding_of(job) for job in writing], read_beside)
         except Exception as problem:  # of the backend: nobody's step was made
-            for job in jobs:
+            for job in (*writing, *pieces):
                 self._fail(job, problem)
             return
-        self.pace.has_stepped((perf_counter() - began) * 1e3)
-        for job, outcome in zip(jobs, outcomes, strict=True):
+        num_read = sum(len(piece.tokens) for piece in pieces.values())
+        if num_writing and (num_nodes or num_read):
+            self.pace.has_stepped(num_nodes, num_read, (perf_counter() - began) * 1e3)
+        for job, outcome in zip(writing, outcomes, strict=True):
             self._hand_over(job, outcome)
+        for job in pieces:
+            if not job.is_reading:
+                self._hand_over_first(job)
+
+    def _pieces(
+        self, reading: Sequence[_Job], num_nodes: int, num_writing: int
+    ) -> dict[_Job, Piece]:
+        """What is read in a step over so many nodes: as much as can be where no answer waits."""
+        if not reading:
+            return {}
+        pieces: dict[_Job, Piece] = {}
+        most = max(1, _decoding_of(reading[0]).backend.batch_size - num_nodes)
+        if num_writing and self._splits:
+            most = self.pace.piece(num_nodes or num_writing, most)
+        for job in reading[: reading[0].most_rows - num_nodes if self._mixes else 1]:
+            if most <= 0:
+                break
+            decoding = _decoding_of(job)
+            pieces[job] = Piece(decoding, decoding.next_piece(most))
+            most -= len(pieces[job].tokens) + decoding.backend.pending
+        return pieces
+
+    def _hand_over_first(self, job: _Job) -> None:
+        try:
+            self._hand_over(job, _decoding_of(job).first())
+        except Exception as problem:
+            self._fail(job, problem)
 
     def _hand_over(self, job: _Job, outcome: Outcome) -> None:
         assert job.decoding is not None
@@ -239,6 +284,11 @@ class Scheduler:
         with suppress(EdgespecError):
             job.seat.model.backend.truncate(0)
         self._end(job, problem)
+
+
+def _decoding_of(job: _Job) -> Decoding:
+    assert job.decoding is not None, "it has begun"
+    return job.decoding
 
 
 def _groups(jobs: Sequence[_Job]) -> Iterator[Sequence[_Job]]:

@@ -87,6 +87,11 @@ class Seats:
         seat.last_used = next(self._numbers)
         return seat
 
+    def gains_by_waiting(self, text: Sequence[int], coming: Iterable[Sequence[int]]) -> bool:
+        """Whether one of the texts that are being read will have more of `text` than is there."""
+        known = max(common_prefix_length(seat.tokens, text[:-1]) for seat in self._seats)
+        return any(common_prefix_length(other, text[:-1], known) > known for other in coming)
+
     def give_back(self, seat: Seat) -> None:
         """Its answer has ended; what its cells hold stays, while there is room."""
         seat.promised = 0

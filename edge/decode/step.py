@@ -5,11 +5,15 @@
 The drafts of all texts in it are chosen together, by the one rule: what is verified are the nodes
 with the most expected tokens per measured millisecond of the whole step, whose text ever they are
 of. One text is the special case, and none of its nodes an ordinary choice.
+
+Prompts of other texts are read in the same step: next to what it computes anyway, a token more
+costs a fraction of what a run of its own does. Drafts are chosen as if they were not there, and
+what such a step took is no price of theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import NamedTuple
@@ -23,6 +27,22 @@ from edgespec.drafting.proposal import Proposal, Stakes
 
 # What a round of one text came to: None where another model writes on, or why it failed.
 Outcome = Written | Exception | None
+
+
+class Piece(NamedTuple):
+    """What is read of a text in a step."""
+
+    decoding: Decoding
+    tokens: Sequence[int]
+
+
+# What is read in a step that so many tokens are fed to.
+ReadBeside = Callable[[int], Sequence[Piece]]
+
+
+def _nothing(_nodes: int) -> Sequence[Piece]:
+    """No text is read."""
+    return ()
 
 
 def rounds_of(decoding: Decoding) -> Rounds:
@@ -45,30 +65,34 @@ def rounds_of(decoding: Decoding) -> Rounds:
         raise written
 
 
-def make_step(decodings: Sequence[Decoding]) -> list[Outcome]:
-    """One round of each of some texts of one cache, in one step.
+def make_step(decodings: Sequence[Decoding], read_beside: ReadBeside = _nothing) -> list[Outcome]:
+    """One round of each of some texts of one cache, and pieces of others, in one step.
 
     A text that fails does not keep the others from going on. Raises what the backend raises.
     """
     began = perf_counter()
     outcomes: list[Outcome] = [None] * len(decodings)
     going, offers, pending = _offers(decodings, outcomes)
-    if not going:
-        return outcomes
-    chosen = _Choice.of(offers, pending, decodings[0].model.drafts_beside(len(going)))
+    most = decodings[0].model.drafts_beside(len(going)) if going else 0
+    chosen = _Choice.of(offers, pending, most)
     trees = [decodings[i].draft(size) for i, size in zip(going, chosen.sizes, strict=True)]
-    drafted = perf_counter()
-    rows = _verify([decodings[i] for i in going], trees)
-    step_ms = (perf_counter() - drafted) * 1e3
     nodes = sum(map(len, trees)) + pending
-    for i, logits in zip(going, rows, strict=True):
-        decodings[i].previous = nodes
+    pieces = read_beside(nodes)
+    num_read = sum(len(piece.tokens) for piece in pieces)
+    drafted = perf_counter()
+    rows = _compute([decodings[i] for i in going], trees, pieces)
+    step_ms = (perf_counter() - drafted) * 1e3
+    for piece, last in zip(pieces, rows[len(going) :], strict=True):
+        spent_ms = step_ms * len(piece.tokens) / (nodes + num_read)
+        piece.decoding.has_read(piece.tokens, last[0], spent_ms / 1e3)
+    for i, logits in zip(going, rows, strict=False):
+        decodings[i].previous = nodes + num_read
         try:
             outcomes[i] = decodings[i].settle(logits, began, step_ms)
         except Exception as problem:
             outcomes[i] = problem
     num_written = sum(len(one.tokens) for one in outcomes if isinstance(one, Written))
-    if num_written:
+    if num_written and not pieces:
         spent_ms = (perf_counter() - began) * 1e3
         _learn([decodings[i] for i in going], chosen, num_written, step_ms, spent_ms)
     return outcomes
@@ -159,19 +183,31 @@ def _learn(
         return
     curve, num_drafted = stakes.curve, sum(chosen.sizes)
     plain_ms = curve.scale * curve.estimated_ms(1 + stakes.extra, stakes.depth)
-    for one in decodings:
-        one.balance.add(1 + num_drafted, num_written / len(decodings), spent_ms, plain_ms)
-    if curve is decodings[0].model.curve_now():  # else the team changed for this step
+    balances = [one.balance for one in decodings]
+    for balance in (*balances, decodings[0].model.known.balance):
+        balance.add(1 + num_drafted, num_written / len(decodings), spent_ms, plain_ms)
+    texts = 1 + stakes.others
+    # Else the team changed for this step, or one of the texts failed.
+    if curve is decodings[0].model.curve_now(texts) and len(decodings) == texts:
         work_ms = spent_ms - chosen.draft_ms
         nodes = 1 + num_drafted + stakes.extra
         curve.observe(nodes, stakes.depth, stakes.previous, step_ms, work_ms)
 
 
-def _verify(decodings: Sequence[Decoding], trees: Sequence[DraftTree]) -> list[Logits]:
-    """The logits of each tree."""
-    if len(decodings) == 1:
-        return [decodings[0].backend.verify(trees[0])]
-    whole = decodings[0].model.whole
+def _compute(
+    decodings: Sequence[Decoding], trees: Sequence[DraftTree], pieces: Sequence[Piece]
+) -> list[Logits]:
+    """The logits of each tree, and those after each piece."""
+    members = [*decodings, *(piece.decoding for piece in pieces)]
+    if not members:
+        return []
+    if len(members) == 1:
+        backend = members[0].backend
+        return [backend.verify(tree) for tree in trees] or [backend.prefill(pieces[0].tokens)[None]]
+    whole = members[0].model.whole
     assert isinstance(whole, HoldsSequences), "texts of one cache"
-    numbers = (one.model.number for one in decodings)
-    return whole.verify_together(list(zip(numbers, trees, strict=True)))
+    numbers = [one.model.number for one in members]
+    return whole.verify_together(
+        list(zip(numbers, trees, strict=False)),
+        [(piece.decoding.model.number, piece.tokens) for piece in pieces],
+    )

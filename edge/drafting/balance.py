@@ -1,17 +1,22 @@
-"""What the drafts of one answer have gained or lost, and what the next ones must promise for it.
+"""What drafts have gained or lost, in an answer and lately, and what the next must promise for it.
 
 A promise is made of counts and times that may both be wrong for this very text and moment. What
 was lost so far says so, whatever is wrong: the more of an answer's time it is, the more a draft
-must promise. Losses are earned back by surer drafts.
+must promise. Losses are earned back by surer drafts. One answer's may be chance; what all answers
+together have lost lately is not, and counts for more, in the next ones, too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from edgespec.drafting.proposal import MARGIN
 
-_PER_LOSS = 2.0  # that drafts must promise more, for each part of the time that was lost
+# That drafts must promise more, for each part of the time that was lost.
+_PER_LOSS = 2.0  # by one answer
+_PER_LOSS_OF_ALL = 10.0  # by all of them, lately
+_LATELY = 400.0  # rounds; at least a fourth of them counts, or the first answer would decide
 _FIRST_ROUNDS = 20.0  # an answer is at least as long, so that its first round decides nothing
 _TELLING_TOKENS = 300  # of answers
 _NO_DIFFERENCE = 1.01  # in time
@@ -45,13 +50,18 @@ class Balances:
 
 
 class Balance:
-    """The milliseconds of one answer's rounds, against plain decoding of the same tokens.
+    """The milliseconds of rounds, against plain decoding of the same tokens.
 
-    `all_texts` is added to.
+    Args:
+        all_texts: is added to.
+        of_all: of whatever answers there are; else of one.
     """
 
-    def __init__(self, all_texts: Balances | None = None) -> None:
+    def __init__(self, all_texts: Balances | None = None, *, of_all: bool = False) -> None:
         self._all = all_texts
+        self._per_loss = _PER_LOSS_OF_ALL if of_all else _PER_LOSS
+        self._most_rounds = _LATELY if of_all else inf
+        self._least_rounds = _LATELY / 4.0 if of_all else _FIRST_ROUNDS
         self._lost_ms = 0.0
         self._plain_ms = 0.0
         self._round_ms = 0.0  # of plain decoding
@@ -67,12 +77,14 @@ class Balance:
         self._lost_ms += lost_ms
         if self._all is not None:
             self._all.add(num_emitted, num_emitted * plain_ms, lost_ms)
+        if self._plain_ms > self._most_rounds * plain_ms:
+            self._plain_ms, self._lost_ms = self._plain_ms / 2.0, self._lost_ms / 2.0
 
     @property
     def margin(self) -> float:
         """How many times the tokens/ms of plain decoding the next drafts must promise."""
         if self._lost_ms <= 0.0:
             return MARGIN
-        return MARGIN + _PER_LOSS * self._lost_ms / max(
-            self._plain_ms, _FIRST_ROUNDS * self._round_ms
+        return MARGIN + self._per_loss * self._lost_ms / max(
+            self._plain_ms, self._least_rounds * self._round_ms
         )

@@ -18,6 +18,7 @@ each cell, so that what is counted here soon says more, and are never stored wit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from edgespec.memory.store.counts import added
@@ -58,14 +59,19 @@ class Calibration:
         self._tries = [0.0] * num_cells
         self._group_hits = [_GROUP_STRENGTH * prior for prior in priors]
         self._group_tries = [_GROUP_STRENGTH] * len(priors)
-        self._recent_hits = [0.0] * (max(recents) + 1)
-        self._recent_tries = [0.0] * (max(recents) + 1)
+        self.forget_recent()
         for cell, (hits, tries) in (known or {}).items():
             weight = min(1.0, _PRIOR_TRIES / tries)
             self._known_hits[cell] = weight * hits
             self._known_tries[cell] += weight * tries
             self._group_hits[groups[cell]] += weight * hits
             self._group_tries[groups[cell]] += weight * tries
+
+    def for_another_text(self) -> Calibration:
+        """The same counts, whichever of both they are added to, but for those of lately."""
+        other = copy(self)
+        other.forget_recent()
+        return other
 
     def probability(self, cell: int) -> float:
         """Chance that a node of this cell is right, given that its parent was."""
@@ -100,8 +106,8 @@ class Calibration:
 
     def forget_recent(self) -> None:
         """Start a new text."""
-        self._recent_hits = [0.0] * len(self._recent_hits)
-        self._recent_tries = [0.0] * len(self._recent_tries)
+        self._recent_hits = [0.0] * (max(self._recents) + 1)
+        self._recent_tries = [0.0] * (max(self._recents) + 1)
 
     def as_json(self) -> dict[str, Any]:
         """The counts that were touched, for the next run."""

@@ -60,8 +60,10 @@ class Learning:
         self.more_drafters = [drafter for drafter in made if drafter is not None]
         known = {**stored.stored_calibration(spec), MODEL: learned, HEAD: learned}
         texts = remembered_texts(spec.fingerprint) if plan.remember else []
+        self.drafter.load_state(known)
+        for drafter in self.more_drafters:
+            drafter.count_with(self.drafter)
         for drafter in (self.drafter, *self.more_drafters):
-            drafter.load_state(known)
             drafter.recall([one for one in texts if max(one, default=0) < vocab_size])
         self._loaded = self.drafter.state()
 
@@ -74,21 +76,21 @@ class Learning:
             if self.drafter is not None:
                 self._add(self.drafter)
             for drafter in self.more_drafters:
-                self._add_counts(drafter)
+                self._add_texts(drafter)
         finally:
             if self.drafter is not None:
                 self.drafter.close()
 
     def _add(self, drafter: CombinedDrafter) -> None:
         spec, plan, state = self._spec, self._plan, drafter.state()
-        self._add_counts(drafter)
+        stored.add_calibration(spec, self._loaded, state)
+        self._add_texts(drafter)
         for name in state.keys() & {MODEL, HEAD}:
             stored.add_learned(spec, plan, self._draft_spec, self._loaded[name], state[name])
         if plan.draft_max:  # rounds that could not draft say nothing about others
             stored.add_rounds(spec, drafter.name, self._rounds, self.history.rounds())
 
-    def _add_counts(self, drafter: CombinedDrafter) -> None:
-        """What any user's answers have shown, and where it is asked for their texts."""
-        stored.add_calibration(self._spec, self._loaded, drafter.state())
+    def _add_texts(self, drafter: CombinedDrafter) -> None:
+        """A user's answers, where they may be kept."""
         if self._plan.remember:
             add_texts(self._spec.fingerprint, self._spec.path.name, drafter.written)

@@ -35,6 +35,17 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What each of some users gets who are answered at once: predictions, without drafts."""
+
+    users: int
+    tokens_each: int  # of the cache
+    cache_bytes_each: int
+    tokens_per_s_each: float
+    tokens_per_s: float  # of all together
+
+
+@dataclass(frozen=True, slots=True)
 class Goal:
     """What a plan would have if memory were no limit."""
 
@@ -85,6 +96,7 @@ class Plan:
     alternatives: tuple[Alternative, ...] = ()
     users: int = 1  # generations at once
     cells: int = 0  # of the cache, for all of them; 0: a context
+    parts: tuple[Part, ...] = ()  # of one user, of each of two, and so on; empty for one alone
     latency: float = 1.0
     shares: tuple[Share, ...] = ()  # of devices that have any layers
     snapshots: int = 0  # of a recurrent state, besides the one behind the last token

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+from edgespec.memory.bytes.footprint import Component
 from edgespec.memory.plan.batch import batch_of
 from edgespec.memory.plan.drafts import Drafts
 from edgespec.memory.plan.ladder import Ladder
@@ -29,10 +30,10 @@ from edgespec.memory.plan.placing import (
     with_layers_placed,
     with_smaller_cache,
 )
-from edgespec.memory.plan.plan import Alternative, Goal, Plan
+from edgespec.memory.plan.plan import Alternative, Goal, Part, Plan
 from edgespec.memory.plan.request import Choice, Request, drafter_of, threads_of, users_of
 from edgespec.memory.plan.settings import Settings, settings_of
-from edgespec.memory.plan.sharing import with_cells_for_all
+from edgespec.memory.plan.sharing import parts_of, with_cells_for_all
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 
@@ -115,6 +116,7 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
         alternatives = iter(())  # these are of one user's context
         layout, cells = with_cells_for_all(layout, context, batch_size, draft_max)
         sizes.append(cells)
+    components = layout.footprint(context, batch_size, draft_max)
     return Plan(
         backend=layout.backend,
         device=layout.device,
@@ -135,7 +137,7 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
         mapped=layout.mapped,
         kernels=layout.kernels,
         choices=(*choices, *sizes, mapping_of(layout)),
-        components=layout.footprint(context, batch_size, draft_max),
+        components=components,
         limit_bytes=layout.limit_bytes,
         available_bytes=layout.machine.free_bytes,
         plain_tokens_per_s=drafts.tokens_per_s(0),
@@ -145,11 +147,21 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
         alternatives=tuple(alternatives),
         users=layout.users,
         cells=layout.cells(context),
+        parts=_parts(layout, context, components, drafts.speed),
         latency=layout.request.latency,
         shares=layout.shares,
         snapshots=snapshots_of(layout.spec, draft_max),
         switch_snapshots=snapshots_of(layout.switch_spec, draft_max),
     )
+
+
+def _parts(
+    layout: Layout, context: int, components: Sequence[Component], speed: SpeedModel
+) -> tuple[Part, ...]:
+    if layout.users == 1:
+        return ()
+    cache_bytes = sum(part.nbytes for part in components if part.name.endswith("kv_cache"))
+    return tuple(parts_of(layout, context, cache_bytes, speed))
 
 
 def _goal(layout: Layout, drafts: Drafts) -> Goal:

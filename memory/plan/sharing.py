@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import replace
 
 from edgespec.memory.plan.layout import Layout, Sharing
+from edgespec.memory.plan.plan import Part
 from edgespec.memory.plan.request import CONTEXT_STEP, Choice
+from edgespec.memory.times.speed import SpeedModel
 
 
 def with_cells_for_all(
@@ -36,3 +39,12 @@ def with_cells_for_all(
             f"what memory leaves: {each} for each of {layout.users} users; who needs more waits"
         )
     return layout, Choice("cells", cells, reason)
+
+
+def parts_of(layout: Layout, context: int, cache_bytes: int, speed: SpeedModel) -> Iterator[Part]:
+    """What each user gets of a cache and of the steps, where one is answered, two, and so on."""
+    cells = layout.cells(context)
+    for users in range(1, layout.users + 1):
+        each = min(context, cells // users)
+        total = speed.plain_tokens_per_s(users, layout.request.depth)
+        yield Part(users, each, cache_bytes * each // cells, total / users, total)

@@ -5,7 +5,7 @@ Predicted beside measured, everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,7 @@ def render_profile(profile: dict[str, Any]) -> str:
             figure_of(_draw_tasks, speeds),
             _speed_table(profile["speed"]),
         ),
+        *_users_section(profile["users"]),
         section_of("The plan", "", _choice_table(profile["plan"])),
         section_of("Machine and versions", "", _machine_table(machine, profile)),
     ]
@@ -173,6 +174,31 @@ def _speed_table(speeds: Sequence[dict[str, Any]]) -> Markup:
     return table_of(head, rows, numbers=3)
 
 
+def _users_section(rows: Sequence[dict[str, Any]]) -> Iterator[Markup]:
+    """Nothing where only one user is possible."""
+    if len(rows) < 2:
+        return
+    cells = [
+        (
+            str(row["users"]),
+            size_of(row["peak_bytes"]),
+            str(row["tokens_each"]),
+            f"{row['tokens_per_s'] / row['users']:.1f}",
+            f"{row['tokens_per_s']:.1f}",
+        )
+        for row in rows
+    ]
+    head = ("users", "peak memory", "tokens of context each", "tokens/s each", "tokens/s of all")
+    yield section_of(
+        "Several users",
+        "Predicted, without drafts, for `edgespec serve --users N`. One step brings a token for "
+        "each user: each one gets fewer tokens per second, and all together get more. Users have "
+        "the cache in common, so memory grows by their part of it and not by a whole model.",
+        figure_of(_draw_users, rows),
+        table_of(head, cells, numbers=4),
+    )
+
+
 def _choice_table(plan: dict[str, Any]) -> Markup:
     rows = [
         (name.replace("_", " "), str(choice["value"]), str(choice["reason"]))
@@ -251,6 +277,19 @@ def _draw_frontier(axes: Any, profile: dict[str, Any]) -> None:
     axes.set_ylim(0, 1.2 * max(speeds, default=1.0))
     axes.set_xlabel("budget in MiB")
     axes.set_ylabel("tokens/s")
+
+
+def _draw_users(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
+    places = range(len(rows))
+    speeds = [row["tokens_per_s"] for row in rows]
+    each = [row["tokens_per_s"] / row["users"] for row in rows]
+    axes.bar([place - 0.2 for place in places], speeds, 0.38, color=BLUE, label="of all users")
+    axes.bar([place + 0.2 for place in places], each, 0.38, color=ORANGE, label="of each user")
+    axes.set_xticks(list(places), [str(row["users"]) for row in rows])
+    axes.set_xlabel("users answered at once")
+    axes.set_ylabel("tokens/s")
+    axes.margins(y=0.2)
+    axes.legend(loc="upper left")
 
 
 def _draw_switching(axes: Any, found: dict[str, Any]) -> None:

@@ -150,6 +150,17 @@ class CostCurve:
         curve.depth_node_ms *= times
         return curve
 
+    def together(self, texts: int) -> CostCurve:
+        """The same curve for steps over so many texts.
+
+        It learns apart from this one: rows of several texts look at other cells each, so that a
+        step over them may take longer, drafts or none. That is the speed of such steps then, and
+        says nothing of what drafts add to them.
+        """
+        curve = self.resized(len(self.base) - 1)
+        curve._shared.texts, curve.scale = texts, self.scale
+        return curve
+
     def at_the_level_of(self, other: CostCurve) -> CostCurve:
         """The same curve at the speed at which `other` was measured, by their plain steps."""
         return self.scaled(other.base[1] / self.base[1])
@@ -262,11 +273,11 @@ class CostCurve:
         self._rounds.spent_ms += ms if round_ms is None else round_ms
         self._rounds.expected_ms += predicted
         changed = previous not in (0, num_nodes)
-        is_plain = num_nodes == 1 and not changed
+        is_plain = num_nodes == self._shared.texts and not changed
         if is_plain and self._shared.gather(depth, ms):
             return
         for together in self._shared.gathered():
-            self._learn(1, together.depth, False, together.ms, together.count)
+            self._learn(self._shared.texts, together.depth, False, together.ms, together.count)
         if not is_plain:
             self._learn(num_nodes, depth, changed, ms)
 
@@ -283,19 +294,24 @@ class CostCurve:
         beside = (self.depth_ms + self.depth_node_ms * num_nodes) * depth
         expected_ms = scale * (base + beside + self.change_ms * changed)
         shares = (expected_ms, slope_ms, slope_ms * num_nodes, scale * changed)
+        has_own = num_nodes > self._shared.texts
         (faster, per_depth, per_node, per_change), own_ms = self._shared.moves(
-            shares, ms - expected_ms, NOISE * expected_ms / sqrt(count), num_nodes, scale * base
+            shares,
+            ms - expected_ms,
+            NOISE * expected_ms / sqrt(count),
+            num_nodes,
+            scale * base * has_own,
         )
         self.scale *= exp(faster)
         self.depth_ms = max(0.0, self.depth_ms + per_depth)
         self.depth_node_ms = max(0.0, self.depth_node_ms + per_node)
         self.change_ms = max(0.0, self.change_ms + per_change)
-        if num_nodes > 1:
+        if has_own:
             self._correct(num_nodes, base + own_ms / scale)
 
     def doubt(self, num_nodes: int, depth: int) -> float:
-        """Relative standard deviation of a step's time, beside that of a single token's step."""
-        if num_nodes == 1:
+        """Relative standard deviation of a step's time, beside that of a step without drafts."""
+        if num_nodes <= self._shared.texts:
             return 0.0
         base = self.base[num_nodes] if num_nodes < len(self.base) else float("inf")
         if base == float("inf"):

@@ -45,10 +45,11 @@ class PlainSteps:
 class SharedTimes:
     """The covariance of (log speed, depth_ms, depth_node_ms, change_ms), [4, 4]."""
 
-    __slots__ = ("_cov", "_depth", "_node_doubt", "_own_doubts", "_plain")
+    __slots__ = ("_cov", "_depth", "_node_doubt", "_own_doubts", "_plain", "texts")
 
     def __init__(self, single_ms: float, deviations: Sequence[float] | None = None) -> None:
         """`deviations` are of the last three; None where nothing was measured."""
+        self.texts = 1  # in a step: the least it is over, whose time says how fast the machine is
         self._depth = 0.0  # of the step before
         self._plain: PlainSteps | None = None  # that nothing was learned of yet
         self._own_doubts: dict[int, float] = {}
@@ -120,13 +121,13 @@ class SharedTimes:
             off_ms: how much longer than predicted it took.
             noise_ms: standard deviation of what passes.
             num_nodes: of the step.
-            own_ms: what its base takes of it.
+            own_ms: what its base takes of it; 0 where it has no base of its own to move.
 
         Returns:
             The moves of the four, and what of `off_ms` is the base's own.
         """
         own = 0.0
-        if num_nodes > 1:
+        if own_ms:
             own = self._own_doubts.get(num_nodes, _BASE) ** 2 + _BASE_STEP * _BASE_STEP
         cov, (a, b, c, d) = self._cov, shares
         products = [row[0] * a + row[1] * b + row[2] * c + row[3] * d for row in cov]

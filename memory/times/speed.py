@@ -125,6 +125,10 @@ class SpeedModel:
         rate = tokens / spent_ms if spent_ms else 1.0 / plain_ms
         return 1e3 * rate / self.curve.level
 
+    def plain_tokens_per_s(self, users: int, depth: int) -> float:
+        """Speed of all users together whose next tokens come of one step, without drafts."""
+        return 1e3 * users / self.curve.estimated_ms(users, depth) / self.curve.level
+
     def _step(self, size: int, depth: int) -> tuple[int, float]:
         """The largest step that was measured and is not larger, and its time.
 

@@ -134,10 +134,14 @@ class Slow(FakeBackend):
         self.together: list[int] = []  # texts of each step
         super().__init__(babble, VOCAB, **options)
 
-    def verify_together(self, steps: Sequence[tuple[int, DraftTree]]) -> list[Logits]:
+    def verify_together(
+        self,
+        steps: Sequence[tuple[int, DraftTree]],
+        pieces: Sequence[tuple[int, Sequence[int]]] = (),
+    ) -> list[Logits]:
         assert self.gate.acquire(timeout=PATIENCE_S)
         self.together.append(len(steps))
-        return super().verify_together(steps)
+        return super().verify_together(steps, pieces)
 
 
 def test_cells_for_three_of_eight_run_three_and_none_fails() -> None:
@@ -157,19 +161,26 @@ def test_what_never_fits_is_refused_with_its_numbers() -> None:
             engine.stream([1] * 50)
 
 
-def test_a_long_prompt_is_read_in_pieces_between_the_steps_of_others() -> None:
-    """The answer under way goes on at least every few tokens of the prompt."""
-    reads: list[str] = []
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_long_prompt_is_read_in_pieces_by_the_steps_of_others(apart: bool) -> None:
+    """Or between them: the answer under way goes on at least every few tokens of the prompt."""
+    runs: list[str] = []
 
     class Noting(FakeBackend):
+        shares_cells = not apart
+
         def prefill(self, tokens: Sequence[int]) -> Logits:
-            reads.append("read")
+            runs.append("read")
             return super().prefill(tokens)
 
-        def verify_together(self, steps: Sequence[tuple[int, DraftTree]]) -> list[Logits]:
-            reads.append("step")
+        def verify_together(
+            self,
+            steps: Sequence[tuple[int, DraftTree]],
+            pieces: Sequence[tuple[int, Sequence[int]]] = (),
+        ) -> list[Logits]:
+            runs.append("step")
             sleep(0.001)  # the second text arrives while the first goes on
-            return super().verify_together(steps)
+            return super().verify_together(steps, pieces)
 
     backend = Noting(babble, VOCAB, users=2, context_size=4096)
     with Engine(backend) as engine:
@@ -178,9 +189,12 @@ def test_a_long_prompt_is_read_in_pieces_between_the_steps_of_others() -> None:
         next(chunks)
         second = engine.generate([3] * 1000, max_tokens=2)
         first.close()
-    assert len(second.token_ids) == 2
-    end = len(reads) - reads[::-1].index("read")
-    assert "read read" not in " ".join(reads[reads.index("step") : end])
+    assert len(second.token_ids) == 2 and sum(backend.reads) == 1002
+    if apart:
+        end = len(runs) - runs[::-1].index("read")
+        assert "read read" not in " ".join(runs[runs.index("step") : end])
+    else:
+        assert runs.count("read") == 1, "the first prompt, which nobody waited for"
 
 
 # ------------------------------------------------------------------------------- prefixes

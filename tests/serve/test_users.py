@@ -39,10 +39,14 @@ class Gated(FakeBackend):
         self.together = [0]
         super().__init__(letters, VOCAB, end=END, context_size=2048, **options)
 
-    def verify_together(self, steps: Sequence[tuple[int, DraftTree]]) -> list[Logits]:
+    def verify_together(
+        self,
+        steps: Sequence[tuple[int, DraftTree]],
+        pieces: Sequence[tuple[int, Sequence[int]]] = (),
+    ) -> list[Logits]:
         assert self.gate.wait(PATIENCE_S)
         self.together.append(len(steps))
-        return super().verify_together(steps)
+        return super().verify_together(steps, pieces)
 
 
 def asked(number: int, **more: Any) -> dict[str, Any]:

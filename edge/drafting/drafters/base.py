@@ -87,6 +87,14 @@ class Recalls(Protocol):
 
 
 @runtime_checkable
+class CountsTogether(Protocol):
+    """A drafter that can have its counts in common with those of other users."""
+
+    def count_with(self, other: Any) -> None:
+        """Have the counts of another drafter of its kind, in place of its own."""
+
+
+@runtime_checkable
 class HoldsModel(Protocol):
     """A drafter with an engine of its own."""
 

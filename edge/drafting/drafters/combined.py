@@ -1,11 +1,13 @@
 """Several drafters as one: each is asked where it pays, and their nodes share one tree.
 
-The first drafter, if it takes no model's time, is asked in every round. Each other one has a purse
-of milliseconds, into which every round pays a small allowance:
+Each drafter has a purse of milliseconds, into which every round pays a small allowance:
 
-* A drafter of tables is asked while its purse is not empty. It pays the time it takes and what its
-  nodes add to the target's step; each of its tokens that is accepted brings the time of a plain
-  step.
+* The first drafter, if it takes no model's time, is asked while its purse is not empty. It pays
+  the time it takes; each of its tokens that is accepted brings the time of a plain step. The purse
+  holds little, so that it is soon asked less where it is of no use, and soon again where it is.
+* Another drafter of tables is asked while its purse is not empty. It pays the time it takes and
+  what its nodes add to the target's step; each of its tokens that is accepted brings the time of a
+  plain step.
 * A drafter that needs a model's time says beforehand what it expects, and is asked where that
   raises the round's tokens/ms. Elsewhere it is tried whenever its purse can pay for it.
 
@@ -23,6 +25,7 @@ from typing import Any
 
 from edgespec.drafting.controller import choose_size
 from edgespec.drafting.drafters.base import (
+    CountsTogether,
     Drafter,
     HoldsModel,
     Outcome,
@@ -35,7 +38,8 @@ from edgespec.drafting.drafters.model_savings import SAVINGS
 from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
 
 _ALLOWANCE = 0.004  # of the time of the target's steps
-_FIRST_STEPS = 4.0  # plain steps' worth of time to begin with
+_FIRST_STEPS = 4.0  # plain steps' worth of time to begin with, and most that the first one holds
+_FIRST_DEBT = 0.25  # and most that it owes
 _MOST_TEXTS = 256
 _TYPICAL = "gain_of_a_text_ms"
 _LONGEST_MS = 1e7
@@ -49,7 +53,7 @@ class _Source:
     drafter: Drafter
     # Of one that takes a model's time; None once it has failed.
     prospects: Callable[[Stakes], Prospects | None] | None
-    is_free: bool
+    is_first: bool
     purse_ms: float = 0.0
     missed_ms: float = 0.0  # that a model would have saved in this text, had it read all of it
     gained_ms: float = 0.0  # that it saved or would have saved in this text so far,
@@ -62,7 +66,7 @@ class _Source:
     saved_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        self.is_free = self.is_free and self.prospects is None
+        self.is_first = self.is_first and self.prospects is None
 
     def typical_with_this_text(self) -> float:
         """What texts usually gain, in ms, this one included."""
@@ -127,7 +131,7 @@ class CombinedDrafter:
             _Source(
                 drafter,
                 drafter.prospects if isinstance(drafter, TakesTime) else None,
-                is_free=number == 0,
+                is_first=number == 0,
             )
             for number, drafter in enumerate(drafters)
         ]
@@ -174,7 +178,7 @@ class CombinedDrafter:
                 hope = source.prospects(stakes)
                 is_asked = hope is not None and source.buy(hope, merged, stakes)
             else:
-                is_asked = source.is_free or source.purse_ms >= 0.0
+                is_asked = source.purse_ms >= 0.0
             if is_asked:
                 start = perf_counter()
                 merged = merge(merged, _named(source.drafter, stakes, merged))
@@ -186,9 +190,6 @@ class CombinedDrafter:
         """Let every drafter learn, as far as its purse allows."""
         if self.written:
             self.written[-1] += outcome.emitted
-        if len(self._sources) == 1 and self._sources[0].is_free:
-            self._sources[0].drafter.observe(outcome)
-            return
         stakes, nodes = outcome.stakes, len(outcome.tree)
         plain_ms, step_ms = stakes.estimated_ms(1), stakes.estimated_ms(nodes)
         node_ms = (step_ms - plain_ms) / max(1, nodes - 1)
@@ -196,10 +197,15 @@ class CombinedDrafter:
         sources = outcome.tree.sources
         for source in self._sources:
             drafter = source.drafter
-            if source.is_free:
-                drafter.observe(outcome)
-                continue
             source.purse_ms += _ALLOWANCE * step_ms
+            if source.is_first:
+                drafter.observe(outcome)
+                accepted = sum(sources[node] == drafter.name for node in outcome.path if sources)
+                purse_ms = source.purse_ms + accepted * plain_ms
+                source.purse_ms = min(
+                    max(purse_ms, -_FIRST_DEBT * plain_ms), _FIRST_STEPS * plain_ms
+                )
+                continue
             if source.prospects is not None:
                 drafter.observe(outcome)
             else:
@@ -240,6 +246,12 @@ class CombinedDrafter:
                 for name, part in savings.items():
                     setattr(source, name, part)
                 source.rounds = min(max(0.0, source.rounds), _MOST_ROUNDS)
+
+    def count_with(self, other: CombinedDrafter) -> None:
+        """What drafts of one user have come to is known to those of the other."""
+        for mine, others in zip(self._sources, other._sources, strict=True):
+            if isinstance(mine.drafter, CountsTogether):
+                mine.drafter.count_with(others.drafter)
 
     def recall(self, texts: Sequence[Sequence[int]]) -> None:
         """Fill the tables from texts of earlier runs."""

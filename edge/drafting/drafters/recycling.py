@@ -198,6 +198,10 @@ class RecyclingDrafter:
         self._tables[0].put(before << 32 | last, row)
         self._tables[1].put(last, row)
 
+    def count_with(self, other: RecyclingDrafter) -> None:
+        """Have the counts of another user's drafter, which it has, too, from now on."""
+        self._calibration = other._calibration.for_another_text()
+
     def state(self) -> dict[str, Any]:
         """The counts."""
         return self._calibration.as_json()

@@ -258,6 +258,10 @@ class SuffixDrafter:
         self._proposal = EMPTY
         self.extend(outcome.emitted)
 
+    def count_with(self, other: SuffixDrafter) -> None:
+        """Have the counts of another user's drafter, which it has, too, from now on."""
+        self._calibration = other._calibration.for_another_text()
+
     def state(self) -> dict[str, Any]:
         """The counts."""
         return self._calibration.as_json()

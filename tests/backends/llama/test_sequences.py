@@ -132,6 +132,28 @@ def test_a_prompt_is_read_between_the_steps_of_another(
     assert np.abs(row - row_alone(alone, prompt)).max() < NOISE
 
 
+def test_prompts_are_read_in_the_step_of_others(backend: LlamaBackend, alone: LlamaBackend) -> None:
+    """Two prompts of different lengths beside a tree of a third user; the last pieces alone."""
+    rng = random.Random(11)
+    first, _, third = backend.sequences
+    first.prefill(random_tokens(rng, 10))
+    prompts = {1: random_tokens(rng, 14), 2: random_tokens(rng, 9)}
+    third.prefill(prompts[2][:4])
+    tree = random_tree(rng, 5, 3)
+    pieces = [(1, prompts[1][:12]), (2, prompts[2][4:])]
+    rows, _, last = (one.copy() for one in backend.verify_together([(0, tree)], pieces))
+    assert_rows(alone, first, tree, rows)
+    assert last.shape == (1, backend.tokenizer.vocab_size)
+    assert np.abs(last[0] - row_alone(alone, prompts[2])).max() < NOISE
+    path = tree.path(tree.leaves()[-1])
+    first.commit(path)
+    [last] = (one.copy() for one in backend.verify_together([], [(1, prompts[1][12:])]))
+    assert np.abs(last[0] - row_alone(alone, prompts[1])).max() < NOISE
+    tree = random_tree(rng, 3, 2)
+    assert_rows(alone, first, tree, first.verify(tree).copy())
+    assert [one.length for one in backend.sequences] == [10 + len(path), 14, 9]
+
+
 def test_a_shared_prefix_outlives_whoever_read_it(
     backend: LlamaBackend, alone: LlamaBackend
 ) -> None:

@@ -136,10 +136,26 @@ def rounds(
 # ------------------------------------------------------------------------------ tables
 
 
-def test_the_first_table_is_asked_in_every_round(clock: Clock) -> None:
-    first = Table("first", clock, propose_ms=1000.0)
-    rounds(CombinedDrafter([first]), 100, stakes_of())
+def test_a_first_table_that_pays_is_asked_in_every_round(clock: Clock) -> None:
+    first = Table("first", clock, [7], propose_ms=PLAIN_MS / 2)
+    rounds(CombinedDrafter([first]), 100, stakes_of(), accepted=True)
     assert (first.asked, first.learned) == (100, 100)
+
+
+def test_a_first_table_of_no_use_costs_its_allowance_and_is_soon_asked_again(clock: Clock) -> None:
+    """Four plain steps, and 0.4% of all; a round in which it is right brings it back."""
+    first = Table("first", clock, [7], propose_ms=0.5)
+    combined = CombinedDrafter([first])
+    rounds(combined, 1000, stakes_of())
+    spent_ms = first.asked * 0.5
+    assert spent_ms <= 4 * PLAIN_MS + 0.004 * 1000 * PLAIN_MS + 0.5
+    assert first.learned == 1000, "it follows the text"
+    asked = first.asked
+    rounds(combined, 20, stakes_of())
+    assert 0 < first.asked - asked <= 3
+    asked = first.asked
+    rounds(combined, 50, stakes_of(), accepted=True)
+    assert first.asked - asked >= 35
 
 
 @pytest.mark.parametrize("learn_ms", [0.0, 0.7])

@@ -1,0 +1,177 @@
+"""Drafts of several users against plain decoding of the same answers, in made-up milliseconds.
+
+Nothing but steps takes time, and what a drafter is said to take. Whatever is wrong of what is
+known at the beginning, drafting must not lose.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from simulated_time import Asked, Clock, Timed, simulate
+
+from edgespec.backends.fake import NextLogits
+from edgespec.backends.tree import DraftTree
+from edgespec.decode.engine import Engine
+from edgespec.decode.options import GenerationOptions
+from edgespec.drafting.drafters import make_drafter
+from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.memory.times.curve import CostCurve
+
+INF = float("inf")
+VOCAB, END = 200, 199
+MOST_LOST = 1.02
+ANSWERS, TOKENS = 12, 64
+
+Times = Callable[[int], float]
+
+
+def line(base_ms: float, token_ms: float) -> Times:
+    return lambda tokens: base_ms + token_ms * tokens
+
+
+def curve_of(times: Times, nodes: int = 20) -> CostCurve:
+    return CostCurve([INF, *map(times, range(1, nodes))])
+
+
+def logits_of(word: int) -> list[float]:
+    row = [0.0] * VOCAB
+    row[word] = 1.0
+    return row
+
+
+def noise(context: tuple[int, ...]) -> Sequence[float]:
+    """Few words, whose order means nothing: the end of a text is often found, and to no use."""
+    return logits_of(random.Random(hash(context[-40:])).choice((3, 5, 7, 11, 13, 17, 19, 23)))
+
+
+def phrases(context: tuple[int, ...]) -> Sequence[float]:
+    """Phrases of six words in any order: of a match of two words the next ones are right."""
+    last = context[-1]
+    if 20 <= last < 68 and (last - 20) % 6 < 5:
+        return logits_of(last + 1)
+    return logits_of(20 + 6 * random.Random(hash(context[-40:])).randrange(8))
+
+
+def turning(context: tuple[int, ...]) -> Sequence[float]:
+    """Repeats itself for thirty words, then is noise for thirty."""
+    return phrases(context) if len(context) // 30 % 2 else noise(context)
+
+
+TEXTS: dict[str, NextLogits] = {"noise": noise, "phrases": phrases, "turning": turning}
+
+
+class Dearer(Timed):
+    """A step over several texts takes longer than one over as many nodes of a single one."""
+
+    together = 1.0
+
+    def verify_together(
+        self,
+        steps: Sequence[tuple[int, DraftTree]],
+        pieces: Sequence[tuple[int, Sequence[int]]] = (),
+    ) -> list[object]:  # type: ignore[override]
+        began = self.clock.ms
+        rows = super().verify_together(steps, pieces)
+        if len(steps) > 1:
+            self.clock.ms = began + self.together * (self.clock.ms - began)
+        return rows  # type: ignore[return-value]
+
+
+class Slow(SuffixDrafter):
+    """Takes its time."""
+
+    clock: Clock
+    propose_ms = 0.0
+
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        self.clock.ms += self.propose_ms
+        return super().propose(stakes, base)
+
+
+def questions(users: int) -> list[list[Asked]]:
+    rng = random.Random(11)
+
+    def question() -> Asked:
+        size = rng.randrange(
+            TOKENS // 2, 3 * TOKENS // 2
+        )  # so that nobody keeps in step with others
+        return Asked([rng.randrange(20, 68) for _ in range(50)], GenerationOptions(max_tokens=size))
+
+    return [[question() for _ in range(ANSWERS)] for _ in range(users)]
+
+
+def spent_ms(
+    clock: Clock,
+    users: int,
+    text: NextLogits,
+    real: Times,
+    believed: Times | None = None,
+    together: float = 1.0,
+    propose_ms: float | None = None,
+    names: str = "suffix",
+    changes_ms: float = 0.0,
+) -> float:
+    """Until all have their answers; plain without a belief."""
+    clock.ms = 0.0
+    sizes = {"users": users, "max_nodes": 8 + users, "context_size": 512}
+    backend = Dearer(clock, real, text, VOCAB, end=END, **sizes)
+    backend.together = together
+    for one in backend.sequences:
+        one.together = together  # type: ignore[attr-defined]
+    drafters: list[CombinedDrafter] = []
+    if believed is not None:
+        for _ in range(users):
+            drafter = make_drafter(names)
+            assert drafter is not None
+            if propose_ms is not None:
+                slow = Slow()
+                slow.clock, slow.propose_ms = clock, propose_ms
+                drafter = CombinedDrafter([slow])
+            if drafters:
+                drafter.count_with(drafters[0])
+            drafters.append(drafter)
+    curve = None if believed is None else curve_of(believed)
+    first = drafters[0] if drafters else None
+    with Engine(backend, curve=curve, drafter=first, more_drafters=drafters[1:]) as engine:
+        if users == 1:
+            for [*answers] in questions(1):
+                for one in answers:
+                    engine.generate(one.prompt, one.options)
+        else:
+            simulate(engine, clock, questions(users))
+    return clock.ms
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    made.use(monkeypatch)
+    return made
+
+
+FLAT, STEEP = line(2.4, 0.27), line(1.5, 1.2)
+CASES: dict[str, dict[str, object]] = {
+    "known": {"real": FLAT, "believed": FLAT},
+    "steep": {"real": STEEP, "believed": STEEP},
+    "taken for flat": {"real": line(2.4, 0.6), "believed": line(2.4, 0.2)},
+    "taken for faster": {"real": line(4.8, 0.54), "believed": FLAT},
+    "dearer together": {"real": FLAT, "believed": FLAT, "together": 1.4},
+    "slow drafter": {"real": FLAT, "believed": FLAT, "propose_ms": 0.15},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    "users", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
+def test_drafting_does_not_lose(clock: Clock, users: int, text: str, case: str) -> None:
+    options = {"users": users, "text": TEXTS[text], **CASES[case]}
+    plain = spent_ms(clock, **{**options, "believed": None})  # type: ignore[arg-type]
+    drafted = spent_ms(clock, **options)  # type: ignore[arg-type]
+    assert drafted <= MOST_LOST * plain, f"{drafted / plain:.3f} of plain"

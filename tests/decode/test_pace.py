@@ -1,0 +1,88 @@
+"""How much of a prompt a step has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from edgespec.decode.pace import Pace
+
+
+def line(tokens: int) -> float:
+    """Milliseconds of a step."""
+    return 2.4 + 0.3 * tokens
+
+
+def run(pace: Pace, step_ms: Callable[[int], float], nodes: int, steps: int) -> list[int]:
+    """The pieces of some steps in a row."""
+    pieces = []
+    for _ in range(steps):
+        piece = pace.piece(nodes, 500)
+        if pace._apart and piece:
+            pace.has_stepped(0, piece, step_ms(piece))
+            pace.has_stepped(nodes, 0, step_ms(nodes))
+        else:
+            pace.has_stepped(nodes, piece, step_ms(nodes + piece))
+        pieces.append(piece)
+    return pieces
+
+
+def test_the_first_step_reads_nothing_and_the_next_one_little() -> None:
+    assert run(Pace(), line, 1, 2) == [0, 8]
+
+
+@pytest.mark.parametrize("latency", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("nodes", [1, 8])
+def test_a_step_that_reads_takes_latency_steps_longer(nodes: int, latency: float) -> None:
+    pieces = run(Pace(latency), line, nodes, 100)[20:]
+    most = latency * line(nodes) / 0.3
+    assert max(pieces) in (int(most), int(most) - 1)
+    assert sum(pieces) > 0.9 * len(pieces) * (max(pieces) - 1)
+
+
+def test_more_answers_leave_more_room() -> None:
+    """With as many more tokens as their step has: the line was learned from one answer's steps."""
+    pace = Pace()
+    run(pace, line, 1, 100)
+    pace.has_stepped(8, 0, line(8))
+    assert pace.piece(8, 500) == pytest.approx(line(8) / 0.3, abs=1)
+
+
+def test_one_step_in_sixteen_reads_nothing() -> None:
+    assert run(Pace(), line, 1, 160).count(0) == 10
+
+
+def test_a_line_that_bends_is_followed() -> None:
+    """Tokens beyond the tenth cost three times as much."""
+
+    def bent(tokens: int) -> float:
+        return line(tokens) + 0.6 * max(0, tokens - 10)
+
+    pieces = run(Pace(4.0), bent, 1, 200)[100:]
+    longest_ms = max(bent(1 + piece) for piece in pieces)
+    assert 0.8 * 5 * bent(1) < longest_ms < 1.15 * 5 * bent(1)
+
+
+def test_one_hiccup_does_not_keep_prompts_waiting() -> None:
+    pace = Pace()
+    usual = run(pace, line, 1, 50)[-1]
+    pace.has_stepped(1, usual, 500.0)
+    assert min(piece for piece in run(pace, line, 1, 60) if piece) > usual / 2
+
+
+def test_zero_reads_a_token_at_a_time() -> None:
+    assert set(run(Pace(0.0), line, 2, 50)[2:]) == {0, 1}
+
+
+def test_pieces_apart_from_steps_take_no_longer_than_these() -> None:
+    """A run of its own has the price of a run: it has as many tokens as the answers' steps."""
+    pieces = run(Pace(1.0, apart=True), line, 8, 100)[20:]
+    assert set(pieces) <= {7, 8} and len(pieces) == 80
+
+
+def test_a_machine_that_gets_slower_is_noticed() -> None:
+    pace = Pace()
+    before = run(pace, line, 1, 100)[-1]
+    pieces = run(pace, lambda tokens: 3.0 * line(tokens), 1, 200)[100:]
+    assert max(pieces) <= before + 1
