@@ -53,9 +53,13 @@ def loaded(model: Path, head: Path, **changes: Any) -> Engine:
 
 
 @pytest.mark.parametrize("made", [Head(), Head(ids=EVEN), Head(ids=EVEN, has_table=True)])
-@pytest.mark.parametrize("arch", ["llama", "qwen3"])
-def test_drafts_are_accepted(tmp_path: Path, arch: str, made: Head) -> None:
-    """Those of a head that is often right, also where it knows every other token alone."""
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen3moe"])
+def test_drafts_are_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, made: Head
+) -> None:
+    """Those of a head that is often right, fewer where it knows every other token alone."""
+    clock = "edgespec.drafting.drafters.model.perf_counter"
+    monkeypatch.setattr(clock, lambda: 0.0)  # what is drafted is always the same
     model, head = pair(tmp_path, made, arch=arch)
     backend = FollowedBackend(model, LlamaSettings(512, max_nodes=4, gpu_layers=0), inside=False)
     spec = read_model_spec(head, heads=True)
@@ -66,10 +70,8 @@ def test_drafts_are_accepted(tmp_path: Path, arch: str, made: Head) -> None:
     plain = engine.generate(TEXT, max_tokens=60, speculate=False).token_ids
     result = engine.generate(TEXT, max_tokens=60)
     assert result.token_ids == plain
-    even = [token % 2 == 0 for token in plain]
-    right = sum(even) / len(even) if made.ids else 1.0
-    counters = result.counters
-    assert counters.accepted_tokens >= 0.5 * right * counters.drafted_tokens > 0
+    least, counters = 0.5 if made.ids is None else 0.1, result.counters
+    assert counters.accepted_tokens >= least * counters.drafted_tokens > 0
     drawn = engine.generate(TEXT, max_tokens=60, sampling=SamplingParams(temperature=0.7, seed=1))
     assert len(drawn.token_ids) == 60 and drawn.counters.drafted_tokens > 0
     engine.close()
@@ -119,7 +121,7 @@ def plan_of(model: Path, **changes: Any) -> Plan:
 )
 def test_a_plan_has_what_is_allocated(tmp_path: Path, cache_folder: Path, made: Head) -> None:
     """Within 0.1% and the two decimals of llama.cpp's log."""
-    model, head = pair(tmp_path, made)
+    model, head = pair(tmp_path, made, arch="qwen3moe" if made == Head() else "llama")
     planned = plan_of(model, draft_model=head, drafter="suffix,head", threads=1).component_bytes
     with loaded(model, head, drafter="suffix,head", kernels="off") as engine:
         engine.generate(TEXT, max_tokens=20)
