@@ -139,7 +139,7 @@ def test_a_worker_lends_no_more_than_its_limit(file: Path) -> None:
     with local_worker("--threads", "1", "--memory", "200KiB") as small:
         with pytest.raises(DoesNotFitError, match=f"free on worker {small.address}: 0 MiB"):
             edgespec.load(file, workers=(small.address,), gpu_layers=-1)
-        with pytest.raises(BackendError, match=r"llama\.cpp cannot"):
+        with pytest.raises(DoesNotFitError, match=r"llama\.cpp cannot"):
             backend(file, on(small, "worker1", LAYERS))
 
 
