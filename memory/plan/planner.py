@@ -147,7 +147,7 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
         alternatives=tuple(alternatives),
         users=layout.users,
         cells=layout.cells(context),
-        parts=_parts(layout, context, components, drafts.speed),
+        parts=_parts(layout, context, components, drafts.speed_of(draft_max)),
         latency=layout.request.latency,
         shares=layout.shares,
         snapshots=snapshots_of(layout.spec, draft_max),
