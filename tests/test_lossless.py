@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from decoding_cases import ONE_HOT, flat
+from decoding_cases import flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless_cases import (
@@ -14,6 +14,7 @@ from lossless_cases import (
     DRAFTERS,
     MAKES_TREES,
     MODELS,
+    ONE_HOT,
     PROMPT,
     RIGHT,
     Oracle,

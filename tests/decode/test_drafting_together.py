@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from simulated_time import Asked, Clock, Timed, simulate
 
+from edgespec.backends.base import Logits
 from edgespec.backends.fake import NextLogits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
@@ -74,12 +75,12 @@ class Dearer(Timed):
         self,
         steps: Sequence[tuple[int, DraftTree]],
         pieces: Sequence[tuple[int, Sequence[int]]] = (),
-    ) -> list[object]:  # type: ignore[override]
+    ) -> list[Logits]:
         began = self.clock.ms
         rows = super().verify_together(steps, pieces)
         if len(steps) > 1:
             self.clock.ms = began + self.together * (self.clock.ms - began)
-        return rows  # type: ignore[return-value]
+        return rows
 
 
 class Slow(SuffixDrafter):
@@ -97,9 +98,8 @@ def questions(users: int) -> list[list[Asked]]:
     rng = random.Random(11)
 
     def question() -> Asked:
-        size = rng.randrange(
-            TOKENS // 2, 3 * TOKENS // 2
-        )  # so that nobody keeps in step with others
+        # Of different lengths, so that nobody keeps in step with others.
+        size = rng.randrange(TOKENS // 2, 3 * TOKENS // 2)
         return Asked([rng.randrange(20, 68) for _ in range(50)], GenerationOptions(max_tokens=size))
 
     return [[question() for _ in range(ANSWERS)] for _ in range(users)]
@@ -121,8 +121,8 @@ def spent_ms(
     sizes = {"users": users, "max_nodes": 8 + users, "context_size": 512}
     backend = Dearer(clock, real, text, VOCAB, end=END, **sizes)
     backend.together = together
-    for one in backend.sequences:
-        one.together = together  # type: ignore[attr-defined]
+    for sequence in backend.sequences:
+        sequence.together = together  # type: ignore[attr-defined]
     drafters: list[CombinedDrafter] = []
     if believed is not None:
         for _ in range(users):
