@@ -2,9 +2,10 @@
 
     python benchmarks/exit_agreement.py TARGET DRAFT --prompts FILE --every 5 --offset 2
 
-The target answers every so many-th prompt (first turn, chat format); the drafter then reads the
-answers. Agreement is the part of places where both best tokens are the same; tokens a round are
-those of decoding with so many drafts in every round, walked along the answers.
+DRAFT is an early exit or a head. The target answers every so many-th prompt (first turn, chat
+format); the drafter then reads the answers. Agreement is the part of places where both best tokens
+are the same; tokens a round are those of decoding with so many drafts in every round, walked along
+the answers. A head is computed in torch, from states of the target in bfloat16.
 """
 
 from __future__ import annotations
@@ -12,22 +13,98 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 import edgespec
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.bench.switch_calibration import forced_rows
 from edgespec.memory.device.host import usable_cores
+from edgespec.models.exits.eagle import Unrolled, head_shape
+from edgespec.models.exits.eagle_file import HeadInfo, check_made_for, read_head, values_of
 from edgespec.models.exits.early_exit import CONTEXT, WINDOW, read_exit
-from edgespec.models.exits.training import agreement_of, gains_of
+from edgespec.models.exits.network import (
+    Weights,
+    hyperparameters_of,
+    import_torch,
+    rms_norm,
+)
+from edgespec.models.exits.target_states import target_states
+from edgespec.models.exits.trainer import LONGEST_RUN, agreement_of, gains_of
+from edgespec.models.exits.training_texts import TrainingText
 from edgespec.models.pairing import check_pair
-from edgespec.models.spec import read_model_spec
+from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.draft_loading import open_draft_model
 
 _CONTEXT, _NODES = 4096, 32
 _STRETCH = CONTEXT - WINDOW  # tokens after which an exit begins anew
+
+Hits = NDArray[np.bool_]
+
+
+class _Exit:
+    """An early exit, or any other model that drafts."""
+
+    def __init__(self, spec: ModelSpec, path: Path, window: int | None) -> None:
+        draft_spec = read_model_spec(path)
+        check_pair(spec, draft_spec)
+        info = read_exit(draft_spec)
+        assert info is not None, "not an early exit"
+        self._ids, self._window = info.token_ids, window or info.window or _CONTEXT
+        settings = LlamaSettings(_CONTEXT, 128, _NODES, 1, usable_cores())
+        self._draft = open_draft_model(draft_spec, spec, settings)
+        self.close = self._draft.close
+
+    def hits(self, prompt: list[int], text: list[int]) -> Hits:
+        """Whether its best token is the text's, [n]."""
+        best = [
+            self._ids[row.argmax()]
+            for start in range(0, len(text), _STRETCH)
+            for row in forced_rows(
+                self._draft,
+                [*prompt, *text[:start]][-self._window :],
+                text[start : start + _STRETCH],
+            )
+        ]
+        return np.array(best) == np.array(text)
+
+
+class _Head:
+    """A head of `edgespec draft train --kind eagle3`."""
+
+    def __init__(self, spec: ModelSpec, info: HeadInfo) -> None:
+        check_made_for(spec, info)
+        torch = import_torch()
+        torch.set_num_threads(usable_cores())
+        self._spec, self._info = spec, info
+        self._shape = head_shape(hyperparameters_of(spec))
+        self._embedding = Weights(spec, torch.float32).embedding()
+        self._values = values_of(info)
+
+    def hits(self, prompt: list[int], text: list[int]) -> Hits:
+        """Whether the 1st, 2nd, ... token that it drafts in a round is the text's, [drafts, n]."""
+        torch, values = import_torch(), self._values
+        tokens = np.array([*prompt, *text])
+        none = np.empty((len(tokens), 0))
+        whole = TrainingText(tokens, none, none, none)
+        states = target_states(self._spec, [whole], self._info.layers)
+        rows = torch.cat([states[layer][0] for layer in self._info.layers], 1)[None, :-2].float()
+        embeddings = self._embedding[torch.from_numpy(tokens[1:-1])][None]
+        found = []
+        with torch.inference_mode():
+            drafted = Unrolled(self._shape, values, embeddings, rows).states(LONGEST_RUN)
+            for state in drafted:
+                asked = state[0, len(prompt) - 2 :]
+                normed = rms_norm(asked, values["output_norm.weight"], self._shape.epsilon)
+                best = (normed @ values["output.weight"].T).argmax(1).numpy()
+                found.append(self._info.token_ids[best] == np.array(text))
+        return np.stack(found)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def main() -> None:
@@ -42,30 +119,20 @@ def main() -> None:
     parser.add_argument("--window", type=int, help="tokens before the text; default: the exit's")
     arguments = parser.parse_args()
     lines = arguments.prompts.read_text().splitlines()[arguments.offset :: arguments.every]
-    spec, draft_spec = read_model_spec(arguments.target), read_model_spec(arguments.draft)
-    check_pair(spec, draft_spec)
-    info = read_exit(draft_spec)
-    assert info is not None, "not an early exit"
-    window = arguments.window or info.window or _CONTEXT
-    settings = LlamaSettings(_CONTEXT, 128, _NODES, 1, usable_cores())
-    draft = open_draft_model(draft_spec, spec, settings)
-    hits: dict[str, list[np.ndarray]] = defaultdict(list)
-    with edgespec.load(spec.path, drafter="none", context_size=_CONTEXT) as engine:
+    spec, path = read_model_spec(arguments.target), Path(arguments.draft)
+    head = read_head(path)
+    hits: dict[str, list[Hits]] = defaultdict(list)
+    with (
+        edgespec.load(spec.path, drafter="none", context_size=_CONTEXT) as engine,
+        closing(
+            _Exit(spec, path, arguments.window) if head is None else _Head(spec, head)
+        ) as draft,
+    ):
         for line in lines:
             question = json.loads(line)
             prompt = engine.encode(question["turns"][0])
             text = engine.generate(prompt, max_tokens=arguments.max_tokens).token_ids
-            best = [
-                info.token_ids[row.argmax()]
-                for start in range(0, len(text), _STRETCH)
-                for row in forced_rows(
-                    draft,
-                    [*prompt, *text[:start]][-window:],
-                    text[start : start + _STRETCH],
-                )
-            ]
-            hits[question["category"]].append(np.array(best) == np.array(text))
-    draft.close()
+            hits[question["category"]].append(draft.hits(list(prompt), list(text)))
     everything = [row for rows in hits.values() for row in rows]
     lengths = 1.0 + np.cumsum(gains_of(everything))
     print(f"{len(everything)} answers, agreement {agreement_of(everything):.3f}")

@@ -1,11 +1,12 @@
-"""`edgespec draft`: make and inspect early-exit drafters."""
+"""`edgespec draft`: make and inspect drafters for a model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from functools import partial
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,11 +19,15 @@ from edgespec.errors import UnsupportedError
 from edgespec.paths import expanded
 
 if TYPE_CHECKING:
+    from edgespec.models.exits.eagle_file import HeadInfo
     from edgespec.models.spec import ModelSpec
+
+_KINDS = ("exit", "eagle3")
+_DRAFTS = (1, 2, 4, 8)  # in a round, that are told of
 
 draft_app = typer.Typer(
     cls=Group,
-    help="Make and inspect early-exit drafters.",
+    help="Make and inspect drafters for a model.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -34,6 +39,9 @@ def train(
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
         "drafter.gguf"
     ),
+    kind: Annotated[
+        str, typer.Option("--kind", help="exit, or eagle3: a head that reads the model's states.")
+    ] = "exit",
     quick: Annotated[bool, typer.Option("--quick", help="Take 12 minutes, not 120.")] = False,
     minutes: Annotated[
         float | None,
@@ -63,23 +71,34 @@ def train(
     The model writes the text it is trained on. Stopped with Ctrl-C while training, the best so far
     is written; the same command goes on where it was stopped.
     """
-    from edgespec.exits.training import FULL_MINUTES, QUICK_MINUTES, train_draft
+    from edgespec.exits.heads import train_head
+    from edgespec.exits.texts import FULL_MINUTES, QUICK_MINUTES
+    from edgespec.exits.training import train_draft
     from edgespec.models.spec import read_model_spec
 
+    options.one_of("--kind", kind, _KINDS)
+    make: Callable[..., dict[str, Any]] = train_head
+    if kind == "exit":
+        make = partial(train_draft, exit_layer=exit_layer)
+    elif exit_layer is not None:
+        raise UnsupportedError(
+            f"--exit-layer {exit_layer} is for early exits, and a head has none",
+            hint="leave it out, or use --kind exit",
+        )
     spec = read_model_spec(options.model_path(model))
     with _writing(output, spec) as (progress, say):
-        report = train_draft(
+        report = make(
             spec,
             output,
             minutes=minutes or (QUICK_MINUTES if quick else FULL_MINUTES),
-            exit_layer=exit_layer,
             head_size=head_size,
             data=data,
             begin=begin,
             progress=progress,
             note=say,
         )
-    print(json.dumps(report) if as_json else printable(_training_text(report)))
+    text = _training_text if kind == "exit" else _head_text
+    print(json.dumps(report) if as_json else printable(text(report)))
 
 
 @draft_app.command(cls=Command)
@@ -163,14 +182,19 @@ def info(
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what a drafter file was made from, and how."""
+    from edgespec.models.exits.eagle_file import read_head
     from edgespec.models.exits.early_exit import read_exit
     from edgespec.models.spec import read_model_spec
 
+    head = read_head(expanded(drafter))
+    if head is not None:
+        print(json.dumps(_head_facts(head)) if as_json else printable(_head_shown(head)))
+        return
     spec = read_model_spec(expanded(drafter))
     found = read_exit(spec)
     if found is None:
         raise UnsupportedError(
-            f"{drafter} is no early-exit drafter",
+            f"{drafter} is no drafter that edgespec made",
             hint="`edgespec models show` shows other models",
         )
     facts = {
@@ -198,6 +222,28 @@ def info(
         print(printable(_training_text(found.report)))
 
 
+def _head_facts(head: HeadInfo) -> dict[str, Any]:
+    return {
+        "target": head.target_name,
+        "target_hash": head.target_hash,
+        "layers": list(head.layers),
+        "head_size": len(head.token_ids),
+        "file_bytes": head.file.file_bytes,
+        "report": head.report,
+    }
+
+
+def _head_shown(head: HeadInfo) -> str:
+    rows = [
+        ("drafts for", f"{head.target_name} ({head.target_hash})"),
+        ("reads", f"inputs of the layers {', '.join(map(str, head.layers))}"),
+        ("head", f"{len(head.token_ids)} tokens"),
+        ("file", size_text(head.file.file_bytes)),
+    ]
+    told = f"\n\n{_head_text(head.report)}" if "gains" in head.report else ""
+    return f"{table(rows)}{told}"
+
+
 def _listed(blocks: Sequence[int]) -> str:
     """Numbers with runs of them joined: 0-2, 5."""
     parts: list[str] = []
@@ -218,6 +264,17 @@ def _training_text(report: Mapping[str, Any]) -> str:
     if is_trained:
         text += f", loss {report['loss']:.3f} on those held out"
     return f"{text}\n\n{table(rows)}"
+
+
+def _head_text(report: Mapping[str, Any]) -> str:
+    """How well a head does on text held out."""
+    lengths = list(accumulate(report["gains"], initial=1.0))
+    rows = [("drafts in every round", "tokens/round")]
+    rows += [(str(count), f"{lengths[count]:.2f}") for count in _DRAFTS]
+    return (
+        f"{report['text_tokens']} tokens of text, on those held out: loss {report['loss']:.3f}, "
+        f"agreement {report['agreement']:.3f}\n\n{table(rows)}"
+    )
 
 
 def _row(candidate: dict[str, Any], mark: str) -> tuple[str, ...]:

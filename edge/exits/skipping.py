@@ -30,7 +30,7 @@ from edgespec.measure.timing import one_step
 from edgespec.memory.device import host
 from edgespec.memory.times.measuring import measure_curve
 from edgespec.memory.times.speed import predicted_speedup
-from edgespec.models.exits.training import LONGEST_RUN, agreement_of, gains_of
+from edgespec.models.exits.trainer import LONGEST_RUN, agreement_of, gains_of
 from edgespec.models.exits.writer import choose_tokens, import_gguf, write_pruned
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress

@@ -8,33 +8,31 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from hashlib import blake2b
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.llama.tokenizer import open_tokenizer
-from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.exits.chat import chat_of, read_prompts
-from edgespec.memory.device import host
+from edgespec.errors import UnsupportedError
+from edgespec.exits.texts import (
+    FULL_MINUTES,
+    Job,
+    Note,
+    begun,
+    check_head_size,
+    fitting,
+    told,
+    write_training_texts,
+)
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import predicted_speedup
-from edgespec.models.exits.early_exit import ExitInfo, check_exit, read_exit, target_hash
+from edgespec.models.exits.early_exit import ExitInfo, check_exit, read_exit
 from edgespec.models.exits.network import Weights, check_architecture, import_torch
-from edgespec.models.exits.text_writer import (
-    LENGTH,
-    LONG_LENGTH,
-    LONG_PART,
-    TextWriter,
-    write_texts,
-)
-from edgespec.models.exits.training_texts import alone_in, load_training_texts, written
+from edgespec.models.exits.training_texts import load_training_texts
 from edgespec.models.exits.writer import choose_tokens, write_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
@@ -42,22 +40,16 @@ from edgespec.setup.draft_loading import draft_step_ms
 from edgespec.setup.loading import load
 
 if TYPE_CHECKING:
-    from edgespec.models.exits.training import ExitQuality, ExitTrainer
+    from edgespec.models.exits.trainer import Quality
+    from edgespec.models.exits.training import ExitTrainer
     from edgespec.models.exits.training_texts import TrainingText
 
-QUICK_MINUTES, FULL_MINUTES = 12.0, 120.0
 # Of the time: writing text, comparing exits, training one.
 _WRITING, _SEARCHING, _TRAINING = 0.5, 0.15, 0.35
 _LAYER_PARTS = (1 / 15, 1 / 10, 1 / 5)  # of the target's blocks
 _HEAD_SIZES = (2048, 4096, 8192, 16384)
-_BATCH, _LEAST_BATCH = 128, 4  # conversations written at once
-_MOST_MEMORY = 0.8  # of what is free
-_BF16 = 2
 _SEARCH_TEXTS = 800
-_LEAST_S = 1.0  # of writing, where only prompts are missing
 _CONTEXT = 1024  # of the models whose steps are timed
-
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +74,7 @@ def train_draft(
     data: Path | None = None,
     begin: Path | None = None,
     progress: Progress = lambda _what, _part: None,
-    note: Callable[[str], None] = lambda _text: None,
+    note: Note = lambda _text: None,
 ) -> dict[str, Any]:
     """Train a drafter for `spec` into `output`; returns the report that is kept in the file.
 
@@ -102,17 +94,13 @@ def train_draft(
     earlier = _earlier(spec, begin)
     if earlier is not None:
         exit_layer, head_size = _same(exit_layer, head_size, *earlier)
-    import_torch().set_num_threads(host.usable_cores())
     layers, sizes = _choices(spec, exit_layer, head_size)
-    folder = output.with_name(f"{output.name}.{target_hash(spec)[:8]}.training")
-    folder.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder):
-        job = _Job(spec, folder, minutes, progress, note)
+    with begun(spec, output, minutes, progress, note) as job:
         return _trained(job, output, layers, sizes, data, earlier)
 
 
 def _trained(
-    job: _Job,
+    job: Job,
     output: Path,
     layers: Sequence[int],
     sizes: Sequence[int],
@@ -122,7 +110,7 @@ def _trained(
     """Write text, compare exits, train the best one and write it."""
     spec, folder, progress, note = job.spec, job.folder, job.progress, job.note
     costs = _ExitTimes(spec, layers, sizes, progress)
-    _write(job, data)
+    write_training_texts(job, _WRITING, data)
     texts = load_training_texts(folder)
     counts = np.bincount(np.concatenate([t.tokens for t in texts]), minlength=spec.vocab_size)
     rows = {size: choose_tokens(spec, counts, size) for size in sizes}
@@ -141,7 +129,7 @@ def _trained(
         exit_layer=best.exit_layer,
         token_ids=rows[best.head_size],
         head=trainer.head(),
-        adapter=trainer.adapter(),
+        adapter=trainer.block(),
         norm=trainer.norm(),
         report=report,
     )
@@ -149,7 +137,7 @@ def _trained(
 
 
 def _result(
-    trained: Candidate, quality: ExitQuality, candidates: Sequence[Candidate]
+    trained: Candidate, quality: Quality, candidates: Sequence[Candidate]
 ) -> dict[str, Any]:
     return {
         "loss": quality.loss,
@@ -158,21 +146,6 @@ def _result(
         "result": asdict(trained),
         "compared": [asdict(candidate) for candidate in candidates if len(candidates) > 1],
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A drafter being made: of which target, where its parts are kept, and how long it may take."""
-
-    spec: ModelSpec
-    folder: Path
-    minutes: float
-    progress: Progress
-    note: Note
-
-    def seconds_for(self, part: float) -> float:
-        """Of the whole time, in seconds."""
-        return self.minutes * 60 * part
 
 
 def _earlier(spec: ModelSpec, path: Path | None) -> tuple[ModelSpec, ExitInfo] | None:
@@ -210,10 +183,7 @@ def _choices(
         raise UnsupportedError(
             f"--exit-layer {exit_layer} is not possible", hint=f"use 1 to {most}"
         )
-    if head_size is not None and not 1 <= head_size <= spec.vocab_size:
-        raise UnsupportedError(
-            f"--head-size {head_size} is not possible", hint=f"use 1 to {spec.vocab_size}"
-        )
+    check_head_size(spec, head_size)
     layers = {min(most, max(1, round(part * spec.num_layers))) for part in _LAYER_PARTS}
     sizes = {min(size, spec.vocab_size) for size in _HEAD_SIZES}
     return (
@@ -227,7 +197,7 @@ def _joined(numbers: Sequence[int]) -> str:
 
 
 def _candidates(
-    job: _Job,
+    job: Job,
     texts: Sequence[TrainingText],
     layers: Sequence[int],
     rows: Mapping[int, NDArray[np.int32]],
@@ -272,7 +242,7 @@ class _ExitTimes:
         self._block_ms = max(0.0, deep - self._ms) / max(1, last - first)
         self._row_ms = max(0.0, wide - self._ms) / max(1, large - small)
 
-    def candidate(self, layer: int, size: int, quality: ExitQuality | None) -> Candidate:
+    def candidate(self, layer: int, size: int, quality: Quality | None) -> Candidate:
         """What an exit is worth that does so well; None is not known yet."""
         gains = quality.gains if quality else [0.0]
         ms = self._ms + self._block_ms * (layer - self._origin[0])
@@ -300,61 +270,8 @@ def _exit_step_ms(spec: ModelSpec, layer: int, size: int, progress: Progress) ->
         return draft_step_ms(read_model_spec(path), spec, progress)
 
 
-def _write(job: _Job, data: Path | None) -> None:
-    """Write text until that took its part of the time, earlier runs included."""
-    spec, folder = job.spec, job.folder
-    num_written, spent = written(folder)
-    missing = job.seconds_for(_WRITING) - spent
-    if missing <= 0 and data is None:
-        return
-    with open_tokenizer(spec.path) as tokenizer:
-        chat = chat_of(spec, tokenizer)
-        prompts = read_prompts(data, tokenizer) if data else []
-    digest = blake2b(json.dumps(prompts).encode(), digest_size=4).hexdigest()
-    answered = folder / f"answered-{digest}"
-    if answered.exists():
-        prompts = []
-    if missing <= 0 and not prompts:
-        return
-    seed = len(list(folder.glob("texts-*.npz")))
-    dtype = import_torch().bfloat16
-    writer = TextWriter(
-        spec,
-        chat,
-        batch=_batch_size(spec),
-        dtype=dtype,
-        seed=seed,
-        written=num_written,
-    )
-    writer.answer_first(prompts)
-    write_texts(
-        writer,
-        folder,
-        seconds=max(missing, _LEAST_S),
-        at_least=max(64, len(prompts)),
-        progress=lambda part, tokens: job.progress(f"writing text, {tokens} tokens", part),
-    )
-    if prompts:
-        answered.touch()
-
-
-def _batch_size(spec: ModelSpec) -> int:
-    """As many conversations at once as fit. Raises DoesNotFitError where too few do."""
-    values = sum(tensor.dims[0] * prod(tensor.dims[1:]) for tensor in spec.tensors.values())
-    free = int(_MOST_MEMORY * host.available_bytes()) - _BF16 * values
-    cells = LENGTH + LONG_PART * (LONG_LENGTH - LENGTH)
-    fitting = int(free / (_BF16 * cells * spec.kv_values_per_token))
-    if fitting < _LEAST_BATCH:
-        raise DoesNotFitError(
-            f"writing text with {spec.path.name} takes its weights in 16 bits, "
-            f"{_BF16 * values >> 20} MiB, and more than is free beside them",
-            hint="train on a machine with more memory; the drafter's file runs on this one",
-        )
-    return min(_BATCH, fitting)
-
-
 def _compare(
-    job: _Job,
+    job: Job,
     texts: Sequence[TrainingText],
     layers: Sequence[int],
     rows: Mapping[int, NDArray[np.int32]],
@@ -364,19 +281,20 @@ def _compare(
 
     The head's rows are frozen, so that one training serves all sizes.
     """
-    from edgespec.models.exits.training import ExitTrainer, exit_states
+    from edgespec.models.exits.target_states import target_states
+    from edgespec.models.exits.training import ExitTrainer
 
     if len(layers) == len(rows) == 1:
         return [costs.candidate(layers[0], next(iter(rows)), None)]
-    some = _fitting(job.spec, texts[:_SEARCH_TEXTS], len(layers))
-    states = exit_states(job.spec, some, layers, partial(job.progress, "reading the text"))
+    some = fitting(job.spec, texts[:_SEARCH_TEXTS], len(layers))
+    states = target_states(job.spec, some, layers, partial(job.progress, "reading the text"))
     middle = sorted(rows)[len(rows) // 2]
     candidates = []
     for layer in layers:
         trainer = ExitTrainer(job.spec, layer, rows[middle], some, states.pop(layer))
         what = f"trying an exit after block {layer}"
 
-        def report(part: float, _quality: ExitQuality | None, what: str = what) -> None:
+        def report(part: float, _quality: Quality | None, what: str = what) -> None:
             job.progress(what, part)
 
         trainer.train(job.seconds_for(_SEARCHING) / len(layers), progress=report)
@@ -386,49 +304,25 @@ def _compare(
     return candidates
 
 
-def _fitting(
-    spec: ModelSpec, texts: Sequence[TrainingText], num_layers: int = 1
-) -> Sequence[TrainingText]:
-    """As many texts as there is memory for: states after so many layers are kept in 16 bits.
-
-    Raises DoesNotFitError where there is memory for none.
-    """
-    room = _MOST_MEMORY * host.available_bytes() / (_BF16 * spec.embedding_size * num_layers)
-    ends = np.cumsum([len(text.tokens) for text in texts])
-    count = int(np.searchsorted(ends, room))
-    if count == 0:
-        raise DoesNotFitError(
-            f"there is no memory for what training reads of {spec.path.name}",
-            hint="train on a machine with more memory; the drafter's file runs on this one",
-        )
-    return texts[:count]
-
-
 def _train(
-    job: _Job,
+    job: Job,
     texts: Sequence[TrainingText],
     best: Candidate,
     ids: NDArray[np.int32],
     earlier: tuple[ModelSpec, ExitInfo] | None,
-) -> tuple[ExitTrainer, ExitQuality]:
+) -> tuple[ExitTrainer, Quality]:
     """Train the best exit, or train it further from an earlier one."""
-    from edgespec.models.exits.training import ExitTrainer, exit_states
+    from edgespec.models.exits.target_states import target_states
+    from edgespec.models.exits.training import ExitTrainer
 
-    layer, fitting = best.exit_layer, _fitting(job.spec, texts)
-    if len(fitting) < len(texts):
-        job.note(f"memory for {len(fitting)} of {len(texts)} texts: the others are not trained on")
-    states = exit_states(job.spec, fitting, [layer], partial(job.progress, "reading the text"))
-    trainer = ExitTrainer(job.spec, layer, ids, fitting, states.pop(layer))
+    layer, some = best.exit_layer, fitting(job.spec, texts)
+    if len(some) < len(texts):
+        job.note(f"memory for {len(some)} of {len(texts)} texts: the others are not trained on")
+    states = target_states(job.spec, some, [layer], partial(job.progress, "reading the text"))
+    trainer = ExitTrainer(job.spec, layer, ids, some, states.pop(layer))
     if earlier is not None:
-        trainer.go_on_from(*earlier)
-
-    def report(part: float, quality: ExitQuality | None) -> None:
-        if quality is None:
-            job.progress("training", part)
-        else:
-            job.note(f"{part:4.0%}  loss {quality.loss:.3f}, agreement {quality.agreement:.3f}")
-
-    begun = f"-from-{earlier[0].fingerprint[:8]}" if earlier else ""
-    checkpoint = job.folder / f"exit-{layer}-{best.head_size}{begun}.pt"
+        trainer.go_on_from_file(*earlier)
+    before = f"-from-{earlier[0].fingerprint[:8]}" if earlier else ""
+    checkpoint = job.folder / f"exit-{layer}-{best.head_size}{before}.pt"
     seconds = job.seconds_for(_TRAINING)
-    return trainer, trainer.train(seconds, checkpoint=checkpoint, progress=report)
+    return trainer, trainer.train(seconds, checkpoint=checkpoint, progress=told(job))

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ModelFileError, UnsupportedError
@@ -57,8 +58,13 @@ class ExitInfo:
 
 
 def target_hash(spec: ModelSpec) -> str:
+    """Tells targets apart."""
+    return file_hash(spec.path)
+
+
+def file_hash(path: Path) -> str:
     """Tells files apart by their header, size and the first bytes of each tensor."""
-    shards = read_gguf_shards(spec.path)
+    shards = read_gguf_shards(path)
     digest = blake2b(header_hash(shards).encode(), digest_size=16)
     for shard in shards:
         with shard.path.open("rb") as file:
@@ -94,14 +100,15 @@ def read_exit(spec: ModelSpec) -> ExitInfo | None:
         file.text(f"{PREFIX}.target_name"),
         file.integer(f"{PREFIX}.exit_layer"),
         ids,
-        _report(file),
+        report_of(file, PREFIX),
         tuple(read_numbers(file.path, file.metadata.get(f"{PREFIX}.blocks"))),
     )
 
 
-def _report(file: Gguf) -> dict[str, Any]:
+def report_of(file: Gguf, prefix: str) -> dict[str, Any]:
+    """How a drafter's file was made; nothing where it does not say."""
     try:
-        document = json.loads(file.text(f"{PREFIX}.report", "{}"))
+        document = json.loads(file.text(f"{prefix}.report", "{}"))
     except ValueError:
         return {}
     return document if isinstance(document, dict) else {}

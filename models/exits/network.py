@@ -1,6 +1,6 @@
 """The forward pass of a llama or qwen2 model in torch, from the weights of a GGUF file.
 
-Only what training an early exit needs: blocks that run on texts or token by token, and the head.
+Only what training a drafter needs: blocks that run on texts or token by token, and the head.
 Weights are dequantized by numpy; a block's tensors keep the names they have in the file, so that a
 trained block is written back as it is.
 """
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from time import process_time
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
+from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.onnx.weights import float_rows
 from edgespec.models.spec import ModelSpec
@@ -70,7 +72,7 @@ def check_architecture(spec: ModelSpec) -> None:
     ):
         return
     raise UnsupportedError(
-        f"an early exit of {spec.path.name} cannot be trained: its architecture ({spec.arch}) "
+        f"a drafter of {spec.path.name} cannot be trained: its architecture ({spec.arch}) "
         "or its rotary scaling is not known to the trainer",
         hint="models of types llama and qwen2 without scaled positions can be trained",
     )
@@ -111,10 +113,7 @@ class Weights:
 
     def tensor(self, name: str) -> Tensor:
         """One tensor, [rows, columns] or [columns]."""
-        path, tensor = self._files[name]
-        values = np.concatenate(list(float_rows(path, tensor)))
-        values = values.reshape(tuple(reversed(tensor.dims)))
-        return self._torch.from_numpy(values).to(self._dtype)
+        return read_tensor(*self._files[name]).to(self._dtype)
 
     def block(self, number: int) -> dict[str, Tensor]:
         """The tensors of one block, by their names within it."""
@@ -129,6 +128,12 @@ class Weights:
     def head(self) -> Tensor:
         """The output head, [V, width]."""
         return self.tensor(self._head_name)
+
+
+def read_tensor(path: Path, tensor: GgufTensor) -> Tensor:
+    """A tensor of a file in float32, [rows, columns] or [columns]."""
+    values = np.concatenate(list(float_rows(path, tensor)))
+    return import_torch().from_numpy(values.reshape(tuple(reversed(tensor.dims))))
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -155,19 +160,35 @@ def run_block(
     attention: Attention,
 ) -> Tensor:
     """One block on x [B, T, width]; `attention` takes q, k, v as [B, T, heads, head_length]."""
+    normed = rms_norm(x, block["attn_norm.weight"], shape.epsilon)
+    return feed_forward(shape, block, x + attend(shape, block, normed, angles, attention))
+
+
+def attend(
+    shape: Hyperparameters,
+    block: Block,
+    normed: Tensor,
+    angles: tuple[Tensor, Tensor],
+    attention: Attention,
+) -> Tensor:
+    """What a block's attention adds to its input, of which this is the normalized one."""
     functional = import_torch().nn.functional
 
     def heads(name: str, count: int) -> Tensor:
         values = functional.linear(normed, block[f"{name}.weight"], block.get(f"{name}.bias"))
         return values.unflatten(-1, (count, shape.head_length))
 
-    normed = rms_norm(x, block["attn_norm.weight"], shape.epsilon)
     mixed = attention(
         _rotate(shape, heads("attn_q", shape.num_heads), angles),
         _rotate(shape, heads("attn_k", shape.num_kv_heads), angles),
         heads("attn_v", shape.num_kv_heads),
     )
-    x = x + functional.linear(mixed.flatten(-2), block["attn_output.weight"])
+    return functional.linear(mixed.flatten(-2), block["attn_output.weight"])
+
+
+def feed_forward(shape: Hyperparameters, block: Block, x: Tensor) -> Tensor:
+    """x [B, T, width] and what a block's feed-forward part adds to it."""
+    functional = import_torch().nn.functional
     normed = rms_norm(x, block["ffn_norm.weight"], shape.epsilon)
     gate = functional.silu(functional.linear(normed, block["ffn_gate.weight"]))
     inner = gate * functional.linear(normed, block["ffn_up.weight"])

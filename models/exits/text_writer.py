@@ -4,7 +4,7 @@ Each conversation is a user turn and an answer. The user turn is sampled after t
 user header, often from the first words of some task and a random word of the vocabulary, at a
 temperature that makes turns differ; some begin with a task and passages from earlier answers, so
 that long contexts occur. Most answers are greedy, some sampled. Beside each token, read or written,
-the target's likeliest next tokens and their logits are kept: what the early exit is trained on.
+the target's likeliest next tokens and their logits are kept: what a drafter is trained on.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from edgespec.models.exits.network import (
     work_s,
 )
 from edgespec.models.exits.openings import Chat
+from edgespec.models.exits.target_states import bits_of
 from edgespec.models.exits.training_texts import (
     ANSWER,
     FORCED,
@@ -40,6 +41,7 @@ from edgespec.models.exits.training_texts import (
     TrainingText,
     is_held_out,
     save_training_texts,
+    text_files,
 )
 from edgespec.models.spec import ModelSpec
 
@@ -70,6 +72,7 @@ class _Row:
     kinds: list[int] = field(default_factory=list)
     ids: list[NDArray[np.int32]] = field(default_factory=list)
     logits: list[NDArray[np.float16]] = field(default_factory=list)
+    states: dict[int, list[NDArray[np.uint16]]] = field(default_factory=dict)
     written: int = 0  # tokens of this turn
 
     def append(self, token: int, kind: int) -> None:
@@ -83,6 +86,7 @@ class _Row:
             np.array(self.kinds[1 : count + 1], np.uint8),
             np.stack(self.ids),
             np.stack(self.logits),
+            {layer: np.stack(rows[:count]) for layer, rows in self.states.items()},
         )
 
 
@@ -129,8 +133,9 @@ class TextWriter:
         dtype: Any,
         seed: int,
         written: int = 0,  # texts that there are already
+        layers: Sequence[int] = (),  # after so many blocks, states are kept
     ) -> None:
-        self._written = written
+        self._written, self._layers = written, layers
         torch = self._torch = import_torch()
         self._network = _network_of(spec, dtype)
         self._chat = chat
@@ -276,7 +281,9 @@ class TextWriter:
             place = number - lane.rows.start
             x = network.embedding[self._torch.tensor([row.tokens])]
             angles = rotations(network.hyperparameters, self._torch.arange(x.shape[1])[None])
-            for block, cache in zip(network.blocks, lane.cache, strict=True):
+            for layer, (block, cache) in enumerate(zip(network.blocks, lane.cache, strict=True)):
+                if layer in self._layers:
+                    row.states.setdefault(layer, []).extend(bits_of(x[0]))
 
                 def attention(q: Tensor, k: Tensor, v: Tensor, cache: Tensor = cache) -> Tensor:
                     cache[0, place, :, : k.shape[1]] = k[0].transpose(0, 1)
@@ -296,6 +303,9 @@ class TextWriter:
         angles = rotations(network.hyperparameters, positions[:, None])
         masks = [_mask(positions[lane.rows], lane.length, x.dtype) for lane in self._lanes]
         for number, block in enumerate(network.blocks):
+            if number in self._layers:
+                for row, state in zip(self._rows, bits_of(x[:, 0]), strict=True):
+                    row.states.setdefault(number, []).append(state)
 
             def attention(q: Tensor, k: Tensor, v: Tensor, number: int = number) -> Tensor:
                 mixed = []
@@ -361,7 +371,7 @@ def write_texts(
     Ctrl-C keeps what is done.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    number = len(list(folder.glob("texts-*.npz")))
+    number = len(text_files(folder))
     start, saved, tokens = work_s(), 0.0, 0
     texts: list[TrainingText] = []
     try:

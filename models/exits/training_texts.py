@@ -1,10 +1,10 @@
-"""The texts that an early exit is trained on: their tokens, the target's opinions, their files."""
+"""The texts that drafters are trained on: their tokens, the target's opinions, their files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,17 +23,25 @@ FORCED, USER, ANSWER = 0, 1, 2
 class TrainingText:
     """One conversation of T tokens; row t of the teacher's says what may follow token t.
 
-    `kinds[t]` says why the token after token t stands there.
+    `kinds[t]` says why the token after token t stands there. `states` are the target's rows after
+    so many of its blocks, as the bits of bfloat16; a text that was read from its file has none.
     """
 
     tokens: NDArray[np.int32]  # [T]
     kinds: NDArray[np.uint8]  # [T]
     teacher_ids: NDArray[np.int32]  # [T, TEACHER]
     teacher_logits: NDArray[np.float16]  # [T, TEACHER]
+    states: Mapping[int, NDArray[np.uint16]] = field(default_factory=dict)  # [T, width] each
 
 
 def save_training_texts(path: Path, texts: Sequence[TrainingText], seconds: float) -> None:
-    """Write texts to one file, which appears only when complete, and how long they took."""
+    """Write texts to one file, which appears only when complete, and how long they took.
+
+    Their states come before it and lie beside it, a file for each number of blocks.
+    """
+    for layer in texts[0].states:
+        with whole_file(states_path(path, layer)) as partial, partial.open("wb") as file:
+            np.save(file, np.concatenate([text.states[layer] for text in texts]))
     with whole_file(path) as partial, partial.open("wb") as file:
         np.savez(
             file,
@@ -46,11 +54,21 @@ def save_training_texts(path: Path, texts: Sequence[TrainingText], seconds: floa
         )
 
 
-def load_training_texts(folder: Path) -> list[TrainingText]:
-    """All texts of a folder, in the order in which they were written."""
+def states_path(texts: Path, layer: int) -> Path:
+    """Where the states after so many blocks are, of the texts in a file."""
+    return texts.with_name(f"{texts.stem}-states-{layer}.npy")
+
+
+def text_files(folder: Path) -> list[Path]:
+    """The files of a folder's texts, in the order in which they were written."""
+    return sorted(folder.glob("texts-*.npz"))
+
+
+def load_training_texts(path: Path) -> list[TrainingText]:
+    """All texts of a file, or of a folder's files, in the order in which they were written."""
     texts: list[TrainingText] = []
-    for path in sorted(folder.glob("texts-*.npz")):
-        with np.load(path) as file:
+    for file_path in text_files(path) if path.is_dir() else [path]:
+        with np.load(file_path) as file:
             ends = np.cumsum(file["lengths"])[:-1]
             names = ("tokens", "kinds", "teacher_ids", "teacher_logits")
             parts = [np.split(file[name], ends) for name in names]
@@ -83,7 +101,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 def written(folder: Path) -> tuple[int, float]:
     """How many texts a folder holds, and the seconds they took to write."""
     count, seconds = 0, 0.0
-    for path in folder.glob("texts-*.npz"):
+    for path in text_files(folder):
         with np.load(path) as file:
             count += len(file["lengths"])
             seconds += float(file["seconds"])

@@ -117,7 +117,15 @@ def _write(
     writer.add_string(f"{PREFIX}.report", json.dumps(dict(report)))
     _add_copies(gguf, writer, target, blocks, token_ids, whole=not own)
     for name, values in own.items():
-        _add_trained(gguf, writer, name, values)
+        add_trained(gguf, writer, name, values)
+    save_gguf(writer, path)
+
+
+def save_gguf(writer: Any, path: str | os.PathLike[str]) -> None:
+    """Write what a GGUFWriter was given; the file appears only when complete.
+
+    Raises UnsupportedError where it cannot be written.
+    """
     try:
         with whole_file(Path(path)) as partial:
             try:
@@ -152,10 +160,7 @@ def _add_metadata(
         _add_scalar(writer, key, value)
     for name, number in changed.items():
         writer.add_uint32(f"{target.arch}.{name}", number)
-    for key in (*_COPIED, *(f"tokenizer.ggml.{flag}" for flag in _FLAGS)):
-        if key in file.metadata:
-            _add_scalar(writer, key, file.metadata[key])
-    _add_tokens(writer, file, token_ids)
+    add_tokenizer(writer, file, token_ids)
 
 
 def _add_scalar(writer: Any, key: str, value: Any) -> None:
@@ -171,9 +176,12 @@ def _add_scalar(writer: Any, key: str, value: Any) -> None:
         raise UnsupportedError(f"an early exit cannot be made: '{key}' differs by layer")
 
 
-def _add_tokens(writer: Any, file: Gguf, token_ids: NDArray[np.int32]) -> None:
-    """The tokenizer of the chosen tokens alone, so that llama.cpp loads it."""
+def add_tokenizer(writer: Any, file: Gguf, token_ids: NDArray[np.int32]) -> None:
+    """The target's tokenizer with the chosen tokens alone, so that llama.cpp loads it."""
     metadata = file.metadata
+    for key in (*_COPIED, *(f"tokenizer.ggml.{flag}" for flag in _FLAGS)):
+        if key in metadata:
+            _add_scalar(writer, key, metadata[key])
     tokens = read_strings(file.path, metadata.get(_TOKENS))
     chosen = [tokens[token] for token in token_ids]
     writer.add_token_list(chosen)
@@ -233,7 +241,7 @@ def _add_raw(
     writer.add_tensor(name, np.ascontiguousarray(rows), raw_dtype=kind)
 
 
-def _add_trained(gguf: Any, writer: Any, name: str, values: NDArray[np.float32]) -> None:
+def add_trained(gguf: Any, writer: Any, name: str, values: NDArray[np.float32]) -> None:
     """The head in 8 bits, the block's matrices in 5, which cost it nothing, vectors as they are."""
     kinds = gguf.GGMLQuantizationType
     if values.ndim == 1:

@@ -18,7 +18,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.cli.main import app
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.exits.chat import read_prompts
-from edgespec.exits.training import _batch_size
+from edgespec.exits.texts import batch_size
 from edgespec.memory.times.speed import predicted_speedup
 from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.exits.network import check_architecture
@@ -56,7 +56,7 @@ def test_info_of_another_model_is_a_sentence(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "llama", Q4_0)
     result = CliRunner().invoke(app, ["draft", "info", str(path)])
     assert isinstance(result.exception, UnsupportedError)
-    assert "no early-exit drafter" in str(result.exception)
+    assert "no drafter that edgespec made" in str(result.exception)
 
 
 def test_prompts_are_lines_or_json(tmp_path: Path) -> None:
@@ -72,12 +72,21 @@ def test_prompts_are_lines_or_json(tmp_path: Path) -> None:
 
 def test_gains_are_those_of_rounds_that_follow_one_another() -> None:
     """Two right, two wrong and one right: rounds begin at places 0, 2, 3, 4 with one draft."""
-    from edgespec.models.exits.training import gains_of
+    from edgespec.models.exits.trainer import gains_of
 
     hits = [np.array([True, True, False, False, True])]
     lengths = np.cumsum([1.0, *gains_of(hits)])
     assert lengths[:3].tolist() == pytest.approx([1.0, 5 / 4, 5 / 3])
     assert lengths[3:].tolist() == pytest.approx([5 / 3] * 6)
+
+
+def test_gains_of_drafts_that_follow_their_own_are_by_their_place_in_a_round() -> None:
+    """The first of a round is always right and the second never: each round of two is two long."""
+    from edgespec.models.exits.trainer import agreement_of, gains_of
+
+    hits = [np.array([[True] * 6, [False] * 6])]
+    assert agreement_of(hits) == 1.0
+    assert gains_of(hits) == pytest.approx([1.0, *[0.0] * 7])
 
 
 def test_a_killed_run_leaves_nothing_that_is_read(tmp_path: Path) -> None:
@@ -91,10 +100,10 @@ def test_a_model_that_does_not_fit_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = read_model_spec(write_model(tmp_path / "model.gguf", "llama", Q4_0))
-    assert _batch_size(spec) == 128
+    assert batch_size(spec) == 128
     monkeypatch.setattr("edgespec.memory.device.host.available_bytes", lambda: 1 << 20)
     with pytest.raises(DoesNotFitError, match=r"weights in 16 bits, 0 MiB"):
-        _batch_size(spec)
+        batch_size(spec)
 
 
 # ---------------------------------------------------------------------- with torch
@@ -182,8 +191,9 @@ def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path)
     import torch
 
     from edgespec.models.exits.openings import Chat
+    from edgespec.models.exits.target_states import target_states
     from edgespec.models.exits.text_writer import TextWriter
-    from edgespec.models.exits.training import ExitTrainer, exit_states
+    from edgespec.models.exits.training import ExitTrainer
     from edgespec.models.exits.training_texts import load_training_texts, save_training_texts
 
     chat = Chat([1, 2], [3, 4], frozenset(range(200, VOCABULARY)), [])
@@ -192,7 +202,7 @@ def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path)
     save_training_texts(tmp_path / "texts-00000.npz", written, 1.0)
     texts = load_training_texts(tmp_path)
     assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(texts, written, strict=True))
-    states = exit_states(target, texts, [1, 2])[1]
+    states = target_states(target, texts, [1, 2])[1]
     ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
     trainer = ExitTrainer(target, 1, ids, texts, states)
     trainer.fit_lens()
@@ -215,13 +225,14 @@ def test_a_drafter_is_trained_further(target: ModelSpec, tmp_path: Path) -> None
     import torch
 
     from edgespec.models.exits.openings import Chat
+    from edgespec.models.exits.target_states import target_states
     from edgespec.models.exits.text_writer import TextWriter
-    from edgespec.models.exits.training import ExitTrainer, exit_states
+    from edgespec.models.exits.training import ExitTrainer
 
     chat = Chat([1, 2], [3, 4], frozenset(range(200, VOCABULARY)), [])
     writer = TextWriter(target, chat, batch=32, dtype=torch.float32, seed=1)
     texts = [text for _, text in zip(range(60), writer.write(), strict=False)]
-    states = exit_states(target, texts, [1])[1]
+    states = target_states(target, texts, [1])[1]
     ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
     trainer = ExitTrainer(target, 1, ids, texts, states)
     first = trainer.train(1.0)
@@ -232,7 +243,7 @@ def test_a_drafter_is_trained_further(target: ModelSpec, tmp_path: Path) -> None
         exit_layer=1,
         token_ids=ids,
         head=trainer.head(),
-        adapter=trainer.adapter(),
+        adapter=trainer.block(),
         norm=trainer.norm(),
         report={},
     )
@@ -242,7 +253,7 @@ def test_a_drafter_is_trained_further(target: ModelSpec, tmp_path: Path) -> None
     more = np.arange(0, VOCABULARY, dtype=np.int32)  # another head
     again = ExitTrainer(target, 1, more, texts, states)
     untrained = again.quality(ids).loss
-    again.go_on_from(drafter, info)
+    again.go_on_from_file(drafter, info)
     assert again.quality(ids).loss == pytest.approx(first.loss, abs=0.1 * (untrained - first.loss))
     assert again.train(0.0).loss == again.quality().loss
 
@@ -271,7 +282,7 @@ def test_the_command_makes_a_drafter(
     target: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.models.exits.text_writer.LENGTH", 48)
-    monkeypatch.setattr("edgespec.exits.training._BATCH", 32)
+    monkeypatch.setattr("edgespec.exits.texts._BATCH", 32)
     drafter = tmp_path / "drafter.gguf"
     arguments = ["draft", "train", str(target.path), "-o", str(drafter), "--minutes", "0.06"]
     result = CliRunner().invoke(app, [*arguments, "--head-size", "128", "--json"])

@@ -1,0 +1,157 @@
+"""The head of EAGLE-3 (arXiv 2503.01840) as llama.cpp computes it, in torch.
+
+At place P it reads the target's rows behind three of its blocks for token P, normalized together
+and joined to one row g by `fc`, and the embedding of token P + 1, from the target's own table. Both
+are normalized and go side by side into the attention of one block; g alone goes on beside it. What
+the block gives makes the next token's logits, and stands for g at place P + 1 where the target has
+not been yet.
+
+Only attention's values bring the token to the rest of the block, so there are as many heads of keys
+and values as of queries: a third of that many hold too little of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from edgespec.errors import UnsupportedError
+from edgespec.models.exits.network import (
+    Hyperparameters,
+    Tensor,
+    Weights,
+    attend,
+    causal_attention,
+    check_architecture,
+    feed_forward,
+    import_torch,
+    rms_norm,
+    rotations,
+)
+from edgespec.models.spec import ModelSpec
+
+# Architectures whose states the trainer computes and llama.cpp hands out (`t_layer_inp`).
+ARCHITECTURES = ("llama",)
+NUM_LAYERS = 3  # of the target, that it reads
+ROWS_NORM = "enc.output_norm.weight"  # in front of `fc`
+_LEAST_SIZE = 1e-3  # of a value, in parts of its row's
+_ATTENTION = ("attn_q.weight", "attn_k.weight", "attn_v.weight")
+_KEPT = ("attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+
+
+def check_target(spec: ModelSpec) -> None:
+    """Raise UnsupportedError for a model whose heads cannot be trained, or not be used."""
+    if spec.arch not in ARCHITECTURES:
+        raise UnsupportedError(
+            f"a head of {spec.path.name} cannot be used: llama.cpp does not hand out the states of "
+            f"{spec.arch} models, or the trainer does not know them",
+            hint="train an early exit: --kind exit",
+        )
+    check_architecture(spec)
+
+
+def layers_read(num_layers: int) -> tuple[int, int, int]:
+    """Layers of the target whose inputs it reads: low, middle, high (llama.cpp's own default)."""
+    return min(2, num_layers - 1), num_layers // 2, max(1, num_layers - 3)
+
+
+def head_shape(target: Hyperparameters) -> Hyperparameters:
+    """What a head of this target has in common with its blocks."""
+    return replace(target, num_kv_heads=target.num_heads)
+
+
+def first_parameters(spec: ModelSpec, shape: Hyperparameters, rows: Tensor) -> dict[str, Tensor]:
+    """What a head begins as: the target's last block behind its high rows.
+
+    The half of attention that reads the token begins as that of the target's first block. By `rows`
+    of the target, [n, NUM_LAYERS x width], every value is brought to the same size in front of
+    `fc`: some are a thousand times larger than others, whose share would be lost in rounding.
+    """
+    torch = import_torch()
+    weights = Weights(spec, torch.float32)
+    first, last = weights.block(0), weights.block(spec.num_layers - 1)
+    parameters = {f"{name}.weight": last[f"{name}.weight"] for name in _KEPT}
+    parameters["attn_norm.weight"] = first["attn_norm.weight"]
+    parameters["attn_norm_2.weight"] = last["attn_norm.weight"]
+    for name in _ATTENTION:
+        parameters[name] = torch.cat([_spread(block[name], shape) for block in (first, last)], 1)
+    size = rows.square().mean(1, keepdim=True).sqrt().clamp(min=shape.epsilon)
+    sizes = (rows / size).square().mean(0).sqrt().clamp(min=_LEAST_SIZE)
+    parameters[ROWS_NORM] = 1.0 / sizes
+    high = torch.diag(sizes[-shape.width :] * size.mean())
+    parameters["fc.weight"] = torch.cat(
+        [torch.zeros(shape.width, len(sizes) - shape.width), high], 1
+    )
+    return parameters
+
+
+def _spread(weight: Tensor, shape: Hyperparameters) -> Tensor:
+    """Rows of the target's queries, keys or values for as many heads as there are queries."""
+    heads = weight.unflatten(0, (-1, shape.head_length))
+    return heads.repeat_interleave(shape.num_heads // len(heads), 0).flatten(0, 1)
+
+
+class Unrolled:
+    """A head over whole texts, drafting on from every place at once (training-time test).
+
+    The d + 1st call drafts for place P from the state that the call before gave for place P - 1. In
+    attention place P then sees the first call's keys up to place P - d, where the target has been,
+    and behind them its own chain's: of the i-th call that at place P - d + i.
+    """
+
+    def __init__(
+        self,
+        shape: Hyperparameters,
+        parameters: Mapping[str, Tensor],
+        embeddings: Tensor,  # [B, T, width] of the tokens behind the places
+        rows: Tensor,  # [B, T, NUM_LAYERS x width] of the target
+    ) -> None:
+        torch = import_torch()
+        self._shape, self._parameters = shape, parameters
+        self._rows, self._embeddings = rows, embeddings
+        self._angles = rotations(shape, torch.arange(rows.shape[1])[None])
+        self._keys: list[Tensor] = []  # of each call, [B, T, heads, head_length]
+        self._values: list[Tensor] = []
+
+    def states(self, count: int) -> Iterator[Tensor]:
+        """Of so many drafted tokens at every place, before the final norm: [B, T, width] each."""
+        functional, parameters = import_torch().nn.functional, self._parameters
+        shape = self._shape
+        tokens = rms_norm(self._embeddings, parameters["attn_norm.weight"], shape.epsilon)
+        rows = rms_norm(self._rows, parameters[ROWS_NORM], shape.epsilon)
+        x = functional.linear(rows, parameters["fc.weight"])
+        for depth in range(count):
+            normed = rms_norm(x, parameters["attn_norm_2.weight"], shape.epsilon)
+            both = import_torch().cat([tokens, normed.to(tokens.dtype)], -1)
+            mixed = attend(shape, parameters, both, self._angles, self._attention)
+            state = feed_forward(shape, parameters, x + mixed)
+            yield state
+            x = _later(state, 1) if depth + 1 < count else state
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        torch, depth = import_torch(), len(self._keys)
+        self._keys.append(k)
+        self._values.append(v)
+        if depth == 0:
+            return causal_attention(q, k, v)
+        first, last = (x.transpose(1, 2) for x in (self._keys[0], self._values[0]))
+        scores = q.transpose(1, 2) @ first.transpose(2, 3)  # [B, heads, T, T]
+        places = torch.arange(q.shape[1])
+        scores = scores.masked_fill(places[None] > places[:, None] - depth, float("-inf"))
+        behind = range(1, depth + 1)
+        own = [(q * _later(self._keys[i], depth - i)).sum(-1) for i in behind]  # [B, T, heads]
+        every = torch.cat([scores, torch.stack(own, -1).transpose(1, 2)], -1).float()
+        shares = (every * self._shape.head_length**-0.5).softmax(-1).to(v.dtype)
+        mixed = (shares[..., : len(places)] @ last).transpose(1, 2)
+        for i in behind:
+            share = shares[..., len(places) + i - 1].transpose(1, 2)[..., None]
+            mixed = mixed + share * _later(self._values[i], depth - i)
+        return mixed
+
+
+def _later(rows: Tensor, places: int) -> Tensor:
+    """Rows [B, T, ...] so many places later, with zeros before them."""
+    if not places:
+        return rows
+    torch = import_torch()
+    return torch.cat([torch.zeros_like(rows[:, :places]), rows[:, :-places]], 1)

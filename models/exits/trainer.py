@@ -1,0 +1,436 @@
+"""Trains what drafts for a target on the target's own text: what exits and heads have in common.
+
+A drafter reads states of the target, which were computed once with the frozen blocks; the loss is
+the soft cross-entropy between the target's distribution and the drafter's, under the target's own
+frozen head behind a linear map (a lens, arXiv 2303.08112). Only V' rows of that head are kept: the
+target's distribution is restricted to those. A drafter that is unrolled learns from the 1st, 2nd,
+... token that it would draft at each place, the later ones with less weight.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import cos, pi
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import UnsupportedError
+from edgespec.models.exits.network import (
+    Tensor,
+    Weights,
+    hyperparameters_of,
+    import_torch,
+    rms_norm,
+    work_s,
+)
+from edgespec.models.exits.target_states import groups, padded, target_states
+from edgespec.models.exits.training_texts import ANSWER, FORCED, TrainingText, is_held_out
+from edgespec.models.spec import ModelSpec
+from edgespec.models.writing import whole_file
+
+LONGEST_RUN = 8  # drafted tokens whose chance of being right is counted
+_MOST_CHECKED = 64  # held-out texts, enough to judge by
+_PEAK_RATE, _LAST_RATE, _WARM_UP = 1.5e-3, 0.03, 0.02
+_AGAIN = 0.5  # of the rate, for what was trained before
+_CLIP = 1.0
+_OUTSIDE = ("output_norm.weight", "lens")  # parameters that every drafter has
+_LENS_TOKENS, _RIDGE = 10_000, 1e-3
+_HEAD_ROWS = 256  # places whose logits are made at once
+_USER_WEIGHT = 0.3  # of the loss on a token of a user turn
+_LATER = 0.8  # weight of a drafted token, of the one before it (as EAGLE-3, arXiv 2503.01840)
+_MIXTURES = (1.0, 0.75, 0.5, 0.25)  # of the last parameters with the best ones
+_CHECKS = 24  # validations of one training,
+_LEAST_CHECK_S = 15.0  # and time between them
+_PATIENCE = 8  # validations without a better loss, in the second half
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How a drafter does on held-out answers.
+
+    `agreement` is the part of places where its best token is the target's; `gains[i]` is what an
+    i + 1st drafted token adds to the tokens of a round.
+    """
+
+    loss: float
+    agreement: float
+    gains: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some texts side by side, padded to the longest. Place t is drafted from states[:, t]."""
+
+    states: Tensor  # [B, T, values]
+    tokens: Tensor  # [B, T]: the last token that is known at a place
+    weights: Tensor  # [B, T]: 0 where nothing is learnt
+    ids: Tensor  # [B, T, teacher]: rows of the head, 0 where the token has none
+    shares: Tensor  # [B, T, teacher]: the target's distribution over the head's rows
+    best: Tensor  # [B, T]: row of the target's best token, -1 where it has none
+    answers: Tensor  # [B, T]: whether an answer's token follows
+
+
+class Drafted(NamedTuple):
+    """What one more drafted token is made from at the places where that is learnt."""
+
+    states: Tensor  # [n, width], as the head takes them
+    chosen: Tensor  # [B, T]: n places
+
+
+class _Rows(NamedTuple):
+    """The head's rows for the tokens that can be drafted, V' of the vocabulary's V."""
+
+    head: Tensor  # [V', width]
+    row_of: Tensor  # [V]; -1 for other tokens
+
+
+class Trainer(ABC):
+    """One drafter in training, with the head's rows `token_ids`.
+
+    `states` are those that it reads of each of the `texts`, [T, values]; `parameters` is what it
+    begins with besides a norm and the lens. Raises UnsupportedError where there is too little text
+    to hold some out.
+    """
+
+    ahead = 0  # tokens that it knows besides the states
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        token_ids: NDArray[np.int32],
+        texts: Sequence[TrainingText],
+        states: Sequence[Tensor],
+        parameters: Mapping[str, Tensor],
+    ) -> None:
+        torch = self._torch = import_torch()
+        shape = self._hyperparameters = hyperparameters_of(spec)
+        self._texts, self._states, self._spec = texts, states, spec
+        weights = Weights(spec, torch.float32)
+        self._all_rows = weights.head().to(torch.bfloat16)
+        self._norm = weights.tensor("output_norm.weight")
+        begin = dict(parameters)
+        begin["output_norm.weight"] = torch.ones(shape.width)
+        begin["lens"] = torch.eye(shape.width)
+        self.parameters = {name: value.requires_grad_() for name, value in begin.items()}
+        self._has_begun = False
+        self._use_rows(token_ids)
+        self._batches, self._checks = self._split()
+
+    def _split(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Numbers of the texts that are trained on together, and of those that are held out."""
+        numbers = range(len(self._texts))
+        trained = [i for i in numbers if not is_held_out(i)]
+        if not trained:
+            raise UnsupportedError("there is too little text to train on", hint="write more of it")
+        held_out = [i for i in numbers if is_held_out(i)][:_MOST_CHECKED]
+        trained_in, checked_in = (
+            [[part[i] for i in group] for group in groups([self._texts[i] for i in part])]
+            for part in (trained, held_out)
+        )
+        return trained_in, checked_in
+
+    @abstractmethod
+    def _drafted(self, batch: Batch) -> Iterator[Tensor]:
+        """The normalized states of the 1st, 2nd, ... drafted token, [B, T, width] each."""
+
+    # -- beginning -------------------------------------------------------------------------
+
+    def go_on_from(self, values: Mapping[str, Tensor], head: Tensor, rows: Sequence[int]) -> None:
+        """Begin with what an earlier drafter of this target was trained to be.
+
+        The rows of its `head` are the target's after the lens, which least squares gives back.
+        """
+        torch = self._torch
+        before = self._all_rows[torch.tensor(list(rows))].float()
+        self._set({**values, "lens": torch.linalg.lstsq(before, head).solution})
+        self._has_begun = True
+
+    def fit_lens(self) -> None:
+        """Ridge regression from the first drafts' states to the target's last, on some texts."""
+        torch, spec, width = self._torch, self._spec, self._hyperparameters.width
+        lengths = np.cumsum([len(text.tokens) for text in self._texts])
+        some = 1 + int(np.searchsorted(lengths, _LENS_TOKENS))
+        final = target_states(spec, self._texts[:some], [spec.num_layers])[spec.num_layers]
+        inner, outer, tokens = torch.zeros(width, width), torch.zeros(width, width), 0
+        for number, last in enumerate(final):
+            batch = self._batch([number])
+            with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+                ours = next(iter(self._drafted(batch)))[0].float()
+            theirs = rms_norm(last[self.ahead :].float(), self._norm, self._hyperparameters.epsilon)
+            inner += ours.T @ ours
+            outer += theirs.T @ ours
+            tokens += len(ours)
+        inner += _RIDGE * tokens * torch.eye(width)
+        with torch.no_grad():
+            self.parameters["lens"].copy_(torch.linalg.solve(inner, outer, left=False))
+
+    def _use_rows(self, token_ids: NDArray[np.int32]) -> None:
+        ids = self._torch.from_numpy(token_ids.astype(np.int64))
+        row_of = self._torch.full((self._spec.vocab_size,), -1)
+        row_of[ids] = self._torch.arange(len(token_ids))
+        self._rows = _Rows(self._all_rows[ids], row_of)
+
+    # -- training --------------------------------------------------------------------------
+
+    def train(
+        self,
+        seconds: float,
+        *,
+        checkpoint: Path | None = None,
+        progress: Callable[[float, Quality | None], None] = lambda _part, _quality: None,
+        seed: int = 0,
+    ) -> Quality:
+        """Train for some time, beginning with the lens or a drafter; or go on from `checkpoint`.
+
+        Stops early when the held-out loss stops falling, and with a checkpoint at Ctrl-C, too.
+        Returns what the best parameters reach, which are those that stay. At the end means of the
+        best and the last ones are tried, too (model soups, arXiv 2203.05482).
+        """
+        torch = self._torch
+        optimizer = torch.optim.AdamW(
+            list(self.parameters.values()), lr=_PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.01
+        )
+        spent, best_values = self._load(checkpoint, optimizer)
+        if not spent and not self._has_begun:
+            self.fit_lens()
+        peak = _PEAK_RATE * (_AGAIN if self._has_begun else 1.0)
+        last, since_best = self._values(), 0
+        best_values = best_values or last
+        self._set(best_values)
+        best = self.quality()
+        self._set(last)
+        random, between = (
+            np.random.default_rng([seed, int(spent)]),
+            max(seconds / _CHECKS, _LEAST_CHECK_S),
+        )
+        next_check = spent + between
+        start = work_s() - spent
+        try:
+            while (now := work_s() - start) < seconds and since_best < _PATIENCE:
+                self._step(optimizer, peak * _rate(now / seconds), random)
+                progress(now / seconds, None)
+                if work_s() - start >= next_check:
+                    next_check += between
+                    quality = self.quality()
+                    progress(now / seconds, quality)
+                    since_best += now > seconds / 2  # before, the rate is what keeps it high
+                    if quality.loss < best.loss:
+                        best, best_values, since_best = quality, self._values(), 0
+                    self._save(checkpoint, optimizer, work_s() - start, best_values)
+        except KeyboardInterrupt:
+            if checkpoint is None:
+                raise
+        last, kept = self._values(), best_values
+        for part in _MIXTURES if spent < seconds else ():  # they were tried when that time was up
+            mixed = {name: kept[name].lerp(value, part) for name, value in last.items()}
+            self._set(mixed)
+            if (quality := self.quality()).loss < best.loss:
+                best, best_values = quality, mixed
+        self._set(last)
+        self._save(checkpoint, optimizer, work_s() - start, best_values)
+        self._set(best_values)
+        return best
+
+    def _step(self, optimizer: Any, rate: float, random: np.random.Generator) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        batch = self._batch(self._batches[random.integers(len(self._batches))])
+        states, gradients = [], []
+        for depth, drafted in enumerate(self._outputs(batch)):
+            states.append(drafted.states)
+            gradients.append(_LATER**depth * self._gradient(drafted, batch))
+        self._torch.autograd.backward(states, gradients)
+        self._torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), _CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def _gradient(self, drafted: Drafted, batch: Batch) -> Tensor:
+        """Of the loss, by what the head takes, [n, width].
+
+        The head is frozen: its gradient is made at once, a part that fits the caches at a time,
+        and [n, V'] never lies in memory.
+        """
+        gradient = self._torch.empty_like(drafted.states)
+        weights = batch.weights[drafted.chosen]
+        weights = weights / weights.sum().clamp(min=1.0)
+        with self._torch.no_grad():
+            for part, logits, ids, shares in self._parts(drafted, batch):
+                difference = logits.softmax(1).scatter_add_(1, ids, -shares)
+                difference *= weights[part][:, None]
+                gradient[part] = difference.to(gradient.dtype) @ self._rows.head
+        return gradient
+
+    def _outputs(self, batch: Batch) -> list[Drafted]:
+        """What the head takes for the 1st, 2nd, ... drafted token."""
+        torch, lens = self._torch, self.parameters["lens"]
+        learnt = batch.weights > 0
+        places = torch.arange(learnt.shape[1])[None]
+        outputs = []
+        with torch.autocast("cpu", torch.bfloat16):
+            for depth, normed in enumerate(self._drafted(batch)):
+                chosen = learnt & (places >= depth)  # a 2nd one is drafted behind a 1st one
+                states = torch.nn.functional.linear(normed[chosen], lens)
+                outputs.append(Drafted(states, chosen))
+        return outputs
+
+    def _parts(
+        self, drafted: Drafted, batch: Batch
+    ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Logits [n, V'] of some places at a time, and what they should be."""
+        ids, shares = batch.ids[drafted.chosen], batch.shares[drafted.chosen]
+        for start in range(0, len(ids), _HEAD_ROWS):
+            part = slice(start, start + _HEAD_ROWS)
+            logits = (drafted.states[part] @ self._rows.head.T).float()
+            yield part, logits, ids[part], shares[part]
+
+    def _batch(self, indices: Sequence[int]) -> Batch:
+        torch, ahead = self._torch, self.ahead
+        texts = [self._texts[index] for index in indices]
+
+        def beside(rows: Sequence[NDArray[Any]]) -> Tensor:
+            return padded([torch.from_numpy(row[ahead:]) for row in rows])
+
+        kinds = beside([text.kinds for text in texts])
+        teacher_ids = beside([text.teacher_ids for text in texts]).long()
+        logits = beside([text.teacher_logits for text in texts]).float()
+        rows = self._rows.row_of[teacher_ids]
+        shares = logits.softmax(-1) * (rows >= 0)
+        mass = shares.sum(-1, keepdim=True)
+        weights = torch.where(kinds == ANSWER, 1.0, _USER_WEIGHT) * (kinds != FORCED)
+        states = [self._states[index] for index in indices]
+        return Batch(
+            states=padded([rows[: len(rows) - ahead] for rows in states]).float(),
+            tokens=beside([text.tokens for text in texts]).long(),
+            weights=weights * (mass[..., 0] > 0),
+            ids=rows.clamp(min=0),
+            shares=shares / mass.clamp(min=1e-6),
+            best=rows[..., 0],
+            answers=kinds == ANSWER,
+        )
+
+    # -- what came of it -------------------------------------------------------------------
+
+    def quality(self, token_ids: NDArray[np.int32] | None = None) -> Quality:
+        """On the texts held out; with other rows of the head, if they are named."""
+        kept = self._rows
+        if token_ids is not None:
+            self._use_rows(token_ids)
+        losses: list[list[Tensor]] = []  # of each batch, by drafted token
+        hits: list[NDArray[np.bool_]] = []
+        with self._torch.inference_mode():
+            for indices in self._checks:
+                batch = self._batch(indices)
+                judged = [self._judged(drafted, batch) for drafted in self._outputs(batch)]
+                losses.append([loss for loss, _ in judged])
+                right = self._torch.stack([right for _, right in judged], 1)  # [B, drafted, T]
+                hits += [
+                    row[:, asked].numpy() for row, asked in zip(right, batch.answers, strict=True)
+                ]
+        self._rows = kept
+        means = [float(self._torch.cat(parts).mean()) for parts in zip(*losses, strict=True)]
+        shares = _LATER ** np.arange(len(means))
+        return Quality(float(np.average(means, weights=shares)), agreement_of(hits), gains_of(hits))
+
+    def _judged(self, drafted: Drafted, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Cross-entropy against the target's distribution in answers, and who is right [B, T]."""
+        loss, best = [], []
+        for _, logits, ids, shares in self._parts(drafted, batch):
+            loss.append(logits.logsumexp(1) - (logits.gather(1, ids) * shares).sum(1))
+            best.append(logits.argmax(1))
+        right = self._torch.zeros_like(drafted.chosen)
+        right[drafted.chosen] = self._torch.cat(best) == batch.best[drafted.chosen]
+        return self._torch.cat(loss)[batch.answers[drafted.chosen]], right
+
+    def block(self) -> dict[str, NDArray[np.float32]]:
+        """The trained tensors besides head and final norm, by name."""
+        return {name: values for name, values in self._arrays() if name not in _OUTSIDE}
+
+    def head(self) -> NDArray[np.float32]:
+        """The head's rows after the lens, [V', width]."""
+        rows: NDArray[np.float32] = (
+            self._rows.head.float() @ self.parameters["lens"].detach()
+        ).numpy()
+        return rows
+
+    def norm(self) -> NDArray[np.float32]:
+        """The trained final norm, [width]."""
+        return dict(self._arrays())["output_norm.weight"]
+
+    def _arrays(self) -> list[tuple[str, NDArray[np.float32]]]:
+        return [(name, value.detach().numpy()) for name, value in self.parameters.items()]
+
+    # -- checkpoints -----------------------------------------------------------------------
+
+    def _values(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self.parameters.items()}
+
+    def _set(self, values: Mapping[str, Tensor]) -> None:
+        with self._torch.no_grad():
+            for name, value in self.parameters.items():
+                value.copy_(values[name])
+
+    def _save(
+        self, path: Path | None, optimizer: Any, spent: float, best: dict[str, Tensor]
+    ) -> None:
+        if path is None:
+            return
+        state = {
+            "values": self._values(),
+            "best": best,
+            "optimizer": optimizer.state_dict(),
+            "spent": spent,
+        }
+        with whole_file(path) as partial:
+            self._torch.save(state, partial)
+
+    def _load(self, path: Path | None, optimizer: Any) -> tuple[float, dict[str, Tensor] | None]:
+        """Seconds of training that are done already, and the best parameters of them."""
+        if path is None or not path.exists():
+            return 0.0, None
+        state = self._torch.load(path, weights_only=True)
+        self._set(state["values"])
+        optimizer.load_state_dict(state["optimizer"])
+        return float(state["spent"]), state["best"]
+
+
+def _rate(part: float) -> float:
+    """The learning rate after a part of the training, of its peak: warm-up, then a cosine."""
+    if part < _WARM_UP:
+        return part / _WARM_UP
+    return _LAST_RATE + (1.0 - _LAST_RATE) * (1.0 + cos(pi * min(1.0, part))) / 2.0
+
+
+def agreement_of(hits: Sequence[NDArray[np.bool_]]) -> float:
+    """The part of all places whose first draft is right, over texts [n] or [drafts, n]."""
+    first = [np.atleast_2d(row)[0] for row in hits]
+    return sum(int(row.sum()) for row in first) / max(1, sum(map(len, first)))
+
+
+def gains_of(hits: Sequence[NDArray[np.bool_]]) -> tuple[float, ...]:
+    """What the 1st, 2nd, ... drafted token adds to the tokens of a round.
+
+    Texts are walked in rounds as they are decoded, with so many drafts in each: hits[t] says
+    whether the draft for place t is right where all before it were. Of a drafter that follows its
+    own drafts, hits[i, t] says it of the i + 1st of a round; those after the last row are taken to
+    be right as often as it. Counting every place alike would flatter: what was accepted is skipped,
+    so rounds begin where the text is hard.
+    """
+    rows = [np.atleast_2d(row) for row in hits]
+    tokens = sum(row.shape[1] for row in rows)
+    lengths = [1.0]
+    for most in range(1, LONGEST_RUN + 1):
+        rounds = 0
+        for row in rows:
+            place, last = 0, len(row) - 1
+            while place < row.shape[1]:
+                behind = range(place, min(place + most, row.shape[1]))
+                wrong = (t for t in behind if not row[min(t - place, last), t])
+                place = 1 + next(wrong, place + most)
+                rounds += 1
+        lengths.append(tokens / max(1, rounds))
+    return tuple(float(gain) for gain in np.diff(lengths))
