@@ -22,8 +22,7 @@ class EagleDriver:
     """A target and a head of it; texts of up to 256 tokens."""
 
     def __init__(self, target: Path, head: Path, layers: Sequence[int], width: int) -> None:
-        import llama_cpp
-        from llama_cpp import llama_cpp_ext
+        from llama_cpp import llama_cpp, llama_cpp_ext
 
         self._lib, self._ext = llama_cpp, llama_cpp_ext
         llama_cpp.llama_backend_init()

@@ -221,7 +221,6 @@ def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--kind", "medusa"], "medusa"),
         (["--kind", "eagle3", "--exit-layer", "2"], "--exit-layer 2 is for early exits"),
         (["--kind", "eagle3", "--from", "EXIT"], "exit.gguf is not a trained head"),
         (["--kind", "eagle3", "--head-size", "9999"], "--head-size 9999 is not possible"),
@@ -234,6 +233,11 @@ def test_what_cannot_be_a_head_is_said(tmp_path: Path, options: list[str], words
     result = CliRunner().invoke(app, [*arguments, *(files.get(part, part) for part in options)])
     assert isinstance(result.exception, EdgespecError), result.exception
     assert words in str(result.exception) and result.exception.hint
+
+
+def test_a_kind_that_there_is_not_is_wrong_usage() -> None:
+    result = CliRunner().invoke(app, ["draft", "train", "--kind", "medusa"])
+    assert result.exit_code == 2 and "exit, eagle3" in result.output
 
 
 def test_a_head_of_another_model_is_not_gone_on_with(target: ModelSpec, tmp_path: Path) -> None:
