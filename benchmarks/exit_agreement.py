@@ -34,7 +34,6 @@ from edgespec.models.exits.network import (
 )
 from edgespec.models.exits.target_states import target_states
 from edgespec.models.exits.trainer import LONGEST_RUN, agreement_of, gains_of
-from edgespec.models.exits.training_texts import TrainingText
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.draft_loading import open_draft_model
@@ -69,7 +68,8 @@ class _Exit:
                 text[start : start + _STRETCH],
             )
         ]
-        return np.array(best) == np.array(text)
+        found: Hits = np.array(best) == np.array(text)
+        return found
 
 
 class _Head:
@@ -87,12 +87,10 @@ class _Head:
     def hits(self, prompt: list[int], text: list[int]) -> Hits:
         """Whether the 1st, 2nd, ... token that it drafts in a round is the text's, [drafts, n]."""
         torch, values = import_torch(), self._values
-        tokens = np.array([*prompt, *text])
-        none = np.empty((len(tokens), 0))
-        whole = TrainingText(tokens, none, none, none)
-        states = target_states(self._spec, [whole], self._info.layers)
+        tokens = np.array([*prompt, *text], np.int32)
+        states = target_states(self._spec, [tokens], self._info.layers)
         rows = torch.cat([states[layer][0] for layer in self._info.layers], 1)[None, :-2].float()
-        embeddings = self._embedding[torch.from_numpy(tokens[1:-1])][None]
+        embeddings = self._embedding[torch.from_numpy(tokens[1:-1].astype(int))][None]
         found = []
         with torch.inference_mode():
             drafted = Unrolled(self._shape, values, embeddings, rows).states(LONGEST_RUN)

@@ -83,7 +83,8 @@ class EagleDriver:
     def _next_rows(self, count: int) -> Rows:
         pointer = self._ext.llama_get_embeddings_nextn(self._head)
         address = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
-        return np.ctypeslib.as_array(address, (count, self._width)).copy()
+        rows: Rows = np.ctypeslib.as_array(address, (count, self._width)).copy()
+        return rows
 
     def _forget(self, context: Any, start: int) -> None:
         self._lib.llama_memory_seq_rm(self._lib.llama_get_memory(context), 0, start, -1)

@@ -31,7 +31,7 @@ from edgespec.exits.texts import (
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import predicted_speedup
 from edgespec.models.exits.early_exit import ExitInfo, check_exit, read_exit
-from edgespec.models.exits.network import Weights, check_architecture, import_torch
+from edgespec.models.exits.network import Tensor, Weights, check_architecture, import_torch
 from edgespec.models.exits.training_texts import load_training_texts
 from edgespec.models.exits.writer import choose_tokens, write_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
@@ -281,13 +281,14 @@ def _compare(
 
     The head's rows are frozen, so that one training serves all sizes.
     """
-    from edgespec.models.exits.target_states import target_states
     from edgespec.models.exits.training import ExitTrainer
 
     if len(layers) == len(rows) == 1:
         return [costs.candidate(layers[0], next(iter(rows)), None)]
     some = fitting(job.spec, texts[:_SEARCH_TEXTS], len(layers))
-    states = target_states(job.spec, some, layers, partial(job.progress, "reading the text"))
+    states = target_states(
+        job.spec, [text.tokens for text in some], layers, partial(job.progress, "reading the text")
+    )
     middle = sorted(rows)[len(rows) // 2]
     candidates = []
     for layer in layers:
@@ -304,6 +305,16 @@ def _compare(
     return candidates
 
 
+def _states(
+    job: Job, texts: Sequence[TrainingText], layers: Sequence[int]
+) -> dict[int, list[Tensor]]:
+    """What exits after so many blocks are fed, by number of blocks."""
+    from edgespec.models.exits.target_states import target_states
+
+    progress = partial(job.progress, "reading the text")
+    return target_states(job.spec, [text.tokens for text in texts], layers, progress)
+
+
 def _train(
     job: Job,
     texts: Sequence[TrainingText],
@@ -312,13 +323,14 @@ def _train(
     earlier: tuple[ModelSpec, ExitInfo] | None,
 ) -> tuple[ExitTrainer, Quality]:
     """Train the best exit, or train it further from an earlier one."""
-    from edgespec.models.exits.target_states import target_states
     from edgespec.models.exits.training import ExitTrainer
 
     layer, some = best.exit_layer, fitting(job.spec, texts)
     if len(some) < len(texts):
         job.note(f"memory for {len(some)} of {len(texts)} texts: the others are not trained on")
-    states = target_states(job.spec, some, [layer], partial(job.progress, "reading the text"))
+    states = target_states(
+        job.spec, [text.tokens for text in some], [layer], partial(job.progress, "reading the text")
+    )
     trainer = ExitTrainer(job.spec, layer, ids, some, states.pop(layer))
     if earlier is not None:
         trainer.go_on_from_file(*earlier)

@@ -52,7 +52,7 @@ class EagleTrainer(Trainer):
     def go_on_from_file(self, info: HeadInfo) -> None:
         """Begin with what a head's file was trained to be: of the same target and layers."""
         values = values_of(info)
-        self.go_on_from(values, values["output.weight"], info.token_ids)
+        self.go_on_from(values, values["output.weight"], info.token_ids.tolist())
 
     def _drafted(self, batch: Batch) -> Iterator[Tensor]:
         embeddings = self._embedding[batch.tokens].float()

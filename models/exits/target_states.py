@@ -36,11 +36,14 @@ _BATCH_TOKENS = 2048
 
 def target_states(
     spec: ModelSpec,
-    texts: Sequence[TrainingText],
+    texts: Sequence[NDArray[np.int32]],
     layers: Sequence[int],
     progress: Callable[[float], None] = lambda _part: None,
 ) -> dict[int, list[Tensor]]:
-    """The states of each text after so many blocks, [T, width] in bfloat16, by number of blocks."""
+    """The states of each text after so many blocks, [T, width] in bfloat16, by number of blocks.
+
+    Texts are their tokens, [T].
+    """
     torch = import_torch()
     shape, weights = hyperparameters_of(spec), Weights(spec, torch.bfloat16)
     blocks = [weights.block(number) for number in range(max(layers))]
@@ -48,12 +51,12 @@ def target_states(
     states: dict[int, list[Tensor]] = {layer: [torch.empty(0)] * len(texts) for layer in layers}
     done = 0
     with torch.inference_mode():
-        for group in groups(texts):
-            x = embedding[padded([torch.from_numpy(texts[i].tokens.astype(int)) for i in group])]
+        for group in groups([len(text) for text in texts]):
+            x = embedding[padded([torch.from_numpy(texts[i].astype(int)) for i in group])]
             angles = rotations(shape, torch.arange(x.shape[1])[None])
             for number in range(max(layers) + 1):
                 for row, index in enumerate(group if number in layers else ()):
-                    states[number][index] = x[row, : len(texts[index].tokens)].clone()
+                    states[number][index] = x[row, : len(texts[index])].clone()
                 if number < len(blocks):
                     x = run_block(shape, blocks[number], x, angles, causal_attention)
             done += len(group)
@@ -61,13 +64,12 @@ def target_states(
     return states
 
 
-def groups(texts: Sequence[TrainingText]) -> list[list[int]]:
+def groups(lengths: Sequence[int]) -> list[list[int]]:
     """Texts of about one length, some thousand tokens together."""
-    order = sorted(range(len(texts)), key=lambda index: len(texts[index].tokens))
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     found: list[list[int]] = []
     for index in order:
-        longest = len(texts[index].tokens)
-        if not found or longest * (len(found[-1]) + 1) > _BATCH_TOKENS:
+        if not found or lengths[index] * (len(found[-1]) + 1) > _BATCH_TOKENS:
             found.append([])
         found[-1].append(index)
     return found
@@ -129,7 +131,7 @@ class StoredStates(Sequence[Tensor]):
 def _keep_states(
     spec: ModelSpec, path: Path, texts: Sequence[TrainingText], layers: Sequence[int]
 ) -> None:
-    states = target_states(spec, texts, layers)
+    states = target_states(spec, [text.tokens for text in texts], layers)
     for layer in layers:
         with whole_file(states_path(path, layer)) as partial, partial.open("wb") as file:
             np.save(file, np.concatenate([bits_of(rows) for rows in states[layer]]))

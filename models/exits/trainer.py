@@ -128,11 +128,11 @@ class Trainer(ABC):
         if not trained:
             raise UnsupportedError("there is too little text to train on", hint="write more of it")
         held_out = [i for i in numbers if is_held_out(i)][:_MOST_CHECKED]
-        trained_in, checked_in = (
-            [[part[i] for i in group] for group in groups([self._texts[i] for i in part])]
-            for part in (trained, held_out)
-        )
-        return trained_in, checked_in
+        return self._grouped(trained), self._grouped(held_out)
+
+    def _grouped(self, numbers: Sequence[int]) -> list[list[int]]:
+        found = groups([len(self._texts[number].tokens) for number in numbers])
+        return [[numbers[place] for place in group] for group in found]
 
     @abstractmethod
     def _drafted(self, batch: Batch) -> Iterator[Tensor]:
@@ -155,7 +155,8 @@ class Trainer(ABC):
         torch, spec, width = self._torch, self._spec, self._hyperparameters.width
         lengths = np.cumsum([len(text.tokens) for text in self._texts])
         some = 1 + int(np.searchsorted(lengths, _LENS_TOKENS))
-        final = target_states(spec, self._texts[:some], [spec.num_layers])[spec.num_layers]
+        tokens_of = [text.tokens for text in self._texts[:some]]
+        final = target_states(spec, tokens_of, [spec.num_layers])[spec.num_layers]
         inner, outer, tokens = torch.zeros(width, width), torch.zeros(width, width), 0
         for number, last in enumerate(final):
             batch = self._batch([number])

@@ -256,6 +256,7 @@ def test_the_command_makes_a_head_and_goes_on(
     monkeypatch.setattr("edgespec.exits.texts._BATCH", 32)
     path = tmp_path / "head.gguf"
     arguments = ["draft", "train", str(target.path), "-o", str(path), "--kind", "eagle3"]
+    info: HeadInfo | None = None
     for minutes in ("0.05", "0.06"):
         result = CliRunner().invoke(
             app, [*arguments, "--minutes", minutes, "--head-size", "128", "--json"]
@@ -265,7 +266,7 @@ def test_the_command_makes_a_head_and_goes_on(
         info = read_head(path)
         assert info is not None and info.report["agreement"] == report["agreement"]
         assert len(info.token_ids) == report["head_size"] >= 128
-    assert info.layers == layers_read(target.num_layers)
+    assert info is not None and info.layers == layers_read(target.num_layers)
     with EagleDriver(target.path, path, info.layers, WIDTH) as driver:
         rows = driver.fused(driver.states([1, 2, 3]))
         logits, _ = driver.drafted([2, 3, 4], rows, 0)

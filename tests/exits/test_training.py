@@ -202,7 +202,7 @@ def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path)
     save_training_texts(tmp_path / "texts-00000.npz", written, 1.0)
     texts = load_training_texts(tmp_path)
     assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(texts, written, strict=True))
-    states = target_states(target, texts, [1, 2])[1]
+    states = target_states(target, [text.tokens for text in texts], [1, 2])[1]
     ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
     trainer = ExitTrainer(target, 1, ids, texts, states)
     trainer.fit_lens()
@@ -232,7 +232,7 @@ def test_a_drafter_is_trained_further(target: ModelSpec, tmp_path: Path) -> None
     chat = Chat([1, 2], [3, 4], frozenset(range(200, VOCABULARY)), [])
     writer = TextWriter(target, chat, batch=32, dtype=torch.float32, seed=1)
     texts = [text for _, text in zip(range(60), writer.write(), strict=False)]
-    states = target_states(target, texts, [1])[1]
+    states = target_states(target, [text.tokens for text in texts], [1])[1]
     ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
     trainer = ExitTrainer(target, 1, ids, texts, states)
     first = trainer.train(1.0)
