@@ -35,8 +35,7 @@ ARCHITECTURES = ("llama",)
 NUM_LAYERS = 3  # of the target, that it reads
 ROWS_NORM = "enc.output_norm.weight"  # in front of `fc`
 _LEAST_SIZE = 1e-3  # of a value, in parts of its row's
-_ATTENTION = ("attn_q.weight", "attn_k.weight", "attn_v.weight")
-_KEPT = ("attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+_ROW_SIZE, _TOKEN_SIZE = 4.0, 2.0  # of a row's values in the beginning, and of a token's
 
 
 def check_target(spec: ModelSpec) -> None:
@@ -63,26 +62,29 @@ def head_shape(target: Hyperparameters) -> Hyperparameters:
 def first_parameters(spec: ModelSpec, shape: Hyperparameters, rows: Tensor) -> dict[str, Tensor]:
     """What a head begins as: the target's last block behind its high rows.
 
-    The half of attention that reads the token begins as that of the target's first block. By `rows`
-    of the target, [n, NUM_LAYERS x width], every value is brought to the same size in front of
-    `fc`: some are a thousand times larger than others, whose share would be lost in rounding.
+    By `rows` of the target, [n, NUM_LAYERS x width], every value is brought to the same size in
+    front of `fc`: some are a thousand times larger than others, whose share would be lost in
+    rounding. What goes on beside the block is made so small that what is learnt matters beside it;
+    norms undo that. Attention begins blind to the token, and hands it on as it is.
     """
     torch = import_torch()
-    weights = Weights(spec, torch.float32)
-    first, last = weights.block(0), weights.block(spec.num_layers - 1)
-    parameters = {f"{name}.weight": last[f"{name}.weight"] for name in _KEPT}
-    parameters["attn_norm.weight"] = first["attn_norm.weight"]
-    parameters["attn_norm_2.weight"] = last["attn_norm.weight"]
-    for name in _ATTENTION:
-        parameters[name] = torch.cat([_spread(block[name], shape) for block in (first, last)], 1)
+    width, last = shape.width, Weights(spec, torch.float32).block(spec.num_layers - 1)
     size = rows.square().mean(1, keepdim=True).sqrt().clamp(min=shape.epsilon)
     sizes = (rows / size).square().mean(0).sqrt().clamp(min=_LEAST_SIZE)
-    parameters[ROWS_NORM] = 1.0 / sizes
-    high = torch.diag(sizes[-shape.width :] * size.mean())
-    parameters["fc.weight"] = torch.cat(
-        [torch.zeros(shape.width, len(sizes) - shape.width), high], 1
-    )
-    return parameters
+    smaller = _ROW_SIZE / size.mean()
+    high = _ROW_SIZE * torch.diag(sizes[-width:])
+    blind = torch.zeros(shape.num_heads * shape.head_length, width)
+    token = _TOKEN_SIZE * torch.eye(*blind.shape)
+    halves = {"attn_q.weight": blind, "attn_k.weight": blind, "attn_v.weight": token}
+    return {
+        ROWS_NORM: 1.0 / sizes,
+        "fc.weight": torch.cat([torch.zeros(width, len(sizes) - width), high], 1),
+        "attn_norm.weight": torch.ones(width),
+        "attn_norm_2.weight": last["attn_norm.weight"],
+        **{n: torch.cat([half, _spread(last[n], shape)], 1) for n, half in halves.items()},
+        **{name: last[name] for name in ("ffn_norm.weight", "ffn_gate.weight", "ffn_up.weight")},
+        **{name: smaller * last[name] for name in ("attn_output.weight", "ffn_down.weight")},
+    }
 
 
 def _spread(weight: Tensor, shape: Hyperparameters) -> Tensor:

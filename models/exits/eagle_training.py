@@ -35,6 +35,7 @@ class EagleTrainer(Trainer):
     """
 
     ahead = 1
+    warm_up = 0.06  # its later drafts begin far off
 
     def __init__(
         self,

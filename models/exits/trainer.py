@@ -35,7 +35,7 @@ from edgespec.models.writing import whole_file
 
 LONGEST_RUN = 8  # drafted tokens whose chance of being right is counted
 _MOST_CHECKED = 64  # held-out texts, enough to judge by
-_PEAK_RATE, _LAST_RATE, _WARM_UP = 1.5e-3, 0.03, 0.02
+_PEAK_RATE, _LAST_RATE = 1.5e-3, 0.03
 _AGAIN = 0.5  # of the rate, for what was trained before
 _CLIP = 1.0
 _OUTSIDE = ("output_norm.weight", "lens")  # parameters that every drafter has
@@ -98,6 +98,7 @@ class Trainer(ABC):
     """
 
     ahead = 0  # tokens that it knows besides the states
+    warm_up = 0.02  # part of the training in which the rate rises
 
     def __init__(
         self,
@@ -213,7 +214,7 @@ class Trainer(ABC):
         start = work_s() - spent
         try:
             while (now := work_s() - start) < seconds and since_best < _PATIENCE:
-                self._step(optimizer, peak * _rate(now / seconds), random)
+                self._step(optimizer, peak * _rate(now / seconds, self.warm_up), random)
                 progress(now / seconds, None)
                 if work_s() - start >= next_check:
                     next_check += between
@@ -399,10 +400,10 @@ class Trainer(ABC):
         return float(state["spent"]), state["best"]
 
 
-def _rate(part: float) -> float:
+def _rate(part: float, warm_up: float) -> float:
     """The learning rate after a part of the training, of its peak: warm-up, then a cosine."""
-    if part < _WARM_UP:
-        return part / _WARM_UP
+    if part < warm_up:
+        return part / warm_up
     return _LAST_RATE + (1.0 - _LAST_RATE) * (1.0 + cos(pi * min(1.0, part))) / 2.0
 
 
