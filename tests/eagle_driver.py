@@ -67,7 +67,8 @@ class EagleDriver:
         return np.concatenate(rows, 1)
 
     def fused(self, states: Rows) -> Rows:
-        """What the head's encoder makes of them, [n, width]."""
+        """What the head's encoder makes of a new text's, [n, width]."""
+        self._forget(self._head, 0)
         self._run(self._lib.llama_encode, self._head, None, states, 0)
         return self._next_rows(len(states))
 
