@@ -286,9 +286,7 @@ def _compare(
     if len(layers) == len(rows) == 1:
         return [costs.candidate(layers[0], next(iter(rows)), None)]
     some = fitting(job.spec, texts[:_SEARCH_TEXTS], len(layers))
-    states = target_states(
-        job.spec, [text.tokens for text in some], layers, partial(job.progress, "reading the text")
-    )
+    states = _states(job, some, layers)
     middle = sorted(rows)[len(rows) // 2]
     candidates = []
     for layer in layers:
@@ -328,9 +326,7 @@ def _train(
     layer, some = best.exit_layer, fitting(job.spec, texts)
     if len(some) < len(texts):
         job.note(f"memory for {len(some)} of {len(texts)} texts: the others are not trained on")
-    states = target_states(
-        job.spec, [text.tokens for text in some], [layer], partial(job.progress, "reading the text")
-    )
+    states = _states(job, some, [layer])
     trainer = ExitTrainer(job.spec, layer, ids, some, states.pop(layer))
     if earlier is not None:
         trainer.go_on_from_file(*earlier)

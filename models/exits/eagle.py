@@ -28,10 +28,9 @@ from edgespec.models.exits.network import (
     rms_norm,
     rotations,
 )
+from edgespec.models.heads import HANDS_OUT
 from edgespec.models.spec import ModelSpec
 
-# Architectures whose states the trainer computes and llama.cpp hands out (`t_layer_inp`).
-ARCHITECTURES = ("llama",)
 NUM_LAYERS = 3  # of the target, that it reads
 ROWS_NORM = "enc.output_norm.weight"  # in front of `fc`
 _LEAST_SIZE = 1e-3  # of a value, in parts of its row's
@@ -40,10 +39,10 @@ _ROW_SIZE, _TOKEN_SIZE = 4.0, 2.0  # of a row's values in the beginning, and of 
 
 def check_target(spec: ModelSpec) -> None:
     """Raise UnsupportedError for a model whose heads cannot be trained, or not be used."""
-    if spec.arch not in ARCHITECTURES:
+    if spec.arch not in HANDS_OUT:
         raise UnsupportedError(
-            f"a head of {spec.path.name} cannot be used: llama.cpp does not hand out the states of "
-            f"{spec.arch} models, or the trainer does not know them",
+            f"a head of {spec.path.name} cannot be used: {spec.arch} models do not hand out the "
+            f"states that it reads",
             hint="train an early exit: --kind exit",
         )
     check_architecture(spec)
