@@ -25,7 +25,7 @@ _ROW, _BAR, _TITLE, _GAP = 26, 18, 30, 14
 def bars(found: dict[str, Any]) -> list[tuple[str, float]]:
     """What is drawn of one file of results: names and tokens/s of decoding."""
     speeds = {one["name"]: one["decode"]["tokens_per_s"] for one in found["contenders"]}
-    best = found["best_of_peers"]["server"]["overall"]["name"]
+    best = found["best_drafts"]["server"]
     return [
         ("llama-server, plain", speeds["server"]),
         (f"its best drafts ({best.removeprefix('server ')})", speeds[best]),

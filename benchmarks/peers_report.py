@@ -58,6 +58,11 @@ def document_of(lines: Sequence[Line], baseline: str | None) -> dict[str, Any]:
             for task, some in tasks.items()
             if {"edgespec", "edgespec plain"} <= set(names)
         },
+        "best_drafts": {
+            peer: _fastest(lines, settings)
+            for peer in _PLAIN
+            if (settings := [one for one in names if one.startswith(f"{peer} ")])
+        },
         "best_of_peers": {
             peer: {task: _over_best(some, settings) for task, some in tasks.items()}
             for peer in _PLAIN

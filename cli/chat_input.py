@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -91,17 +90,17 @@ def _prompt_session(chat: Talk) -> Any:
     from prompt_toolkit.output import create_output
     from prompt_toolkit.styles import Style
 
-    screen = sys.stderr if sys.stderr.isatty() else sys.stdout
+    output = create_output(stdout=sys.stderr if sys.stderr.isatty() else sys.stdout)
     return PromptSession(
         history=_history(),
         multiline=True,
         key_bindings=_keys(),
         prompt_continuation=lambda _width, _number, _wrapped: _CONTINUATION,
-        bottom_toolbar=lambda: chat.status(shutil.get_terminal_size().columns - 1),
+        bottom_toolbar=lambda: chat.status(output.get_size().columns - 1),
         completer=WordCompleter(sorted(COMMANDS), sentence=True),
         complete_while_typing=False,
         style=Style.from_dict({"bottom-toolbar": "noreverse"}),
-        output=create_output(stdout=screen),
+        output=output,
     )
 
 

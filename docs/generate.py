@@ -143,7 +143,8 @@ def _beside(files: str) -> str:
         found = json.loads((RESULTS / file).read_text())
         speeds = {one["name"]: one["decode"]["tokens_per_s"] for one in found["contenders"]}
         best = found["best_of_peers"]["server"]["overall"]
-        names = ("server", best["name"], "edgespec kernels off", "edgespec plain", "edgespec")
+        drafts = found["best_drafts"]["server"]
+        names = ("server", drafts, "edgespec kernels off", "edgespec plain", "edgespec")
         cells = [f"{speeds[name]:.0f}" for name in names]
         cells += map(_ratio, (found["over_own_plain"]["overall"], best))
         rows.append(f"| {found['model'].removesuffix('.gguf')} | {' | '.join(cells)} |\n")

@@ -39,7 +39,7 @@ REFUSALS = {
     "garbage": (
         ["run", "FOLDER/garbage.gguf", "Hi", "--json"],
         "error: FOLDER/garbage.gguf is a file that begins with the bytes 00 01 02 03, not a GGUF "
-        "model\n\nhint: download it again\n",
+        "model\n\nhint: name a GGUF file, or download this one again\n",
     ),
     "web page": (
         ["models", "show", "FOLDER/page.gguf"],
