@@ -25,6 +25,8 @@ ELSEWHERE = {
     r"edgespec \w+ ollama:": "tests/models/hub, in folders laid out like Ollama's",
     r"edgespec serve": "tests/cli/test_serve.py",
     r"edgespec worker|.*--workers": "tests/cli/test_worker.py, tests/backends/llama",
+    r".*-ngl [1-9]": "tests/backends/llama/test_full_device.py, where there is a GPU",
+    r".*--draft-model eagle3-": "tests/backends/llama/test_eagle_head.py",
     r"edgespec bench": "tests/cli/test_drafters.py and tests/bench",
     r"edgespec quantize": "tests/cli/test_quantize.py",
     r"edgespec (run|plan|profile) large\.gguf": "tests/cli/test_switching.py",
