@@ -1,8 +1,9 @@
 """Models with experts on edgespec's kernels and on llama.cpp's: tiny ones with random weights.
 
-What is F32 in a file, such as the matrix that picks experts, stays with llama.cpp, whose products
-for one token and for several round differently. Random experts are often picked by next to nothing,
-and another one moves logits more than rounding does.
+Rows of one-token steps may differ from those of larger ones, with llama.cpp's kernels too. What is
+F32 in a file, such as the matrix that picks experts, stays with llama.cpp and may be the reason;
+that is not known. Random experts are often picked by next to nothing, and another one moves logits
+more than rounding does. So the bounds here are wide.
 """
 
 from __future__ import annotations
