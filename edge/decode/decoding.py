@@ -187,6 +187,11 @@ class Decoding:
         is_long = run.counters.generated_tokens >= run.limit
         return is_long or self.backend.tokenizer.is_end(self._root)
 
+    @property
+    def drafts(self) -> bool:
+        """Whether a round may ever have a draft."""
+        return self._drafter is not None
+
     def offer(self, company: Company) -> tuple[Stakes | None, Proposal]:
         """What could be drafted, and what the step that verifies it may cost."""
         reading = self._reading

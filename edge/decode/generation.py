@@ -201,16 +201,15 @@ class Stream:
     def _chunk(self, written: Written) -> Chunk:
         emitted, names, logprobs = written
         pieces: list[str] = []
-        used = 0
         for token in emitted:
             pieces.append(self._text.push(token))
-            used += 1
             if self._text.stopped:
                 break
-        logprobs = logprobs[:used]
-        self._ids += emitted[:used]
+        used = len(pieces)
+        token_ids, logprobs = tuple(emitted[:used]), logprobs[:used]
+        self._ids += token_ids
         self._logprobs += logprobs
-        self._has_ended = self._is_end(emitted[used - 1])
+        self._has_ended = self._is_end(token_ids[-1])
         model = self._run.writers.writer
         if model:
             self._add_span(model, used)
@@ -219,7 +218,7 @@ class Stream:
         sources = tuple(zip(names, map(len, pieces[:drafted]), strict=False))
         return Chunk(
             "".join(pieces),
-            tuple(emitted[:used]),
+            token_ids,
             drafted,
             drafted_chars,
             sources,
