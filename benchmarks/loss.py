@@ -1,6 +1,7 @@
 """Where the time of answers with drafts goes, against plain decoding in turns, from nothing.
 
     python benchmarks/loss.py MODEL --prompts FILE [--per-task K] [--temperature T] [--rows OUT]
+                              [--out FOLDER]
 
 A model is loaded with an empty cache directory and answers every prompt twice, with drafts and
 without, whoever is first in turn. Each round of an answer with drafts is set against plain steps
@@ -23,20 +24,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from partial import results_file, stoppable, write_results
+from peers import in_rounds
 
 from edgespec.bench.interleaving import order_of
 from edgespec.bench.ratios import Timed, interval_text, ratio_of, ratio_text
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.base import Drafter, Outcome
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.measure.prompts import read_prompts
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.loading import load
 
@@ -174,49 +179,63 @@ def undisturbed(steps: Sequence[Step], times: PlainTimes) -> Timed:
     return Timed(sum(one.emitted for one in steps), seconds)
 
 
-def show(pairs: Sequence[tuple[str, Answered, Answered]]) -> None:
-    """The table: by task, and altogether."""
-    times = PlainTimes(step for _, _, plain in pairs for step in plain.steps)
-    by_task: dict[str, list[tuple[Answered, Answered]]] = defaultdict(list)
-    for task, drafted, plain in pairs:
-        by_task[task].append((drafted, plain))
+Pair = tuple[str, Answered, Answered]  # the task, and the answers with drafts and without
+
+
+def accounts(pairs: Sequence[Pair], times: PlainTimes) -> dict[str, dict[str, Any]]:
+    """By task, and altogether: the ratio of speeds, and where the time went."""
+    by_task: dict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        by_task[pair[0]].append(pair)
+    return {
+        task: _account_of(some, times)
+        for task, some in [*by_task.items(), ("overall", list(pairs))]
+    }
+
+
+def _account_of(pairs: Sequence[Pair], times: PlainTimes) -> dict[str, Any]:
+    found: dict[str, float] = defaultdict(float)
+    for _, drafted, plain in pairs:
+        for name, amount in account(drafted, plain, times).items():
+            found[name] += amount
+    ratio = ratio_of(
+        [undisturbed(drafted.steps, times) for _, drafted, _ in pairs],
+        [undisturbed(plain.steps, times) for _, _, plain in pairs],
+        [task for task, _, _ in pairs],
+    )
+    return {
+        "prompts": len(pairs),
+        **{"ratio": ratio.value, "low": ratio.low, "high": ratio.high},
+        "percent": {name: 100 * found[name] / found["plain ms"] for name in _COLUMNS},
+        "held_tokens": found["held tokens"],
+        "promised_tokens": found["promised tokens"],
+        "prediction": found["drafted ms"] / found["predicted ms"] if found["predicted ms"] else 0.0,
+    }
+
+
+def show(found: dict[str, dict[str, Any]], times: PlainTimes) -> None:
+    """The table."""
     print(f"plain steps: {times.ms(0):.2f} ms, behind 1000 tokens {times.ms(1000):.2f}")
     head = " ".join(f"{name:>9}" for name in _COLUMNS)
     print(f"{'task':<16}{'prompts':>8} {'ratio':>6} {'95%':>13} {head}  hold promised prediction")
-    for task, some in [*by_task.items(), ("overall", [(d, p) for _, d, p in pairs])]:
-        found: dict[str, float] = defaultdict(float)
-        for drafted, plain in some:
-            for name, amount in account(drafted, plain, times).items():
-                found[name] += amount
-        tasks = [t for t, _, _ in pairs] if task == "overall" else None
-        ratio = ratio_of(
-            [undisturbed(drafted.steps, times) for drafted, _ in some],
-            [undisturbed(plain.steps, times) for _, plain in some],
-            tasks,
-        )
-        shares = " ".join(f"{100 * found[name] / found['plain ms']:>8.1f}%" for name in _COLUMNS)
-        prediction = found["drafted ms"] / found["predicted ms"] if found["predicted ms"] else 0.0
+    for task, one in found.items():
+        shares = " ".join(f"{one['percent'][name]:>8.1f}%" for name in _COLUMNS)
         print(
-            f"{task:<16}{len(some):>8} {ratio_text(ratio.value):>6} "
-            f"{interval_text(ratio.low, ratio.high):>13} {shares} "
-            f"{found['held tokens']:>5.0f} {found['promised tokens']:>8.1f} {prediction:>10.2f}"
+            f"{task:<16}{one['prompts']:>8} {ratio_text(one['ratio']):>6} "
+            f"{interval_text(one['low'], one['high']):>13} {shares} "
+            f"{one['held_tokens']:>5.0f} {one['promised_tokens']:>8.1f} {one['prediction']:>10.2f}"
         )
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Load, answer, show."""
-    taken: Counter[str] = Counter()
-    pairs: list[tuple[str, Answered, Answered]] = []
+def answer_all(arguments: argparse.Namespace, pairs: list[Pair]) -> None:
+    """Load, and answer every prompt with drafts and without."""
     sampling = SamplingParams(temperature=arguments.temperature, seed=1)
     with load(arguments.model, context_size=2048, threads=arguments.threads) as engine:
         assert engine.drafter is not None
         engine.drafter = Watched(engine.drafter)
-        for number, line in enumerate(arguments.prompts.read_text(encoding="utf-8").splitlines()):
-            question = json.loads(line)
-            task, text = question["category"], question["turns"][0]
-            taken[task] += 1
-            fits = len(engine.encode(text)) + arguments.max_tokens < arguments.most_tokens
-            if taken[task] > arguments.per_task or not fits:
+        prompts = in_rounds(read_prompts(arguments.prompts), arguments.per_task)
+        for number, (_, prompt) in enumerate(prompts):
+            if len(engine.encode(prompt.text)) + arguments.max_tokens >= arguments.most_tokens:
                 continue
             answers = {}
             for place in order_of(number, 2):
@@ -226,13 +245,31 @@ def run(arguments: argparse.Namespace) -> None:
                     "speculate": place == 0,
                     "reuse": False,
                 }
-                answers[place] = answer(engine, number, task, text, options)
+                answers[place] = answer(engine, number, prompt.task, prompt.text, options)
             if answers[0].steps and answers[1].steps:
-                pairs.append((task, answers[0], answers[1]))
+                pairs.append((prompt.task, answers[0], answers[1]))
+            told = f"{number + 1} of {len(prompts)} prompts: {prompt.task}"
+            print(told, file=sys.stderr, flush=True)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Answer, show, write."""
+    pairs: list[Pair] = []
+    with stoppable():
+        answer_all(arguments, pairs)
     if arguments.rows:
         steps = [asdict(step) for _, *both in pairs for one in both for step in one.steps]
         arguments.rows.write_text("".join(json.dumps(step) + "\n" for step in steps))
-    show(pairs)
+    if not pairs:
+        return
+    times = PlainTimes(step for _, _, plain in pairs for step in plain.steps)
+    found = accounts(pairs, times)
+    show(found, times)
+    if arguments.out is not None:
+        path = results_file(arguments.out, f"loss t{arguments.temperature:g}", arguments.model)
+        plain_ms = {str(depth): times.ms(depth) for depth in (0, 1000)}
+        asked = {"model": Path(arguments.model).name, "max_tokens": arguments.max_tokens}
+        write_results(path, {**asked, "plain_ms_behind": plain_ms, "tasks": found})
 
 
 def main() -> None:
@@ -245,6 +282,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--rows", type=Path)
+    parser.add_argument("--out", type=Path, metavar="FOLDER")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["EDGESPEC_CACHE"] = folder
         run(parser.parse_args())

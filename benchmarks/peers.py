@@ -192,19 +192,20 @@ class Quiet:
     program behind it cannot forget them.
     """
 
-    def __init__(self, contender: Contender) -> None:
+    def __init__(self, contender: Contender, tries: int = _TRIES) -> None:
         self.name = contender.name
         self.busy = 0.0  # cores that others took during the answer that counts
         self._contender = contender
+        self._tries = tries
         self._neighbours = Neighbours()
 
     def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
         """The answer of the first quiet try, or of the last one."""
-        for _ in range(_TRIES):
+        for left in range(self._tries - 1, -1, -1):
             self._neighbours.share()
             answer = self._contender.answer(prompt, max_tokens)
             self.busy = self._neighbours.share()
-            if self.busy <= BUSY:
+            if self.busy <= BUSY or not left:
                 break
             self._contender.renew()
         return answer
@@ -215,7 +216,7 @@ class Quiet:
 
 def _measure(arguments: argparse.Namespace) -> None:
     deadline = time.monotonic() + 60 * arguments.minutes
-    prompts = _in_rounds(read_prompts(arguments.prompts), arguments.per_category)
+    prompts = in_rounds(read_prompts(arguments.prompts), arguments.per_category)
     asked = {
         "model": arguments.model.name,
         "machine": f"{cpu_name()}, {arguments.threads} threads",
@@ -242,7 +243,7 @@ def _measure(arguments: argparse.Namespace) -> None:
                 return
             line = {
                 **asked,
-                **_one_prompt(contenders, worker, number, prompt, arguments.max_tokens),
+                **one_prompt(contenders, worker, number, prompt, arguments.max_tokens),
             }
             with arguments.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
@@ -260,7 +261,7 @@ def _wait_until_quiet() -> None:
             return
 
 
-def _in_rounds(prompts: Sequence[TaskPrompt], most: int) -> list[tuple[int, TaskPrompt]]:
+def in_rounds(prompts: Sequence[TaskPrompt], most: int) -> list[tuple[int, TaskPrompt]]:
     """At most `most` prompts of each task by their place in the file: one of each, then again.
 
     So a run that is stopped has asked about as many of every task.
@@ -293,13 +294,14 @@ def _warm_up(contenders: Sequence[Quiet], worker: Worker, arguments: argparse.Na
     print(f"{names}; idle ones took {max(spent) / _IDLE_S:.1%} of a core", file=sys.stderr)
 
 
-def _one_prompt(
+def one_prompt(
     contenders: Sequence[Quiet],
     worker: Worker,
     number: int,
     prompt: TaskPrompt,
     max_tokens: int,
 ) -> Line:
+    """What is kept of the answers to one prompt, given in turns."""
     ids: list[int] = worker.call("encode", prompt.text)
     answers = {}
     for place in order_of(number, len(contenders)):

@@ -1,6 +1,6 @@
 """Predicted against real step times, in loads that each begin with nothing.
 
-    python benchmarks/predictions.py MODEL [--loads 20]
+    python benchmarks/predictions.py MODEL [--loads 20] [--out FOLDER]
 
 Every load has an empty cache directory. After the load, and again after a first answer of 64 tokens
 behind some 200, steps over 1 to 16 tokens behind 0, 500 and 2,000 are predicted; then they are
@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
+from partial import results_file, stoppable, write_results
 
 from edgespec.backends.base import Backend
 from edgespec.measure.timing import one_step, some_tokens
@@ -101,10 +103,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("model")
     parser.add_argument("--loads", type=int, default=20)
+    parser.add_argument("--out", type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
-    found = [one_load(arguments.model) for _ in range(arguments.loads)]
-    show("after the load", np.array([before for before, _ in found]))
-    show("after the first answer", np.array([after for _, after in found]))
+    found: list[tuple[Times, Times]] = []
+    with stoppable():
+        for number in range(1, arguments.loads + 1):
+            print(f"{number} of {arguments.loads}: ", end="")
+            found.append(one_load(arguments.model))
+    if not found:
+        return
+    before, after = (np.array(some) for some in zip(*found, strict=True))
+    show("after the load", before)
+    show("after the first answer", after)
+    if arguments.out is not None:
+        ratios = {"after_load": before.tolist(), "after_first_answer": after.tolist()}
+        write_results(
+            results_file(arguments.out, "predictions", arguments.model),
+            {"model": Path(arguments.model).name, "sizes": _SIZES, "depths": _DEPTHS, **ratios},
+        )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class Contender(Protocol):
         """Forget the answers that were given: the same prompts come again."""
 
     def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
-        """The greedy answer to `prompt`."""
+        """The answer to `prompt`."""
 
 
 def order_of(prompt: int, contenders: int, repeat: int = 0) -> list[int]:

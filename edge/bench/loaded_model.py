@@ -23,6 +23,7 @@ from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.times.speed import RoundHistory
 from edgespec.models.spec import ModelSpec
+from edgespec.sampling.params import SamplingParams
 from edgespec.setup.loading import load_plan, plan_to_load
 from edgespec.switching.engine import SwitchingEngine
 
@@ -73,15 +74,19 @@ class LoadedModel:
                 assert fresh is not None
                 fresh.load_state(known.state())
 
-    def answer(self, place: int, prompt: Prompt, max_tokens: int) -> Answer:
-        """The greedy answer with the drafter at `place`."""
+    def answer(
+        self, place: int, prompt: Prompt, max_tokens: int, sampling: SamplingParams | None = None
+    ) -> Answer:
+        """The answer with the drafter at `place`, greedy by default."""
         self._engine.drafter = drafter = self._drafters[place]
         self._engine.history = self._histories[place]
         if isinstance(self._model, WritingDrafter):
             self._model.forget()  # the others' answer to this prompt, or the prompt itself
         if isinstance(self._engine, SwitchingEngine):
             self._engine.small.drafter = self._of_small[place]
-        stream = self._engine.stream(prompt, max_tokens=max_tokens, speculate=drafter is not None)
+        stream = self._engine.stream(
+            prompt, max_tokens=max_tokens, sampling=sampling, speculate=drafter is not None
+        )
         marks: list[tuple[int, float]] = []
         first = tokens = 0.0
         for chunk in stream:

@@ -17,6 +17,7 @@ from edgespec.decode.engine import Prompt
 from edgespec.errors import BackendError, EdgespecError
 from edgespec.memory.plan.request import Request
 from edgespec.models.processes import importing_safely, stand_back
+from edgespec.sampling.params import SamplingParams
 
 _PROGRESS, _RESULT, _ERROR = "progress", "result", "error"
 _PATIENCE_S = 20.0
@@ -85,18 +86,21 @@ class Worker:
 class WorkerContender:
     """One drafter of a worker's model, as a contender."""
 
-    def __init__(self, name: str, worker: Worker, place: int) -> None:
+    def __init__(
+        self, name: str, worker: Worker, place: int, sampling: SamplingParams | None = None
+    ) -> None:
         self.name = name
         self._worker = worker
         self._place = place
+        self._sampling = sampling
 
     def renew(self) -> None:
         """Forget the answers that were given."""
         self._worker.call("renew", self._place)
 
     def answer(self, prompt: Prompt, max_tokens: int) -> Answer:
-        """The greedy answer to `prompt`."""
-        answer = self._worker.call("answer", self._place, prompt, max_tokens)
+        """The answer to `prompt`."""
+        answer = self._worker.call("answer", self._place, prompt, max_tokens, self._sampling)
         assert isinstance(answer, Answer)
         return answer
 
