@@ -19,7 +19,7 @@ from edgespec.decode.verification import accept_sampled
 from edgespec.drafting.balance import Balance, Balances
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.controller import build_tree, likeliest_chain
-from edgespec.drafting.drafters.base import Drafter, Outcome, TopTokens
+from edgespec.drafting.drafters.base import Drafter, Outcome, Pauses, TopTokens
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.drafting.top_tokens import top_tokens_of
@@ -79,6 +79,16 @@ class Company(NamedTuple):
     previous: int = 0  # nodes of the step before
 
 
+class Offer(NamedTuple):
+    """What could be drafted in a round, and what the step that verifies it may cost."""
+
+    stakes: Stakes | None  # None where nothing is ever drafted
+    proposal: Proposal
+
+
+_NOTHING = Offer(None, EMPTY)
+
+
 @dataclass(slots=True)
 class _Reading:
     """How far a text was read; `end` is -1 until that begins."""
@@ -90,6 +100,35 @@ class _Reading:
     spent_s: float = 0.0
     row: Logits | None = None  # [V], after the last piece
     is_drafted_from: bool = False  # whether the drafter was given it
+
+
+@dataclass(slots=True)
+class _Pause:
+    """Plain rounds that need no choice, and that the drafter is told of behind them.
+
+    After each step of the model what Python uses is no longer in the processor's caches: telling
+    of a round takes 0.1 ms there, which is 3% of a step of 3 ms, and of many as long as of one.
+    """
+
+    drafter: Pauses | None  # None where it never pauses
+    rounds: int = 0  # still to come
+    root: int = -1  # the token before them
+    stakes: Stakes | None = None  # of the round before them
+    tokens: list[int] = field(default_factory=list)
+    steps_ms: list[float] = field(default_factory=list)
+
+    def begin(self, stakes: Stakes) -> None:
+        """Behind a round that nothing was proposed for."""
+        if self.drafter is not None:
+            self.rounds, self.stakes = self.drafter.pause(), stakes
+
+    def note(self, emitted: list[int], step_ms: float) -> None:
+        """One of its rounds; the last one, if the drafter wants to be asked."""
+        self.rounds -= 1
+        self.tokens += emitted
+        self.steps_ms.append(step_ms)
+        if self.drafter is not None and self.drafter.is_wanted(self.tokens):
+            self.rounds = 0
 
 
 class Decoding:
@@ -108,12 +147,12 @@ class Decoding:
         self.run = run
         self._reading = _Reading(text, reuse)
         self._drafter = self._chosen_drafter()
+        self._pause = _Pause(self._drafter if isinstance(self._drafter, Pauses) else None)
         self._min_probability = 0.0  # of a draft node that can pay
         if self._drafter is not None and model.curve is not None:
             self._min_probability = model.curve.least_useful_probability(len(text))
         self._root = -1  # the last token, which is not in the cache yet
-        self._stakes: Stakes | None = None  # of this round; None where nothing is ever drafted
-        self._proposal = EMPTY
+        self._offer = _NOTHING  # of this round
         self._tree = DraftTree.chain((0,))
         self.previous = 0  # nodes of the step before
         self.has_unsaid = False  # tokens that the sampler has picked, and no round has written
@@ -188,25 +227,29 @@ class Decoding:
         return is_long or self.backend.tokenizer.is_end(self._root)
 
     @property
-    def drafts(self) -> bool:
-        """Whether a round may ever have a draft."""
-        return self._drafter is not None
+    def rests(self) -> bool:
+        """Whether the next round has no drafts, whatever the last one wrote."""
+        return self._drafter is None or self._pause.rounds > 0
 
-    def offer(self, company: Company) -> tuple[Stakes | None, Proposal]:
+    def offer(self, company: Company) -> Offer:
         """What could be drafted, and what the step that verifies it may cost."""
+        self.tell()
         reading = self._reading
         if self._drafter is not None and not reading.is_drafted_from:
             self._drafter.begin([*reading.text, self._root])  # for which no first token waited
             reading.is_drafted_from = True
-        self._stakes = stakes = self._stakes_of(company)
-        self._proposal = EMPTY
+        stakes, proposal = self._stakes_of(company), EMPTY
         if self._drafter is not None and stakes is not None and stakes.max_nodes > 0:
             proposal = self._drafter.propose(stakes)
             goes_on = self.run.writers.goes_on
             if goes_on < 1.0:
                 proposal = proposal.cut_off(goes_on)
-            self._proposal = proposal if stakes.branches else likeliest_chain(proposal)
-        return stakes, self._proposal
+            if not stakes.branches:
+                proposal = likeliest_chain(proposal)
+            if not len(proposal) and not company.roots:
+                self._pause.begin(stakes)
+        self._offer = Offer(stakes, proposal)
+        return self._offer
 
     def _stakes_of(self, company: Company) -> Stakes | None:
         """What the next round may draft and cost; None where nothing is ever drafted."""
@@ -235,9 +278,14 @@ class Decoding:
             margin=max(self.balance.margin, self.model.known.balance.margin),
         )
 
+    def plain(self) -> DraftTree:
+        """The root alone, in a round that nothing is offered for."""
+        self._offer = _NOTHING
+        return self.draft(0)
+
     def draft(self, size: int) -> DraftTree:
         """The root, and the best nodes of the proposal."""
-        self._tree = build_tree(self._root, self._proposal, size)
+        self._tree = build_tree(self._root, self._offer.proposal, size)
         return self._tree
 
     def settle(self, logits: Logits, began_s: float, step_ms: float) -> Written | None:
@@ -252,11 +300,11 @@ class Decoding:
         logprobs = self.run.logprobs(logits, path, emitted)
         self.backend.commit(path)
         path = path[: len(emitted)]
-        self._teach(tree, logits, path, emitted)
+        self._teach(tree, logits, path, emitted, step_ms)
         counters, spent_s = self.run.counters, perf_counter() - began_s
         counters.crowded_rounds += self.backend.crowding > 1.0
         sources = counters.add_round(
-            tree, path, step_ms / 1e3, self._proposal.draft_ms / 1e3, spent_s
+            tree, path, step_ms / 1e3, self._offer.proposal.draft_ms / 1e3, spent_s
         )
         if not emitted:
             return None
@@ -279,13 +327,44 @@ class Decoding:
             path, emitted = cut(*kept, logits, hands_over)
         return _until_end(path, emitted, self.backend.tokenizer.is_end)
 
-    def _teach(self, tree: DraftTree, logits: Logits, path: list[int], emitted: list[int]) -> None:
-        """Let the drafter and the counts know what the round brought."""
-        if self._drafter is None or self._stakes is None or not emitted:
+    def _teach(
+        self,
+        tree: DraftTree,
+        logits: Logits,
+        path: list[int],
+        emitted: list[int],
+        step_ms: float,
+    ) -> None:
+        """Let the drafter and the counts know what the round brought, or keep it until `tell`."""
+        if self._drafter is None or not emitted:
             return
-        outcome = Outcome(tree, path, emitted, self._stakes, _top_tokens(logits))
+        stakes = self._offer.stakes
+        if stakes is None:
+            self._pause.note(emitted, step_ms)
+            return
+        self._pause.root = emitted[-1]
+        outcome = Outcome(tree, path, emitted, stakes, _top_tokens(logits))
         self._drafter.observe(outcome)
         self.model.history.observe(len(tree), len(emitted))
+
+    def tell(self) -> None:
+        """Let the drafter, the curve and the counts know of the rounds of a pause, which ends."""
+        pause, self._pause = self._pause, _Pause(self._pause.drafter)
+        stakes, count = pause.stakes, len(pause.tokens)
+        if self._drafter is None or stakes is None or not count:
+            return
+        tree = DraftTree.chain((pause.root, *pause.tokens[:-1]))
+        self._drafter.observe(Outcome(tree, range(count), pause.tokens, stakes, rounds=count))
+        for _ in pause.tokens:
+            self.model.history.observe(1, 1)
+        curve, depth = stakes.curve, self.backend.length - count
+        plain_ms = curve.scale * curve.estimated_ms(1, depth)
+        for balance in (self.balance, self.model.known.balance):
+            balance.add(1, count, sum(pause.steps_ms), plain_ms)
+        if curve is self.model.curve_now():
+            for step_ms in pause.steps_ms:
+                curve.observe(1, depth, self.previous, step_ms)
+                self.previous, depth = 1, depth + 1
 
 
 def _top_tokens(logits: Logits) -> Callable[[int], TopTokens]:

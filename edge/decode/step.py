@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from edgespec.backends.base import HoldsSequences, Logits
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.decoding import Company, Decoding
+from edgespec.decode.decoding import Company, Decoding, Offer
 from edgespec.decode.generation import Rounds, Written
 from edgespec.drafting.controller import choose_size
-from edgespec.drafting.proposal import Proposal, Stakes
+from edgespec.drafting.proposal import Stakes
 
 # What a round of one text came to: None where another model writes on, or why it failed.
 Outcome = Written | Exception | None
@@ -56,26 +56,25 @@ def rounds_of(decoding: Decoding) -> Rounds:
             return
         decoding.read(size)
     written: Outcome = decoding.first()
-    while isinstance(written, Written):
-        yield written
-        if decoding.has_ended or cancel.is_set():
-            return
-        if decoding.drafts:
-            [written] = make_step((decoding,))
-        else:
-            written = _plain_step(decoding)
+    try:
+        while isinstance(written, Written):
+            yield written
+            if decoding.has_ended or cancel.is_set():
+                return
+            if decoding.rests:
+                written = _plain_step(decoding)
+            else:
+                [written] = make_step((decoding,))
+    finally:
+        decoding.tell()
     if isinstance(written, Exception):
         raise written
 
 
 def _plain_step(decoding: Decoding) -> Written | None:
-    """One round of one text without a drafter: nothing is chosen, and nothing learned.
-
-    Next to a step of 3 ms it shows what Python does: memory's weights have taken its place in the
-    caches by then.
-    """
+    """One round of one text that nothing is drafted for, so that there is nothing to choose."""
     began = perf_counter()
-    logits = decoding.backend.verify(decoding.draft(0))
+    logits = decoding.backend.verify(decoding.plain())
     return decoding.settle(logits, began, (perf_counter() - began) * 1e3)
 
 
@@ -112,12 +111,9 @@ def make_step(decodings: Sequence[Decoding], read_beside: ReadBeside = _nothing)
     return outcomes
 
 
-_Offer = tuple[Stakes | None, Proposal]
-
-
 def _offers(
     decodings: Sequence[Decoding], outcomes: list[Outcome]
-) -> tuple[list[int], list[_Offer], int]:
+) -> tuple[list[int], list[Offer], int]:
     """Which texts go on, what they offer, and the tokens that are fed again.
 
     The outcome of a text that fails is filled in.
@@ -132,7 +128,7 @@ def _offers(
             continue
         going.append(i)
         offers.append(offer)
-        kept += offer[1].kept
+        kept += offer.proposal.kept
     return going, offers, pending
 
 
@@ -144,7 +140,7 @@ class _Choice(NamedTuple):
     draft_ms: float
 
     @classmethod
-    def of(cls, offers: Sequence[_Offer], pending: int, most: int) -> _Choice:
+    def of(cls, offers: Sequence[Offer], pending: int, most: int) -> _Choice:
         """The best nodes of all offers, as many as are worth their time, at most `most`."""
         there = [stakes for stakes, _ in offers if stakes is not None]
         if not there:

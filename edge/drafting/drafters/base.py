@@ -20,7 +20,8 @@ class Outcome:
 
     The stakes are those of this very round, whoever was asked to draft for it, or nobody.
     `top_tokens(node)` gives the target's best tokens after a node, or None where they are not to
-    be looked at.
+    be looked at. Plain rounds may be told together: then they are a chain that nobody drafted, of
+    as many `rounds`, at the stakes of the round before them.
     """
 
     tree: DraftTree
@@ -28,6 +29,7 @@ class Outcome:
     emitted: Sequence[int]  # as many tokens
     stakes: Stakes
     top_tokens: Callable[[int], TopTokens | None] = lambda _node: None
+    rounds: int = 1
 
 
 class Drafter(Protocol):
@@ -60,6 +62,28 @@ class Drafter(Protocol):
 
     def load_state(self, document: dict[str, Any] | None) -> None:
         """Take over the state of an earlier run; anything unusable is ignored."""
+
+
+@runtime_checkable
+class Pauses(Protocol):
+    """A drafter that knows when it will not be asked, whatever the text brings."""
+
+    def pause(self) -> int:
+        """Rounds behind this one, for which it proposed nothing, that it need not be asked for.
+
+        They may be told together.
+        """
+
+    def is_wanted(self, tokens: Sequence[int]) -> bool:
+        """Whether it is to be asked after all, now that a pause has brought `tokens`."""
+
+
+@runtime_checkable
+class Knows(Protocol):
+    """A drafter that sees at once whether there is anything to look up."""
+
+    def is_familiar(self, tokens: Sequence[int]) -> bool:
+        """Whether the text ends as it did before, with `tokens` behind what was observed."""
 
 
 @runtime_checkable

@@ -2,9 +2,10 @@
 
 Each drafter has a purse of milliseconds, into which every round pays a small allowance:
 
-* The first drafter, if it takes no model's time, is asked while its purse is not empty. It pays
-  the time it takes; each of its tokens that is accepted brings the time of a plain step. The purse
-  holds little, so that it is soon asked less where it is of no use, and soon again where it is.
+* The first drafter, if it takes no model's time, is asked while its purse is not empty, and where
+  the text ends as it did before. It pays the time that asking takes; each of its tokens that is
+  accepted brings the time of a plain step. The purse holds little, so that it is soon asked less
+  where it is of no use, and soon again where it is.
 * Another drafter of tables is asked while its purse is not empty. It pays the time it takes and
   what its nodes add to the target's step; each of its tokens that is accepted brings the time of a
   plain step.
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import ceil, isfinite
 from time import perf_counter
 from typing import Any
 
@@ -28,6 +29,7 @@ from edgespec.drafting.drafters.base import (
     CountsTogether,
     Drafter,
     HoldsModel,
+    Knows,
     Outcome,
     ReadsAlong,
     Recalls,
@@ -38,7 +40,9 @@ from edgespec.drafting.drafters.model_savings import SAVINGS
 from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
 
 _ALLOWANCE = 0.004  # of the time of the target's steps
-_FIRST_STEPS = 4.0  # plain steps' worth of time to begin with, and most that the first one holds
+_FIRST_STEPS = 4.0  # plain steps' worth of time to begin with
+_FIRST_MOST = 1.0  # and most that the first one holds
+_BESIDE = 3.0  # times as long as its lookup asking it takes: choosing, telling, counting
 _FIRST_DEBT = 0.25  # and most that it owes
 _MOST_TEXTS = 256
 _TYPICAL = "gain_of_a_text_ms"
@@ -64,9 +68,13 @@ class _Source:
     rounds: float = 0.0
     usual_ms: float = 0.0
     saved_ms: float = 0.0
+    # Of the first one, if it can tell: whether the text ends as it did before.
+    is_familiar: Callable[[Sequence[int]], bool] = lambda _tokens: False
 
     def __post_init__(self) -> None:
         self.is_first = self.is_first and self.prospects is None
+        if self.is_first and isinstance(self.drafter, Knows):
+            self.is_familiar = self.drafter.is_familiar
 
     def typical_with_this_text(self) -> float:
         """What texts usually gain, in ms, this one included."""
@@ -138,6 +146,7 @@ class CombinedDrafter:
         drafters = [source.drafter for source in self._sources]
         self._models = [drafter for drafter in drafters if isinstance(drafter, HoldsModel)]
         self._was_asked = False
+        self._allowance_ms = 0.0  # of a plain round
         self.written: deque[list[int]] = deque(maxlen=_MOST_TEXTS)  # lately, in this process
 
     @property
@@ -171,20 +180,34 @@ class CombinedDrafter:
         if not self._was_asked:
             self._was_asked = True
             for source in self._sources:
-                source.purse_ms += _FIRST_STEPS * stakes.estimated_ms(1)
+                steps = _FIRST_MOST if source.is_first else _FIRST_STEPS
+                source.purse_ms += steps * stakes.estimated_ms(1)
         merged = base
         for source in self._sources:
             if source.prospects is not None:
                 hope = source.prospects(stakes)
                 is_asked = hope is not None and source.buy(hope, merged, stakes)
             else:
-                is_asked = source.purse_ms >= 0.0
+                is_asked = source.purse_ms >= 0.0 or source.is_familiar(())
             if is_asked:
                 start = perf_counter()
                 merged = merge(merged, _named(source.drafter, stakes, merged))
                 if source.prospects is None:
-                    source.purse_ms -= (perf_counter() - start) * 1e3
+                    times = _BESIDE if source.is_first else 1.0
+                    source.purse_ms -= (perf_counter() - start) * 1e3 * times
         return merged
+
+    def pause(self) -> int:
+        """Rounds until a purse is full enough again; none where a model is asked in each."""
+        purses_ms = [source.purse_ms for source in self._sources]
+        models = any(source.prospects is not None for source in self._sources)
+        if models or max(purses_ms) >= 0.0 or not self._allowance_ms:
+            return 0
+        return ceil(-max(purses_ms) / self._allowance_ms) - 1  # this one's brings the first
+
+    def is_wanted(self, tokens: Sequence[int]) -> bool:
+        """Whether the text ends as it did before."""
+        return self._sources[0].is_familiar(tokens)
 
     def observe(self, outcome: Outcome) -> None:
         """Let every drafter learn, as far as its purse allows."""
@@ -193,7 +216,10 @@ class CombinedDrafter:
         stakes, nodes = outcome.stakes, len(outcome.tree)
         plain_ms, step_ms = stakes.estimated_ms(1), stakes.estimated_ms(nodes)
         node_ms = (step_ms - plain_ms) / max(1, nodes - 1)
+        if outcome.rounds > 1:
+            step_ms = outcome.rounds * plain_ms
         plain_ms, step_ms = plain_ms / (1 + stakes.others), step_ms / (1 + stakes.others)
+        self._allowance_ms = _ALLOWANCE * plain_ms
         sources = outcome.tree.sources
         for source in self._sources:
             drafter = source.drafter
@@ -203,7 +229,7 @@ class CombinedDrafter:
                 accepted = sum(sources[node] == drafter.name for node in outcome.path if sources)
                 purse_ms = source.purse_ms + accepted * plain_ms
                 source.purse_ms = min(
-                    max(purse_ms, -_FIRST_DEBT * plain_ms), _FIRST_STEPS * plain_ms
+                    max(purse_ms, -_FIRST_DEBT * plain_ms), _FIRST_MOST * plain_ms
                 )
                 continue
             if source.prospects is not None:

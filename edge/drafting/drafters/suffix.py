@@ -129,9 +129,8 @@ class SuffixDrafter:
         for d in tokens[-self._capacity :]:
             text.append(d)
             end = len(text)
-            four = ((a * _MIX + b) * _MIX + c) * _MIX + d
             for key, heads, links in (
-                (four * _MIX >> 16, heads4, links4),
+                (_key4(a, b, c, d), heads4, links4),
                 ((c * _MIX + d) * _MIX >> 16, heads2, links2),
                 (d, heads1, links1),
             ):
@@ -140,6 +139,21 @@ class SuffixDrafter:
                 heads[slot] = end
             a, b, c = b, c, d
 
+    def is_familiar(self, tokens: Sequence[int]) -> bool:
+        """Whether the last four tokens, with `tokens` behind the text, stood together before.
+
+        The last place with their hash alone is looked at.
+        """
+        text = self._tokens
+        ending = [*text[-4:], *tokens[-4:]][-4:]
+        if len(ending) < 4:
+            return False
+        if tokens:
+            place = self._heads[0][_key4(*ending) & _HASH_MASK]
+        else:
+            place = self._links[0][-1]
+        return place >= 4 and text[place - 4 : place].tolist() == ending
+
     def _take_back(self, count: int) -> None:
         """Undo `extend` of the last `count` tokens: the chains go on as they did before them."""
         text = self._tokens
@@ -147,9 +161,8 @@ class SuffixDrafter:
         for _ in range(count):
             a, b, c, d = ([0, 0, 0, *text[-4:]])[-4:]
             text.pop()
-            four = ((a * _MIX + b) * _MIX + c) * _MIX + d
             for key, heads, links in (
-                (four * _MIX >> 16, heads4, links4),
+                (_key4(a, b, c, d), heads4, links4),
                 ((c * _MIX + d) * _MIX >> 16, heads2, links2),
                 (d, heads1, links1),
             ):
@@ -269,6 +282,11 @@ class SuffixDrafter:
     def load_state(self, document: dict[str, Any] | None) -> None:
         """Start from the counts of an earlier run."""
         self._calibration.load_json(document)
+
+
+def _key4(a: int, b: int, c: int, d: int) -> int:
+    """Where four tokens lie in the longest hash chains, in its low bits."""
+    return (((a * _MIX + b) * _MIX + c) * _MIX + d) * _MIX >> 16
 
 
 def _cell(agreeing: list[_Place], depth: int, share: float) -> int:

@@ -1,4 +1,4 @@
-"""A clock that only draft models move."""
+"""A clock that only drafters move."""
 
 from __future__ import annotations
 
@@ -9,5 +9,6 @@ from draft_model_cases import Clock
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("edgespec.drafting.drafters.model.perf_counter", clock)
+    for module in ("model", "combined"):
+        monkeypatch.setattr(f"edgespec.drafting.drafters.{module}.perf_counter", clock)
     return clock

@@ -3,152 +3,47 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from combined_cases import (
+    ALLOWANCE,
+    FIRST_STEPS,
+    INF,
+    PLAIN_MS,
+    Model,
+    Table,
+    rounds,
+    stakes_of,
+)
+from draft_model_cases import Clock
 
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting.drafters import NAMES, make_drafter
 from edgespec.drafting.drafters.base import Drafter, Outcome
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
+from edgespec.drafting.proposal import Proposal, Stakes
 from edgespec.errors import UnsupportedError
 from edgespec.memory.times.curve import CostCurve
-
-INF = float("inf")
-PLAIN_MS = 10.0
-ALLOWANCE = 0.004  # of a step
-FIRST_STEPS = 4.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.ms = 0.0
-
-    def __call__(self) -> float:
-        return self.ms / 1e3
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr("edgespec.drafting.drafters.combined.perf_counter", clock)
-    return clock
-
-
-class Table:
-    """Proposes given tokens in a chain; asking it and letting it learn take time."""
-
-    nbytes = 100
-
-    def __init__(
-        self, name: str, clock: Clock, tokens: Sequence[int] = (), *, propose_ms: float = 0.0
-    ) -> None:
-        self.name = name
-        self.tokens = list(tokens)
-        self.clock = clock
-        self.propose_ms = propose_ms
-        self.learn_ms = 0.0
-        self.asked = 0
-        self.spent_ms = 0.0
-        self.bases: list[Proposal] = []
-        self.text: list[int] = []
-        self.learned = 0
-        self.closed = False
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        self.text = list(tokens)
-
-    def spend(self, ms: float) -> None:
-        self.clock.ms += ms
-        self.spent_ms += ms
-
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
-        self.asked += 1
-        self.bases.append(base)
-        self.spend(self.propose_ms)
-        size = min(stakes.max_nodes, len(self.tokens))
-        return Proposal(
-            self.tokens[:size], range(-1, size - 1), [0.5**n for n in range(1, size + 1)]
-        )
-
-    def observe(self, outcome: Outcome) -> None:
-        self.text += outcome.emitted
-        if outcome.top_tokens(0) is not None:
-            self.learned += 1
-            self.spend(self.learn_ms)
-
-    def state(self) -> dict[str, Any]:
-        return {"asked": self.asked}
-
-    def load_state(self, document: dict[str, Any] | None) -> None:
-        self.asked = (document or {}).get("asked", 0)
-
-
-class Model(Table):
-    """Like a draft model: says beforehand what it hopes for, and what that takes."""
-
-    failure = None
-
-    def __init__(
-        self, clock: Clock, hopes: Sequence[float], *, before_ms: float = 0.0, draft_ms: float = 2.0
-    ) -> None:
-        super().__init__("model", clock, [7] * len(hopes))
-        self.hopes = hopes
-        self.before_ms = before_ms
-        self.draft_ms = draft_ms
-
-    def prospects(self, stakes: Stakes) -> Prospects:
-        return Prospects(self.hopes, self.before_ms, self.draft_ms)
-
-    def memory_bytes(self) -> dict[str, int]:
-        return {}
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def stakes_of(*more_ms: float) -> Stakes:
-    """Step times: 10 ms for a token alone, then the given ones, or 10 ms for up to 16 nodes."""
-    ms = more_ms or (PLAIN_MS,) * 15
-    return Stakes(len(ms), 0.01, CostCurve([INF, PLAIN_MS, *ms]), depth=0)
-
-
-def rounds(
-    combined: CombinedDrafter, count: int, stakes: Stakes, *, accepted: bool = False
-) -> Proposal:
-    """Rounds that verify all that is proposed, of which everything or nothing is right."""
-    proposal = EMPTY
-    for _ in range(count):
-        proposal = combined.propose(stakes)
-        size = len(proposal)
-        tree = DraftTree(
-            (1, *proposal.tokens), [-1, *(p + 1 for p in proposal.parents)], ("", *proposal.sources)
-        )
-        path = range(size + 1 if accepted else 1)
-        emitted = [*(tree.tokens[node] for node in path[1:]), 2]
-        combined.observe(Outcome(tree, path, emitted, stakes, lambda _node: ([3], [1.0])))
-    return proposal
-
 
 # ------------------------------------------------------------------------------ tables
 
 
 def test_a_first_table_that_pays_is_asked_in_every_round(clock: Clock) -> None:
-    first = Table("first", clock, [7], propose_ms=PLAIN_MS / 2)
+    """Choosing, telling and counting take twice its time besides."""
+    first = Table("first", clock, [7], propose_ms=PLAIN_MS / 4)
     rounds(CombinedDrafter([first]), 100, stakes_of(), accepted=True)
     assert (first.asked, first.learned) == (100, 100)
 
 
 def test_a_first_table_of_no_use_costs_its_allowance_and_is_soon_asked_again(clock: Clock) -> None:
-    """Four plain steps, and 0.4% of all; a round in which it is right brings it back."""
-    first = Table("first", clock, [7], propose_ms=0.5)
+    """A plain step, and 0.4% of all; a round in which it is right brings it back."""
+    first = Table("first", clock, [7], propose_ms=0.1)
     combined = CombinedDrafter([first])
     rounds(combined, 1000, stakes_of())
-    spent_ms = first.asked * 0.5
-    assert spent_ms <= 4 * PLAIN_MS + 0.004 * 1000 * PLAIN_MS + 0.5
+    spent_ms = 3 * first.asked * 0.1
+    assert spent_ms <= PLAIN_MS + 0.004 * 1000 * PLAIN_MS + 3 * 0.1
     assert first.learned == 1000, "it follows the text"
     asked = first.asked
     rounds(combined, 20, stakes_of())

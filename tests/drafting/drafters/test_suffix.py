@@ -372,3 +372,16 @@ def test_a_text_that_goes_on_is_not_read_twice(text: list[int], extra: int, data
     new.begin([*text, *more])
     assert (old._tokens, old._links, old._heads) == (new._tokens, new._links, new._heads)
     assert propose(old, 8, 0.0) == propose(new, 8, 0.0)
+
+
+@quick
+@given(st.lists(st.integers(0, 2), max_size=40), st.lists(st.integers(0, 2), max_size=6))
+def test_an_ending_is_familiar_where_its_four_tokens_stood_before(
+    text: list[int], more: list[int]
+) -> None:
+    drafter = SuffixDrafter()
+    drafter.begin(text)
+    whole = [*text, *more]
+    known = text if more else text[:-1]
+    places = [tuple(known[i : i + 4]) for i in range(len(known) - 3)]
+    assert drafter.is_familiar(more) == (len(whole) >= 4 and tuple(whole[-4:]) in places)
