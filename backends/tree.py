@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from edgespec.sampling.distributions import DraftDistribution
 
 
+def is_chain(parents: Sequence[int]) -> bool:
+    """Whether every node's parent is the one before it; a range says so at once."""
+    if type(parents) is range and parents.step == 1:
+        return not len(parents) or parents.start == -1
+    return all(parent == node - 1 for node, parent in enumerate(parents))
+
+
 @dataclass(frozen=True, slots=True)
 class DraftTree:
     """Nodes in an order in which parents come before their children.
@@ -42,10 +49,7 @@ class DraftTree:
     @property
     def is_chain(self) -> bool:
         """Whether every node continues the one before it."""
-        parents = self.parents
-        if type(parents) is range:  # made by `chain`
-            return True
-        return all(parent == node - 1 for node, parent in enumerate(parents))
+        return is_chain(self.parents)
 
     def depths(self) -> list[int]:
         """Distance of each node from the root, [n]."""

@@ -44,7 +44,7 @@ def measure(
     lines: list[Line],
     out: Path | None,
 ) -> None:
-    """Answer all prompts with one load; each is a line, at once."""
+    """Answer all prompts with one load; each is a line, at once, with the step times known then."""
     sampling = SamplingParams(temperature=arguments.temperature, seed=1)
     with Worker(arguments.model, request, ["none", arguments.drafter]) as worker:
         both = [
@@ -60,7 +60,8 @@ def measure(
                 "temperature": arguments.temperature,
                 **one_prompt(both, worker, number, prompt, arguments.max_tokens),
             }
-            lines.append({"machine": cpu_name(), **line})
+            step_ms = worker.call("facts")["step_ms"]
+            lines.append({"machine": cpu_name(), "step_ms": step_ms, **line})
             if out is not None:
                 with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(lines[-1]) + "\n")
@@ -123,7 +124,8 @@ def run(arguments: argparse.Namespace, number: int) -> bool:
         measure(arguments, request, prompts, lines, out)
     if lines:
         busy = sum(line["busy_neighbours"] > BUSY for line in lines)
-        document = {**document_of(lines, _PLAIN), "busy": busy}
+        steps = {"step_ms": lines[-1]["step_ms"]}
+        document = {**document_of(lines, _PLAIN), "busy": busy, **steps}
         show(document, lines)
         if path is not None:
             write_results(path, document)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.tree import DraftTree, is_chain
 from edgespec.drafting.proposal import Proposal, Stakes
 
 
@@ -76,12 +76,14 @@ def build_tree(root: int, proposal: Proposal, num_drafted: int) -> DraftTree:
     if num_drafted == 0:
         return DraftTree.chain((root,))
     parents = proposal.parents[:num_drafted]
-    is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
-    if not is_chain:
+    has_branches = not is_chain(parents)
+    if has_branches:
         proposal = proposal.part(_depth_first(parents))
     return DraftTree(
         (root, *proposal.tokens[:num_drafted]),
-        range(-1, num_drafted) if is_chain else [-1, *(parent + 1 for parent in proposal.parents)],
+        [-1, *(parent + 1 for parent in proposal.parents)]
+        if has_branches
+        else range(-1, num_drafted),
         ("", *proposal.sources[:num_drafted]) if proposal.sources else (),
         (None, *proposal.distributions[:num_drafted]) if proposal.distributions else (),
     )

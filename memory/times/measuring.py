@@ -8,12 +8,15 @@ meanwhile, so every time is taken beside one of a step whose time is known.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from edgespec.memory.times.curve import CostCurve, typical_ms
 
 _ALIKE = 1.1  # empty caches further apart than this: the machine changed its speed
 _DOUBT = 0.02  # relative standard deviation of the best of a few steps
+_FIRST = (4, 8, 2, 16)  # sizes that are measured twice before any other is
+_SAMPLES = 5  # of a size, where there is time: a quick model has it
+_SINGLES = 8
 _ORDER = (4, 8, 2, 16, 3, 12, 32, 6, 5, 24, 7, 20, 10, 28, 9, 11, 14, 13, 15)
 
 
@@ -33,18 +36,17 @@ def measure_curve(
     timer = _Timer(run, clock)
     deadline = clock() + seconds
     run(1)
-    same = min(timer.few_ms(1, 4, seconds / 8))
+    same = typical_ms(timer.few_ms(1, _SINGLES, seconds / 8))
     if max_nodes == 1:
         return CostCurve([float("inf"), same])
-    changed = timer.few_ms(1, 3, seconds / 8, after=2)
-    change_ms = max(0.0, min(changed) - same)
+    changed = timer.few_ms(1, _SINGLES, seconds / 8, after=2)
+    change_ms = max(0.0, typical_ms(changed) - same)
     samples, speed = {1: [same]}, 1.0
     if known is not None:  # times of another moment: bring them to the speed of this one
         speed = same / known.base[1]
         samples = {n: [ms * speed] for n, ms in known.measured_ms(max_nodes).items()}
-    order = _order(max_nodes, samples)
     before = changed[-1]
-    for n in (*order, *order):
+    for n in _order(max_nodes, samples):
         if clock() > deadline and len(samples) > 1:
             break
         ms, after = timer.ms(n), timer.ms(1)
@@ -60,11 +62,18 @@ def measure_curve(
     return curve
 
 
-def _order(max_nodes: int, known: dict[int, list[float]]) -> Sequence[int]:
-    """Sizes above 1 in which to measure: those never measured first, the more useful ones first."""
+def _order(max_nodes: int, known: Mapping[int, list[float]]) -> Sequence[int]:
+    """Sizes above 1, each as often as it is measured at most.
+
+    Those never measured come first, of these the more useful ones, and of the most useful ones a
+    second sample: one alone may be disturbed.
+    """
     useful = [n for n in _ORDER if n <= max_nodes]
     rest = [n for n in range(2, max_nodes + 1) if n not in useful]
-    return sorted([*useful, *rest], key=lambda n: n in known)
+    once = sorted([*useful, *rest], key=lambda n: n in known)
+    first = [n for n in once if n in _FIRST and n not in known]
+    later = [n for n in once if n not in first]
+    return [*first, *first, *later, *later, *once * (_SAMPLES - 2)]
 
 
 def measure_depth(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from edgespec.backends.tree import DraftTree
+from edgespec.backends.tree import DraftTree, is_chain
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
 
@@ -142,7 +142,7 @@ def count_hits(
     text shows whether they were right.
     """
     tokens, parents = proposal.tokens, proposal.parents
-    is_chain = all(parent == node - 1 for node, parent in enumerate(parents))
+    alone = is_chain(parents)
     node, depth = -1, 0
     while depth < len(emitted):
         right = -1
@@ -152,7 +152,7 @@ def count_hits(
                 if cells[i] >= 0:
                     calibration.count(cells[i], hit)
                 right = i if hit else right
-                if is_chain:
+                if alone:
                     break
         if right < 0:
             return

@@ -220,6 +220,8 @@ class SuffixDrafter:
 
     def _build(self, places: list[_Place], max_nodes: int, min_probability: float) -> Proposal:
         """Best-first expansion of the votes into nodes."""
+        if self._max_children == 1:
+            return self._chain(places, max_nodes, min_probability)
         tokens: list[int] = []
         parents: list[int] = []
         probabilities: list[float] = []
@@ -238,7 +240,23 @@ class SuffixDrafter:
             parents.append(parent)
             probabilities.append(parent_probability)
             self._cells.append(cell)
-            path = tokens if self._max_children == 1 else _path(tokens, parents, node)
+            path = _path(tokens, parents, node)
+
+    def _chain(self, places: list[_Place], max_nodes: int, min_probability: float) -> Proposal:
+        """The same where no node has siblings, in half the time: this runs before every step."""
+        tokens: list[int] = []
+        probabilities: list[float] = []
+        probability = 1.0
+        while len(tokens) < max_nodes:
+            [(token, cell, places)] = self._vote(places, tokens)
+            probability *= self._calibration.probability(cell)
+            if probability < min_probability and tokens:
+                break
+            tokens.append(token)
+            probabilities.append(probability)
+            self._cells.append(cell)
+        parents = range(-1, len(tokens) - 1)
+        return Proposal(tokens, parents, probabilities, (self.name,) * len(tokens))
 
     def _vote(
         self, places: list[_Place], path: Sequence[int]
@@ -246,6 +264,10 @@ class SuffixDrafter:
         """What `places` say comes after the text and `path`: (token, cell, who voted for it)."""
         text, depth = self._tokens, len(path)
         end = len(text)
+        if len(places) == 1:
+            at = places[0][1] + depth
+            token = text[at] if at < end else path[at - end]
+            return [(token, _cell(places, depth, 1.0), places)]
         votes: dict[int, float] = {}
         ballots: list[int] = []
         for place in places:
