@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgespec.backends.llama.context import LlamaSettings
-from edgespec.backends.llama.eagle_head import EagleHead
 from edgespec.backends.llama.head import (
     Followed,
     FollowedBackend,
     FollowedRecurrentBackend,
     Head,
 )
+from edgespec.backends.llama.head_files import open_head_file
 from edgespec.backends.tree import DraftTree
 from edgespec.models.spec import read_model_spec
 
@@ -68,7 +68,7 @@ def head_beside(files: Files, backend: Followed) -> Head:
     if files.head is None:
         return backend.open_head()
     spec = read_model_spec(files.head, heads=True)
-    return backend.open_head(partial(EagleHead, spec, LlamaSettings(CONTEXT, gpu_layers=0)))
+    return backend.open_head(partial(open_head_file, spec, LlamaSettings(CONTEXT, gpu_layers=0)))
 
 
 def written_here(files: Files, prompt: list[int], depth: int) -> Written:

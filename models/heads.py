@@ -6,25 +6,27 @@ files of their own, next to the model and named after their kind. Knows files al
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from edgespec.errors import UnsupportedError
 from edgespec.models.hub.choice import heads_of
-from edgespec.models.spec import ModelSpec
+from edgespec.models.spec import ASSISTANT, EAGLE, MTP, ModelSpec, Reads
 
 # Architectures whose head edgespec drafts with: llama.cpp computes it, it has a cache of keys and
 # values of its own, and it was tried. llama.cpp computes that of some others, too
 # (`LLM_GRAPH_TYPE_DECODER_MTP` in `src/models/*.cpp`).
-MTP = {"qwen35", "qwen35moe", "glm4moe"}
+MTP_ARCHITECTURES = {"qwen35", "qwen35moe", "glm4moe"}
 # Architectures that hand out what their blocks take in, which EAGLE-3 heads read. llama.cpp has
 # some others (`t_layer_inp` in `src/models/*.cpp`), and ends the process for the rest.
 HANDS_OUT = {"llama", "qwen3", "qwen3moe"}
 _BLOCKS_READ = 3  # by an EAGLE-3 head
+_ASSISTED = "gemma4"
 
 
 def has_head(spec: ModelSpec) -> bool:
     """Whether a file has a head that drafts."""
-    if spec.num_prediction_layers != 1 or spec.arch not in MTP:
+    if spec.num_prediction_layers != 1 or spec.arch not in MTP_ARCHITECTURES:
         return False
     names = (f"blk.{spec.num_layers - 1}.attn_{part}.weight" for part in ("k", "v"))
     return all(name in spec.tensors and len(spec.tensors[name].dims) == 2 for name in names)
@@ -45,27 +47,71 @@ def require_head(spec: ModelSpec) -> None:
 
 def check_head(target: ModelSpec, head: ModelSpec) -> None:
     """Raise UnsupportedError unless a head in a file of its own can read this model's states."""
-    reads = head.reads
-    assert reads is not None, "a head"
-    problem = ""
-    if target.arch not in HANDS_OUT:
-        problem = f"{target.arch} models do not hand out the states that it reads"
-    elif reads.width != target.embedding_size:
-        problem = (
-            f"it reads {reads.width} values a layer, and the model has {target.embedding_size}"
-        )
-    elif len(reads.layers) != _BLOCKS_READ or not set(reads.layers) < {*range(target.num_layers)}:
-        numbers = ", ".join(map(str, reads.layers))
-        problem = f"it reads layers {numbers} of a model that has {target.num_layers}"
-    elif head.vocab_size != target.vocab_size:
+    assert head.reads is not None, "a head"
+    if head.vocab_size != target.vocab_size:
         problem = f"it is made for {head.vocab_size} tokens, and the model has {target.vocab_size}"
-    elif not _is_complete(head) and head.embedding_size != target.embedding_size:
-        problem = "it has no table of its own, and the model's has another width"
+    else:
+        problem = _PROBLEMS[head.reads.kind](target, head, head.reads)
     if problem:
         raise UnsupportedError(
             f"{head.path.name} cannot draft for {target.path.name}: {problem}",
             hint="name a head that was trained for this model, or leave out --draft-model",
         )
+
+
+def _problem_of_eagle(target: ModelSpec, head: ModelSpec, reads: Reads) -> str:
+    """What keeps it from reading a model's states, or ""."""
+    if target.arch not in HANDS_OUT:
+        return f"{target.arch} models do not hand out the states that it reads"
+    if problem := _other_width(target, reads):
+        return problem
+    if len(reads.layers) != _BLOCKS_READ or not set(reads.layers) < {*range(target.num_layers)}:
+        numbers = ", ".join(map(str, reads.layers))
+        return f"it reads layers {numbers} of a model that has {target.num_layers}"
+    if not _is_complete(head) and head.embedding_size != target.embedding_size:
+        return "it has no table of its own, and the model's has another width"
+    return ""
+
+
+def _problem_of_block(target: ModelSpec, head: ModelSpec, reads: Reads) -> str:
+    """As `_problem_of_eagle`, for a model's own last block."""
+    if head.arch not in MTP_ARCHITECTURES:
+        return f"heads of {head.arch} files are not drafted with"
+    if target.arch != head.arch:
+        return f"it is the last block of a {head.arch} model, and this one is {target.arch}"
+    if not has_head(head):
+        return "it is more or less than one block that attends"
+    return _other_width(target, reads)
+
+
+def _problem_of_assistant(target: ModelSpec, head: ModelSpec, reads: Reads) -> str:
+    """As `_problem_of_eagle`, for one that looks into its model's cache: its last two layers'."""
+    if target.arch != _ASSISTED:
+        return f"it looks into the cache of a {_ASSISTED} model, and this one is {target.arch}"
+    if target.num_layers < 2 or target.is_sliding[-2:] != (True, False):
+        return "the model's last two layers are not one that slides and one that does not"
+    kept = {target.is_sliding[i]: one for i, one in enumerate(_caches(target)) if one[0]}
+    if any(kept.get(head.is_sliding[i]) != one for i, one in enumerate(_caches(head))):
+        return "the model's cache has heads of other sizes than it looks for"
+    return _other_width(target, reads)
+
+
+def _caches(spec: ModelSpec) -> Iterator[tuple[int, int, int]]:
+    """Of each layer: heads that it keeps, 0 where it looks into another's; their lengths."""
+    return zip(spec.num_kv_heads, spec.key_length, spec.value_length, strict=True)
+
+
+def _other_width(target: ModelSpec, reads: Reads) -> str:
+    if reads.width == target.embedding_size:
+        return ""
+    return f"it reads {reads.width} values a layer, and the model has {target.embedding_size}"
+
+
+_PROBLEMS = {
+    EAGLE: _problem_of_eagle,
+    MTP: _problem_of_block,
+    ASSISTANT: _problem_of_assistant,
+}
 
 
 def _is_complete(head: ModelSpec) -> bool:

@@ -45,6 +45,7 @@ _SLIDING = {
     "gemma3": _Sliding(6),
     "gemma3n": _Sliding(5),
     "gemma4": _Sliding(None),
+    "gemma4-assistant": _Sliding(None),
     "gpt-oss": _Sliding(2),
     "granite_swa": _Sliding(None),
     "laguna": _Sliding(4, global_first=True),

@@ -29,7 +29,7 @@ def check_pair(target: ModelSpec, draft: ModelSpec) -> None:
             f"{target.path.name} is an ONNX folder: its tokens cannot be compared with a GGUF's",
             hint="draft models work with GGUF files, also with --backend onnx",
         )
-    if draft.is_recurrent or draft.is_hybrid or any(draft.is_sliding):
+    if draft.reads is None and (draft.keeps_state or any(draft.is_sliding)):
         raise UnsupportedError(
             f"{draft.path.name} cannot draft: its cache cannot go back to an earlier token",
             hint="use a draft model without sliding windows or recurrent layers",
@@ -80,7 +80,7 @@ def heads_for(target: ModelSpec) -> Iterator[tuple[Path, str]]:
         except EdgespecError as problem:
             yield path, str(problem)
         else:
-            yield path, "" if head.reads is not None else "of a kind that is not used yet"
+            yield path, "" if head.reads is not None else "a whole model, and no head"
 
 
 def tokens_of(spec: ModelSpec) -> list[bytes]:

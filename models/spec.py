@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -51,8 +51,10 @@ _EXTRA_CACHES = {
     "deepseek4", "deepseek32", "glm-dsa", "glm5-next", "minimax-m3", "dots3note", "hy_v4",
     "qwen4exp", "nanbeige",
 }  # fmt: skip
-EAGLE = "eagle3"  # heads in files of their own that read what three blocks of a model take in
-_DRAFT_HEADS = {EAGLE, "dflash", "gemma4-assistant"}
+# Kinds of heads in files of their own: one that reads what three blocks of a model take in, a
+# model's own last block, and one that looks into its model's cache.
+EAGLE, MTP, ASSISTANT = "eagle3", "mtp", "gemma4-assistant"
+_DRAFT_HEADS = {EAGLE, "dflash", ASSISTANT}
 _AUDIO = {"wavtokenizer-dec", "qwen3tts", "pockettts"}
 
 _ARCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -66,9 +68,10 @@ _EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_
 class Reads:
     """What a head in a file of its own reads of the model that it drafts for."""
 
-    layers: tuple[int, ...]  # whose inputs it is fed
+    kind: str  # EAGLE, MTP or ASSISTANT
     width: int  # of the model's embeddings
-    keeps_normed: bool  # whether what it adds to has been normalised
+    layers: tuple[int, ...] = ()  # whose inputs it is fed; without any, what the last one gives
+    keeps_normed: bool = False  # whether what it adds to has been normalised
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +211,9 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         is_recurrent_layer=layers.is_recurrent_layer,
         state_values=layers.state_values,
         has_encoder=keys.arch in _ENCODER_DECODER | _EMBEDDING_ONLY,
-        tied_embeddings=all(tensor.name != "output.weight" for tensor in tensors),
+        # a head without either takes both from its model
+        tied_embeddings=keys.arch != EAGLE
+        and all(tensor.name != "output.weight" for tensor in tensors),
         group_bytes=tuple((group, by_group[group]) for group in GROUPS),
         type_bytes=tuple(by_type.most_common()),
         layer_bytes=tuple(by_layer[index] for index in range(layers.num)),
@@ -219,7 +224,7 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         tokenizer_model=_label(first.text("tokenizer.ggml.model")),
         tokenizer_pre=_label(first.text("tokenizer.ggml.pre")),
         tokenizer_hash=first.tokenizer_hash,
-        reads=_reads(keys),
+        reads=_reads(keys, {tensor.name for tensor in tensors}),
         tensors={tensor.name: tensor for tensor in tensors},
     )
 
@@ -228,7 +233,8 @@ def _refuse_other_kinds(gguf: Gguf, tensors: list[GgufTensor], heads: bool) -> N
     """Raises ModelFileError for files that are well-formed and not a language model, or a head."""
     kind, arch = gguf.text("general.type"), gguf.text("general.architecture")
     names = {tensor.name for tensor in tensors}
-    if heads and arch == EAGLE:
+    mtp = _is_last_block(Keys(gguf), names)
+    if heads and (mtp or arch in (EAGLE, ASSISTANT)):
         return
     give_model = "name the language model it belongs to"
     if kind == "imatrix" or "imatrix.datasets" in gguf.metadata:
@@ -242,9 +248,9 @@ def _refuse_other_kinds(gguf: Gguf, tensors: list[GgufTensor], heads: bool) -> N
         problem, hint = "an image or audio projector", give_model
     elif arch == "controlvector":
         problem, hint = "a control vector", give_model
-    elif arch in _DRAFT_HEADS:
+    elif arch in _DRAFT_HEADS or mtp:
         problem, hint = f"a draft head ({arch}) that reads another model's states", give_model
-        hint = f"{hint}, and this file with --draft-model" if arch == EAGLE else hint
+        hint = hint if arch == "dflash" else f"{hint}, and this file with --draft-model"
     elif arch in _AUDIO:
         problem, hint = f"a speech model ({arch})", _TEXT_MODEL
     elif not arch:
@@ -268,8 +274,12 @@ def _vocab_size(gguf: Gguf, keys: Keys, tensors: list[GgufTensor]) -> int:
     return keys.integer("vocab_size", next((dims[1] for dims in tables if len(dims) > 1), 0))
 
 
-def _reads(keys: Keys) -> Reads | None:
+def _reads(keys: Keys, names: Collection[str]) -> Reads | None:
     """Raises ModelFileError for a head that does not say what it reads."""
+    if _is_last_block(keys, names):
+        return Reads(MTP, keys.integer("embedding_length", low=1))
+    if keys.arch == ASSISTANT:
+        return Reads(ASSISTANT, keys.integer("embedding_length_out", low=1))
     if keys.arch != EAGLE:
         return None
     layers, residual = keys.value("target_layers"), keys.value("norm_before_residual")
@@ -279,7 +289,14 @@ def _reads(keys: Keys) -> Reads | None:
             hint="convert it again with llama.cpp's convert_hf_to_gguf.py",
         )
     width = keys.integer("target_hidden_size", low=1)
-    return Reads(tuple(int(one) for one in layers), width, bool(residual))
+    return Reads(EAGLE, width, tuple(int(one) for one in layers), bool(residual))
+
+
+def _is_last_block(keys: Keys, names: Collection[str]) -> bool:
+    """Whether a file has of a model's blocks only the last one, which predicts further tokens."""
+    return keys.integer("nextn_predict_layers", 0) > 0 and not any(
+        name.startswith("blk.0.") for name in names
+    )
 
 
 def _token_id(gguf: Gguf, which: str, vocab_size: int) -> int | None:

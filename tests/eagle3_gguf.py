@@ -9,8 +9,9 @@ from typing import Any
 import gguf
 import numpy as np
 from hollow_gguf import write_infos
-from hybrid_gguf import Shape, add_vocabulary, begun, end, is_quantized
+from hybrid_gguf import Shape
 from random_gguf import Q8_0, floats
+from written_gguf import add_vocabulary, begun, end, is_quantized
 
 from edgespec.models.spec import read_model_spec
 

@@ -6,26 +6,13 @@ real graph of its architecture. `write_hollow` writes the shape of a real model 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
-from hollow_gguf import write_infos
-from random_gguf import Q8_0, byte_tokens
-
-# Name of a tensor: its shape as numpy has it, and how it is filled.
-Tensors = dict[str, tuple[tuple[int, ...], str]]
-Keys = dict[str, Any]
-_FILL: dict[str, Callable[[Any, tuple[int, ...]], Any]] = {
-    "normal": lambda source, shape: source.normal(0.0, shape[-1] ** -0.5, shape),
-    "sharp": lambda source, shape: source.normal(0.0, 8 * shape[-1] ** -0.5, shape),  # of a head
-    "ones": lambda _source, shape: np.ones(shape),
-    "zeros": lambda _source, shape: np.zeros(shape),
-    "decay": lambda _source, shape: np.full(shape, -0.2),
-}
+from random_gguf import Q8_0
+from written_gguf import Keys, Tensors, write_hollow_file, write_random
 
 
 @dataclass(frozen=True)
@@ -320,7 +307,12 @@ _ARCHITECTURES = {
 def described(shape: Shape) -> tuple[Keys, Tensors]:
     """Keys and tensors of a file."""
     keys, tensors = _ARCHITECTURES[shape.arch](shape)
-    usual = {
+    return usual_keys(shape) | keys, tensors | tables(shape)
+
+
+def usual_keys(shape: Shape) -> Keys:
+    """What files of all architectures say."""
+    return {
         "context_length": 32_768,
         "embedding_length": shape.width,
         "feed_forward_length": shape.hidden,
@@ -334,95 +326,36 @@ def described(shape: Shape) -> tuple[Keys, Tensors]:
         "vocab_size": shape.vocabulary,
         "block_count": shape.layers + shape.predicting,
     }
+
+
+def tables(shape: Shape) -> Tensors:
+    """Embeddings, and the last product."""
     table = (shape.vocabulary, shape.width)
-    tensors |= {"token_embd.weight": (table, "normal"), "output.weight": (table, "sharp")}
-    return usual | keys, tensors
-
-
-def begun(path: Path, arch: str, keys: Keys) -> Any:
-    """A file with these keys."""
-    writer = gguf.GGUFWriter(path, arch)
-    for key, value in keys.items():
-        if isinstance(value, list):
-            writer.add_array(f"{arch}.{key}", value)
-        elif isinstance(value, bool):
-            writer.add_bool(f"{arch}.{key}", value)
-        else:
-            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-            add(f"{arch}.{key}", value)
-    return writer
-
-
-def add_vocabulary(writer: Any, size: int) -> None:
-    """Bytes, then names of numbers; the last one is an end."""
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    names = [*byte_tokens(), *(f"<{i}>" for i in range(256, size))]
-    writer.add_token_list(names)
-    writer.add_token_types([gguf.TokenType.NORMAL] * size)
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(size - 1)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template("{% for one in messages %}{{ one.content }}. {% endfor %}")
-
-
-def end(writer: Any) -> None:
-    """Write it."""
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def is_quantized(name: str, shape: tuple[int, ...]) -> bool:
-    is_matrix = len(shape) > 1 and shape[-1] % 32 == 0
-    return is_matrix and not any(
-        word in name for word in ("conv", "norm", "ssm_a", "ssm_d", "gate_inp")
-    )
-
-
-# What blocks add to what goes on beside them.
-_LAST_PRODUCTS = (
-    "attn_output.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight",
-    "ssm_out.weight",
-)  # fmt: skip
+    return {"token_embd.weight": (table, "normal"), "output.weight": (table, "sharp")}
 
 
 def write_hybrid(
-    path: Path, shape: Shape, kind: Any = Q8_0, *, seed: int = 5, say: float = 1.0
+    path: Path, shape: Shape, kind: Any = Q8_0, *, seed: int = 5, say: float = 1.0, part: str = ""
 ) -> Path:
     """Random weights, and a vocabulary of bytes.
 
     With a `say` below 1 blocks have that part of their usual say in what comes next, and a head
-    looks at the last token alone: the less they have, the more often it is right.
+    looks at the last token alone: the less they have, the more often it is right. A `part` of the
+    file is its "head", or its "trunk" without one.
     """
-    source = np.random.default_rng(seed)
     keys, tensors = described(shape)
-    writer = begun(path, shape.arch, keys)
-    add_vocabulary(writer, shape.vocabulary)
-    for name, (size, fill) in tensors.items():
-        data = np.ascontiguousarray(_FILL[fill](source, size), np.float32)
-        if say < 1.0 and name.endswith(_LAST_PRODUCTS):
-            data *= say
-        if say < 1.0 and "eh_proj" in name:
-            data = np.eye(*size, dtype=np.float32)
-        if fill == "sharp":
-            data[-1] = 0.0  # an end that never comes
-        if is_quantized(name, size):
-            writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, data)
-    end(writer)
-    return path
+    if part == "trunk":
+        del keys["nextn_predict_layers"]
+        keys["block_count"] -= shape.predicting
+    behind = tuple(f"blk.{shape.layers + i}." for i in range(shape.predicting))
+
+    def is_left_out(name: str) -> bool:
+        is_head = name.startswith(behind)
+        return is_head if part == "trunk" else part == "head" and "blk." in name and not is_head
+
+    return write_random(path, shape.arch, keys, tensors, kind, seed, say, is_left_out=is_left_out)
 
 
 def write_hollow(path: Path, shape: Shape, kind: str = "Q4_0") -> Path:
     """A whole file but for the data, which reads as zeros and takes no room on the disk."""
-    keys, tensors = described(shape)
-    writer = begun(path, shape.arch, keys)
-    writer.add_tokenizer_model("no_vocab")
-    kinds = {
-        name: kind if is_quantized(name, size) else "F32" for name, (size, _) in tensors.items()
-    }
-    write_infos(writer, path, {name: (size, kinds[name]) for name, (size, _) in tensors.items()})
-    return path
+    return write_hollow_file(path, shape.arch, *described(shape), kind)

@@ -25,7 +25,7 @@ from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.head import Head
 from edgespec.backends.llama.hidden_rows import LayerRows, NextRows, Rows
 from edgespec.backends.llama.library import LOG
-from edgespec.memory.bytes.footprint import EAGLE_TOKENS
+from edgespec.memory.bytes.head_footprint import EAGLE_TOKENS
 from edgespec.models.spec import ModelSpec
 
 
@@ -60,9 +60,9 @@ class EagleHead(Head):
 
     def __init__(
         self,
+        model: LlamaContext,
         spec: ModelSpec,
         settings: LlamaSettings,
-        model: LlamaContext,
         *,
         progress: Callable[[float], None] | None = None,
     ) -> None:

@@ -10,8 +10,8 @@ which does not pay costs nothing meanwhile.
     model   reads   a b c d         its rows          ra rb rc rd
     head    reads   (a, 0) (b, ra) (c, rb) (d, rc)    drafts from (e, rd), e being the next token
 
-`MtpHead` is a block of the model's own file, whose rows are those of the model's last block. Heads
-in files of their own are in `eagle_head`.
+`MtpHead` is the model's last block, in its file or in one of its own, and reads the rows of the
+block before it. Other heads in files of their own are in `eagle_head` and `cache_head`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from edgespec.backends.llama.library import LOG
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.tree import DraftTree
-from edgespec.memory.bytes.footprint import HEAD_NODES, HEAD_UNREAD
+from edgespec.memory.bytes.head_footprint import HEAD_NODES, HEAD_UNREAD
+from edgespec.models.spec import ModelSpec
 
 _MTP = 1  # value of llama_context_type
 _MOST_UNREAD = HEAD_UNREAD - 1  # tokens that are fed together before anything is drafted
@@ -266,41 +267,69 @@ class Head:
 
 
 class _MtpContext(LlamaContext):
-    """A context for the last block of a model that another context has loaded."""
+    """A context for the block behind a model: of what another context has loaded, or of a file."""
 
-    def open_beside(self, model: LlamaContext) -> None:
-        """Raises BackendError."""
+    _owns_model = False
+
+    def open_beside(
+        self, model: LlamaContext, path: str, progress: Callable[[float], None] | None
+    ) -> None:
+        """Raises as `LlamaContext.open`."""
         LOG.clear()
-        self._model, self.tokenizer = model._model, model.tokenizer
+        self._owns_model = bool(path)
+        if path:
+            self._load(path, progress)
+        else:
+            self._model = model._model
+        self.tokenizer = model.tokenizer
         self.capabilities = Capabilities(True, False, True)
-        self._make_context(self._adjust)
+
+        def adjust(params: Any) -> None:
+            params.ctx_type, params.ctx_other = _MTP, model.handle
+            params.n_outputs_max = 1
+            params.n_seq_max = 1
+
+        self._make_context(adjust)
         self._look(rows=1)
 
-    def _adjust(self, params: Any) -> None:
-        params.ctx_type = _MTP
-        params.n_outputs_max = 1
-        params.n_seq_max = 1
-
     def close(self) -> None:
-        """Free the context; the model is another one's."""
-        if self.handle:
+        """Free the context, and the model unless it is another one's."""
+        if self._owns_model:
+            super().close()
+        elif self.handle:
             self.lib.llama_free(self.handle)
         self.handle = self._model = None
 
 
 class MtpHead(Head):
-    """The block in a model's own file that predicts one token more than the model.
+    """The block that predicts one token more than the model of another context.
 
-    Raises BackendError and UnsupportedError where llama.cpp cannot make its context.
+    In that model's file, or in the one of `spec`: then with `settings` of its own, but the sizes of
+    their steps. Raises as `LlamaContext.open`.
     """
 
-    def __init__(self, model: LlamaContext) -> None:
-        settings = replace(model.settings, max_nodes=self.max_nodes, max_leaves=1)
+    batch_tokens: int | None = None  # that it reads at once; None for as many as its model
+
+    def __init__(
+        self,
+        model: LlamaContext,
+        spec: ModelSpec | None = None,
+        settings: LlamaSettings | None = None,
+        *,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        settings = replace(
+            settings or model.settings,
+            batch_size=self.batch_tokens or model.settings.batch_size,
+            max_nodes=self.batch_tokens or self.max_nodes,
+            max_leaves=1,
+            head=True,
+        )
         context = _MtpContext(settings)
         try:
-            context.open_beside(model)
+            context.open_beside(model, "" if spec is None else str(spec.path), progress)
             of_model, own = (NextRows(one, model.width) for one in (model, context))
-            most = min(settings.batch_size + settings.max_nodes, HEAD_UNREAD)
+            most = self.batch_tokens or min(settings.batch_size + settings.max_nodes, HEAD_UNREAD)
             super().__init__(context, of_model, own, most)
         except BaseException:
             context.close()

@@ -10,9 +10,9 @@ from functools import partial
 from edgespec.backends.base import Backend
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
-from edgespec.backends.llama.eagle_head import EagleHead
 from edgespec.backends.llama.early_exit import ExitBackend
 from edgespec.backends.llama.head import Followed
+from edgespec.backends.llama.head_files import open_head_file
 from edgespec.drafting.drafters import HEAD
 from edgespec.drafting.drafters.head import HeadDrafter, HeadText
 from edgespec.drafting.drafters.model import ModelDrafter
@@ -75,7 +75,7 @@ def load_head(target: Backend, spec: ModelSpec, plan: Plan, report: Progress) ->
         def progress(part: float) -> None:
             report("loading the head", part)
 
-        head = target.open_head(partial(EagleHead, spec, settings, progress=progress))
+        head = target.open_head(partial(open_head_file, spec, settings, progress=progress))
     stored = stored_curve(spec, chosen)
     curve = _curve(head, report, stored)
     if curve is not stored and head.crowding == 1.0:
@@ -99,7 +99,7 @@ def _settings(plan: Plan, draft_spec: ModelSpec, chosen: Settings, context: int)
         gpu_layers=chosen.gpu_layers,
         mapped=plan.draft_mapped,
         kernels=chosen.kernels,
-        tied=draft_spec.tied_embeddings and draft_spec.reads is None,
+        tied=draft_spec.tied_embeddings,
     )
 
 

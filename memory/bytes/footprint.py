@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from edgespec.memory.bytes.graph import BatchShape, compute_buffer_sizes
-from edgespec.memory.bytes.head_graph import eagle_compute_bytes, head_compute_bytes
 from edgespec.memory.bytes.recurrent_graph import compute_buffer_bytes
 from edgespec.memory.device.kernels import (
     attention_work_bytes,
@@ -57,9 +56,6 @@ _OTHER_VOCABULARY_ENTRY_BYTES = 165
 # Of a vocabulary, to pick a token of it: work arrays, the sorted row and its weights where filters
 # keep nearly all tokens, and what a grammar asks of each. Measured: up to 53 bytes a token.
 SAMPLING_TOKEN_BYTES = 64
-HEAD_NODES, HEAD_UNREAD = 8, 65  # tokens of a head's steps, and rows that wait to be fed to it
-# Tokens that an EAGLE-3 head reads at once: its graph has a row of logits for each of them.
-EAGLE_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +163,13 @@ def compute_sizes(spec: ModelSpec, shape: RunShape, devices: Sequence[range]) ->
 
     Of models with recurrent layers the whole buffer on each: a ceiling.
     """
-    batch = _batch_shape(spec, shape, shape.max_nodes)
+    batch = batch_shape(spec, shape, shape.max_nodes)
     if spec.is_recurrent or spec.is_hybrid or not devices:
         return (compute_buffer_bytes(spec, batch),) * (1 + len(devices))
     return compute_buffer_sizes(spec, batch, devices)
 
 
-def _batch_shape(spec: ModelSpec, shape: RunShape, outputs: int) -> BatchShape:
+def batch_shape(spec: ModelSpec, shape: RunShape, outputs: int) -> BatchShape:
     """The largest batch of a run, with logits of at most `outputs` of its tokens."""
     tokens = min(shape.batch_size, shape.context_size)
     sequences = shape.sequences + shape.leaves - 1
@@ -222,10 +218,10 @@ def weights_bytes(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
     host = repacked = 0
     devices = device_layers(spec, shape)
     there = dict.fromkeys(devices, 0)
-    has_head = _holder(devices, spec.num_layers) is None
+    has_head = holder(devices, spec.num_layers) is None
     packs_table = has_head and _packs_table(spec, shape)
     for tensor in _loaded_tensors(spec, shape):
-        if (device := _holder(devices, _layer_of(spec, tensor))) is not None:
+        if (device := holder(devices, _layer_of(spec, tensor))) is not None:
             there[device] += tensor.data_bytes
         elif tensor.name == _TABLE and packs_table:
             repacked += _packed_bytes(tensor)
@@ -237,7 +233,7 @@ def weights_bytes(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
     if spec.tied_embeddings and (table := spec.tensors.get(_TABLE)):
         # The head reads the table in its own format or place, so it gets a copy of it there.
         head = replace(table, name="output.weight")
-        if (device := _holder(devices, spec.num_layers)) is not None:
+        if (device := holder(devices, spec.num_layers)) is not None:
             there[device] += head.data_bytes
             on_devices += head.data_bytes
         elif not packs_table:
@@ -252,7 +248,7 @@ def weights_bytes(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
     )
 
 
-def _holder(devices: Mapping[str, range], layer: int) -> str | None:
+def holder(devices: Mapping[str, range], layer: int) -> str | None:
     """The device that has a layer, or None for the host."""
     return next((label for label, layers in devices.items() if layer in layers), None)
 
@@ -291,59 +287,6 @@ def _on_devices(
 ) -> Iterator[Component]:
     for label, size in zip(labels, sizes, strict=True):
         yield Component(name, size, is_ceiling, label)
-
-
-def head_footprint(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
-    """The components that the head in a model's file adds to a run, its weights apart.
-
-    A context of one layer, where that lies, and rows of the model: kept by both contexts for a
-    batch, and by the drafter until it has fed them. Of several devices each may compute all of it.
-    """
-    layer, devices = f"blk.{spec.num_layers - 1}", device_layers(spec, shape)
-    keys, values = (spec.tensors[f"{layer}.attn_{one}.weight"].dims[1] for one in "kv")
-    kinds = KV_TYPE_BYTES[shape.type_k], KV_TYPE_BYTES[shape.type_v]
-    cache = padded(shape.context_size) * (keys * kinds[0] + values * kinds[1])
-    batch = shape.batch_size + HEAD_NODES
-    rows = shape.batch_size + shape.max_nodes + batch + HEAD_UNREAD + min(batch, HEAD_UNREAD)
-    compute = head_compute_bytes(spec, _batch_shape(spec, shape, 1))
-    block, logits = (_holder(devices, i) or HOST for i in (spec.num_layers - 1, spec.num_layers))
-    others = sorted({block, logits} - {HOST})
-    return (
-        Component("head_kv_cache", int(cache), device=block),
-        Component("head_compute", compute, is_ceiling=block != HOST),
-        *(Component("head_compute", compute, True, one) for one in others),
-        Component("head_rows", rows * spec.embedding_size * _F32, is_ceiling=True),
-        Component("head_logits", spec.vocab_size * _F32, is_ceiling=True),
-    )
-
-
-def eagle_footprint(
-    spec: ModelSpec, target: RunShape, head: ModelSpec, shape: RunShape
-) -> tuple[Component, ...]:
-    """The components that the head in a file of its own adds to a run of `spec` under `target`.
-
-    Besides what any model takes: rows of three layers of the target, kept by its context for a
-    batch, and by the drafter until it has fed them.
-    """
-    batch = _batch_shape(head, shape, EAGLE_TOKENS)
-    of_target = target.batch_size + target.max_nodes + HEAD_UNREAD + EAGLE_TOKENS
-    rows = len(target.hands_out) * spec.embedding_size * of_target
-    rows += head.embedding_size * 2 * EAGLE_TOKENS
-    devices = device_layers(head, shape)
-    labels = devices or {HOST: range(0)}
-    parts = (
-        # What it has none of is the target's, which it looks into.
-        *weights_bytes(replace(head, tied_embeddings=False), shape),
-        *(Component("kv_cache", kv_cache_bytes(head, shape), device=one) for one in labels),
-        *(
-            Component("compute", eagle_compute_bytes(head, batch), is_ceiling=True, device=one)
-            for one in {HOST: None, **devices}
-        ),
-        Component("work", work_bytes(head, shape), is_ceiling=True),
-        Component("rows", rows * _F32, is_ceiling=True),
-        Component("logits", EAGLE_TOKENS * head.vocab_size * _F32, is_ceiling=True),
-    )
-    return beside_another("head", head, (part for part in parts if part.nbytes))
 
 
 def draft_model_footprint(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:

@@ -139,9 +139,9 @@ class Builder:
             values = self._projection(cur, layer, "attn_v", kv_heads * value)
         query = self._positioned(query, layer, "attn_q_norm.weight", count * heads * key)
         keys = self._positioned(keys, layer, "attn_k_norm.weight", count * kv_heads * key)
-        query = _rotated(query, inputs.key_rotation, count * heads * key)
-        keys = _rotated(keys, inputs.key_rotation, count * kv_heads * key)
-        values = _rotated(values, inputs.value_rotation, count * kv_heads * value)
+        query = rotated(query, inputs.key_rotation, count * heads * key)
+        keys = rotated(keys, inputs.key_rotation, count * kv_heads * key)
+        values = rotated(values, inputs.value_rotation, count * kv_heads * value)
         for tensor in (query, values, keys):
             self.graph.add(tensor)
         for tensor, places in ((keys, inputs.keys), (values, inputs.values)):
@@ -154,7 +154,7 @@ class Builder:
         ]
         attended = self._here(result(count, heads * value, view(query), *casts, inputs.mask))
         flat = self.graph.add(view(attended))
-        mixed = _rotated(flat, inputs.value_rotation, count * heads * value)
+        mixed = rotated(flat, inputs.value_rotation, count * heads * value)
         out = self._here(result(count, spec.embedding_size, mixed))
         return over(out) if self._has(layer, "attn_output.bias") else out
 
@@ -285,7 +285,8 @@ def _rotation(size: int, smallest: bool = False) -> Tensor:
     return fed(side * side * F32)
 
 
-def _rotated(tensor: Tensor, rotation: Tensor | None, values: int) -> Tensor:
+def rotated(tensor: Tensor, rotation: Tensor | None, values: int) -> Tensor:
+    """As quantized caches want it: by a matrix, if there is one."""
     if rotation is None:
         return tensor
     return view(Tensor(values * F32, "rotated", (rotation, view(tensor))))

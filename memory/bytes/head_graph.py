@@ -3,7 +3,8 @@
 In the model's file they follow `graph_mtp` of `llama.cpp: src/models/qwen35.cpp` and
 `glm4-moe.cpp`: the embedding of a token and a row, both normalised, side by side through a matrix,
 then a block as the model's own. In a file of its own, `src/models/eagle3.cpp`: the block attends to
-both side by side.
+both side by side. One that looks into its model's cache (`src/models/gemma4-assistant.cpp`) has
+several blocks, which attend to what is there.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgespec.memory.bytes.arena import Graph, Tensor
-from edgespec.memory.bytes.graph import BatchShape, Builder
+from edgespec.memory.bytes.graph import BatchShape, Builder, rotated
 from edgespec.memory.bytes.recurrent_graph import DeltaNetBuilder
-from edgespec.memory.bytes.results import F32, added, fed, over, result
+from edgespec.memory.bytes.results import F32, added, fed, over, result, view
 from edgespec.models.spec import ModelSpec
 
 _TOKEN = 4  # bytes of an id
@@ -83,6 +84,45 @@ class _Eagle(Builder):
 def eagle_compute_bytes(spec: ModelSpec, shape: BatchShape) -> int:
     """Bytes of llama.cpp's compute buffer for the largest batch of a head in a file of its own."""
     return _Eagle(spec, shape).build().buffer_bytes()
+
+
+class _Assistant(Builder):
+    """One that looks into its model's cache, fed rows of `width` values."""
+
+    def __init__(self, spec: ModelSpec, shape: BatchShape, width: int) -> None:
+        super().__init__(spec, shape)
+        self._width = width
+
+    def build(self) -> Graph:
+        """The graph of the largest batch."""
+        count, spec = self.shape.num_tokens, self.spec
+        embedding = over(result(count, self._width, fed(count * _TOKEN)))
+        joined = result(count, 2 * self._width, embedding, _rows(count, self._width))
+        cur = result(count, spec.embedding_size, joined)
+        for layer in range(spec.num_layers):
+            cur = over(self._layer(cur, layer, last=layer == spec.num_layers - 1))
+        cur = self._norm(cur)
+        for width in (spec.vocab_size, self._width):  # logits, and a row to go on with
+            shown = result(self.shape.num_outputs, width, cur)
+            shown.is_output = True
+            self.graph.add(shown)
+        return self.graph
+
+    def _attention(self, cur: Tensor, layer: int) -> Tensor:
+        spec, count = self.spec, self.shape.num_tokens
+        inputs = self.attention_inputs[spec.is_sliding[layer]]
+        values = spec.num_heads[layer] * spec.key_length[layer]
+        query = view(result(count, values, cur))
+        query = self._positioned(query, layer, "attn_q_norm.weight", count * values)
+        query = self.graph.add(rotated(query, inputs.key_rotation, count * values))
+        attended = view(result(count, values, view(query), inputs.mask))
+        flat = rotated(self.graph.add(attended), inputs.value_rotation, count * values)
+        return result(count, spec.embedding_size, flat)
+
+
+def assistant_compute_bytes(spec: ModelSpec, shape: BatchShape, width: int) -> int:
+    """Bytes of llama.cpp's compute buffer for one that is fed rows of a model of that width."""
+    return _Assistant(spec, shape, width).build().buffer_bytes()
 
 
 _BUILDERS: dict[str, type[Builder]] = {"qwen35": _GatedHead, "qwen35moe": _GatedHead}

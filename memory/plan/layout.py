@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from edgespec.memory.bytes.footprint import (
-    EAGLE_TOKENS,
     GPU,
     HOST,
     RUNTIME_BYTES,
@@ -18,12 +17,11 @@ from edgespec.memory.bytes.footprint import (
     RunShape,
     beside_another,
     draft_model_footprint,
-    eagle_footprint,
     footprint,
     has_packed_weights,
-    head_footprint,
     padded,
 )
+from edgespec.memory.bytes.head_footprint import head_file_footprint, head_footprint
 from edgespec.memory.bytes.onnx_footprint import onnx_footprint
 from edgespec.memory.device.kernels import attends
 from edgespec.memory.plan.machine import Machine
@@ -249,9 +247,7 @@ class Layout:
         shape = self._draft_shape(spec, context)
         if spec.reads is None:
             return draft_model_footprint(spec, shape)
-        tokens = EAGLE_TOKENS
-        shape = replace(shape, context_size=context, batch_size=tokens, max_nodes=tokens)
-        return eagle_footprint(self.spec, target, spec, shape)
+        return head_file_footprint(self.spec, target, spec, shape)
 
     def _held_bytes(self) -> int:
         """What the process holds beyond the runtime: a program around it, an engine that is open.
@@ -346,7 +342,9 @@ class Layout:
     def _verifies_trees(self) -> bool:
         """As `LlamaContext` finds it: elsewhere drafts are chains."""
         spec = self.spec
-        has_head = self.has_head or bool(self._read_by_head)
+        has_head = self.has_head or (
+            self.draft_spec is not None and self.draft_spec.reads is not None
+        )
         is_chained = spec.keeps_state or any(spec.is_sliding) or has_head
         return not is_chained and not (self.exact and self.users > 1)
 

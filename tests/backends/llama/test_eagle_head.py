@@ -25,7 +25,8 @@ from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.head import HeadDrafter, HeadText
 from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
-from edgespec.memory.bytes.footprint import EAGLE_TOKENS, RunShape, compute_bytes, eagle_footprint
+from edgespec.memory.bytes.footprint import RunShape, compute_bytes
+from edgespec.memory.bytes.head_footprint import EAGLE_TOKENS, head_file_footprint
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec, read_model_spec
@@ -63,7 +64,7 @@ def test_drafts_are_accepted(
     model, head = pair(tmp_path, made, arch=arch)
     backend = FollowedBackend(model, LlamaSettings(512, max_nodes=4, gpu_layers=0), inside=False)
     spec = read_model_spec(head, heads=True)
-    opened = backend.open_head(lambda one: EagleHead(spec, LlamaSettings(512), one))
+    opened = backend.open_head(lambda one: EagleHead(one, spec, LlamaSettings(512)))
     drafter = HeadDrafter(HeadText(opened), Frozen([0.0, *[0.01] * 8]), 258)
     curve = Frozen([0.0, 1.0, 1.001, 1.002, 1.003])
     engine = Engine(backend, curve=curve, drafter=drafter)
@@ -176,7 +177,7 @@ def test_heads_of_real_shapes_take_what_llama_cpp_says(
         sizes.append((context, LOG.buffer_bytes()))
         other = context
     target = RunShape(4096, batch, 8, hands_out=made.layers)
-    parts = eagle_footprint(spec, target, head, RunShape(4096, EAGLE_TOKENS, EAGLE_TOKENS))
+    parts = head_file_footprint(spec, target, head, RunShape(4096, EAGLE_TOKENS, EAGLE_TOKENS))
     planned = {part.name: part.nbytes for part in parts}
     said = sizes[1][1]
     for context, _ in reversed(sizes):

@@ -7,27 +7,19 @@ followed its model through steps, cuts and rejected drafts, and those of one tha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
-from eagle3_gguf import Head as Eagle
-from eagle3_gguf import write_eagle
 from frozen_times import Frozen
-from hybrid_gguf import Shape, write_hollow, write_hybrid
+from head_cases import BESIDE, DRAFTS, INSIDE, Files, opened, written
+from hybrid_gguf import Shape, write_hollow
 from random_gguf import F32, Q8_0, write_model
 
 import edgespec
-from edgespec.backends.llama.context import LlamaSettings
-from edgespec.backends.llama.eagle_head import EagleHead
-from edgespec.backends.llama.head import (
-    Followed,
-    FollowedBackend,
-    FollowedRecurrentBackend,
-    Head,
-)
+from edgespec.backends.llama.cache_head import CacheHead
+from edgespec.backends.llama.head import Followed, Head
 from edgespec.backends.llama.library import LOG, library
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
@@ -37,7 +29,8 @@ from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.head import HeadDrafter, HeadText
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
-from edgespec.memory.bytes.footprint import RunShape, footprint, head_footprint
+from edgespec.memory.bytes.footprint import RunShape, footprint
+from edgespec.memory.bytes.head_footprint import head_footprint
 from edgespec.memory.plan.request import Request
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import read_model_spec
@@ -46,60 +39,9 @@ from edgespec.setup.planning import make_run_plan
 
 pytestmark = pytest.mark.model
 
-INSIDE = {
-    "qwen35": Shape("qwen35", predicting=1),
-    "qwen35moe": Shape("qwen35moe", predicting=1),
-    "glm4moe": Shape("glm4moe", interval=1, predicting=1),
-}
-BESIDE = {  # with heads of their own: as large as the model, and with fewer tokens
-    "llama": (Shape("llama", interval=1), Eagle()),
-    "qwen3": (Shape("qwen3", interval=1), Eagle(has_output=False, keeps_normed=False)),
-    "llama's own tables": (
-        Shape("llama", interval=1),
-        Eagle(width=96, has_table=True, norms_before_fc=True),
-    ),
-}
 TEXT = list(b"to be or not to be, that is the question: to be or not to be; 64 pears for 8 ")
 ROUNDING = 0.01 * 2**20
 NOISE = 0.15  # of F32 weights in batches of several sizes; logits have a deviation of 8
-DRAFTS = 4
-
-
-class Files(NamedTuple):
-    """A model, and its head where that has a file of its own."""
-
-    model: Path
-    head: Path | None = None
-
-
-def opened(files: Files, *, has_head: bool = True, **changes: Any) -> Followed:
-    """A model, and its head unless there is none."""
-    values = {"batch_size": 64, "max_nodes": DRAFTS + 1, "gpu_layers": 0, **changes}
-    settings = LlamaSettings(512, **values)
-    inside = files.head is None
-    if read_model_spec(files.model).has_snapshots:
-        snapshots = settings.max_nodes - 1
-        backend: Followed = FollowedRecurrentBackend(
-            files.model, settings, snapshots=snapshots, inside=inside
-        )
-    else:
-        backend = FollowedBackend(files.model, settings, inside=inside)
-    if has_head and files.head is None:
-        backend.open_head()
-    elif has_head and files.head is not None:
-        spec = read_model_spec(files.head, heads=True)
-        backend.open_head(partial(EagleHead, spec, settings))
-    return backend
-
-
-def written(folder: Path, name: str, kind: Any, say: float = 1.0) -> Files:
-    """The files of a name in `INSIDE` or `BESIDE`."""
-    if name in INSIDE:
-        return Files(write_hybrid(folder / "model.gguf", INSIDE[name], kind, say=say))
-    shape, made = BESIDE[name]
-    model = write_hybrid(folder / "model.gguf", shape, kind, say=say)
-    head = folder / "eagle3-model.gguf"
-    return Files(model, write_eagle(head, model, shape, made, kind, knows=say < 0.1))
 
 
 @pytest.fixture(scope="module", params=[*INSIDE, *BESIDE])
@@ -198,6 +140,8 @@ def test_a_head_that_nobody_asked_begins_anew_with_the_last_tokens(
     backend: Followed, files: Files
 ) -> None:
     """Nothing is computed for it meanwhile; it then drafts as if the text began there."""
+    if isinstance(backend.head, CacheHead):
+        pytest.skip("it looks into its model's cache, and misses nothing")
     backend.prefill(TEXT[:10])
     head = head_of(backend)
     text = [*TEXT[:10], *TEXT, *TEXT]
@@ -222,8 +166,9 @@ def test_a_head_goes_back_with_its_model(backend: Followed, files: Files) -> Non
     backend.prefill(TEXT[:40])
     kept = backend.truncate(38)
     head = head_of(backend)
-    assert kept == 38 == head.followed
-    backend.prefill(TEXT[38:60])
+    slides = not backend.capabilities.truncate and not backend.capabilities.snapshots
+    assert kept == (0 if slides else 38) == head.followed
+    backend.prefill(TEXT[kept : kept + 22])
     assert backend.truncate(10) in (0, 10)
     assert backend.length == head.followed
     backend.truncate(0)

@@ -1,0 +1,28 @@
+"""Heads in files of their own, each opened as its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgespec.backends.llama.cache_head import CacheHead
+from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.eagle_head import EagleHead
+from edgespec.backends.llama.head import Head, MtpHead
+from edgespec.models.spec import ASSISTANT, EAGLE, MTP, ModelSpec
+
+_KINDS: dict[str, Callable[..., Head]] = {EAGLE: EagleHead, MTP: MtpHead, ASSISTANT: CacheHead}
+
+
+def open_head_file(
+    spec: ModelSpec,
+    settings: LlamaSettings,
+    model: LlamaContext,
+    *,
+    progress: Callable[[float], None] | None = None,
+) -> Head:
+    """The head in the file of `spec`, for the model of another context, whose cache is empty.
+
+    `settings` are its own; their sizes of steps do not count. Raises as `LlamaContext.open`.
+    """
+    assert spec.reads is not None, "a head"
+    return _KINDS[spec.reads.kind](model, spec, settings, progress=progress)

@@ -1,0 +1,82 @@
+"""Tiny models with random weights and their heads, of all kinds: in the same file, or beside it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eagle3_gguf import Head as Eagle
+from eagle3_gguf import write_eagle
+from gemma4_gguf import write_assistant, write_gemma4
+from hybrid_gguf import Shape, write_hybrid
+
+from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.head import Followed, FollowedBackend, FollowedRecurrentBackend
+from edgespec.backends.llama.head_files import open_head_file
+from edgespec.models.spec import read_model_spec
+
+INSIDE = {
+    "qwen35": Shape("qwen35", predicting=1),
+    "qwen35moe": Shape("qwen35moe", predicting=1),
+    "glm4moe": Shape("glm4moe", interval=1, predicting=1),
+}
+EAGLES = {  # with heads of their own: as large as the model, and with fewer tokens
+    "llama": (Shape("llama", interval=1), Eagle()),
+    "qwen3": (Shape("qwen3", interval=1), Eagle(has_output=False, keeps_normed=False)),
+    "llama's own tables": (
+        Shape("llama", interval=1),
+        Eagle(width=96, has_table=True, norms_before_fc=True),
+    ),
+}
+# Last blocks in files of their own, beside a file without them.
+BLOCKS = {f"{name} beside it": shape for name, shape in INSIDE.items()}
+ASSISTED = "gemma4"
+BESIDE = (*EAGLES, *BLOCKS, ASSISTED)
+DRAFTS = 4
+
+
+class Files(NamedTuple):
+    """A model, and its head where that has a file of its own."""
+
+    model: Path
+    head: Path | None = None
+
+
+def opened(files: Files, *, has_head: bool = True, **changes: Any) -> Followed:
+    """A model, and its head unless there is none."""
+    values = {"batch_size": 64, "max_nodes": DRAFTS + 1, "gpu_layers": 0, **changes}
+    settings = LlamaSettings(512, **values)
+    inside = files.head is None
+    if read_model_spec(files.model).has_snapshots:
+        snapshots = settings.max_nodes - 1
+        backend: Followed = FollowedRecurrentBackend(
+            files.model, settings, snapshots=snapshots, inside=inside
+        )
+    else:
+        backend = FollowedBackend(files.model, settings, inside=inside)
+    if has_head and files.head is None:
+        backend.open_head()
+    elif has_head and files.head is not None:
+        spec = read_model_spec(files.head, heads=True)
+        backend.open_head(partial(open_head_file, spec, settings))
+    return backend
+
+
+def written(folder: Path, name: str, kind: Any, say: float = 1.0) -> Files:
+    """The files of a name in `INSIDE` or `BESIDE`, with a `say` as of `write_hybrid`."""
+    model = folder / "model.gguf"
+    if name in INSIDE:
+        return Files(write_hybrid(model, INSIDE[name], kind, say=say))
+    if name in EAGLES:
+        shape, made = EAGLES[name]
+        write_hybrid(model, shape, kind, say=say)
+        head = folder / "eagle3-model.gguf"
+        return Files(model, write_eagle(head, model, shape, made, kind, knows=say < 0.1))
+    head = folder / "mtp-model.gguf"
+    if name in BLOCKS:
+        for path, part in ((model, "trunk"), (head, "head")):
+            write_hybrid(path, BLOCKS[name], kind, say=say, part=part)
+        return Files(model, head)
+    write_gemma4(model, kind=kind, say=say)
+    return Files(model, write_assistant(head, model, kind=kind, say=say))
