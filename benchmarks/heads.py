@@ -2,6 +2,7 @@
 
     python benchmarks/heads.py llama-server model-with-a-head.gguf ...
     python benchmarks/heads.py llama-server model.gguf --draft eagle3-model.gguf
+    python benchmarks/heads.py llama-server model.gguf --draft mtp-model.gguf
 
 Each model writes greedily with drafts of one and of three tokens, all of them from its head and
 verified in every round, on both sides. Compared are the tokens, how many were drafted, and how many
@@ -31,7 +32,7 @@ from edgespec.backends.llama.head import (
 )
 from edgespec.backends.llama.head_files import open_head_file
 from edgespec.backends.tree import DraftTree
-from edgespec.models.spec import read_model_spec
+from edgespec.models.spec import EAGLE, read_model_spec
 
 TEXT = b"to be or not to be, that is the question: to be or not to be; 64 pears for 8 "
 TOKENS, CONTEXT = 96, 512
@@ -95,7 +96,11 @@ def written_here(files: Files, prompt: list[int], depth: int) -> Written:
 
 def written_by_server(server: str, files: Files, prompt: list[int], depth: int) -> Written:
     """The same request to llama.cpp's server."""
-    kind = ["draft-mtp"] if files.head is None else ["draft-eagle3", "-md", str(files.head)]
+    kind = ["draft-mtp"]
+    if files.head is not None:
+        reads = read_model_spec(files.head, heads=True).reads
+        is_eagle = reads is not None and reads.kind == EAGLE
+        kind = ["draft-eagle3" if is_eagle else "draft-mtp", "-md", str(files.head)]
     command = [
         server, "-m", str(files.model), "-c", str(CONTEXT), "--port", str(PORT), "-t", "1",
         "-np", "1", "-fa", "on", "--no-warmup", "--spec-draft-n-max", str(depth),

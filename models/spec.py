@@ -55,6 +55,13 @@ _EXTRA_CACHES = {
 # model's own last block, and one that looks into its model's cache.
 EAGLE, MTP, ASSISTANT = "eagle3", "mtp", "gemma4-assistant"
 _DRAFT_HEADS = {EAGLE, "dflash", ASSISTANT}
+# Whatever their files say (`build_moe_ffn` in `llama.cpp: src/models/*.cpp`).
+_NORMALISE_EXPERTS = {
+    "arctic", "dbrx", "ernie4_5-moe", "gemma4", "granitemoe", "granitehybrid", "granite_swa",
+    "grok", "grovemoe", "kimi-linear", "lfm2moe", "llama", "maple", "mellum", "mimo2",
+    "minimax-01", "minimax-m2", "mistral3", "phimoe", "qwen35moe", "qwen3moe", "qwen3next",
+    "qwen3vlmoe", "qwen4exp", "rnd1", "smallthinker",
+}  # fmt: skip
 _AUDIO = {"wavtokenizer-dec", "qwen3tts", "pockettts"}
 
 _ARCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -137,6 +144,8 @@ class ModelSpec:
     format: str = GGUF_FORMAT
     # of a head in a file of its own, which is no model
     reads: Reads | None = None
+    # whether what the experts of a token have to say adds up to one
+    normalises_experts: bool = False
     # by name
     tensors: Mapping[str, GgufTensor] = field(default_factory=dict, repr=False)
 
@@ -224,6 +233,8 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         tokenizer_model=_label(first.text("tokenizer.ggml.model")),
         tokenizer_pre=_label(first.text("tokenizer.ggml.pre")),
         tokenizer_hash=first.tokenizer_hash,
+        normalises_experts=keys.arch in _NORMALISE_EXPERTS
+        or keys.value("expert_weights_norm") is True,
         reads=_reads(keys, {tensor.name for tensor in tensors}),
         tensors={tensor.name: tensor for tensor in tensors},
     )

@@ -39,7 +39,8 @@ class CacheHead(MtpHead):
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
         """A step: it reads no prompts, and what is in the cache is the model's business."""
-        return self.verify(DraftTree.chain(tokens[:1]))[0]
+        logits: Logits = self.verify(DraftTree.chain(tokens[:1]))[0]
+        return logits
 
     def verify(self, tree: DraftTree) -> Logits:
         """A step for each node, all at one position: for the clock alone."""

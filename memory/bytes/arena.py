@@ -172,16 +172,13 @@ class _Replay:
     def _heir_of(self, operand: Tensor, node: Tensor) -> Tensor | None:
         """What `node` may be written over: an operand with its layout that nobody else needs.
 
-        Of a view it is what that looks at, if this is the last look.
+        Never a view: ggml does not count those among what it has allocated.
         """
-        owner = operand.view_of or operand
-        if not node.in_place or owner.is_output or operand.shape != node.shape:
+        if not node.in_place or operand.view_of is not None or operand.is_output:
             return None
-        is_last = self._uses[operand] == 1 and not self._views.get(operand)
-        if owner is not operand:
-            alone = self._views[owner] == 1 and not self._uses.get(owner)
-            is_last = is_last and alone and operand.shape is not None
-        return owner if is_last and owner in self._arena(node).offsets else None
+        if operand.shape != node.shape or self._uses[operand] > 1 or self._views.get(operand):
+            return None
+        return operand if operand in self._arena(node).offsets else None
 
 
 class _Arena:

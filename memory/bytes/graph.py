@@ -48,6 +48,8 @@ def compute_buffer_sizes(
 class Builder:
     """Builds the graph layer by layer, in the order of llama.cpp's own builders."""
 
+    narrows_at_the_end = False  # to the tokens whose logits are wanted: after all layers
+
     def __init__(self, spec: ModelSpec, shape: BatchShape, devices: Sequence[range] = ()) -> None:
         self.spec = spec
         self.shape = shape
@@ -61,19 +63,29 @@ class Builder:
         }
 
     def build(self) -> Graph:
-        layers = _telling_layers(self.spec, self.devices, self.shape.hands_out)
+        """The graph of the largest batch."""
+        layers, spec = self._layers(), self.spec
         cur = self._embeddings()
         for layer in layers:
             self.place = self._place_of(layer)
             cur.is_output = layer in self.shape.hands_out
-            cur = self._layer(cur, layer, last=layer == layers[-1])
-        self.place = self._place_of(self.spec.num_layers)
+            narrows = layer == layers[-1] and not self.narrows_at_the_end
+            cur = self._layer(cur, layer, last=narrows)
+        self.place = self._place_of(spec.num_layers)
         cur = self._norm(cur)
         cur.is_output = True
-        logits = self._here(result(self.shape.num_outputs, self.spec.vocab_size, cur))
+        outputs = self.shape.num_outputs
+        if self.narrows_at_the_end:
+            cur = result(outputs, spec.embedding_size, cur, self.out_ids)
+            cur.is_output = True
+        logits = self._here(result(outputs, spec.vocab_size, cur))
         logits.is_output = True
         self.graph.add(logits)
         return self.graph
+
+    def _layers(self) -> list[int]:
+        """Those that decide the sizes, in order."""
+        return _telling_layers(self.spec, self.devices, self.shape.hands_out)
 
     def _place_of(self, layer: int) -> int:
         places = (i for i, layers in enumerate(self.devices, HOST_PLACE + 1) if layer in layers)
@@ -193,7 +205,10 @@ class Builder:
             ranked = Tensor(rows * spec.num_experts * F32, "ranked", (probabilities,))
         order = Tensor(rows * spec.num_experts * _I32, "order", (ranked,))
         chosen = view(order)
-        weights = self.graph.add(view(result(rows, used, view(probabilities), chosen)))
+        weights = view(result(rows, used, view(probabilities), chosen))
+        if spec.normalises_experts:
+            weights = view(result(rows, used, weights, over(result(rows, 1, weights))))
+        self.graph.add(weights)
         tokens = view(cur)
         up = self._here(result(rows, used * width, tokens, chosen))
         hidden = over(over(up))

@@ -7,14 +7,14 @@ batch and writes back the state behind the last token, and with snapshots those 
 
 from __future__ import annotations
 
-from edgespec.memory.bytes.arena import Graph, Tensor
+from edgespec.memory.bytes.arena import Tensor
+from edgespec.memory.bytes.gemma_graph import Gemma4Builder
 from edgespec.memory.bytes.graph import BatchShape, Builder
 from edgespec.memory.bytes.results import (
     F32,
     added,
     fed,
     over,
-    over_view,
     reshaped,
     result,
     stored,
@@ -22,7 +22,7 @@ from edgespec.memory.bytes.results import (
 )
 from edgespec.models.spec import ModelSpec
 
-_STATE_IDS = 4  # bytes of the index of a state
+_STATE_IDS, _POSITION = 4, 16  # bytes of the index of a state, and of a place in time and space
 
 # llama.cpp makes room for so many objects a tensor of the file, and ends the process where a graph
 # has more (`llama.cpp: src/llama-context.cpp`, `graph_max_nodes`). Other kinds have room enough.
@@ -62,29 +62,16 @@ def most_snapshots(spec: ModelSpec) -> int:
 class _RecurrentBuilder(Builder):
     """What the kinds have in common; `kept` states, the one behind the last token included."""
 
-    narrows_at_the_end = True  # to the tokens whose logits are wanted: after all layers
+    narrows_at_the_end = True
 
     def __init__(self, spec: ModelSpec, shape: BatchShape) -> None:
         super().__init__(spec, shape)
         self.kept = 1 + shape.snapshots
         self.state_ids = fed(_STATE_IDS)
 
-    def build(self) -> Graph:
-        """The graph of the largest batch; all layers, since kinds take turns."""
-        cur = self._embeddings()
-        last = self.spec.num_layers - self.spec.num_prediction_layers - 1
-        for layer in range(last + 1):
-            cur = self._layer(cur, layer, last=layer == last and not self.narrows_at_the_end)
-        cur = self._norm(cur)
-        cur.is_output = True
-        outputs = self.shape.num_outputs
-        if self.narrows_at_the_end:
-            cur = result(outputs, self.spec.embedding_size, cur, self.out_ids)
-            cur.is_output = True
-        logits = result(outputs, self.spec.vocab_size, cur)
-        logits.is_output = True
-        self.graph.add(logits)
-        return self.graph
+    def _layers(self) -> list[int]:
+        """All but those that predict, since kinds take turns."""
+        return list(range(self.spec.num_layers - self.spec.num_prediction_layers))
 
     def _dims(self, layer: int, name: str) -> tuple[int, ...]:
         return self.spec.tensors[f"blk.{layer}.{name}"].dims
@@ -137,6 +124,10 @@ class _RecurrentBuilder(Builder):
 class DeltaNetBuilder(_RecurrentBuilder):
     """Qwen 3.5: gated delta nets, and attention with a gate."""
 
+    def __init__(self, spec: ModelSpec, shape: BatchShape) -> None:
+        super().__init__(spec, shape)
+        self.positions = fed(shape.num_tokens * _POSITION)
+
     def _layer(self, inputs: Tensor, layer: int, *, last: bool) -> Tensor:
         cur = self.graph.add(self._norm(inputs))
         recurs = self.spec.is_recurrent_layer[layer]
@@ -158,11 +149,11 @@ class DeltaNetBuilder(_RecurrentBuilder):
         mixed = over(result(count, channels, joined))
         query, key = (over(result(count, keys, view(mixed))) for _ in range(2))
         value = view(mixed)
-        gate = over(over(over_view(self._product(cur, heads))))
-        beta = over_view(self._product(cur, heads))
+        gate = over(over(over(self._product(cur, heads))))
+        beta = over(self._product(cur, heads))
         scanned = self._scanned(inner, state, query, key, value, view(gate), beta, view(before))
-        normed = over(over_view(reshaped(scanned, count, inner)))
-        shown = over_view(self._product(cur, inner))
+        normed = over(over(reshaped(scanned, count, inner)))
+        shown = over(self._product(cur, inner))
         gated = added(normed, shown)
         return self._product(view(gated), self.spec.embedding_size)
 
@@ -172,7 +163,7 @@ class DeltaNetBuilder(_RecurrentBuilder):
         kv_width = spec.num_kv_heads[layer] * spec.key_length[layer]
         full = result(count, 2 * width, cur)
         query = self._turned(over(result(count, width, view(full))))
-        keys = self._turned(over(over_view(self._product(cur, kv_width))))
+        keys = self._turned(over(over(self._product(cur, kv_width))))
         values = self._product(cur, kv_width)
         attended = self._attended(query, keys, values, layer)
         gate = over(result(count, width, view(full)))
@@ -214,7 +205,7 @@ class ShortConvolutionBuilder(_RecurrentBuilder):
         width = spec.num_heads[layer] * spec.key_length[layer]
         kv_width = spec.num_kv_heads[layer] * spec.key_length[layer]
         query, keys = (
-            self._turned(over(over_view(self._product(cur, size)))) for size in (width, kv_width)
+            self._turned(over(over(self._product(cur, size)))) for size in (width, kv_width)
         )
         values = self._product(cur, kv_width)
         attended = self.graph.add(view(self._attended(query, keys, values, layer)))
@@ -253,7 +244,7 @@ class OnePartBuilder(_RecurrentBuilder):
         look = reshaped(scanned, count, inner)
         summed = Tensor(skipped.nbytes, look.shape, (look, skipped), in_place=True)
         gated = result(count, inner, shown, summed)
-        normed = over(over_view(reshaped(gated, count, inner)))
+        normed = over(over(reshaped(gated, count, inner)))
         return result(count, self.spec.embedding_size, view(normed))
 
     def _still_attention(self, cur: Tensor, layer: int) -> Tensor:
@@ -266,6 +257,7 @@ class OnePartBuilder(_RecurrentBuilder):
 
 
 _BUILDERS: dict[str, type[Builder]] = {
+    "gemma4": Gemma4Builder,
     "qwen35": DeltaNetBuilder,
     "qwen35moe": DeltaNetBuilder,
     "lfm2": ShortConvolutionBuilder,

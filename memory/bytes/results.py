@@ -18,13 +18,22 @@ def result(rows: int, width: int, *sources: Tensor) -> Tensor:
 
 
 def over(operand: Tensor) -> Tensor:
-    """The outcome of an operation that may write over its operand."""
-    return Tensor(operand.nbytes, operand.shape, (operand,), in_place=True)
+    """The outcome of an operation that may write over its operand, unless that is a view."""
+    return Tensor(_nbytes(operand), operand.shape, (operand,), in_place=True)
 
 
 def added(left: Tensor, right: Tensor) -> Tensor:
-    """A sum or a product, which may be written over its left operand."""
-    return Tensor(left.nbytes, left.shape, (left, right), in_place=True)
+    """A sum or a product, which may be written over either operand of its size but a view."""
+    return Tensor(_nbytes(left), left.shape, (left, right), in_place=True)
+
+
+def _nbytes(tensor: Tensor) -> int:
+    """Of what is as large as a tensor, which may be a `reshaped` one."""
+    if tensor.view_of is None:
+        return tensor.nbytes
+    assert isinstance(tensor.shape, tuple), "a view whose size is not known"
+    rows, width = tensor.shape
+    return int(rows * width * F32)
 
 
 def view(tensor: Tensor) -> Tensor:
@@ -33,15 +42,8 @@ def view(tensor: Tensor) -> Tensor:
 
 
 def reshaped(tensor: Tensor, rows: int, width: int) -> Tensor:
-    """The same bytes from the first one on in another shape, which results may be written over."""
+    """The same bytes from the first one on in another shape."""
     return Tensor(0, (rows, width), (tensor,), view_of=tensor.view_of or tensor)
-
-
-def over_view(look: Tensor) -> Tensor:
-    """As `over`, of a `reshaped` one: it takes the place of what that is a view of."""
-    assert isinstance(look.shape, tuple)
-    rows, width = look.shape
-    return Tensor(rows * width * F32, look.shape, (look,), in_place=True)
 
 
 def stored(values: Tensor, places: Tensor) -> Tensor:
