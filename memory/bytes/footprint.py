@@ -7,17 +7,29 @@ exactly that and touches it) or a ceiling (it may grow to that, or is touched as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from edgespec.memory.bytes.graph import BatchShape, compute_buffer_sizes
+from edgespec.memory.bytes.places import (
+    HEAD,
+    LOOKUP_TABLES,
+    TABLE,
+    device_layers,
+    holder,
+    is_taken,
+    layer_of,
+    loaded_tensors,
+    takes_all,
+)
 from edgespec.memory.bytes.recurrent_graph import compute_buffer_bytes
 from edgespec.memory.device.kernels import (
     attention_work_bytes,
     packed_bytes,
     product_work_bytes,
 )
+from edgespec.memory.device.taking import Weight
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.spec import ModelSpec
@@ -39,8 +51,6 @@ _REPACKED_ON = {
     "MXFP4": ({"avx2"}, {"neon", "dotprod"}),
 }
 _REPACKED_ROWS = 8
-_TABLE = "token_embd.weight"
-LOOKUP_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")
 _CELL_PADDING = 256  # llama.cpp rounds caches up to this many cells
 _F32 = 4
 _ACTIVATION_BYTES = {"F32": 4.0, "F16": 2.0, "BF16": 2.0}  # else Q8_0 or Q8_K blocks
@@ -87,6 +97,7 @@ class RunShape:
     threads: int = 1
     gpu_layers: int = 0  # negative: all
     split: tuple[tuple[str, int], ...] = ()
+    takes: Callable[[str, Weight], bool] = takes_all  # whether a device has a weight of its layers
     mapped: bool = True
     features: frozenset[str] = frozenset()  # of the processor
     kernels: bool = False  # edgespec's own, where they fit
@@ -95,6 +106,11 @@ class RunShape:
     leaves: int = 1  # of the largest tree: each but the first is a sequence for one step
     head: bool = False  # whether the block that predicts further tokens is loaded
     hands_out: tuple[int, ...] = ()  # layers whose inputs a head in a file of its own reads
+
+    def counts(self, everything: int) -> tuple[tuple[str, int], ...]:
+        """How many of all layers each device has, the last ones, by its label."""
+        all_there = self.gpu_layers < 0 or self.gpu_layers > everything
+        return self.split or ((GPU, everything if all_there else self.gpu_layers),)
 
 
 def padded(cells: int) -> int:
@@ -138,19 +154,6 @@ def kv_type_fits(spec: ModelSpec, kind: str) -> bool:
     """Whether the heads of all layers are whole blocks of a cache type."""
     block = _KV_BLOCK.get(kind, 1)
     return all(length % block == 0 for length in (*spec.key_length, *spec.value_length))
-
-
-def device_layers(spec: ModelSpec, shape: RunShape) -> dict[str, range]:
-    """The layers on each device but the host, by its label; the head comes after the last layer."""
-    end = spec.num_layers + 1
-    if not shape.split:
-        first = 0 if shape.gpu_layers < 0 else max(0, end - shape.gpu_layers)
-        return {GPU: range(first, end)} if first < end else {}
-    first, found = end - sum(count for _, count in shape.split), {}
-    for label, count in shape.split:
-        found[label] = range(first, first + count)
-        first += count
-    return {label: layers for label, layers in found.items() if layers}
 
 
 def compute_bytes(spec: ModelSpec, shape: RunShape) -> int:
@@ -220,19 +223,20 @@ def weights_bytes(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
     there = dict.fromkeys(devices, 0)
     has_head = holder(devices, spec.num_layers) is None
     packs_table = has_head and _packs_table(spec, shape)
-    for tensor in _loaded_tensors(spec, shape):
-        if (device := holder(devices, _layer_of(spec, tensor))) is not None:
+    for tensor in loaded_tensors(spec, shape):
+        device = holder(devices, layer_of(spec, tensor))
+        if device is not None and is_taken(spec, shape, device, tensor):
             there[device] += tensor.data_bytes
-        elif tensor.name == _TABLE and packs_table:
+        elif tensor.name == TABLE and packs_table:
             repacked += _packed_bytes(tensor)
         elif copy := _repacked_bytes(tensor, shape):
             repacked += copy
         else:
             host += tensor.data_bytes
     on_devices = sum(there.values())
-    if spec.tied_embeddings and (table := spec.tensors.get(_TABLE)):
+    if spec.tied_embeddings and (table := spec.tensors.get(TABLE)):
         # The head reads the table in its own format or place, so it gets a copy of it there.
-        head = replace(table, name="output.weight")
+        head = replace(table, name=HEAD)
         if (device := holder(devices, spec.num_layers)) is not None:
             there[device] += head.data_bytes
             on_devices += head.data_bytes
@@ -246,11 +250,6 @@ def weights_bytes(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
         Component("weights_repacked", repacked),
         *parts,
     )
-
-
-def holder(devices: Mapping[str, range], layer: int) -> str | None:
-    """The device that has a layer, or None for the host."""
-    return next((label for label, layers in devices.items() if layer in layers), None)
 
 
 def runtime_bytes(spec: ModelSpec) -> int:
@@ -301,14 +300,6 @@ def beside_another(role: str, spec: ModelSpec, parts: Iterable[Component]) -> tu
     return tuple(replace(part, name=f"{role}_{part.name}") for part in added)
 
 
-def _layer_of(spec: ModelSpec, tensor: GgufTensor) -> int:
-    """The layer a tensor belongs to; the head comes after all, lookup tables before."""
-    if tensor.name.startswith("blk."):
-        number = tensor.name.split(".", 2)[1]
-        return int(number) if number.isdigit() else 0
-    return -1 if tensor.name.startswith(LOOKUP_TABLES) else spec.num_layers
-
-
 def _repacked_bytes(tensor: GgufTensor, shape: RunShape) -> int:
     """Bytes of the copy that kernels read: of weights that are multiplied by, not looked up in."""
     if len(tensor.dims) < 2 or tensor.name.startswith(LOOKUP_TABLES):
@@ -323,16 +314,8 @@ def _repacked_bytes(tensor: GgufTensor, shape: RunShape) -> int:
 def multiplied_tensors(spec: ModelSpec) -> Iterator[GgufTensor]:
     """Matrices that every step multiplies by: a tied table as well, which is the head."""
     for tensor in spec.tensors.values():
-        is_head = spec.tied_embeddings and tensor.name == _TABLE
+        is_head = spec.tied_embeddings and tensor.name == TABLE
         if len(tensor.dims) > 1 and (is_head or not tensor.name.startswith(LOOKUP_TABLES)):
-            yield tensor
-
-
-def _loaded_tensors(spec: ModelSpec, shape: RunShape) -> Iterator[GgufTensor]:
-    """All but those of layers that predict further tokens, which are skipped unless wanted."""
-    trunk = spec.num_layers - spec.num_prediction_layers
-    for tensor in spec.tensors.values():
-        if shape.head or not tensor.name.startswith("blk.") or _layer_of(spec, tensor) < trunk:
             yield tensor
 
 
@@ -343,7 +326,7 @@ def has_packed_weights(spec: ModelSpec) -> bool:
 
 def _packs_table(spec: ModelSpec, shape: RunShape) -> bool:
     """Whether the embedding table is packed, which is the head, too, and kept once."""
-    table = spec.tensors.get(_TABLE) if shape.kernels and spec.tied_embeddings else None
+    table = spec.tensors.get(TABLE) if shape.kernels and spec.tied_embeddings else None
     return table is not None and _packed_bytes(table) > 0
 
 

@@ -16,8 +16,6 @@ from edgespec.memory.bytes.footprint import (
     RunShape,
     batch_shape,
     beside_another,
-    device_layers,
-    holder,
     kv_cache_bytes,
     padded,
     weights_bytes,
@@ -28,6 +26,7 @@ from edgespec.memory.bytes.head_graph import (
     eagle_compute_bytes,
     head_compute_bytes,
 )
+from edgespec.memory.bytes.places import device_layers, holder
 from edgespec.models.spec import ASSISTANT, EAGLE, MTP, ModelSpec
 
 HEAD_NODES, HEAD_UNREAD = 8, 65  # tokens of a head's steps, and rows that wait to be fed to it

@@ -324,6 +324,7 @@ class Layout:
             if self.offloaded.counts
             else (),
             mapped=self.mapped,
+            takes=self.machine.takes,
             features=self.machine.features,
             kernels=self.kernels,
             snapshots=snapshots_of(self.spec, draft_max),
@@ -359,6 +360,7 @@ class Layout:
             threads=self.threads,
             gpu_layers=-1 if self.gpu_layers and self._uses_gpu else 0,
             mapped=self.draft_mapped,
+            takes=self.machine.takes,
             features=self.machine.features,
             kernels=self.kernels,
         )

@@ -11,6 +11,7 @@ from edgespec.memory.bytes.footprint import GPU, LIBRARY_BYTES, WORKER
 from edgespec.memory.device import host
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.device.kernels import missing_kernels
+from edgespec.memory.device.taking import Weight
 from edgespec.memory.device.track import private_bytes, resident_bytes
 
 
@@ -59,6 +60,11 @@ class Machine:
             f"{WORKER}{next(workers)}" if one.worker else GPU if is_only else f"{GPU}{next(gpus)}"
             for one in self.accelerators
         )
+
+    def takes(self, label: str, weight: Weight) -> bool:
+        """Whether a weight of a device's layers lies there; the others stay with the processor."""
+        devices = zip(self.labels, self.accelerators, strict=True)
+        return all(one.takes(weight) for name, one in devices if name == label)
 
 
 def this_machine(workers: Sequence[str] = ()) -> Machine:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.footprint import kv_type_fits
+from edgespec.memory.bytes.places import refused_weights
 from edgespec.memory.plan.drafts import DRAFT_SIZES
 from edgespec.memory.plan.layout import Layout, Offloaded
 from edgespec.memory.plan.options import ONNX
@@ -115,7 +116,8 @@ def with_layers_placed(layout: Layout) -> tuple[Layout, Choice]:
     elif has_devices:
         count = asked if asked is not None else _most_on_gpu(layout, context)
         layout = replace(layout, offloaded=Offloaded(count))
-    return layout, Choice("gpu_layers", layout.gpu_layers, _layers_reason(layout))
+    reason = _layers_reason(layout) + _refused_reason(layout)
+    return layout, Choice("gpu_layers", layout.gpu_layers, reason)
 
 
 def _check_workers(layout: Layout) -> None:
@@ -157,6 +159,18 @@ def _layers_reason(layout: Layout) -> str:
     names = ", ".join(gpu.description for gpu in layout.machine.accelerators)
     how_many = "all" if layout.gpu_layers < 0 else "as many as"
     return f"{how_many} fit into {names}"
+
+
+def _refused_reason(layout: Layout) -> str:
+    """Which weights of the devices' layers stay here all the same, or ""."""
+    if layout.backend == ONNX or not layout.gpu_layers:
+        return ""
+    refused = refused_weights(layout.spec, layout.shape(layout.contexts.least, 1, 0))
+    if not refused:
+        return ""
+    mebibytes = -(-sum(one.data_bytes for one in refused) >> 20)
+    named = refused[0].name if len(refused) == 1 else f"{len(refused)} matrices"
+    return f"; {named} ({mebibytes} MiB) is computed here: it is too much for that device"
 
 
 def _shares_reason(layout: Layout) -> str:

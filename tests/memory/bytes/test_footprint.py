@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from edgespec.memory.bytes.footprint import (
     window_cells,
     work_bytes,
 )
+from edgespec.memory.bytes.places import refused_weights
+from edgespec.memory.device.taking import Weight
 from edgespec.models.gguf.ggml_types import GGML_TYPES, GgmlType
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.spec import ModelSpec
@@ -247,6 +250,45 @@ def test_a_tied_table_is_copied_to_the_gpu() -> None:
         (HOST, "weights"): 36_000 + 2 * 256,
         (HOST, "weights_repacked"): 2 * 2304,
     }
+
+
+def takes_up_to(limit: int) -> Callable[[str, Weight], bool]:
+    """A device that takes matrices of so many values at most."""
+    return lambda _label, weight: weight.dims[0] * weight.dims[1] <= limit
+
+
+def test_what_a_device_does_not_take_stays_here() -> None:
+    """The head, in a file with one and where the table is it; norms are taken all the same."""
+    some = takes_up_to(64 * 64)
+    assert weights(UNTIED, gpu_layers=-1, takes=some) == {
+        (HOST, "weights"): 36_000 + 68_000 + 256,
+        (GPU, "weights"): 2 * (2304 + 256),
+    }
+    assert weights(TIED, gpu_layers=1, takes=some) == weights(TIED, gpu_layers=0)
+    assert weights(UNTIED, gpu_layers=1, takes=some) == weights(UNTIED, gpu_layers=0)
+    (head,) = refused_weights(TIED, shape(gpu_layers=-1, takes=some))
+    assert (head.name, head.data_bytes) == ("output.weight", 36_000)
+    assert not refused_weights(TIED, shape(gpu_layers=0, takes=some))
+
+
+def test_a_matrix_of_a_layer_that_a_device_does_not_take_stays_here() -> None:
+    few = takes_up_to(0)
+    sizes = weights(UNTIED, gpu_layers=-1, takes=few)
+    assert sizes[GPU, "weights"] == 2 * 256, "norms"
+    assert sizes[HOST, "weights_repacked"] == 2 * 2304
+    assert len(refused_weights(UNTIED, shape(gpu_layers=-1, takes=few))) == 3
+
+
+def test_a_device_is_asked_about_the_experts_that_a_token_uses() -> None:
+    asked: list[Weight] = []
+
+    def takes(_label: str, weight: Weight) -> bool:
+        asked.append(weight)
+        return True
+
+    experts = tensor("blk.0.ffn_up_exps.weight", (64, 96, 8), "Q4_0")
+    weights(model(experts, num_experts=8, num_experts_used=2), gpu_layers=-1, takes=takes)
+    assert set(asked) == {Weight(2, (64, 96, 8), 2)}
 
 
 # ------------------------------------------------------------------------------ compute, work

@@ -24,6 +24,7 @@ from edgespec.memory.bytes.footprint import (
     footprint,
 )
 from edgespec.memory.device.kernels import attends, missing_kernels
+from edgespec.memory.device.taking import Weight
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.settings import Settings, draft_shares, settings_of
 from edgespec.memory.times.speed import SpeedModel
@@ -190,3 +191,25 @@ def test_measured_losses_decide_which_cache_is_taken(losses: dict[str, float], k
     assert plan.kv_type_k == plan.kv_type_v == kind
     if kind in losses:
         assert f"divergence of {losses[kind]:.4f}" in reason(plan, "kv_type")
+
+
+def test_a_plan_says_which_weights_a_gpu_does_not_take() -> None:
+    """Recorded of lavapipe: nothing above 128 MiB, the logits of 512 tokens included."""
+    limit = 128 << 20
+
+    def takes(weight: Weight) -> bool:
+        columns, rows = weight.dims
+        return max(columns * rows * 18 // 32, 4 * 512 * rows) <= limit
+
+    (one,) = gpu(8 << 30)
+    machine = Machine(64 << 30, (replace(one, takes=takes),))
+    spec = model(kind="Q4_0")
+    assert "computed here" not in reason(plan_of(spec, machine), "gpu_layers")
+    large = model(kind="Q4_0", vocabulary=151_936)
+    plan = plan_of(large, machine)
+    assert plan.gpu_layers == -1
+    assert "; output.weight (" in (told := reason(plan, "gpu_layers"))
+    assert told.endswith("is computed here: it is too much for that device")
+    whole = plan_of(large, Machine(64 << 30, (one,)))
+    moved = whole.component_bytes["gpu_weights"] - plan.component_bytes["gpu_weights"]
+    assert moved >= large.tensors["token_embd.weight"].data_bytes

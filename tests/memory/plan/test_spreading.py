@@ -8,7 +8,8 @@ import pytest
 from planning_cases import MIB, SPEC, gpu, model, plan_of, reason, refusal
 
 from edgespec.errors import UnsupportedError
-from edgespec.memory.bytes.footprint import RunShape, device_layers
+from edgespec.memory.bytes.footprint import RunShape
+from edgespec.memory.bytes.places import device_layers
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.plan import Plan
