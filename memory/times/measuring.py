@@ -17,6 +17,7 @@ _DOUBT = 0.02  # relative standard deviation of the best of a few steps
 _FIRST = (4, 8, 2, 16)  # sizes that are measured twice before any other is
 _SAMPLES = 5  # of a size, where there is time: a quick model has it
 _SINGLES = 8
+_PREPARES = 1.5  # a first step this many times slower than the next: made ready for its size
 _ORDER = (4, 8, 2, 16, 3, 12, 32, 6, 5, 24, 7, 20, 10, 28, 9, 11, 14, 13, 15)
 
 
@@ -31,7 +32,9 @@ def measure_curve(
     """Measure t(n) in about `seconds`, the most useful n first.
 
     `run(n)` performs one step over n tokens and takes it back. `known` is an earlier curve, whose
-    sizes come last.
+    sizes come last. Some GPUs' drivers compile programs for each size that they meet. Where the
+    first step of two tokens is seen to take longer than the next one, the first steps of all sizes
+    are thrown away.
     """
     timer = _Timer(run, clock)
     deadline = clock() + seconds
@@ -39,7 +42,8 @@ def measure_curve(
     same = typical_ms(timer.few_ms(1, _SINGLES, seconds / 8))
     if max_nodes == 1:
         return CostCurve([float("inf"), same])
-    changed = timer.few_ms(1, _SINGLES, seconds / 8, after=2)
+    changed, twos = timer.changed_ms(1, 2, _SINGLES, seconds / 8)
+    unprepared = set(range(3, max_nodes + 1)) if twos[0] > _PREPARES * min(twos[1:]) else set()
     change_ms = max(0.0, typical_ms(changed) - same)
     samples, speed = {1: [same]}, 1.0
     if known is not None:  # times of another moment: bring them to the speed of this one
@@ -49,6 +53,10 @@ def measure_curve(
     for n in _order(max_nodes, samples):
         if clock() > deadline and len(samples) > 1:
             break
+        if n in unprepared:
+            unprepared.remove(n)
+            run(n)
+            before = timer.ms(1)
         ms, after = timer.ms(n), timer.ms(1)
         # Each size is compared with the single tokens beside it: the faster one, because a single
         # token that was disturbed would make a size look cheap.
@@ -117,17 +125,23 @@ class _Timer:
         self._run(nodes)
         return (self._clock() - start) * 1e3
 
-    def few_ms(self, nodes: int, most: int, seconds: float, *, after: int = 0) -> list[float]:
-        """Of two steps or more, each after one of another size if that is wanted.
-
-        Two, of which one may be disturbed; a slow model needs its time for other sizes.
-        """
+    def few_ms(self, nodes: int, most: int, seconds: float) -> list[float]:
+        """Of two steps or more: one may be disturbed; a slow model needs its time for others."""
         enough = self._clock() + seconds
         found: list[float] = []
         while len(found) < 2 or (len(found) < most and self._clock() < enough):
-            if after:
-                self._run(after)
             found.append(self.ms(nodes))
+        return found
+
+    def changed_ms(
+        self, nodes: int, other: int, most: int, seconds: float
+    ) -> tuple[list[float], list[float]]:
+        """The same with a step of another size before each; of these, too."""
+        enough = self._clock() + seconds
+        found: tuple[list[float], list[float]] = [], []
+        while len(found[0]) < 2 or (len(found[0]) < most and self._clock() < enough):
+            found[1].append(self.ms(other))
+            found[0].append(self.ms(nodes))
         return found
 
     def least_ms(self, nodes: int) -> float:

@@ -38,6 +38,7 @@ class Machine:
         self.change_ms = change_ms
         self.slow = slow
         self.slow_from = slow_from
+        self.compile_ms = 0.0  # of a size that it meets for the first time
         self.depth = 0
         self.slopes = (0.0, 0.0)  # ms per token of context, and per token of context and node
         self.now = 0.0
@@ -47,6 +48,8 @@ class Machine:
         ms = self.times[n - 1] + (self.slopes[0] + self.slopes[1] * n) * self.depth
         if self.steps and self.steps[-1] != n:
             ms += self.change_ms
+        if n not in self.steps:
+            ms += self.compile_ms
         self.now += ms / 1e3 * (self.slow if len(self.steps) >= self.slow_from else 1.0)
         self.steps.append(n)
 
@@ -115,6 +118,24 @@ def test_a_hiccup_while_measuring_does_not_spoil_a_size() -> None:
 
         curve = measure_curve(run, 12, seconds=30.0, clock=machine.clock)
         assert curve.base[1:] == pytest.approx(times), f"hiccup in step {hiccup}"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2, 0.6, 10.0])
+def test_compiling_for_a_size_is_not_taken_for_its_step(seconds: float) -> None:
+    """A GPU's driver compiles when it meets a size: 30 ms here. What is not true is not stored."""
+    machine = Machine(change_ms=1.5)
+    machine.compile_ms = 30.0
+    curve = machine.measure(12, seconds=seconds)
+    measured = {n: curve.base[n] for n in range(1, 13) if curve.base[n] != INF}
+    assert measured == pytest.approx({n: TIMES[n - 1] for n in measured})
+    assert len(measured) >= (12 if seconds == 10.0 else 2)
+
+
+def test_a_device_that_does_not_compile_makes_no_step_for_nothing() -> None:
+    """One of each size and the single token beside it, twice, after what tells its price."""
+    machine = Machine()
+    machine.measure(12, seconds=10.0)
+    assert len(machine.steps) == 1 + 4 + 2 * 3 + 2 * 2 * 11
 
 
 def test_measuring_a_backend_of_single_tokens() -> None:
