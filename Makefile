@@ -29,12 +29,15 @@ export CMAKE_ARGS := -DCMAKE_C_FLAGS="$(LEFT_OUT)" -DCMAKE_CXX_FLAGS="$(LEFT_OUT
 endif
 
 # `make install RPC=1` compiles llama.cpp with what workers need (docs/workers.md), also where another
-# build of it is installed or cached.
+# build of it is installed or cached, and only once.
 ifneq ($(RPC),)
 export CMAKE_ARGS := $(CMAKE_ARGS) -DGGML_RPC=ON
 LLAMA := $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
-WITH_RPC := $(BIN)/python -m pip install --force-reinstall --no-cache-dir --no-deps \
-	--no-binary llama-cpp-python $(LLAMA) &&
+PACKAGES := $(VENV)/lib/python3*/site-packages
+HAS_RPC := ls $(PACKAGES)/llama_cpp/lib/*ggml-rpc* \
+	$(PACKAGES)/$(subst ==,-,$(subst -,_,$(LLAMA))).dist-info
+WITH_RPC := { $(HAS_RPC) || $(BIN)/python -m pip install --force-reinstall --no-cache-dir --no-deps \
+	--no-binary llama-cpp-python $(LLAMA); } &&
 endif
 
 # The package that brings a C++ compiler, by what the system has to install it with.

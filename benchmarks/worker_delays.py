@@ -4,8 +4,8 @@
 
 A worker on this machine is reached through a proxy that makes each trip there and back longer, by
 so many milliseconds. Its times are those of two processes that share this processor. For each
-delay: t(n) as measured at load, then decoding with and without drafts, in turns, over three prompts
-of which two are repeated by the answer.
+delay: t(n) as measured at load and what a change of n adds, then decoding with and without drafts,
+in turns, over three prompts of which two are repeated by the answer.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def main() -> None:
     os.environ["EDGESPEC_CACHE"] = tempfile.mkdtemp()  # each delay is measured anew
     print(f"{arguments.model.name}, worker and host on {cpu_name()}, {usable_cores()} cores\n")
     print("| trip, ms | " + " | ".join(f"t({n})" for n in _SIZES), end=" | ")
-    print("plain, tokens/s | drafts | | drafted a round | acceptance length |")
-    print("| --- " * (len(_SIZES) + 6) + "|")
+    print("change | plain, tokens/s | drafts | | drafted a round | acceptance length |")
+    print("| --- " * (len(_SIZES) + 7) + "|")
     with local_worker("--threads", "1") as worker:
         for delay in arguments.delays:
             with DelayingProxy(("127.0.0.1", worker.port), delay / 1e3) as proxy:
@@ -73,7 +73,7 @@ def _row(arguments: argparse.Namespace, delay: float, address: str) -> str:
                     found[drafts][i] += number
     plain, (tokens, seconds, rounds, drafted, accepted) = found[False], found[True]
     rates = plain[0] / plain[1], tokens / seconds
-    cells = [f"{delay:g}", *(f"{time:.1f}" for time in times)]
+    cells = [f"{delay:g}", *(f"{time:.1f}" for time in (*times, curve.change_ms))]
     cells += [f"{rates[0]:.1f}", f"{rates[1]:.1f}", f"{rates[1] / rates[0]:.2f}x"]
     cells += [f"{drafted / rounds:.2f}", f"{1 + accepted / rounds:.2f}"]
     return f"| {' | '.join(cells)} |"

@@ -25,9 +25,9 @@ class LocalWorker:
 
 
 @contextmanager
-def local_worker(*options: str) -> Iterator[LocalWorker]:
-    """A worker on a free port, with these options of `edgespec worker`."""
-    command = [sys.executable, "-m", "edgespec.cli.main", "worker", "--port", "0", *options]
+def local_worker(*options: str, port: int = 0) -> Iterator[LocalWorker]:
+    """A worker on a port, a free one unless it is named, with these options of its command."""
+    command = [sys.executable, "-m", "edgespec.cli.main", "worker", "--port", str(port), *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:

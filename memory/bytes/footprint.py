@@ -221,8 +221,8 @@ def weights_bytes(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
     host = repacked = 0
     devices = device_layers(spec, shape)
     there = dict.fromkeys(devices, 0)
-    has_head = holder(devices, spec.num_layers) is None
-    packs_table = has_head and _packs_table(spec, shape)
+    is_alone = not any(count for _, count in shape.counts(spec.num_layers + 1))
+    packs_table = is_alone and _packs_table(spec, shape)
     for tensor in loaded_tensors(spec, shape):
         device = holder(devices, layer_of(spec, tensor))
         if device is not None and is_taken(spec, shape, device, tensor):

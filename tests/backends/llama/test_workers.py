@@ -134,6 +134,29 @@ def test_a_worker_that_fails_in_the_middle_of_an_answer(file: Path, how: signal.
             assert engine.generate(TEXT, raw=True, max_tokens=4).token_ids, "another one is used"
 
 
+def test_a_worker_that_is_started_anew_in_the_middle_of_an_answer(file: Path) -> None:
+    """At the same address is another one then, which has nothing of the model."""
+    text = ""
+    with local_worker("--threads", "1") as worker:
+        options = {"workers": (worker.address,), "gpu_layers": -1, "context_size": 2048}
+        engine = edgespec.load(file, **options)  # type: ignore[arg-type]
+        with closing(engine):
+            stream = iter(engine.stream(TEXT, raw=True, max_tokens=1500))
+            while len(text) <= 8:
+                text += next(stream).text
+            worker.process.kill()
+            worker.process.wait()
+            with local_worker("--threads", "1", port=worker.port):
+                with pytest.raises(BackendError, match="is gone") as caught:
+                    text += "".join(chunk.text for chunk in stream)
+                assert "started anew" in str(caught.value.hint)
+                with pytest.raises(BackendError, match="is gone"):
+                    engine.generate(TEXT, raw=True, max_tokens=2)
+                with edgespec.load(file, **options) as another:  # type: ignore[arg-type]
+                    again = another.generate(TEXT, raw=True, max_tokens=8).text
+    assert text.startswith(again[:8])
+
+
 def test_a_worker_lends_no_more_than_its_limit(file: Path) -> None:
     """A planner is told, and who does not ask is refused."""
     with local_worker("--threads", "1", "--memory", "200KiB") as small:

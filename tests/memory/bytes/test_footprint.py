@@ -25,6 +25,7 @@ from edgespec.memory.bytes.footprint import (
     work_bytes,
 )
 from edgespec.memory.bytes.places import refused_weights
+from edgespec.memory.device.kernels import missing_kernels, packed_bytes
 from edgespec.memory.device.taking import Weight
 from edgespec.models.gguf.ggml_types import GGML_TYPES, GgmlType
 from edgespec.models.gguf.reader import GgufTensor
@@ -269,6 +270,17 @@ def test_what_a_device_does_not_take_stays_here() -> None:
     (head,) = refused_weights(TIED, shape(gpu_layers=-1, takes=some))
     assert (head.name, head.data_bytes) == ("output.weight", 36_000)
     assert not refused_weights(TIED, shape(gpu_layers=0, takes=some))
+
+
+def test_of_a_head_that_stays_here_the_table_is_kept_twice() -> None:
+    """As `LlamaContext` loads it: a table is packed as the head, too, where there is no device."""
+    if missing_kernels():
+        pytest.skip(f"edgespec has no kernels here: {missing_kernels()}")
+    spec = model(table := tensor("token_embd.weight", (64, 1024), "Q4_0"), tied_embeddings=True)
+    packed = packed_bytes(2, 1024, 64)
+    assert weights(spec, kernels=True) == {(HOST, "weights_repacked"): packed}
+    beside = weights(spec, gpu_layers=1, kernels=True, takes=takes_up_to(64 * 64))
+    assert beside == {(HOST, "weights"): table.data_bytes, (HOST, "weights_repacked"): packed}
 
 
 def test_a_matrix_of_a_layer_that_a_device_does_not_take_stays_here() -> None:
