@@ -29,6 +29,7 @@ from edgespec.backends.base import Logits
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
+from edgespec.decode.generation import Result
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.measure.divergence import find_divergence
 from edgespec.measure.noise import measure_batch_noise
@@ -44,7 +45,8 @@ from edgespec.setup.loading import load_plan
 from edgespec.setup.planning import make_run_plan
 
 _NO_DEVICE = "skipped: llama.cpp sees no GPU here, and no --workers were named"
-_PROMPT = "List the planets from the sun outwards, then list them again in the same order."
+# Sent as it is: a text that goes on as it was, so that drafts are accepted.
+_PROMPT = "red, green, blue, yellow, black, white, orange, purple, " * 4
 _CONTEXT = 1024
 _MOST_ERROR = 0.02  # of the bytes that were planned for a device
 _MOST_SPARE = 0.10  # of those for results, which need not be used up
@@ -68,6 +70,7 @@ class Case(NamedTuple):
     machine: Machine
     workers: tuple[str, ...]
     tokens: int
+    rounding: float = 0.0  # of this processor's two kinds of kernels, in a logit
 
     @contextmanager
     def engine(self, machine: Machine | None = None, **options: Any) -> Iterator[Loaded]:
@@ -117,7 +120,9 @@ def findings(case: Case) -> Iterator[Finding]:
     """Every check, whatever the ones before it found."""
     everything = case.spec.num_layers + 1
     with case.engine(gpu_layers=0) as (engine, _):
-        plain = engine.generate(_PROMPT, max_tokens=case.tokens, speculate=False).token_ids
+        plain, row = _written(engine, case, drafts=False).token_ids, _first_row(engine)
+    with case.engine(gpu_layers=0, kernels="off") as (engine, _):
+        case = case._replace(rounding=float(np.abs(_first_row(engine) - row).max()))
     for layers in (0, everything // 2, everything):
         yield from _guarded(f"{layers} layers there", partial(_placed, case, layers, plain))
     yield from _guarded("budgets", partial(_budgets, case))
@@ -126,6 +131,10 @@ def findings(case: Case) -> Iterator[Finding]:
             yield from _guarded(name, partial(check, loaded.engine, case))
     yield from _guarded("early exit", partial(_early_exit, case, everything))
     yield from _guarded("--exact", partial(_exact, case, everything))
+
+
+def _written(engine: Engine, case: Case, *, drafts: bool) -> Result:
+    return engine.generate(_PROMPT, raw=True, max_tokens=case.tokens, speculate=drafts)
 
 
 def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -147,9 +156,9 @@ def _placed(case: Case, layers: int, plain: tuple[int, ...]) -> Iterator[Finding
             times = (f"{n}: {curve.base[n]:.1f}" for n in (1, 2, 4, 8, 16) if n < len(curve.base))
             yield Finding(f"{name}, ms a step", True, ", ".join(times))
         for drafts in (False, True):
-            ids = engine.generate(_PROMPT, max_tokens=case.tokens, speculate=drafts).token_ids
+            ids = _written(engine, case, drafts=drafts).token_ids
             how = "drafts" if drafts else "plain"
-            yield _same(f"{name}, {how}", engine, plain, ids)
+            yield _same(f"{name}, {how}", engine, plain, ids, rounding=case.rounding)
 
 
 def _bytes(name: str, engine: Engine, plan: Plan) -> Iterator[Finding]:
@@ -181,13 +190,23 @@ def _agrees(part: str, planned: int, taken: int) -> bool:
     )
 
 
-def _same(name: str, engine: Engine, plain: tuple[int, ...], ids: tuple[int, ...]) -> Finding:
-    """Whether tokens are those of this processor, or part where rounding explains it."""
-    prompt = engine.encode(_PROMPT)
+def _same(
+    name: str,
+    engine: Engine,
+    plain: tuple[int, ...],
+    ids: tuple[int, ...],
+    whose: str = "on this processor",
+    rounding: float = 0.0,
+) -> Finding:
+    """Whether tokens are those of `whose` plain decoding, or part where rounding explains it.
+
+    Another device may round as much otherwise as this processor's own kinds of kernels do.
+    """
+    prompt = engine.encode(_PROMPT, raw=True)
     parted = find_divergence(engine.backend, prompt, plain, ids)
     if parted is None:
-        return Finding(name, True, f"the same {len(ids)} tokens as on this processor")
-    noise = max(measure_batch_noise(engine.backend), _MOST_DIFFERENCE)
+        return Finding(name, True, f"the same {len(ids)} tokens as {whose}")
+    noise = max(measure_batch_noise(engine.backend), rounding, _MOST_DIFFERENCE)
     text = f"parts at token {parted.position}, where two logits are {parted.gap:.3f} apart"
     return Finding(name, parted.gap <= noise, f"{text} (rounding: up to {noise:.3f})")
 
@@ -220,11 +239,19 @@ def _budgets(case: Case) -> Iterator[Finding]:
 
 def _prefilled(engine: Engine) -> list[int]:
     """The prompt in the cache but its last token, which is the root of the next step."""
-    ids = engine.encode(_PROMPT)
+    ids = engine.encode(_PROMPT, raw=True)
     engine.backend.truncate(0)
     for start in range(0, len(ids) - 1, engine.backend.batch_size):
         engine.backend.prefill(ids[start : min(len(ids) - 1, start + engine.backend.batch_size)])
     return ids
+
+
+def _first_row(engine: Engine) -> Logits:
+    """Logits behind the prompt."""
+    ids = _prefilled(engine)
+    row = np.array(engine.backend.verify(DraftTree.chain(ids[-1:]))[0])
+    engine.backend.commit((0,))
+    return row
 
 
 def _tree(engine: Engine, case: Case) -> Iterator[Finding]:
@@ -285,9 +312,8 @@ def _session(engine: Engine, case: Case) -> Iterator[Finding]:
 
 
 def _drafts(engine: Engine, case: Case) -> Iterator[Finding]:
-    plain = engine.generate(_PROMPT, max_tokens=case.tokens, speculate=False)
-    drafted = engine.generate(_PROMPT, max_tokens=case.tokens)
-    found = _same("drafts", engine, plain.token_ids, drafted.token_ids)
+    plain, drafted = (_written(engine, case, drafts=drafts) for drafts in (False, True))
+    found = _same("drafts", engine, plain.token_ids, drafted.token_ids, "without")
     text = f"{drafted.counters.drafted_tokens} drafted, {drafted.counters.accepted_tokens} accepted"
     yield Finding("drafts", found.ok, f"{text}; {found.text}")
 
@@ -304,9 +330,8 @@ def _early_exit(case: Case, layers: int) -> Iterator[Finding]:
     exit_path = embedded_drafter_path()
     try:
         with case.engine(gpu_layers=layers, draft_model=exit_path, drafter="model") as (engine, _):
-            plain = engine.generate(_PROMPT, max_tokens=case.tokens, speculate=False).token_ids
-            found = engine.generate(_PROMPT, max_tokens=case.tokens)
-            same = _same("early exit", engine, plain, found.token_ids)
+            plain, found = (_written(engine, case, drafts=drafts) for drafts in (False, True))
+            same = _same("early exit", engine, plain.token_ids, found.token_ids, "without")
             yield same._replace(
                 ok=same.ok and not engine.draft_failure,
                 text=f"{found.counters.drafted_tokens} drafted; {same.text}",
@@ -319,10 +344,7 @@ def _exact(case: Case, layers: int) -> Iterator[Finding]:
     """Its promise is kept, or refused where rows depend on what else is in a step."""
     try:
         with case.engine(gpu_layers=layers, exact=True) as (engine, plan):
-            outputs = {
-                engine.generate(_PROMPT, max_tokens=case.tokens, speculate=drafts).token_ids
-                for drafts in (False, True)
-            }
+            outputs = {_written(engine, case, drafts=drafts).token_ids for drafts in (False, True)}
             text = f"steps of up to {plan.draft_max + 1} tokens"
             yield Finding("--exact", len(outputs) == 1, text)
     except UnsupportedError as problem:
