@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgespec.backends.llama.tokenizer import open_tokenizer
+from edgespec.backends.llama.writing import Places
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.exits.chat import chat_of, read_prompts
 from edgespec.memory.device import host
 from edgespec.models.exits.early_exit import target_hash
 from edgespec.models.exits.network import import_torch
-from edgespec.models.exits.text_writer import (
-    LENGTH,
-    LONG_LENGTH,
-    LONG_PART,
-    TextWriter,
-    write_texts,
-)
+from edgespec.models.exits.text_writer import LONG_LENGTH, TextWriter, write_texts
 from edgespec.models.exits.training_texts import alone_in, text_files, written
 from edgespec.models.spec import ModelSpec
 from edgespec.progress import Progress
@@ -37,8 +31,8 @@ if TYPE_CHECKING:
 QUICK_MINUTES, FULL_MINUTES = 12.0, 120.0
 Note = Callable[[str], None]
 
-BF16 = 2
-_BATCH, _LEAST_BATCH = 128, 4  # conversations written at once
+_BF16 = _F16 = 2  # bytes
+_PLACES, _LEAST_PLACES = 128, 4  # conversations written at once
 _MOST_MEMORY = 0.8  # of what is free
 _LEAST_S = 1.0  # of writing, where only prompts are missing
 
@@ -99,42 +93,35 @@ def write_training_texts(
         prompts = []
     if missing <= 0 and not prompts:
         return
-    seed = len(text_files(folder))
-    dtype = import_torch().bfloat16
-    writer = TextWriter(
-        spec,
-        chat,
-        batch=batch_size(spec),
-        dtype=dtype,
-        seed=seed,
-        written=num_written,
-        layers=layers,
-    )
-    writer.answer_first(prompts)
-    write_texts(
-        writer,
-        folder,
-        seconds=max(missing, _LEAST_S),
-        at_least=max(64, len(prompts)),
-        progress=lambda part, tokens: job.progress(f"writing text, {tokens} tokens", part),
-    )
+    threads = host.usable_cores()
+    with closing(
+        Places(spec, places=places_of(spec), length=LONG_LENGTH, layers=layers, threads=threads)
+    ) as target:
+        writer = TextWriter(target, chat, seed=len(text_files(folder)), written=num_written)
+        writer.answer_first(prompts)
+        write_texts(
+            writer,
+            folder,
+            seconds=max(missing, _LEAST_S),
+            at_least=max(64, len(prompts)),
+            progress=lambda part, tokens: job.progress(f"writing text, {tokens} tokens", part),
+        )
     if prompts:
         answered.touch()
 
 
-def batch_size(spec: ModelSpec) -> int:
+def places_of(spec: ModelSpec) -> int:
     """As many conversations at once as fit. Raises DoesNotFitError where too few do."""
-    values = sum(tensor.dims[0] * prod(tensor.dims[1:]) for tensor in spec.tensors.values())
-    free = int(_MOST_MEMORY * host.available_bytes()) - BF16 * values
-    cells = LENGTH + LONG_PART * (LONG_LENGTH - LENGTH)
-    fitting = int(free / (BF16 * cells * spec.kv_values_per_token))
-    if fitting < _LEAST_BATCH:
+    weights = spec.file_bytes
+    free = int(_MOST_MEMORY * host.available_bytes()) - weights
+    fitting = int(free / (_F16 * LONG_LENGTH * spec.kv_values_per_token))
+    if fitting < _LEAST_PLACES:
         raise DoesNotFitError(
-            f"writing text with {spec.path.name} takes its weights in 16 bits, "
-            f"{BF16 * values >> 20} MiB, and more than is free beside them",
+            f"writing text with {spec.path.name} takes its weights, {weights >> 20} MiB, and the "
+            f"caches of {_LEAST_PLACES} conversations, which is more than is free",
             hint="train on a machine with more memory; the drafter's file runs on this one",
         )
-    return min(_BATCH, fitting)
+    return min(_PLACES, fitting)
 
 
 def fitting(
@@ -144,7 +131,7 @@ def fitting(
 
     Raises DoesNotFitError where there is memory for none.
     """
-    room = _MOST_MEMORY * host.available_bytes() / (BF16 * spec.embedding_size * num_layers)
+    room = _MOST_MEMORY * host.available_bytes() / (_BF16 * spec.embedding_size * num_layers)
     ends = np.cumsum([len(text.tokens) for text in texts])
     count = int(np.searchsorted(ends, room))
     if count == 0:

@@ -9,30 +9,17 @@ the target's likeliest next tokens and their logits are kept: what a drafter is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.exits.network import (
-    Block,
-    Hyperparameters,
-    Tensor,
-    Weights,
-    causal_attention,
-    hyperparameters_of,
-    import_torch,
-    rms_norm,
-    rotations,
-    run_block,
-    work_s,
-)
+from edgespec.models.exits.network import work_s
 from edgespec.models.exits.openings import Chat
-from edgespec.models.exits.target_states import bits_of
 from edgespec.models.exits.training_texts import (
     ANSWER,
     FORCED,
@@ -43,11 +30,10 @@ from edgespec.models.exits.training_texts import (
     save_training_texts,
     text_files,
 )
-from edgespec.models.spec import ModelSpec
 
 LENGTH, LONG_LENGTH = 320, 960  # most tokens of a text, and of one with passages
 LONG_PART = 0.2  # of the conversations have them
-_CANDIDATES = 128  # that are sampled from
+CANDIDATES = 64  # that are sampled from
 _USER_LENGTH = 80
 _USER_TEMPERATURES = (1.0, 1.15, 1.3)
 _ANSWER_TEMPERATURES = (0.0, 0.0, 0.0, 0.8)
@@ -79,6 +65,13 @@ class _Row:
         self.tokens.append(token)
         self.kinds.append(kind)
 
+    def note(self, seen: Seen, those: slice) -> None:
+        """Keep what the model knew after those tokens."""
+        self.ids.extend(seen.ids[those, :TEACHER])
+        self.logits.extend(seen.logits[those, :TEACHER].astype(np.float16))
+        for layer, states in seen.states.items():
+            self.states.setdefault(layer, []).extend(states[those])
+
     def text(self) -> TrainingText:
         count = len(self.ids)
         return TrainingText(
@@ -90,74 +83,44 @@ class _Row:
         )
 
 
-@dataclass(slots=True)
-class _Lane:
-    """Rows of one longest length and their cache [layers, 2, rows, kv heads, length, values]."""
+class Seen(NamedTuple):
+    """What a model knew after each of n tokens."""
 
-    rows: slice
+    ids: NDArray[np.int32]  # [n, CANDIDATES]: the likeliest next tokens, the best one first
+    logits: NDArray[np.float32]  # [n, CANDIDATES]
+    states: Mapping[int, NDArray[np.uint16]]  # [n, width] each, as TrainingText has them
+
+
+class Target(Protocol):
+    """The model: `places` texts of at most `length` tokens lie in it at once."""
+
+    places: int
     length: int
-    cache: Tensor
 
+    def begin(self, place: int, tokens: Sequence[int]) -> Seen:
+        """Read the first tokens of a new text in a place."""
 
-class _Network(NamedTuple):
-    """The target's weights."""
-
-    hyperparameters: Hyperparameters
-    blocks: Sequence[Block]
-    norm: Tensor  # [width]
-    embedding: Tensor  # [V, width]
-    head: Tensor  # [V, width]
-
-
-def _network_of(spec: ModelSpec, dtype: Any) -> _Network:
-    weights = Weights(spec, dtype)
-    embedding = weights.embedding()
-    return _Network(
-        hyperparameters_of(spec),
-        [weights.block(number) for number in range(spec.num_layers)],
-        weights.tensor("output_norm.weight"),
-        embedding,
-        embedding if spec.tied_embeddings else weights.head(),
-    )
+    def step(self, first: int, tokens: Sequence[int], positions: Sequence[int]) -> Seen:
+        """Read one token more of each text in so many places from `first` on."""
 
 
 class TextWriter:
-    """Writes conversations with the target, `batch` at once, token by token."""
+    """Writes conversations with the target, one in each of its places, token by token."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        chat: Chat,
-        *,
-        batch: int,
-        dtype: Any,
-        seed: int,
-        written: int = 0,  # texts that there are already
-        layers: Sequence[int] = (),  # after so many blocks, states are kept
-    ) -> None:
-        self._written, self._layers = written, layers
-        torch = self._torch = import_torch()
-        self._network = _network_of(spec, dtype)
-        self._chat = chat
+    def __init__(self, target: Target, chat: Chat, *, seed: int, written: int = 0) -> None:
+        self._target, self._chat = target, chat
+        self._written = written  # texts that there are already
         self._random = np.random.default_rng(seed)
         self._prompts: list[Sequence[int]] = []
         self._passages: list[Sequence[int]] = []
-        many = int(batch * LONG_PART) if chat.tasks else 0
-        self._lanes = [
-            _Lane(rows, length, torch.zeros(self._cache_shape(rows, length), dtype=dtype))
-            for rows, length in ((slice(0, many), LONG_LENGTH), (slice(many, batch), LENGTH))
-            if rows.stop > rows.start
-        ]
-        self._rows = [
-            _Row([], USER, lane.length)
-            for lane in self._lanes
-            for _ in range(lane.rows.start, lane.rows.stop)
-        ]
-
-    def _cache_shape(self, rows: slice, length: int) -> tuple[int, ...]:
-        shape = self._network.hyperparameters
-        lane = (2, rows.stop - rows.start, shape.num_kv_heads, length, shape.head_length)
-        return (len(self._network.blocks), *lane)
+        # Those of one length take their steps together, as none should wait for longer ones.
+        many = int(target.places * LONG_PART) if chat.tasks else 0
+        parts = (
+            (range(many), min(LONG_LENGTH, target.length)),
+            (range(many, target.places), LENGTH),
+        )
+        self._lanes = [places for places, _ in parts if places]
+        self._rows = [_Row([], USER, length) for places, length in parts for _ in places]
 
     def answer_first(self, prompts: Sequence[Sequence[int]]) -> None:
         """Answer these user turns before writing others."""
@@ -165,26 +128,26 @@ class TextWriter:
 
     def write(self) -> Iterator[TrainingText]:
         """Texts as they are finished, without end."""
-        with self._torch.inference_mode():
-            while True:
-                yield from self._step()
+        while True:
+            for places in self._lanes:
+                yield from self._step(places)
 
     def unfinished(self) -> list[TrainingText]:
         """Conversations whose answers have begun; without them long ones would be too few."""
         return [row.text() for row in self._rows if ANSWER in row.kinds[: len(row.ids)]]
 
-    def _step(self) -> Iterator[TrainingText]:
-        for number, row in enumerate(self._rows):
-            if not row.tokens:
-                self._rows[number] = self._new_row(row.length)
-                self._read(number)
-        values, ids = _best(self._logits(), _CANDIDATES)
-        for number, (row, logits, candidates) in enumerate(
-            zip(self._rows, values, ids, strict=True)
-        ):
-            _note(row, logits, candidates)
-            if not self._advance(row, logits, candidates):
-                self._rows[number] = _Row([], USER, row.length)
+    def _step(self, places: range) -> Iterator[TrainingText]:
+        for place in places:
+            if not self._rows[place].tokens:
+                self._rows[place] = self._new_row(self._rows[place].length)
+                self._read(place)
+        rows = [self._rows[place] for place in places]
+        last = [len(row.tokens) - 1 for row in rows]
+        seen = self._target.step(places.start, [row.tokens[-1] for row in rows], last)
+        for number, (place, row) in enumerate(zip(places, rows, strict=True)):
+            row.note(seen, slice(number, number + 1))
+            if not self._advance(row, seen.logits[number], seen.ids[number]):
+                self._rows[place] = _Row([], USER, row.length)
                 # What is held out from training must not come back as part of another text.
                 if not is_held_out(self._written):
                     self._keep_passage(row)
@@ -267,94 +230,16 @@ class TextWriter:
         else:
             self._passages[int(self._random.integers(_PASSAGES))] = answer
 
-    # -- the network -----------------------------------------------------------------------
-
-    def _read(self, number: int) -> None:
+    def _read(self, place: int) -> None:
         """Take in what a new row begins with, all but its last token at once."""
-        row, network = self._rows[number], self._network
+        row = self._rows[place]
         *known, last = row.forced
         row.forced = []
         for token, kind in known:
             row.append(token, kind)
         if known:
-            lane = next(lane for lane in self._lanes if number < lane.rows.stop)
-            place = number - lane.rows.start
-            x = network.embedding[self._torch.tensor([row.tokens])]
-            angles = rotations(network.hyperparameters, self._torch.arange(x.shape[1])[None])
-            for layer, (block, cache) in enumerate(zip(network.blocks, lane.cache, strict=True)):
-                if layer in self._layers:
-                    row.states.setdefault(layer, []).extend(bits_of(x[0]))
-
-                def attention(q: Tensor, k: Tensor, v: Tensor, cache: Tensor = cache) -> Tensor:
-                    cache[0, place, :, : k.shape[1]] = k[0].transpose(0, 1)
-                    cache[1, place, :, : k.shape[1]] = v[0].transpose(0, 1)
-                    return causal_attention(q, k, v)
-
-                x = run_block(network.hyperparameters, block, x, angles, attention)
-            for logits, candidates in zip(*_best(self._project(x[0]), TEACHER), strict=True):
-                _note(row, logits, candidates)
+            row.note(self._target.begin(place, row.tokens), slice(None))
         row.append(*last)
-
-    def _logits(self) -> Tensor:
-        """Logits after each row's last token, [B, V]; fills the caches."""
-        torch, network = self._torch, self._network
-        positions = torch.tensor([len(row.tokens) for row in self._rows]) - 1
-        x = network.embedding[torch.tensor([row.tokens[-1] for row in self._rows])][:, None]
-        angles = rotations(network.hyperparameters, positions[:, None])
-        masks = [_mask(positions[lane.rows], lane.length, x.dtype) for lane in self._lanes]
-        for number, block in enumerate(network.blocks):
-            if number in self._layers:
-                for row, state in zip(self._rows, bits_of(x[:, 0]), strict=True):
-                    row.states.setdefault(number, []).append(state)
-
-            def attention(q: Tensor, k: Tensor, v: Tensor, number: int = number) -> Tensor:
-                mixed = []
-                for lane, mask in zip(self._lanes, masks, strict=True):
-                    rows, cache = lane.rows, lane.cache[number]
-                    everyone = torch.arange(rows.stop - rows.start)
-                    cache[0, everyone, :, positions[rows]] = k[rows, 0]
-                    cache[1, everyone, :, positions[rows]] = v[rows, 0]
-                    mixed.append(_attend(q[rows], cache, mask, network.hyperparameters))
-                return torch.cat(mixed)
-
-            x = run_block(network.hyperparameters, block, x, angles, attention)
-        return self._project(x[:, 0])
-
-    def _project(self, x: Tensor) -> Tensor:
-        x = rms_norm(x, self._network.norm, self._network.hyperparameters.epsilon)
-        return self._torch.nn.functional.linear(x, self._network.head)
-
-
-def _best(logits: Tensor, count: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """The largest logits of each row and their tokens, both [n, count]."""
-    values, ids = logits.float().topk(count)
-    return values.numpy(), ids.numpy().astype(np.int32)
-
-
-def _note(row: _Row, logits: NDArray[np.float32], candidates: NDArray[np.int32]) -> None:
-    row.ids.append(candidates[:TEACHER])
-    row.logits.append(logits[:TEACHER].astype(np.float16))
-
-
-def _mask(positions: Tensor, length: int, dtype: Any) -> Tensor:
-    """What each row may attend to, [B, S]: 0 up to its position, -inf after it."""
-    torch = import_torch()
-    hidden = torch.arange(length)[None] > positions[:, None]
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, float("-inf"))
-
-
-def _attend(q: Tensor, cache: Tensor, mask: Tensor, shape: Hyperparameters) -> Tensor:
-    """Attention of one token a row over its cache [2, B, kv heads, S, head_length]."""
-    groups = shape.num_heads // shape.num_kv_heads
-    grouped = q[:, 0].unflatten(1, (shape.num_kv_heads, groups))  # [B, kv heads, groups, length]
-    # Written out: the library's fused attention takes twice as long for so few queries. The keys
-    # stand first, rows and heads are one axis and the caches are read to their end, because they
-    # would be copied otherwise.
-    keys, values = cache.flatten(1, 2)
-    scores = (keys @ grouped.flatten(0, 1).transpose(1, 2)).transpose(1, 2)
-    scores = scores.unflatten(0, grouped.shape[:2]).float() * shape.head_length**-0.5
-    shares = (scores + mask[:, None, None]).softmax(-1).to(q.dtype)
-    return (shares.flatten(0, 1) @ values).view(len(q), 1, shape.num_heads, shape.head_length)
 
 
 def write_texts(

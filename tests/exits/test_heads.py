@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from eagle_driver import EagleDriver
+from exit_texts import written_texts
 from random_gguf import F32, Q4_0, VOCABULARY, WIDTH, write_model, write_untrained
 from typer.testing import CliRunner
 
@@ -106,16 +107,8 @@ def target(tmp_path: Path) -> ModelSpec:
     return read_model_spec(write_model(tmp_path / "target.gguf", "llama", F32))
 
 
-def written_texts(target: ModelSpec, count: int = 60) -> list[TrainingText]:
-    import torch
-
-    from edgespec.models.exits.openings import Chat
-    from edgespec.models.exits.text_writer import TextWriter
-
-    chat = Chat([1, 2], [3, 4], frozenset(range(200, VOCABULARY)), [])
-    layers = layers_read(target.num_layers)
-    writer = TextWriter(target, chat, batch=32, dtype=torch.float32, seed=1, layers=layers)
-    return [text for _, text in zip(range(count), writer.write(), strict=False)]
+def texts_of(target: ModelSpec, count: int = 60) -> list[TrainingText]:
+    return written_texts(target, count, layers=layers_read(target.num_layers))
 
 
 def trainer_of(target: ModelSpec, folder: Path) -> EagleTrainer:
@@ -128,7 +121,7 @@ def trainer_of(target: ModelSpec, folder: Path) -> EagleTrainer:
     )
 
     if not text_files(folder):
-        save_training_texts(folder / "texts-00000.npz", written_texts(target), 1.0)
+        save_training_texts(folder / "texts-00000.npz", texts_of(target), 1.0)
     states = StoredStates(target, folder, layers_read(target.num_layers))
     return EagleTrainer(target, IDS, load_training_texts(folder), states)
 
@@ -154,7 +147,7 @@ def test_states_are_kept_while_texts_are_written(target: ModelSpec, tmp_path: Pa
     from edgespec.models.exits.target_states import StoredStates
     from edgespec.models.exits.training_texts import save_training_texts
 
-    texts = written_texts(target, 8)
+    texts = texts_of(target, 8)
     save_training_texts(tmp_path / "texts-00000.npz", texts, 1.0)
     layers = layers_read(target.num_layers)
     kept = [rows.float() for rows in StoredStates(target, tmp_path, layers)]
@@ -253,7 +246,7 @@ def test_the_command_makes_a_head_and_goes_on(
     target: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.models.exits.text_writer.LENGTH", 48)
-    monkeypatch.setattr("edgespec.exits.texts._BATCH", 32)
+    monkeypatch.setattr("edgespec.exits.texts._PLACES", 32)
     path = tmp_path / "head.gguf"
     arguments = ["draft", "train", str(target.path), "-o", str(path), "--kind", "eagle3"]
     info: HeadInfo | None = None

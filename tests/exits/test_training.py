@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from exit_texts import written_texts
 from random_gguf import F32, Q4_0, VOCABULARY, write_model, write_untrained
 from typer.testing import CliRunner
 
@@ -18,7 +19,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.cli.main import app
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.exits.chat import read_prompts
-from edgespec.exits.texts import batch_size
+from edgespec.exits.texts import places_of
 from edgespec.memory.times.speed import predicted_speedup
 from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.exits.network import check_architecture
@@ -100,10 +101,10 @@ def test_a_model_that_does_not_fit_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = read_model_spec(write_model(tmp_path / "model.gguf", "llama", Q4_0))
-    assert batch_size(spec) == 128
+    assert places_of(spec) == 128
     monkeypatch.setattr("edgespec.memory.device.host.available_bytes", lambda: 1 << 20)
-    with pytest.raises(DoesNotFitError, match=r"weights in 16 bits, 0 MiB"):
-        batch_size(spec)
+    with pytest.raises(DoesNotFitError, match=r"the caches of 4 conversations"):
+        places_of(spec)
 
 
 # ---------------------------------------------------------------------- with torch
@@ -162,15 +163,10 @@ def test_passages_of_earlier_answers_are_read(
 
 def check_written(target: ModelSpec, chat: Chat, count: int) -> list[TrainingText]:
     """Some texts, each of which has the logits that llama.cpp has."""
-    import torch
-
-    from edgespec.models.exits.text_writer import TextWriter
     from edgespec.models.exits.training_texts import ANSWER, FORCED, USER
 
-    writer = TextWriter(target, chat, batch=5, dtype=torch.float32, seed=1)
-    writer.answer_first([[9, 9, 9]])
+    texts = written_texts(target, count, chat=chat, places=5, first=[[9, 9, 9]])
     backend = LlamaBackend(target.path, SETTINGS)
-    texts = [text for _, text in zip(range(count), writer.write(), strict=False)]
     for text in texts:
         backend.truncate(0)
         rows = []
@@ -190,15 +186,11 @@ def check_written(target: ModelSpec, chat: Chat, count: int) -> list[TrainingTex
 def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path) -> None:
     import torch
 
-    from edgespec.models.exits.openings import Chat
     from edgespec.models.exits.target_states import target_states
-    from edgespec.models.exits.text_writer import TextWriter
     from edgespec.models.exits.training import ExitTrainer
     from edgespec.models.exits.training_texts import load_training_texts, save_training_texts
 
-    chat = Chat([1, 2], [3, 4], frozenset(range(200, VOCABULARY)), [])
-    writer = TextWriter(target, chat, batch=32, dtype=torch.float32, seed=1)
-    written = [text for _, text in zip(range(60), writer.write(), strict=False)]
+    written = written_texts(target)
     save_training_texts(tmp_path / "texts-00000.npz", written, 1.0)
     texts = load_training_texts(tmp_path)
     assert all(np.array_equal(a.tokens, b.tokens) for a, b in zip(texts, written, strict=True))
@@ -222,16 +214,10 @@ def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path)
 
 def test_a_drafter_is_trained_further(target: ModelSpec, tmp_path: Path) -> None:
     """What is read back from its file is what was written, but for the rounding of its types."""
-    import torch
-
-    from edgespec.models.exits.openings import Chat
     from edgespec.models.exits.target_states import target_states
-    from edgespec.models.exits.text_writer import TextWriter
     from edgespec.models.exits.training import ExitTrainer
 
-    chat = Chat([1, 2], [3, 4], frozenset(range(200, VOCABULARY)), [])
-    writer = TextWriter(target, chat, batch=32, dtype=torch.float32, seed=1)
-    texts = [text for _, text in zip(range(60), writer.write(), strict=False)]
+    texts = written_texts(target)
     states = target_states(target, [text.tokens for text in texts], [1])[1]
     ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
     trainer = ExitTrainer(target, 1, ids, texts, states)
@@ -282,7 +268,7 @@ def test_the_command_makes_a_drafter(
     target: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.models.exits.text_writer.LENGTH", 48)
-    monkeypatch.setattr("edgespec.exits.texts._BATCH", 32)
+    monkeypatch.setattr("edgespec.exits.texts._PLACES", 32)
     drafter = tmp_path / "drafter.gguf"
     arguments = ["draft", "train", str(target.path), "-o", str(drafter), "--minutes", "0.06"]
     result = CliRunner().invoke(app, [*arguments, "--head-size", "128", "--json"])
