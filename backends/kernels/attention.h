@@ -1,5 +1,6 @@
 // Attention of a few tokens over a cache of keys and values: a block of cells is read once for all tokens and for
-// all heads that share it.
+// all heads that share it. Blocks are of cells that any of the tokens sees, wherever these lie: texts of several
+// users share a cache, and a token should not take longer for those of others.
 //
 // Promise: a token's result depends on its query and on the cells that it sees, not on what else is in the
 // step, on where cells lie, on how work is split, or on the instruction set. A score is one chain of sums over
@@ -51,6 +52,11 @@ struct Attention {
 constexpr int64_t kAttentionTokens = 8;  // of one pass over the cache
 constexpr int64_t kCellBlock = 32;       // the number of cells is a multiple of it
 constexpr int64_t kMostHeadSize = 256;
+constexpr uint16_t kHidden = 0xfc00;      // in a mask: minus infinity
+constexpr int64_t kListHead = 16;         // numbers before a list of cells
+
+// Numbers of a list of cells.
+inline int64_t list_size(int64_t cells) { return kListHead + cells; }
 
 // The three stages of a pass over a few tokens: every thread of `count` calls each with its `index` and the same
 // memory, and all wait for each other between two stages.
@@ -65,7 +71,17 @@ const AttentionStages* attention_stages();
 // Whether they have these sizes.
 bool computes_attention(int64_t dk, CacheType k, int64_t dv, CacheType v, int64_t cells);
 
-// Bytes of work memory of a pass.
-size_t attention_bytes(int64_t tokens, int64_t heads, int64_t dv, int64_t cells);
+// Bytes of work memory of a pass by `threads`.
+size_t attention_bytes(int64_t tokens, int64_t heads, int64_t dv, int64_t cells, int64_t threads);
+
+constexpr int64_t kMostTiled = 2048;  // tokens
+
+// A step's tokens in tiles that see about the same cells: those of one text, at most so many at a time.
+struct Tiles {
+    int64_t count = 0, texts = 0;
+    uint16_t starts[kMostTiled + 1];  // [count + 1]
+
+    Tiles(const Attention& a, int64_t most);
+};
 
 }  // namespace edgespec

@@ -3,24 +3,59 @@
 //
 // Both products are the same loop: rows of queries by keys that lie across, and rows of weights by values.
 
-// What the stages of a pass hand on.
+// What the stages of a pass hand on. Each thread lists for itself what the tokens see: nobody waits for that.
 struct Pass {
+    int32_t* list;   // this thread's: the number of cells that any token sees, then these in order
+    int32_t* seen;   // [cells]
+    int64_t cells;   // whole blocks of them: the last one goes on with its last cell
     int64_t rows;    // of each group: tokens x heads that share a cache
     float* scores;   // [kv_heads][rows][cells]: scores, then weights
     float* sums;     // [kv_heads][rows][dv]: of weighted values
     float* inverse;  // [kv_heads][rows]: one over the sum of weights
-    uint8_t* live;   // [cells / kCellBlock]: whether any token sees any cell of the block
 
-    Pass(const Attention& a, void* memory)
-        : rows(a.tokens * a.group()),
-          scores(static_cast<float*>(memory)),
-          sums(scores + a.kv_heads * rows * a.cells),
-          inverse(sums + a.kv_heads * rows * a.dv),
-          live(reinterpret_cast<uint8_t*>(inverse + a.kv_heads * rows)) {}
+    Pass(const Attention& a, void* memory, int64_t index, int64_t threads, bool is_new = false)
+        : list(static_cast<int32_t*>(memory) + index * list_size(a.cells)),
+          seen(list + kListHead),
+          cells((is_new ? list_cells(a) : list[0] + kCellBlock - 1) / kCellBlock * kCellBlock),
+          rows(a.tokens * a.group()),
+          scores(static_cast<float*>(memory) + threads * list_size(a.cells)),
+          sums(scores + a.kv_heads * rows * cells),
+          inverse(sums + a.kv_heads * rows * a.dv) {}
 
-    float* score(const Attention& a, int64_t kv_head, int64_t r) const { return scores + (kv_head * rows + r) * a.cells; }
+    int64_t list_cells(const Attention& a) const;
+
+    float* score(int64_t kv_head, int64_t r) const { return scores + (kv_head * rows + r) * cells; }
     float* sum(const Attention& a, int64_t kv_head, int64_t r) const { return sums + (kv_head * rows + r) * a.dv; }
+
+    // Whether so many cells from a place of the list on follow each other in the cache.
+    bool are_row(int64_t place, int64_t count) const {
+        return place + count <= list[0] && seen[place + count - 1] - seen[place] == count - 1;
+    }
 };
+
+// Fills the list; how many there are and what fills the last block.
+inline int64_t Pass::list_cells(const Attention& a) const {
+    int32_t count = 0;
+    for (int64_t cell = 0; cell < a.cells; cell += kCellBlock) {
+        uint16_t shown[kCellBlock] = {}, any = 0, all = 1;
+        for (int64_t t = 0; t < a.tokens; t++)
+            for (int64_t c = 0; c < kCellBlock; c++) shown[c] |= uint16_t(a.mask[t * a.mask_token + cell + c] ^ kHidden);
+        for (int64_t c = 0; c < kCellBlock; c++) any |= shown[c], all &= shown[c] != 0;
+        if (all) {
+            for (int64_t c = 0; c < kCellBlock; c++) seen[count + c] = int32_t(cell + c);
+            count += kCellBlock;
+            continue;
+        }
+        for (int64_t c = 0; any && c < kCellBlock; c++) {
+            seen[count] = int32_t(cell + c);
+            count += shown[c] != 0;
+        }
+    }
+    list[0] = count;
+    const int32_t last = count ? seen[count - 1] : 0;
+    for (; count % kCellBlock; count++) seen[count] = last;
+    return count;
+}
 
 // Token and head of a row of a group.
 struct Row {
@@ -147,29 +182,51 @@ constexpr int64_t stored_bytes(CacheType type, int64_t values) {
     return type == CacheType::q8_0 ? values / 32 * 34 : type == CacheType::q4_0 ? values / 32 * 18 : 2 * values;
 }
 
-// Asks for the same values of the next block of cells: they lie too far apart for processors to foresee it.
-INLINE void prefetch_next(const Attention::Cache& cache, int64_t cell, int64_t head, int64_t first, int64_t count) {
-    const char* next = cache.at(cell + kCellBlock, head) + stored_bytes(cache.type, first);
-    for (int64_t at = 0; at < stored_bytes(cache.type, count); at += 64) __builtin_prefetch(next + at);
+// Asks for values of one of the next cells: they lie too far apart for processors to foresee it.
+INLINE void prefetch(CacheType type, const char* at, int64_t first, int64_t count) {
+    const char* next = at + stored_bytes(type, first);
+    for (int64_t i = 0; i < stored_bytes(type, count); i += 64) __builtin_prefetch(next + i);
 }
 
-// Keys of a block of cells, across: to[dk][kCellBlock].
-void read_keys(const Attention& a, int64_t kv_head, int64_t cell, float* to) {
+// Calls `read(c, at)` for so many cells from a place of the list on: values [first, first + count) of a head are
+// asked for a block ahead.
+template <class Read>
+INLINE void for_cells(const Pass& pass, const Attention::Cache& cache, int64_t head, int64_t place, int64_t cells,
+                      int64_t first, int64_t count, Read read) {
+    const int32_t* cell = pass.seen + place;
+    const char* at = cache.at(cell[0], head);
+    if (pass.are_row(place, cells)) {
+        for (int64_t c = 0; c < cells; c++, at += cache.cell) {
+            prefetch(cache.type, at + kCellBlock * cache.cell, first, count);
+            read(c, at);
+        }
+        return;
+    }
+    const int64_t ahead = place + kCellBlock < pass.cells ? kCellBlock : 0;
+    for (int64_t c = 0; c < cells; c++) {
+        prefetch(cache.type, cache.at(cell[c + ahead], head), first, count);
+        read(c, cache.at(cell[c], head));
+    }
+}
+
+// Keys of the block of cells from a place of the list on, across: to[dk][kCellBlock].
+void read_keys(const Attention& a, const Pass& pass, int64_t kv_head, int64_t place, float* to) {
     alignas(64) float keys[V::lanes * kMostHeadSize];
     for (int64_t c = 0; c < kCellBlock; c += V::lanes) {
-        for (int64_t i = 0; i < V::lanes; i++) {
-            prefetch_next(a.k, cell + c + i, kv_head, 0, a.dk);
-            read_values(a.k.type, a.k.at(cell + c + i, kv_head), 0, a.dk, keys + i * a.dk);
-        }
+        for_cells(pass, a.k, kv_head, place + c, V::lanes, 0, a.dk,
+                  [&](int64_t i, const char* at) { read_values(a.k.type, at, 0, a.dk, keys + i * a.dk); });
         for (int64_t d = 0; d < a.dk; d += V::lanes) V::transpose(keys + d, a.dk, to + d * kCellBlock + c, kCellBlock);
     }
 }
 
-bool is_live(const Attention& a, int64_t cell) {
-    for (int64_t t = 0; t < a.tokens; t++)
-        for (int64_t c = 0; c < kCellBlock; c++)
-            if (a.mask[t * a.mask_token + cell + c] != 0xfc00) return true;
-    return false;
+// What a block of the list has in a token's mask. Where its cells do not lie in one row, it is copied.
+INLINE const uint16_t* masked(const Attention& a, const Pass& pass, int64_t token, int64_t place, uint16_t* copies) {
+    const uint16_t* mask = a.mask + token * a.mask_token;
+    const int32_t* cell = pass.seen + place;
+    if (pass.are_row(place, kCellBlock)) return mask + cell[0];
+    const int64_t count = std::min(kCellBlock, pass.list[0] - place);
+    for (int64_t c = 0; c < kCellBlock; c++) copies[c] = c < count ? mask[cell[c]] : kHidden;
+    return copies;
 }
 
 // Queries of a tile's rows, which lie in steps of one stride within a token only.
@@ -185,8 +242,7 @@ INLINE Floats queries(const Attention& a, int64_t kv_head, int64_t first, int64_
 }
 
 // From products of a block's keys to scores.
-INLINE void finish_scores(const Attention& a, Row row, int64_t cell, float* scores) {
-    const uint16_t* mask = a.mask + row.token * a.mask_token + cell;
+INLINE void finish_scores(const Attention& a, Row row, const uint16_t* mask, float* scores) {
     const V::Float slope = V::all(a.slopes ? a.slopes[row.head] : 1.0f);
     const V::Float scale = V::all(a.softcap != 0 ? a.scale / a.softcap : a.scale);
     for (int64_t c = 0; c < kCellBlock; c += V::lanes) {
@@ -196,37 +252,38 @@ INLINE void finish_scores(const Attention& a, Row row, int64_t cell, float* scor
     }
 }
 
-void score_block(const Attention& a, const Pass& pass, int64_t kv_head, int64_t cell) {
+void score_block(const Attention& a, const Pass& pass, int64_t kv_head, int64_t place) {
     alignas(64) float keys[kMostHeadSize * kCellBlock], copies[V::most_rows * kMostHeadSize];
-    read_keys(a, kv_head, cell, keys);
+    uint16_t mask_copies[kCellBlock];
+    const uint16_t* mask = nullptr;
+    int64_t token = -1;
+    read_keys(a, pass, kv_head, place, keys);
     for_tiles(pass.rows, [&](int64_t first, int64_t count) {
-        float* scores = pass.score(a, kv_head, first) + cell;
+        float* scores = pass.score(kv_head, first) + place;
         rows_function(count)(queries(a, kv_head, first, count, copies), {keys, kCellBlock}, a.dk, kCellBlock, false,
-                             scores, a.cells);
-        for (int64_t r = 0; r < count; r++) finish_scores(a, Row(a, kv_head, first + r), cell, scores + r * a.cells);
+                             scores, pass.cells);
+        for (int64_t r = 0; r < count; r++) {
+            const Row row(a, kv_head, first + r);
+            if (row.token != token) mask = masked(a, pass, token = row.token, place, mask_copies);
+            finish_scores(a, row, mask, scores + r * pass.cells);
+        }
     });
 }
 
 // One row of scores: its weights e^(score - largest), and their sum in units of 2^-30, which is exact.
 void weigh_row(const Attention& a, const Pass& pass, int64_t kv_head, int64_t r) {
-    float* row = pass.score(a, kv_head, r);
-    const int64_t blocks = a.cells / kCellBlock;
+    float* row = pass.score(kv_head, r);
     V::Float largest = V::all(-INFINITY);
-    for (int64_t block = 0; block < blocks; block++)
-        for (int64_t c = 0; pass.live[block] && c < kCellBlock; c += V::lanes)
-            largest = V::max(largest, V::load(row + block * kCellBlock + c));
+    for (int64_t c = 0; c < pass.cells; c += V::lanes) largest = V::max(largest, V::load(row + c));
     float most = V::largest(largest);
     const float* sink = a.sinks ? a.sinks + Row(a, kv_head, r).head : nullptr;
     if (sink) most = std::max(most, *sink);
     if (most == -INFINITY) most = 0;
     V::Total total = V::none();
-    for (int64_t block = 0; block < blocks; block++) {
-        for (int64_t c = 0; pass.live[block] && c < kCellBlock; c += V::lanes) {
-            float* at = row + block * kCellBlock + c;
-            const V::Float weight = exponential(V::minus(V::load(at), V::all(most)));
-            V::store(at, weight);
-            total = V::add_rounded(total, V::times(weight, V::all(1 << 30)));
-        }
+    for (int64_t c = 0; c < pass.cells; c += V::lanes) {
+        const V::Float weight = exponential(V::minus(V::load(row + c), V::all(most)));
+        V::store(row + c, weight);
+        total = V::add_rounded(total, V::times(weight, V::all(1 << 30)));
     }
     float sum = float(double(V::integer(total)) / (1 << 30));
     if (sink) sum += std::exp(*sink - most);
@@ -236,16 +293,15 @@ void weigh_row(const Attention& a, const Pass& pass, int64_t kv_head, int64_t r)
 constexpr int64_t kSlice = 32;  // of a head's values
 
 // Adds a block's weighted values to the sums, for one slice.
-void add_values(const Attention& a, const Pass& pass, int64_t kv_head, int64_t slice, int64_t cell, bool adds) {
+void add_values(const Attention& a, const Pass& pass, int64_t kv_head, int64_t slice, int64_t place) {
     alignas(64) float values[kCellBlock * kSlice];
-    const int64_t at = slice * kSlice, width = std::min(kSlice, a.dv - at);
-    for (int64_t c = 0; c < kCellBlock; c++) {
-        prefetch_next(a.v, cell + c, kv_head, at, width);
-        read_values(a.v.type, a.v.at(cell + c, kv_head), at, width, values + c * kSlice);
-    }
-    for_tiles(pass.rows, [&](int64_t first, int64_t count) {
-        rows_function(count)({pass.score(a, kv_head, first) + cell, a.cells}, {values, kSlice}, kCellBlock, width, adds,
-                             pass.sum(a, kv_head, first) + at, a.dv);
+    const int64_t first = slice * kSlice, width = std::min(kSlice, a.dv - first);
+    for_cells(pass, a.v, kv_head, place, kCellBlock, first, width, [&](int64_t c, const char* at) {
+        read_values(a.v.type, at, first, width, values + c * kSlice);
+    });
+    for_tiles(pass.rows, [&](int64_t r, int64_t count) {
+        rows_function(count)({pass.score(kv_head, r) + place, pass.cells}, {values, kSlice}, kCellBlock, width, place > 0,
+                             pass.sum(a, kv_head, r) + first, a.dv);
     });
 }
 
@@ -253,7 +309,7 @@ void write_slice(const Attention& a, const Pass& pass, int64_t kv_head, int64_t 
     const int64_t at = slice * kSlice, end = std::min(at + kSlice, a.dv);
     for (int64_t r = 0; r < pass.rows; r++) {
         const Row row(a, kv_head, r);
-        const float inverse = pass.inverse[kv_head * pass.rows + r], *sums = pass.sum(a, kv_head, r);
+        const float inverse = pass.cells ? pass.inverse[kv_head * pass.rows + r] : 0, *sums = pass.sum(a, kv_head, r);
         float* out = a.out + row.token * a.out_token + row.head * a.out_head;
         for (int64_t d = at; d < end; d++) out[d] = inverse == 0 ? 0 : sums[d] * inverse;
     }
@@ -268,33 +324,23 @@ struct Share {
 
 // All heads of a block before the next block: caches are read from end to end.
 void scores(const Attention& a, void* memory, int64_t index, int64_t count) {
-    Pass pass(a, memory);
-    const Share share(a.kv_heads * a.cells / kCellBlock, index, count);
-    for (int64_t i = share.first; i < share.end; i++) {
-        const int64_t block = i / a.kv_heads, kv_head = i % a.kv_heads;
-        const bool live = is_live(a, block * kCellBlock);
-        if (kv_head == 0) pass.live[block] = live;
-        if (live) score_block(a, pass, kv_head, block * kCellBlock);
-    }
+    const Pass pass(a, memory, index, count, true);
+    const Share share(a.kv_heads * pass.cells / kCellBlock, index, count);
+    for (int64_t i = share.first; i < share.end; i++) score_block(a, pass, i % a.kv_heads, i / a.kv_heads * kCellBlock);
 }
 
 void weights(const Attention& a, void* memory, int64_t index, int64_t count) {
-    Pass pass(a, memory);
+    const Pass pass(a, memory, index, count);
     const Share share(a.kv_heads * pass.rows, index, count);
     for (int64_t i = share.first; i < share.end; i++) weigh_row(a, pass, i / pass.rows, i % pass.rows);
 }
 
 // The order of cells is that of sums: threads share heads and slices of their values.
 void values(const Attention& a, void* memory, int64_t index, int64_t count) {
-    Pass pass(a, memory);
+    const Pass pass(a, memory, index, count);
     const int64_t slices = (a.dv + kSlice - 1) / kSlice;
     const Share share(a.kv_heads * slices, index, count);
-    bool adds = false;
-    for (int64_t block = 0; block < a.cells / kCellBlock; block++) {
-        if (!pass.live[block]) continue;
-        for (int64_t i = share.first; i < share.end; i++)
-            add_values(a, pass, i / slices, i % slices, block * kCellBlock, adds);
-        adds = true;
-    }
+    for (int64_t place = 0; place < pass.cells; place += kCellBlock)
+        for (int64_t i = share.first; i < share.end; i++) add_values(a, pass, i / slices, i % slices, place);
     for (int64_t i = share.first; i < share.end; i++) write_slice(a, pass, i / slices, i % slices);
 }

@@ -1,5 +1,6 @@
-// Attention of a step. A few tokens are one pass, each stage of which all threads share. Of a prompt's tokens,
-// threads take units: a few tokens and one head of the cache, for which nobody waits.
+// Attention of a step. A few tokens are one pass, each stage of which all threads share. Of a prompt's tokens and
+// of those of several texts, threads take units: a few tokens of one text and one head of the cache, for which
+// nobody waits.
 #include "ggml_attention.h"
 
 #include <algorithm>
@@ -119,39 +120,44 @@ AttentionSizes sizes_of(const Tensor* op) {
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// How a prompt is split: units of `tokens` tokens and one head of the cache.
+// How a step is split: units of at most `tokens` tokens and one head of the cache.
 struct Units {
-    int64_t tokens, tiles, count;
+    int64_t tokens;
 
     explicit Units(const AttentionSizes& s) {
         const int64_t group = s.heads / s.kv_heads, row_bytes = s.cells * int64_t(sizeof(float));
         tokens = std::max<int64_t>(1, std::min(kUnitRows, kUnitBytes / row_bytes) / group);
         tokens = std::min({tokens, s.tokens, 2 * kAttentionTokens});
-        tiles = (s.tokens + tokens - 1) / tokens;
-        count = tiles * s.kv_heads;
     }
 
-    // Passes are for steps too short to give every thread some units.
-    bool are_used(const AttentionSizes& s, int threads) const {
-        return s.tokens > kAttentionTokens && count >= kUnitsAThread * threads;
+    // Passes are for steps too short to give every thread some units, and compute each token as if it saw what
+    // any of them sees.
+    static bool are_used(const Attention& a, const Tiles& tiles, int threads) {
+        const int64_t count = tiles.count * a.kv_heads;
+        if (tiles.texts > 1) return count >= threads;
+        return a.tokens > kAttentionTokens && count >= kUnitsAThread * threads;
     }
+
+    // Whether `are_used` may be true.
+    static bool may_be_used(const AttentionSizes& s, int threads) { return s.tokens > 1 && s.tokens * s.kv_heads >= threads; }
 
     // At most, for any number of tokens: more cells never take less.
     static size_t bytes(const AttentionSizes& s) {
         const int64_t group = s.heads / s.kv_heads, row_bytes = s.cells * int64_t(sizeof(float));
         const int64_t scores = std::max(group * row_bytes, std::min(kUnitRows * row_bytes, kUnitBytes));
-        return aligned(size_t(scores) + attention_bytes(std::max(group, kUnitRows), 1, s.dv, 0) + size_t(s.cells));
+        const size_t list = size_t(s.cells) * sizeof(int32_t);
+        return aligned(size_t(scores) + attention_bytes(std::max(group, kUnitRows), 1, s.dv, 0, 1) + list);
     }
 };
 
-void compute_units(ComputeParams* params, const Attention& a, const Units& units, uint8_t* memory, size_t unit_bytes) {
+void compute_units(ComputeParams* params, const Attention& a, const Tiles& tiles, uint8_t* memory, size_t unit_bytes) {
     const AttentionStages& stages = *attention_stages();
     memory += unit_bytes * size_t(params->ith);
     if (params->ith == 0) functions.set_chunk(params->threadpool, params->nth);
     functions.barrier(params->threadpool);
-    for (int64_t i = params->ith; i < units.count; i = functions.take_chunk(params->threadpool, 1)) {
-        const int64_t first = i / a.kv_heads * units.tokens;
-        const Attention unit = a.of_head(i % a.kv_heads).of_tokens(first, std::min(units.tokens, a.tokens - first));
+    for (int64_t i = params->ith; i < tiles.count * a.kv_heads; i = functions.take_chunk(params->threadpool, 1)) {
+        const uint16_t* start = tiles.starts + i / a.kv_heads;
+        const Attention unit = a.of_head(i % a.kv_heads).of_tokens(start[0], start[1] - start[0]);
         for (auto stage : {stages.scores, stages.weights, stages.values}) stage(unit, memory, 0, 1);
     }
 }
@@ -176,9 +182,8 @@ bool attends(const Tensor* op, const ggml::BufferType* packed) {
 }
 
 size_t attention_work_bytes(const AttentionSizes& s, int threads) {
-    const size_t pass = attention_bytes(std::min(s.tokens, kAttentionTokens), s.heads, s.dv, s.cells);
-    const int64_t most = std::min<int64_t>(threads, Units(s).count / kUnitsAThread);
-    const size_t units = s.tokens > kAttentionTokens ? size_t(most) * Units::bytes(s) : 0;
+    const size_t pass = attention_bytes(std::min(s.tokens, kAttentionTokens), s.heads, s.dv, s.cells, threads);
+    const size_t units = Units::may_be_used(s, threads) ? size_t(threads) * Units::bytes(s) : 0;
     return std::max(pass, units) + kAlignment;
 }
 
@@ -187,18 +192,25 @@ bool AttentionTraits::work_size(int threads, const Tensor* op, size_t& size) {
     return true;
 }
 
+// Some tokens of a stream.
+static void compute_part(ComputeParams* params, const Attention& a, const AttentionSizes& sizes, uint8_t* memory) {
+    const Tiles tiles(a, Units(sizes).tokens);
+    if (Units::are_used(a, tiles, params->nth))
+        compute_units(params, a, tiles, memory, Units::bytes(sizes));
+    else
+        compute_passes(params, a, memory);
+}
+
 bool AttentionTraits::compute_forward(ComputeParams* params, Tensor* op) {
     float slopes[kMostHeads];
     const AttentionSizes sizes = sizes_of(op);
-    const Units units(sizes);
     uint8_t* memory = reinterpret_cast<uint8_t*>(aligned(reinterpret_cast<size_t>(params->wdata)));
     for (int64_t stream = 0; stream < op->src[0]->ne[3]; stream++) {
         const Attention a = attention_of(op, stream, slopes);
-        if (stream > 0) functions.barrier(params->threadpool);
-        if (units.are_used(sizes, params->nth))
-            compute_units(params, a, units, memory, Units::bytes(sizes));
-        else
-            compute_passes(params, a, memory);
+        for (int64_t first = 0; first < a.tokens; first += kMostTiled) {
+            if (stream + first > 0) functions.barrier(params->threadpool);
+            compute_part(params, a.of_tokens(first, std::min(kMostTiled, a.tokens - first)), sizes, memory);
+        }
     }
     return true;
 }

@@ -1,7 +1,9 @@
 """How many tokens of prompts are read in a step of running answers.
 
 Answers wait for what reading adds to their step, and keep a set share of their speed meanwhile.
-What it adds is read off a line: the milliseconds of the last steps by the tokens fed to each.
+Where several prompts wait, they keep less: small pieces would keep more people waiting, and longer,
+than they keep others going, and once they are answered each step serves more of them.
+What reading adds is read off a line: the milliseconds of the last steps by the tokens fed to each.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+_FURTHER = 0.5  # of what the first prompt may add, each further one that waits
 _FIRST = 8  # tokens of the first piece, whose price nobody knows
 _GROWTH = 2.0  # of a piece over the one before: nobody knows how far the line goes on
 _PLAIN_EVERY = 16  # steps, of which one reads nothing: it says what a step takes now
@@ -20,7 +23,7 @@ class Pace:
     """Sizes of pieces of prompts.
 
     Args:
-        latency: most time that reading may add to a step, in steps.
+        latency: most time that reading one prompt may add to a step, in steps.
         apart: pieces are read in runs of their own between the steps, and not in these.
     """
 
@@ -34,8 +37,11 @@ class Pace:
         self._last = 0  # tokens of the last piece
         self._known = 0.0, 0.0  # the line as it was when steps last differed
 
-    def piece(self, num_nodes: int, most: int) -> int:
-        """Tokens to be read with a step over so many nodes, at most `most`; 0: with the next."""
+    def piece(self, num_nodes: int, most: int, waiting: int = 1) -> int:
+        """Tokens of `waiting` prompts to be read with a step over so many nodes, at most `most`.
+
+        0: with the next step.
+        """
         if not self._plain or (self._since_plain >= _PLAIN_EVERY - 1 and not self._apart):
             return 0
         if not self._reading:
@@ -43,7 +49,8 @@ class Pace:
         base_ms, token_ms = self._line()
         size = _GROWTH * self._last
         if token_ms > 0.0:
-            spare_ms = self.latency * (base_ms + token_ms * num_nodes) - base_ms * self._apart
+            latency = self.latency * (1.0 + _FURTHER * (waiting - 1))
+            spare_ms = latency * (base_ms + token_ms * num_nodes) - base_ms * self._apart
             size = min(size, spare_ms / token_ms)
         return max(1, min(most, int(size)))
 

@@ -253,7 +253,7 @@ class Scheduler:
         pieces: dict[_Job, Piece] = {}
         most = max(1, _decoding_of(reading[0]).backend.batch_size - num_nodes)
         if num_writing and self._splits:
-            most = self.pace.piece(num_nodes or num_writing, most)
+            most = self.pace.piece(num_nodes or num_writing, most, len(reading))
         for job in reading[: reading[0].most_rows - num_nodes if self._mixes else 1]:
             if most <= 0:
                 break

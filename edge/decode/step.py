@@ -105,9 +105,10 @@ def make_step(decodings: Sequence[Decoding], read_beside: ReadBeside = _nothing)
         except Exception as problem:
             outcomes[i] = problem
     num_written = sum(len(one.tokens) for one in outcomes if isinstance(one, Written))
-    if num_written and not pieces:
+    if num_written:
         spent_ms = (perf_counter() - began) * 1e3
-        _learn([decodings[i] for i in going], chosen, num_written, step_ms, spent_ms)
+        texts = [decodings[i] for i in going]
+        _learn(texts, chosen, num_written, step_ms, spent_ms, has_read=bool(pieces))
     return outcomes
 
 
@@ -183,22 +184,28 @@ def _learn(
     num_written: int,
     step_ms: float,
     spent_ms: float,
+    *,
+    has_read: bool,
 ) -> None:
     """Let the curve know what a step took, and each text whether drafts have paid.
 
-    What they gain or lose is all texts' alike: each has a part in the step.
+    What they gain or lose is all texts' alike: each has a part in the step. Of a step that others
+    were read in, the nodes have what they would have taken alone.
     """
     stakes = chosen.stakes
     if stakes is None:
         return
     curve, num_drafted = stakes.curve, sum(chosen.sizes)
+    if has_read:
+        expected_ms = stakes.estimated_ms(1 + num_drafted)
+        spent_ms += curve.scale * expected_ms - step_ms
     plain_ms = curve.scale * curve.estimated_ms(1 + stakes.extra, stakes.depth)
     balances = [one.balance for one in decodings]
     for balance in (*balances, decodings[0].model.known.balance):
         balance.add(1 + num_drafted, num_written / len(decodings), spent_ms, plain_ms)
     texts = 1 + stakes.others
     # Else the team changed for this step, or one of the texts failed.
-    if curve is decodings[0].model.curve_now(texts) and len(decodings) == texts:
+    if not has_read and curve is decodings[0].model.curve_now(texts) and len(decodings) == texts:
         work_ms = spent_ms - chosen.draft_ms
         nodes = 1 + num_drafted + stakes.extra
         curve.observe(nodes, stakes.depth, stakes.previous, step_ms, work_ms)

@@ -9,11 +9,13 @@ effects are kept apart:
     t(n, depth, changed) = base[n] + (depth_ms + depth_node_ms * n) * depth + change_ms * changed
 
 `depth` is the number of tokens in the cache, `changed` is 1 when the step before had another n:
-the engine then builds its graph again. Decisions only need the ratios t(n)/t(1). Steps are timed
-anyway while generating. Each one tells how fast the machine is at the moment (`scale`: heat, a busy
-neighbour), of the slopes and the price of a change, and, within bounds, of its own base[n], in
-proportion to how unsure these are (`shared.py`). The next load takes over most of a correction, so
-that a size that once looked too dear is tried again; a curve that stops fitting is measured again.
+the engine then builds its graph again. A step over several texts reads the cache of each: it has
+depth_ms as many times, and `depth` is the mean. Decisions only need the ratios t(n)/t(1). Steps are
+timed anyway while generating. Each one tells how fast the machine is at the moment (`scale`: heat,
+a busy neighbour), of the slopes and the price of a change, and, within bounds, of its own base[n],
+in proportion to how unsure these are (`shared.py`). The next load takes over most of a correction,
+so that a size that once looked too dear is tried again; a curve that stops fitting is measured
+again.
 """
 
 from __future__ import annotations
@@ -206,7 +208,11 @@ class CostCurve:
     def _beside_ms(self, num_nodes: int, depth: int, previous: int) -> float:
         """What depth, and a new graph, add to a step."""
         changed = self.change_ms if previous not in (0, num_nodes) else 0.0
-        return (self.depth_ms + self.depth_node_ms * num_nodes) * depth + changed
+        return self._slope_ms(num_nodes) * depth + changed
+
+    def _slope_ms(self, num_nodes: int) -> float:
+        """What a token more in the cache of each text adds."""
+        return self.depth_ms * self._shared.texts + self.depth_node_ms * num_nodes
 
     def estimated_ms(self, num_nodes: int, depth: int, previous: int = 0) -> float:
         """As `step_ms`, and a guess where the size was not measured.
@@ -292,9 +298,10 @@ class CostCurve:
         self._shared.go_on(depth, count)
         scale, base = self.scale, self.base[num_nodes]
         slope_ms = scale * depth
-        beside = (self.depth_ms + self.depth_node_ms * num_nodes) * depth
+        beside = self._slope_ms(num_nodes) * depth
         expected_ms = scale * (base + beside + self.change_ms * changed)
-        shares = (expected_ms, slope_ms, slope_ms * num_nodes, scale * changed)
+        texts = self._shared.texts
+        shares = (expected_ms, slope_ms * texts, slope_ms * num_nodes, scale * changed)
         has_own = num_nodes > self._shared.texts
         (faster, per_depth, per_node, per_change), own_ms = self._shared.moves(
             shares,
@@ -318,7 +325,7 @@ class CostCurve:
         if base == float("inf"):
             return _GUESSED
         own, per_node = self._shared.doubts(num_nodes)
-        slopes_ms = self.depth_ms + self.depth_node_ms * num_nodes
+        slopes_ms = self._slope_ms(num_nodes)
         return (own * base + per_node * (num_nodes - 1) * depth) / (base + slopes_ms * depth)
 
     def _measure(self, num_nodes: int, ms: float) -> None:

@@ -94,13 +94,15 @@ class Slow(SuffixDrafter):
         return super().propose(stakes, base)
 
 
-def questions(users: int) -> list[list[Asked]]:
+def questions(users: int, prompt: int = 50) -> list[list[Asked]]:
     rng = random.Random(11)
 
     def question() -> Asked:
         # Of different lengths, so that nobody keeps in step with others.
         size = rng.randrange(TOKENS // 2, 3 * TOKENS // 2)
-        return Asked([rng.randrange(20, 68) for _ in range(50)], GenerationOptions(max_tokens=size))
+        return Asked(
+            [rng.randrange(20, 68) for _ in range(prompt)], GenerationOptions(max_tokens=size)
+        )
 
     return [[question() for _ in range(ANSWERS)] for _ in range(users)]
 
@@ -114,7 +116,7 @@ def spent_ms(
     together: float = 1.0,
     propose_ms: float | None = None,
     names: str = "suffix",
-    changes_ms: float = 0.0,
+    prompt: int = 50,
 ) -> float:
     """Until all have their answers; plain without a belief."""
     clock.ms = 0.0
@@ -139,11 +141,11 @@ def spent_ms(
     first = drafters[0] if drafters else None
     with Engine(backend, curve=curve, drafter=first, more_drafters=drafters[1:]) as engine:
         if users == 1:
-            for [*answers] in questions(1):
+            for [*answers] in questions(1, prompt):
                 for one in answers:
                     engine.generate(one.prompt, one.options)
         else:
-            simulate(engine, clock, questions(users))
+            simulate(engine, clock, questions(users, prompt))
     return clock.ms
 
 
@@ -161,6 +163,7 @@ CASES: dict[str, dict[str, object]] = {
     "taken for flat": {"real": line(2.4, 0.6), "believed": line(2.4, 0.2)},
     "taken for faster": {"real": line(4.8, 0.54), "believed": FLAT},
     "dearer together": {"real": FLAT, "believed": FLAT, "together": 1.4},
+    "most steps read prompts": {"real": FLAT, "believed": FLAT, "prompt": 400},
     "slow drafter": {"real": FLAT, "believed": FLAT, "propose_ms": 0.15},
 }
 
@@ -175,3 +178,17 @@ def test_drafting_does_not_lose(clock: Clock, users: int, text: str, case: str) 
     plain = spent_ms(clock, **{**options, "believed": None})  # type: ignore[arg-type]
     drafted = spent_ms(clock, **options)  # type: ignore[arg-type]
     assert drafted <= MOST_LOST * plain, f"{drafted / plain:.3f} of plain"
+
+
+def test_drafts_of_steps_that_read_prompts_count(clock: Clock) -> None:
+    """What they gained or lost is known of every token of every answer but the first ones."""
+    backend = Timed(clock, FLAT, noise, VOCAB, end=END, users=2, max_nodes=10, context_size=512)
+    first, second = SuffixDrafter(), SuffixDrafter()
+    engine = Engine(backend, curve=curve_of(FLAT), drafter=first, more_drafters=[second])
+    users = questions(2, prompt=400)
+    with engine:
+        simulate(engine, clock, users)
+    answers = [one for asked in users for one in asked]
+    assert sum(nodes > 0 and read > 0 for nodes, read in backend.runs) > 50
+    written = sum(len(one.tokens) - 1 for one in answers)
+    assert engine._known.balances.tokens == pytest.approx(written)

@@ -49,6 +49,18 @@ def test_more_answers_leave_more_room() -> None:
     assert pace.piece(8, 500) == pytest.approx(line(8) / 0.3, abs=1)
 
 
+@pytest.mark.parametrize("waiting", [2, 3, 7])
+def test_each_further_prompt_that_waits_adds_half_as_much(waiting: int) -> None:
+    pace = Pace(2.0)
+    run(pace, line, 4, 100)
+    one = pace.piece(4, 500)
+    pace.has_stepped(4, one, line(4 + one))
+    for _ in range(3):  # which may only double at a time
+        several = pace.piece(4, 500, waiting)
+        pace.has_stepped(4, several, line(4 + several))
+    assert several == pytest.approx((1 + 0.5 * (waiting - 1)) * one, abs=2)
+
+
 def test_one_step_in_sixteen_reads_nothing() -> None:
     assert run(Pace(), line, 1, 160).count(0) == 10
 

@@ -9,6 +9,7 @@ from statistics import mean, median
 import pytest
 from simulated_time import Asked, Clock, Timed, simulate
 
+from edgespec.decode import pace
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions
 
@@ -68,6 +69,25 @@ def test_eight_users_have_their_first_tokens_soon(clock: Clock) -> None:
             simulate(engine, clock, users)
         found[kind] = median(one.first_ms for answers in users for one in answers)
     assert found[Timed] < 0.7 * found[Apart], found
+
+
+def test_where_most_wait_for_their_first_token_prompts_have_more_of_the_time(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First tokens come sooner, all have their answers sooner, and nobody has half of the mean."""
+    found = {}
+    for further in (0.0, pace._FURTHER):
+        monkeypatch.setattr(pace, "_FURTHER", further)
+        users = crowd(8, 4)
+        began_ms = clock.ms
+        with engine_of(8, clock) as engine:
+            simulate(engine, clock, users)
+        answers = [one for asked in users for one in asked]
+        speeds = [len(one.tokens) / (one.rounds_ms[-1] - one.rounds_ms[0]) for one in answers]
+        assert min(speeds) > 0.5 * mean(speeds)
+        found[further] = median(one.first_ms for one in answers), clock.ms - began_ms
+    assert found[pace._FURTHER][0] < 0.75 * found[0.0][0], found
+    assert found[pace._FURTHER][1] < found[0.0][1], found
 
 
 @pytest.mark.parametrize("latency", [0.5, 1.0, 3.0])

@@ -45,8 +45,6 @@ static uint16_t halves_at(const char* at) {
 static uint16_t some_half() { return uint16_t(between(0, 1) << 15 | between(5, 16) << 10 | between(0, 1023)); }
 static uint16_t some_bf16() { return uint16_t(between(0, 1) << 15 | between(118, 128) << 7 | between(0, 127)); }
 
-constexpr uint16_t kHidden = 0xfc00;
-
 static int64_t bytes_of(CacheType type, int64_t values) {
     return type == CacheType::q8_0 ? values / 32 * 34 : type == CacheType::q4_0 ? values / 32 * 18 : 2 * values;
 }
@@ -115,7 +113,7 @@ struct Case {
     }
 
     void run(const Attention& a, int threads) {
-        std::vector<char> memory(attention_bytes(a.tokens, a.heads, a.dv, a.cells) + 64);
+        std::vector<char> memory(attention_bytes(a.tokens, a.heads, a.dv, a.cells, threads) + 64);
         void* at = reinterpret_cast<void*>((reinterpret_cast<size_t>(memory.data()) + 63) / 64 * 64);
         const AttentionStages& stages = *attention_stages();
         for (auto stage : {stages.scores, stages.weights, stages.values})
@@ -134,6 +132,14 @@ struct Case {
         for (int64_t head = 0; head < kv_heads; head++)
             for (int64_t first = 0; first < tokens; first += size)
                 run(operation().of_head(head).of_tokens(first, std::min(size, tokens - first)), 1);
+    }
+
+    // As steps of several texts are split.
+    void run_by_tiles(int64_t most) {
+        std::fill(out.begin(), out.end(), -1.0f);
+        const Tiles tiles(operation(), most);
+        for (int64_t tile = 0; tile < tiles.count; tile++)
+            run(operation().of_tokens(tiles.starts[tile], tiles.starts[tile + 1] - tiles.starts[tile]), 1);
     }
 
     double score(int64_t token, int64_t head, int64_t c) const {
@@ -223,6 +229,31 @@ static void check_gaps(int64_t dk, CacheType type) {
     expect(plain.out == gaps.out, "depends on where cells lie", gaps);
 }
 
+// Several texts in one cache, each a chain of `chain` tokens behind cells of its own that lie among those of others,
+// and behind `alike` that all share.
+static void check_texts(int64_t texts, int64_t chain, int64_t alike, int64_t own, int64_t most) {
+    const int64_t cells = (alike + texts * (own + chain) + 95) / 32 * 32;
+    Case c(texts * chain, 3, 2, 64, CacheType::f16, 64, CacheType::f16, cells);
+    for (int64_t t = 0; t < c.tokens; t++) {
+        uint16_t* mask = &c.mask[size_t(t * cells)];
+        std::fill(mask, mask + alike, uint16_t(0));
+        for (int64_t i = 0; i < own; i++) mask[alike + i * texts + t / chain] = 0;
+        const int64_t first = alike + texts * own + t / chain * chain;
+        std::fill(mask + first, mask + first + t % chain + 1, uint16_t(0));
+    }
+    c.run(1, 1);
+    expect(error(c) < 2e-5, "texts: far from float64", c);
+    const std::vector<float> alone = c.out;
+    c.run(c.tokens, 2);
+    expect(same(alone, c.out), "texts: depends on those of others", c);
+    c.run_by_tiles(most);
+    expect(same(alone, c.out), "texts: depends on tiles", c);
+    const Tiles tiles(c.operation(), most);
+    expect(tiles.texts == texts && tiles.count == texts * ((chain + most - 1) / most), "texts: other tiles", c);
+    for (int64_t tile = 0; tile <= tiles.count; tile++)
+        if (most >= chain) expect(tiles.starts[tile] == tile * chain, "texts: tiles begin elsewhere", c);
+}
+
 constexpr CacheType kTypes[] = {CacheType::f16, CacheType::bf16, CacheType::q8_0, CacheType::q4_0};
 
 static void check_random(int i, const std::vector<std::string>& sets) {
@@ -278,6 +309,10 @@ int main(int count, char** arguments) {
     for (int i = 0; i < cases; i++) check_random(i, sets);
     for (int64_t dk : {64, 96, 128, 256})
         for (CacheType type : kTypes) check_gaps(dk, type);
+    check_texts(5, 1, 0, 40, 12);
+    check_texts(8, 3, 64, 33, 12);
+    check_texts(3, 30, 7, 50, 12);
+    check_texts(1, 17, 0, 200, 16);
     const CacheType f16 = CacheType::f16;
     if (computes_attention(72, f16, 64, f16, 32) || computes_attention(64, f16, 64, f16, 48) ||
         computes_attention(320, f16, 64, f16, 32) || computes_attention(80, CacheType::q8_0, 80, f16, 32))
