@@ -1,7 +1,8 @@
 """Several users of one server: edgespec beside llama.cpp's own, with as many slots.
 
     python benchmarks/serving.py MODEL --prompts spec_bench_dev.jsonl [--server llama-server]
-        [--users 1,2,4,8] [--answers 2] [--tokens 96] [--repeats 1] [--threads N] [--json OUT]
+        [--users 1,2,4,8] [--answers 2] [--tokens 96] [--repeats 1] [--threads N] [--latency 2,4]
+        [--exact] [--results | --json OUT]
 
 All servers are started once, with caches of `--ctx` tokens for each user, and asked in turns, the
 order changing from turn to turn; those that are not asked do not compute. N users each ask for
@@ -12,17 +13,23 @@ order changing from turn to turn; those that are not asked do not compute. N use
 - the slowest answer's tokens/s over the mean
 
 Not timed: loading, and one answer of each server beforehand. llama.cpp's best n-gram setting on
-these CPUs is the default of `--spec`.
+these CPUs is the default of `--spec`. edgespec begins with an empty cache directory: step times are
+measured as it is loaded, and no drafter knows what earlier runs counted. `--latency` and `--exact`
+add servers with these options. `--results` writes benchmarks/results/serving-MODEL-PROCESSOR.json,
+of which `docs/generate.py` makes the tables of docs/serve.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,10 +41,11 @@ from typing import Any
 from urllib.request import urlopen
 
 from edgespec.errors import BackendError
-from edgespec.memory.device.host import usable_cores
+from edgespec.memory.device.host import cpu_name, usable_cores
 from edgespec.serve.client import Client
 
 _START_S = 120.0
+_RESULTS = Path(__file__).parent / "results"
 _NGRAM = "--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 8"
 
 
@@ -60,6 +68,9 @@ def main() -> None:
     numbers = [int(part) for part in arguments.users.split(",")]
     rows: dict[tuple[str, int], list[dict[str, float]]] = {}
     with ExitStack() as stack:
+        if "EDGESPEC_CACHE" not in os.environ:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            os.environ["EDGESPEC_CACHE"] = folder
         found = contenders(arguments, max(numbers))
         clients = {
             name: Client(stack.enter_context(running(command, port)))
@@ -77,8 +88,9 @@ def main() -> None:
                 print(json.dumps({"server": name, "users": users, **row}), flush=True)
     table = summary(rows)
     print(text_of(table))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(table, indent=1), encoding="utf-8")
+    if out := results_file(arguments):
+        out.write_text(json.dumps(document(arguments, table), indent=1) + "\n", encoding="utf-8")
+        print(f"written: {out}")
 
 
 def parse() -> argparse.Namespace:
@@ -94,8 +106,30 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--only", help="names of contenders, separated by commas")
+    parser.add_argument("--latency", default="", help="values of further servers, by commas")
+    parser.add_argument("--exact", action="store_true", help="a further server, with --exact")
+    parser.add_argument("--results", action="store_true", help="write to benchmarks/results/")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
+
+
+def results_file(arguments: argparse.Namespace) -> Path | None:
+    """Where the results go, if anywhere."""
+    if not arguments.results:
+        given: Path | None = arguments.json
+        return given
+    processor = re.sub(r"[^a-z0-9]+", "-", cpu_name().lower()).strip("-")
+    return _RESULTS / f"serving-{arguments.model.stem}-{processor}.json"
+
+
+def document(arguments: argparse.Namespace, table: list[dict[str, Any]]) -> dict[str, Any]:
+    """The results with what they are of."""
+    return {
+        "model": arguments.model.name,
+        "machine": f"{cpu_name()}, {arguments.threads} threads",
+        **{key: getattr(arguments, key) for key in ("answers", "tokens", "ctx", "repeats")},
+        "rows": table,
+    }
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -114,6 +148,10 @@ def contenders(arguments: argparse.Namespace, users: int) -> dict[str, list[str]
     ours = [sys.executable, "-m", "edgespec.cli.main", "serve", str(arguments.model), *threads]
     ours += ["--users", str(users), "--ctx", str(arguments.ctx)]
     found = {"edgespec": ours, "edgespec plain": [*ours, "--drafter", "none"]}
+    for latency in filter(None, arguments.latency.split(",")):
+        found[f"edgespec --latency {latency}"] = [*ours, "--latency", latency]
+    if arguments.exact:
+        found["edgespec --exact"] = [*ours, "--exact"]
     if arguments.server:
         theirs = [str(arguments.server), "-m", str(arguments.model), *threads, "-fa", "on"]
         theirs += ["-np", str(users), "-kvu", "-c", str(users * arguments.ctx), "--no-webui"]

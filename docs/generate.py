@@ -181,6 +181,29 @@ def _categories(file: str) -> str:
     return text
 
 
+def _serving(_rest: str) -> str:
+    """Several users of one server: each file that `benchmarks/serving.py` has written."""
+    text = ""
+    for file in sorted(RESULTS.glob("serving-*.json")):
+        found = json.loads(file.read_text())
+        repeats = f", the median of {found['repeats']} runs" if found["repeats"] > 1 else ""
+        text += (
+            f"{found['model'].removesuffix('.gguf')} on {found['machine']}: {found['answers']} "
+            f"answers of at most {found['tokens']} tokens for each user{repeats}.\n\n"
+            "| users | server | tokens/s of all | first token, s (95%) | between two events, ms "
+            "(95%) | slowest answer over the mean |\n| --- | --- | --- | --- | --- | --- |\n"
+        )
+        for row in found["rows"]:
+            first, gap = row["first_ms"] / 1e3, row["gap_ms"]
+            text += (
+                f"| {row['users']} | {row['server']} | {row['tokens_per_s']:.0f} | {first:.2f} "
+                f"({row['first_p95_ms'] / 1e3:.2f}) | {gap:.0f} ({row['gap_p95_ms']:.0f}) | "
+                f"{row['slowest_over_mean']:.2f} |\n"
+            )
+        text += "\n"
+    return text
+
+
 def _ratio(one: dict[str, Any]) -> str:
     return f"{one['ratio']:.2f}x {interval_text(one['low'], one['high'])}"
 
@@ -193,6 +216,7 @@ _KINDS: dict[str, Callable[[str], str]] = {
     "beside": _beside,
     "peers": _peers,
     "categories": _categories,
+    "serving": _serving,
 }
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import html
 import importlib.util
+import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,25 @@ def links(page: Path) -> list[Path]:
     return [(page.parent / link).resolve() for link in found if "://" not in link]
 
 
+def test_results_of_several_users_are_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `benchmarks/serving.py --results` writes; nothing where it was not run."""
+    made, serving = module("docs/generate.py"), module("benchmarks/serving.py")
+    monkeypatch.setattr(made, "RESULTS", tmp_path)
+    assert made._serving("") == ""
+    row = {"tokens_per_s": 182.6, "first_ms": 410.0, "first_p95_ms": 990.0, "gap_ms": 36.4}
+    rows = {("edgespec", 8): [{**row, "gap_p95_ms": 61.0, "slowest_over_mean": 0.7}]}
+    asked = {"model": Path("some.gguf"), "threads": 2, "answers": 4, "tokens": 64, "ctx": 1024}
+    found = serving.document(argparse.Namespace(**asked, repeats=1), serving.summary(rows))
+    (tmp_path / "serving-some-cpu.json").write_text(json.dumps(found))
+    title, _, *table = made._serving("").splitlines()
+    assert title.startswith("some on ") and title.endswith(
+        "4 answers of at most 64 tokens for each user."
+    )
+    assert table[2] == "| 8 | edgespec | 183 | 0.41 (0.99) | 36 (61) | 0.70 |"
+
+
 def test_generated_parts_are_what_the_program_says() -> None:
     made = module("docs/generate.py")
     for page in made.pages():
@@ -84,6 +106,7 @@ def module(path: str) -> Any:
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None and spec.loader is not None
     found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found  # where dataclasses look their module up
     spec.loader.exec_module(found)
     return found
 
