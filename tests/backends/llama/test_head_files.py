@@ -72,16 +72,15 @@ def test_a_block_drafts_the_same_in_either_file(arch: str, tmp_path: Path) -> No
         assert backend.head is not None
         rows.append([backend.head.begin(7).copy(), backend.head.go_on(9).copy()])
         backend.close()
-    assert np.array_equal(*rows)
+    assert np.array_equal(rows[0], rows[1])
 
 
 def test_an_engine_loads_a_head_beside_its_model(files: Files, cache_folder: Path) -> None:
     """Answers and turns of a session are those of plain decoding."""
     answers = []
-    for changes in ({"drafter": "suffix,head"}, {"drafter": "none", "draft_model": None}):
+    for drafter, head in (("suffix,head", files.head), ("none", None)):
         with edgespec.load(
-            files.model,
-            **{"context_size": 512, "threads": 1, "draft_model": files.head, **changes},
+            files.model, context_size=512, threads=1, drafter=drafter, draft_model=head
         ) as engine:
             session = edgespec.Session(engine)
             answers.append(
