@@ -135,9 +135,9 @@ def _arguments(name: str) -> str:
 def _beside(files: str) -> str:
     """One line for each file: the best of each peer, and edgespec against it."""
     rows = [
-        "| file | llama-server | its best drafts | edgespec, llama.cpp's kernels | edgespec, "
+        "| file | processor | llama-server | its best drafts | edgespec, llama.cpp's kernels | edgespec, "
         "no drafts | edgespec | over its plain [95%] | over llama-server's best |\n"
-        "| --- | --- | --- | --- | --- | --- | --- | --- |\n",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     ]
     for file in files.split():
         found = json.loads((RESULTS / file).read_text())
@@ -147,8 +147,15 @@ def _beside(files: str) -> str:
         names = ("server", drafts, "edgespec kernels off", "edgespec plain", "edgespec")
         cells = [f"{speeds[name]:.0f}" for name in names]
         cells += map(_ratio, (found["over_own_plain"]["overall"], best))
-        rows.append(f"| {found['model'].removesuffix('.gguf')} | {' | '.join(cells)} |\n")
+        place = f"{found['model'].removesuffix('.gguf')} | {_processor(file)}"
+        rows.append(f"| {place} | {' | '.join(cells)} |\n")
     return "".join(rows)
+
+
+def _processor(file: str) -> str:
+    """Where a file of results was measured: virtual processors do not say their generation."""
+    name = file.removesuffix(".json").rsplit("-", 1)[-1]
+    return {"zen4": "EPYC (Zen 4)", "zen5": "EPYC (Zen 5)", "xeon": "Xeon"}[name]
 
 
 def _peers(file: str) -> str:

@@ -357,14 +357,14 @@ class Decoding:
         self._drafter.observe(Outcome(tree, range(count), pause.tokens, stakes, rounds=count))
         for _ in pause.tokens:
             self.model.history.observe(1, 1)
-        curve, depth = stakes.curve, self.backend.length - count
+        curve, depth = stakes.curve, max(0, self.backend.length - count)  # 0: it failed
         plain_ms = curve.scale * curve.estimated_ms(1, depth)
         for balance in (self.balance, self.model.known.balance):
             balance.add(1, count, sum(pause.steps_ms), plain_ms)
         if curve is self.model.curve_now():
             for step_ms in pause.steps_ms:
-                curve.observe(1, depth, self.previous, step_ms)
-                self.previous, depth = 1, depth + 1
+                curve.observe(1, depth, 1, step_ms)
+                depth += 1
 
 
 def _top_tokens(logits: Logits) -> Callable[[int], TopTokens]:

@@ -204,6 +204,8 @@ class Scheduler:
     def _end(self, job: _Job, problem: Exception | None = None) -> None:
         self._running.remove(job)
         assert job.seat is not None
+        if job.decoding is not None:
+            job.decoding.tell()
         self._seats.give_back(job.seat)
         job.written.put(problem)
 
@@ -220,22 +222,22 @@ class Scheduler:
     def _step(self, writing: Sequence[_Job], reading: Sequence[_Job], num_writing: int) -> None:
         """One step; `num_writing` answers go on in this turn."""
         pieces: dict[_Job, Piece] = {}
-        num_nodes = 0
 
         def read_beside(nodes: int) -> list[Piece]:
-            nonlocal num_nodes, pieces
-            num_nodes = nodes
+            nonlocal pieces
             pieces = self._pieces(reading, nodes, num_writing)
             return list(pieces.values())
 
         began = perf_counter()
         try:
-            outcomes = make_step([_decoding_of(job) for job in writing], read_beside)
+            decodings = [_decoding_of(job) for job in writing]
+            outcomes = make_step(decodings, read_beside if reading else None)
         except Exception as problem:  # of the backend: nobody's step was made
             for job in (*writing, *pieces):
                 self._fail(job, problem)
             return
         num_read = sum(len(piece.tokens) for piece in pieces.values())
+        num_nodes = max((one.previous - num_read for one in decodings), default=0)
         if num_writing and (num_nodes or num_read):
             self.pace.has_stepped(num_nodes, num_read, (perf_counter() - began) * 1e3)
         for job, outcome in zip(writing, outcomes, strict=True):

@@ -40,11 +40,6 @@ class Piece(NamedTuple):
 ReadBeside = Callable[[int], Sequence[Piece]]
 
 
-def _nothing(_nodes: int) -> Sequence[Piece]:
-    """No text is read."""
-    return ()
-
-
 def rounds_of(decoding: Decoding) -> Rounds:
     """Yield what one text's rounds write. The first "round" is the last logits of the text.
 
@@ -61,10 +56,7 @@ def rounds_of(decoding: Decoding) -> Rounds:
             yield written
             if decoding.has_ended or cancel.is_set():
                 return
-            if decoding.rests:
-                written = _plain_step(decoding)
-            else:
-                [written] = make_step((decoding,))
+            [written] = make_step((decoding,))
     finally:
         decoding.tell()
     if isinstance(written, Exception):
@@ -75,14 +67,19 @@ def _plain_step(decoding: Decoding) -> Written | None:
     """One round of one text that nothing is drafted for, so that there is nothing to choose."""
     began = perf_counter()
     logits = decoding.backend.verify(decoding.plain())
+    decoding.previous = 1
     return decoding.settle(logits, began, (perf_counter() - began) * 1e3)
 
 
-def make_step(decodings: Sequence[Decoding], read_beside: ReadBeside = _nothing) -> list[Outcome]:
+def make_step(
+    decodings: Sequence[Decoding], read_beside: ReadBeside | None = None
+) -> list[Outcome]:
     """One round of each of some texts of one cache, and pieces of others, in one step.
 
     A text that fails does not keep the others from going on. Raises what the backend raises.
     """
+    if read_beside is None and len(decodings) == 1 and decodings[0].rests:
+        return [_plain_step(decodings[0])]
     began = perf_counter()
     outcomes: list[Outcome] = [None] * len(decodings)
     going, offers, pending = _offers(decodings, outcomes)
@@ -90,7 +87,7 @@ def make_step(decodings: Sequence[Decoding], read_beside: ReadBeside = _nothing)
     chosen = _Choice.of(offers, pending, most)
     trees = [decodings[i].draft(size) for i, size in zip(going, chosen.sizes, strict=True)]
     nodes = sum(map(len, trees)) + pending
-    pieces = read_beside(nodes)
+    pieces = read_beside(nodes) if read_beside is not None else ()
     num_read = sum(len(piece.tokens) for piece in pieces)
     drafted = perf_counter()
     rows = _compute([decodings[i] for i in going], trees, pieces)
