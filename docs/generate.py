@@ -135,8 +135,8 @@ def _arguments(name: str) -> str:
 def _beside(files: str) -> str:
     """One line for each file: the best of each peer, and edgespec against it."""
     rows = [
-        "| file | processor | llama-server | its best drafts | edgespec, llama.cpp's kernels | edgespec, "
-        "no drafts | edgespec | over its plain [95%] | over llama-server's best |\n"
+        "| file | processor | llama-server | its best drafts | edgespec, llama.cpp's kernels | "
+        "edgespec, no drafts | edgespec | over its plain [95%] | over llama-server's best |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",
     ]
     for file in files.split():
