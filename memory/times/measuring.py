@@ -17,7 +17,7 @@ _DOUBT = 0.02  # relative standard deviation of the best of a few steps
 _FIRST = (4, 8, 2, 16)  # sizes that are measured twice before any other is
 _SAMPLES = 5  # of a size, where there is time: a quick model has it
 _SINGLES = 8
-_PREPARES = 1.5  # a first step this many times slower than the next: made ready for its size
+_PREPARES = 1.5  # a first step this many times slower than the next ones: made ready for its size
 _ORDER = (4, 8, 2, 16, 3, 12, 32, 6, 5, 24, 7, 20, 10, 28, 9, 11, 14, 13, 15)
 
 
@@ -33,7 +33,7 @@ def measure_curve(
 
     `run(n)` performs one step over n tokens and takes it back. `known` is an earlier curve, whose
     sizes come last. Some GPUs' drivers compile programs for each size that they meet. Where the
-    first step of two tokens is seen to take longer than the next one, the first steps of all sizes
+    first step of two tokens is seen to take longer than the next ones, the first steps of all sizes
     are thrown away.
     """
     timer = _Timer(run, clock)
@@ -43,7 +43,7 @@ def measure_curve(
     if max_nodes == 1:
         return CostCurve([float("inf"), same])
     changed, twos = timer.changed_ms(1, 2, _SINGLES, seconds / 8)
-    unprepared = set(range(3, max_nodes + 1)) if twos[0] > _PREPARES * min(twos[1:]) else set()
+    unprepared = set(range(3, max_nodes + 1)) if twos[0] > _PREPARES * max(twos[1:]) else set()
     change_ms = max(0.0, typical_ms(changed) - same)
     samples, speed = {1: [same]}, 1.0
     if known is not None:  # times of another moment: bring them to the speed of this one
