@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from edgespec.memory.device.taking import Weight
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.spec import ModelSpec
 
-if TYPE_CHECKING:
-    from edgespec.memory.bytes.footprint import RunShape
-
 TABLE, HEAD = "token_embd.weight", "output.weight"
 LOOKUP_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")
 _EXPERTS = "_exps.weight"
+
+
+class Shape(Protocol):
+    """What decides where weights lie, of a run's settings."""
+
+    @property
+    def takes(self) -> Callable[[str, Weight], bool]:
+        """Whether a device has a weight of its layers."""
+        ...
+
+    @property
+    def head(self) -> bool:
+        """Whether the block that predicts further tokens is loaded."""
+        ...
+
+    def counts(self, everything: int) -> tuple[tuple[str, int], ...]:
+        """How many of all layers each device has, the last ones, by its label."""
+        ...
 
 
 def takes_all(_label: str, _weight: Weight) -> bool:
@@ -24,7 +39,7 @@ def takes_all(_label: str, _weight: Weight) -> bool:
     return True
 
 
-def device_layers(spec: ModelSpec, shape: RunShape) -> dict[str, range]:
+def device_layers(spec: ModelSpec, shape: Shape) -> dict[str, range]:
     """The layers on each device but the host, by its label; the head comes after the last layer.
 
     A head that its device does not take is on the host.
@@ -39,7 +54,7 @@ def device_layers(spec: ModelSpec, shape: RunShape) -> dict[str, range]:
     return found
 
 
-def refused_weights(spec: ModelSpec, shape: RunShape) -> list[GgufTensor]:
+def refused_weights(spec: ModelSpec, shape: Shape) -> list[GgufTensor]:
     """Matrices of the devices' layers that these do not take: they are on the host."""
     devices = _asked_layers(spec, shape)
     placed = [(holder(devices, layer_of(spec, one)), one) for one in loaded_tensors(spec, shape)]
@@ -52,7 +67,7 @@ def refused_weights(spec: ModelSpec, shape: RunShape) -> list[GgufTensor]:
     ]
 
 
-def is_taken(spec: ModelSpec, shape: RunShape, label: str, tensor: GgufTensor) -> bool:
+def is_taken(spec: ModelSpec, shape: Shape, label: str, tensor: GgufTensor) -> bool:
     """Whether a tensor of a device's layers lies there: a vector always does."""
     if len(tensor.dims) < 2:
         return True
@@ -73,7 +88,7 @@ def layer_of(spec: ModelSpec, tensor: GgufTensor) -> int:
     return -1 if tensor.name.startswith(LOOKUP_TABLES) else spec.num_layers
 
 
-def loaded_tensors(spec: ModelSpec, shape: RunShape) -> Iterator[GgufTensor]:
+def loaded_tensors(spec: ModelSpec, shape: Shape) -> Iterator[GgufTensor]:
     """All but those of layers that predict further tokens, which are skipped unless wanted."""
     trunk = spec.num_layers - spec.num_prediction_layers
     for tensor in spec.tensors.values():
@@ -81,7 +96,7 @@ def loaded_tensors(spec: ModelSpec, shape: RunShape) -> Iterator[GgufTensor]:
             yield tensor
 
 
-def _asked_layers(spec: ModelSpec, shape: RunShape) -> dict[str, range]:
+def _asked_layers(spec: ModelSpec, shape: Shape) -> dict[str, range]:
     """The layers that each device was given, the head included."""
     end, found = spec.num_layers + 1, {}
     counts = shape.counts(end)
