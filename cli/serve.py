@@ -62,7 +62,7 @@ def serve(
         typer.Option(
             "--latency",
             min=0.0,
-            help="Most time to read a prompt between two steps of other answers, in steps.",
+            help="Most that reading one prompt adds to a step of other answers, in steps.",
         ),
     ] = 1.0,
     plan_options: options.PlanOptions = options.DEFAULTS,

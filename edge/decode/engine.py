@@ -64,8 +64,8 @@ class Engine:
         history: counts how many tokens rounds of each size emitted, for later plans.
         chat_template: Jinja source of the model's chat format, or None.
         reuses_cache: whether a generation may go on from what the cache holds of its prompt.
-        latency: most time that reading a prompt takes between two steps of others' answers, in
-            steps.
+        latency: most that reading one prompt adds to a step of others' answers, in steps; as of
+            `Pace`.
         snapshots_cost: how many times as long plain steps take because the backend keeps snapshots
             for drafts. They are given up between two answers where drafts were not worth it.
         cache_key: what a saved cache must have been made with to be read back; "" saves none.

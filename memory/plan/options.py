@@ -71,8 +71,9 @@ class LoadOptions:
         kernels: "on" and "off" for edgespec's own matrix kernels on the CPU; "auto" uses them
             where they were measured to be faster than llama.cpp's.
         users: generations that may run at once, on one cache; None lets the planner choose.
-        latency: most time that reading a prompt may take between two steps of other answers, in
-            steps: with 1.0 these keep half of their speed meanwhile.
+        latency: most that reading one prompt may add to a step of other answers, in steps: with 1.0
+            these keep half of their speed meanwhile. Each further prompt that waits adds half as
+            much.
     """
 
     budget_bytes: int | None = None
