@@ -126,8 +126,12 @@ class SpeedModel:
         return 1e3 * rate / self.curve.level
 
     def plain_tokens_per_s(self, users: int, depth: int) -> float:
-        """Speed of all users together whose next tokens come of one step, without drafts."""
-        return 1e3 * users / self.curve.estimated_ms(users, depth) / self.curve.level
+        """Speed of all users together whose next tokens come of one step, without drafts.
+
+        Each has `depth` tokens in the cache.
+        """
+        curve = self.curve.together(users)
+        return 1e3 * users / curve.estimated_ms(users, depth) / curve.level
 
     def _step(self, size: int, depth: int) -> tuple[int, float]:
         """The largest step that was measured and is not larger, and its time.
