@@ -140,6 +140,12 @@ class _Choice(NamedTuple):
     @classmethod
     def of(cls, offers: Sequence[Offer], pending: int, most: int) -> _Choice:
         """The best nodes of all offers, as many as are worth their time, at most `most`."""
+        if len(offers) == 1 and not offers[0][1].kept:  # which nothing has to be ranked for
+            [(alone, proposal)] = offers
+            if alone is not None and not alone.others:
+                spent_ms, chances = proposal.draft_ms, proposal.probabilities
+                size, _ = choose_size(chances, alone, spent_ms=spent_ms, tries=True)
+                return cls([size], alone, spent_ms)
         there = [stakes for stakes, _ in offers if stakes is not None]
         if not there:
             return cls([0] * len(offers), None, 0.0)

@@ -46,13 +46,14 @@ def choose_size(
     spent_ms += max(0, kept - drafted) * node_ms
     rate = expected / (spent_ms + stakes.estimated_ms(1 + kept))
     best, best_rate, least = kept, rate, rate * (1.0 if kept else stakes.margin)
-    step_ms = stakes.estimated_ms if tries else stakes.step_ms
+    curve, extra, depth, previous = stakes.curve, stakes.extra, stakes.depth, stakes.previous
+    step_ms = curve.estimated_ms if tries else curve.step_ms
     doubt = stakes.doubt(1 + kept)  # which what is compared with has, too
     for size in range(kept + 1, min(len(probabilities), stakes.max_nodes) + 1):
         expected += probabilities[size - 1]
         if size > drafted:
             spent_ms += node_ms
-        ms = step_ms(size + 1)
+        ms = step_ms(size + 1 + extra, depth, previous)
         rate = expected / (spent_ms + ms)
         if rate > least:
             unsure = max(0.0, stakes.doubt(size + 1) - doubt)

@@ -28,6 +28,7 @@ from typing import Any
 
 from edgespec.memory.times.shared import NOISE, SharedTimes
 
+_NEVER = float("inf")
 _AGREEMENT = 1.3  # samples further apart than this: the slower one was disturbed
 _GUESSED = 0.2  # of a size that was not measured
 _MAX_CORRECTION = 1.5  # how far steps may move base[n] from its measurement
@@ -202,7 +203,7 @@ class CostCurve:
         `previous` is the size of the step before (0: do not care).
         """
         if num_nodes >= len(self.base):
-            return float("inf")
+            return _NEVER
         return self.base[num_nodes] + self._beside_ms(num_nodes, depth, previous)
 
     def _beside_ms(self, num_nodes: int, depth: int, previous: int) -> float:
@@ -221,7 +222,7 @@ class CostCurve:
         they grew up to there; where only single tokens were measured, each takes as long as one.
         """
         known_ms = self.step_ms(num_nodes, depth, previous)
-        if known_ms != float("inf"):
+        if known_ms != _NEVER:
             return known_ms
         largest = self.max_nodes
         below = next(n for n in range(min(num_nodes, largest), 0, -1) if self._knows(n))
