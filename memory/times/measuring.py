@@ -18,6 +18,7 @@ _FIRST = (4, 8, 2, 16)  # sizes that are measured twice before any other is
 _SAMPLES = 5  # of a size, where there is time: a quick model has it
 _SINGLES = 8
 _PREPARES = 1.5  # a first step this many times slower than the next ones: made ready for its size
+_DEEP_SAMPLES, _DEEP_SECONDS = 12, 0.1  # of a size, with and without tokens in the cache
 _ORDER = (4, 8, 2, 16, 3, 12, 32, 6, 5, 24, 7, 20, 10, 28, 9, 11, 14, 13, 15)
 
 
@@ -101,11 +102,11 @@ def measure_depth(
     """
     few, many = 1, min(8, curve.max_nodes)
     timer = _Timer(run, clock)
-    before = {n: timer.least_ms(n) for n in (few, many)}
+    before = {n: timer.usual_ms(n) for n in (few, many)}
     depth = fill()
-    deep = {n: timer.least_ms(n) for n in (few, many)}
+    deep = {n: timer.usual_ms(n) for n in (few, many)}
     empty()
-    after = {n: timer.least_ms(n) for n in (few, many)}
+    after = {n: timer.usual_ms(n) for n in (few, many)}
     for n in sorted({few, many}):
         least, most = sorted((before[n], after[n]))
         alike = most <= _ALIKE * least
@@ -125,11 +126,11 @@ class _Timer:
         self._run(nodes)
         return (self._clock() - start) * 1e3
 
-    def few_ms(self, nodes: int, most: int, seconds: float) -> list[float]:
+    def few_ms(self, nodes: int, most: int, seconds: float, *, least: int = 2) -> list[float]:
         """Of two steps or more: one may be disturbed; a slow model needs its time for others."""
         enough = self._clock() + seconds
         found: list[float] = []
-        while len(found) < 2 or (len(found) < most and self._clock() < enough):
+        while len(found) < least or (len(found) < most and self._clock() < enough):
             found.append(self.ms(nodes))
         return found
 
@@ -144,7 +145,7 @@ class _Timer:
             found[0].append(self.ms(nodes))
         return found
 
-    def least_ms(self, nodes: int) -> float:
-        """The fastest of three steps, after one that builds its graph."""
+    def usual_ms(self, nodes: int) -> float:
+        """What three steps take, or more where they are quick, after one that builds the graph."""
         self._run(nodes)
-        return min(self.ms(nodes) for _ in range(3))
+        return typical_ms(self.few_ms(nodes, _DEEP_SAMPLES, _DEEP_SECONDS, least=3))
