@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from edgespec.errors import UnsupportedError
+from edgespec.models.exits.eagle_start import ROWS_NORM, heads_of
 from edgespec.models.exits.network import (
     Hyperparameters,
     Tensor,
-    Weights,
     attend,
     causal_attention,
     check_architecture,
@@ -32,9 +32,6 @@ from edgespec.models.heads import HANDS_OUT
 from edgespec.models.spec import ModelSpec
 
 NUM_LAYERS = 3  # of the target, that it reads
-ROWS_NORM = "enc.output_norm.weight"  # in front of `fc`
-_LEAST_SIZE = 1e-3  # of a value, in parts of its row's
-_ROW_SIZE, _TOKEN_SIZE = 4.0, 2.0  # of a row's values in the beginning, and of a token's
 
 
 def check_target(spec: ModelSpec) -> None:
@@ -54,42 +51,9 @@ def layers_read(num_layers: int) -> tuple[int, int, int]:
 
 
 def head_shape(target: Hyperparameters) -> Hyperparameters:
-    """What a head of this target has in common with its blocks."""
-    return replace(target, num_kv_heads=target.num_heads)
-
-
-def first_parameters(spec: ModelSpec, shape: Hyperparameters, rows: Tensor) -> dict[str, Tensor]:
-    """What a head begins as: the target's last block behind its high rows.
-
-    By `rows` of the target, [n, NUM_LAYERS x width], every value is brought to the same size in
-    front of `fc`: some are a thousand times larger than others, whose share would be lost in
-    rounding. What goes on beside the block is made so small that what is learnt matters beside it;
-    norms undo that. Attention begins blind to the token, and hands it on as it is.
-    """
-    torch = import_torch()
-    width, last = shape.width, Weights(spec, torch.float32).block(spec.num_layers - 1)
-    size = rows.square().mean(1, keepdim=True).sqrt().clamp(min=shape.epsilon)
-    sizes = (rows / size).square().mean(0).sqrt().clamp(min=_LEAST_SIZE)
-    smaller = _ROW_SIZE / size.mean()
-    high = _ROW_SIZE * torch.diag(sizes[-width:])
-    blind = torch.zeros(shape.num_heads * shape.head_length, width)
-    token = _TOKEN_SIZE * torch.eye(*blind.shape)
-    halves = {"attn_q.weight": blind, "attn_k.weight": blind, "attn_v.weight": token}
-    return {
-        ROWS_NORM: 1.0 / sizes,
-        "fc.weight": torch.cat([torch.zeros(width, len(sizes) - width), high], 1),
-        "attn_norm.weight": torch.ones(width),
-        "attn_norm_2.weight": last["attn_norm.weight"],
-        **{n: torch.cat([half, _spread(last[n], shape)], 1) for n, half in halves.items()},
-        **{name: last[name] for name in ("ffn_norm.weight", "ffn_gate.weight", "ffn_up.weight")},
-        **{name: smaller * last[name] for name in ("attn_output.weight", "ffn_down.weight")},
-    }
-
-
-def _spread(weight: Tensor, shape: Hyperparameters) -> Tensor:
-    """Rows of the target's queries, keys or values for as many heads as there are queries."""
-    heads = weight.unflatten(0, (-1, shape.head_length))
-    return heads.repeat_interleave(shape.num_heads // len(heads), 0).flatten(0, 1)
+    """What a head of this target has in common with its blocks, and its heads of attention."""
+    total = heads_of(target).total
+    return replace(target, num_heads=total, num_kv_heads=total)
 
 
 class Unrolled:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import UnsupportedError
-from edgespec.models.exits.eagle import ROWS_NORM
+from edgespec.models.exits.eagle_start import ROWS_NORM
 from edgespec.models.exits.early_exit import report_of, target_hash
 from edgespec.models.exits.network import Hyperparameters, Tensor, read_tensor
 from edgespec.models.exits.writer import add_tokenizer, add_trained, import_gguf, save_gguf

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.exits.eagle import Unrolled, first_parameters, head_shape
+from edgespec.models.exits.eagle import Unrolled, head_shape
 from edgespec.models.exits.eagle_file import HeadInfo, values_of
+from edgespec.models.exits.eagle_start import first_parameters, places_of
 from edgespec.models.exits.network import (
     Tensor,
     Weights,
@@ -21,11 +22,12 @@ from edgespec.models.exits.network import (
     rms_norm,
 )
 from edgespec.models.exits.trainer import Batch, Trainer
-from edgespec.models.exits.training_texts import TrainingText
+from edgespec.models.exits.training_texts import TrainingText, is_held_out
 from edgespec.models.spec import ModelSpec
 
-_SIZED_TEXTS = 40  # by which the sizes of the target's values are judged
-_DRAFTED = 4  # tokens of a chain that it learns from
+_FIRST_TEXTS = 100  # from which it is computed what a head begins as
+_DRAFTED = 4  # tokens of a chain that it learns from at last,
+_FIRST, _SECOND = 0.5, 0.8  # parts of the training before which it learns from one, and from two
 
 
 class EagleTrainer(Trainer):
@@ -44,9 +46,11 @@ class EagleTrainer(Trainer):
         texts: Sequence[TrainingText],
         states: Sequence[Tensor],
     ) -> None:
-        self.shape = head_shape(hyperparameters_of(spec))
-        some = import_torch().cat(list(states[:_SIZED_TEXTS])).float()
-        parameters = first_parameters(spec, self.shape, some)
+        target = hyperparameters_of(spec)
+        self.shape = head_shape(target)
+        some = [number for number in range(len(texts)) if not is_held_out(number)][:_FIRST_TEXTS]
+        places = places_of(spec, target, [texts[i] for i in some], [states[i] for i in some])
+        parameters = first_parameters(spec, target, places)
         super().__init__(spec, token_ids, texts, states, parameters)
         self._embedding = Weights(spec, import_torch().bfloat16).embedding()
 
@@ -54,6 +58,10 @@ class EagleTrainer(Trainer):
         """Begin with what a head's file was trained to be: of the same target and layers."""
         values = values_of(info)
         self.go_on_from(values, values["output.weight"], info.token_ids.tolist())
+
+    def _learnt(self, part: float) -> int:
+        """Each token of a chain costs as much as the first one, and is worth little before it."""
+        return 1 if part < _FIRST else 2 if part < _SECOND else _DRAFTED
 
     def _drafted(self, batch: Batch) -> Iterator[Tensor]:
         embeddings = self._embedding[batch.tokens].float()

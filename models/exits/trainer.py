@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import cos, pi
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,6 +140,10 @@ class Trainer(ABC):
     def _drafted(self, batch: Batch) -> Iterator[Tensor]:
         """The normalized states of the 1st, 2nd, ... drafted token, [B, T, width] each."""
 
+    def _learnt(self, part: float) -> int | None:
+        """Tokens of a chain to learn from, after a part of the training; None: all of them."""
+        return None
+
     # -- beginning -------------------------------------------------------------------------
 
     def go_on_from(self, values: Mapping[str, Tensor], head: Tensor, rows: Sequence[int]) -> None:
@@ -214,7 +219,8 @@ class Trainer(ABC):
         start = work_s() - spent
         try:
             while (now := work_s() - start) < seconds and since_best < _PATIENCE:
-                self._step(optimizer, peak * _rate(now / seconds, self.warm_up), random)
+                rate = peak * _rate(now / seconds, self.warm_up)
+                self._step(optimizer, rate, random, self._learnt(now / seconds))
                 progress(now / seconds, None)
                 if work_s() - start >= next_check:
                     next_check += between
@@ -238,12 +244,14 @@ class Trainer(ABC):
         self._set(best_values)
         return best
 
-    def _step(self, optimizer: Any, rate: float, random: np.random.Generator) -> None:
+    def _step(
+        self, optimizer: Any, rate: float, random: np.random.Generator, learnt: int | None
+    ) -> None:
         for group in optimizer.param_groups:
             group["lr"] = rate
         batch = self._batch(self._batches[random.integers(len(self._batches))])
         states, gradients = [], []
-        for depth, drafted in enumerate(self._outputs(batch)):
+        for depth, drafted in enumerate(self._outputs(batch, learnt)):
             states.append(drafted.states)
             gradients.append(_LATER**depth * self._gradient(drafted, batch))
         self._torch.autograd.backward(states, gradients)
@@ -267,14 +275,14 @@ class Trainer(ABC):
                 gradient[part] = difference.to(gradient.dtype) @ self._rows.head
         return gradient
 
-    def _outputs(self, batch: Batch) -> list[Drafted]:
-        """What the head takes for the 1st, 2nd, ... drafted token."""
+    def _outputs(self, batch: Batch, most: int | None = None) -> list[Drafted]:
+        """What the head takes for the 1st, 2nd, ... drafted token, of so many at most."""
         torch, lens = self._torch, self.parameters["lens"]
         learnt = batch.weights > 0
         places = torch.arange(learnt.shape[1])[None]
         outputs = []
         with torch.autocast("cpu", torch.bfloat16):
-            for depth, normed in enumerate(self._drafted(batch)):
+            for depth, normed in enumerate(islice(self._drafted(batch), most)):
                 chosen = learnt & (places >= depth)  # a 2nd one is drafted behind a 1st one
                 states = torch.nn.functional.linear(normed[chosen], lens)
                 outputs.append(Drafted(states, chosen))
