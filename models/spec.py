@@ -189,7 +189,6 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
     vocab_size = _vocab_size(first, keys, tensors)
     by_type = _bytes_by(tensors, lambda tensor: tensor.type.name)
     by_group = _bytes_by(tensors, lambda tensor: _group(tensor.name))
-    by_layer = _bytes_by(tensors, lambda tensor: _layer(tensor.name))
     return ModelSpec(
         path=Path(path),
         files=tuple(shard.path for shard in shards),
@@ -220,12 +219,10 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         is_recurrent_layer=layers.is_recurrent_layer,
         state_values=layers.state_values,
         has_encoder=keys.arch in _ENCODER_DECODER | _EMBEDDING_ONLY,
-        # a head without either takes both from its model
-        tied_embeddings=keys.arch != EAGLE
-        and all(tensor.name != "output.weight" for tensor in tensors),
+        tied_embeddings=_is_tied(keys, tensors),
         group_bytes=tuple((group, by_group[group]) for group in GROUPS),
         type_bytes=tuple(by_type.most_common()),
-        layer_bytes=tuple(by_layer[index] for index in range(layers.num)),
+        layer_bytes=_layer_bytes(tensors, layers.num),
         chat_template=first.text("tokenizer.chat_template") or None,
         bos_id=_token_id(first, "bos", vocab_size),
         eos_id=_token_id(first, "eos", vocab_size),
@@ -233,9 +230,8 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         tokenizer_model=_label(first.text("tokenizer.ggml.model")),
         tokenizer_pre=_label(first.text("tokenizer.ggml.pre")),
         tokenizer_hash=first.tokenizer_hash,
-        normalises_experts=keys.arch in _NORMALISE_EXPERTS
-        or keys.value("expert_weights_norm") is True,
-        reads=_reads(keys, {tensor.name for tensor in tensors}),
+        normalises_experts=_normalises(keys),
+        reads=_reads(keys, tensors),
         tensors={tensor.name: tensor for tensor in tensors},
     )
 
@@ -285,9 +281,9 @@ def _vocab_size(gguf: Gguf, keys: Keys, tensors: list[GgufTensor]) -> int:
     return keys.integer("vocab_size", next((dims[1] for dims in tables if len(dims) > 1), 0))
 
 
-def _reads(keys: Keys, names: Collection[str]) -> Reads | None:
+def _reads(keys: Keys, tensors: list[GgufTensor]) -> Reads | None:
     """Raises ModelFileError for a head that does not say what it reads."""
-    if _is_last_block(keys, names):
+    if _is_last_block(keys, [tensor.name for tensor in tensors]):
         return Reads(MTP, keys.integer("embedding_length", low=1))
     if keys.arch == ASSISTANT:
         return Reads(ASSISTANT, keys.integer("embedding_length_out", low=1))
@@ -308,6 +304,20 @@ def _is_last_block(keys: Keys, names: Collection[str]) -> bool:
     return keys.integer("nextn_predict_layers", 0) > 0 and not any(
         name.startswith("blk.0.") for name in names
     )
+
+
+def _layer_bytes(tensors: list[GgufTensor], num_layers: int) -> tuple[int, ...]:
+    by_layer = _bytes_by(tensors, lambda tensor: _layer(tensor.name))
+    return tuple(by_layer[index] for index in range(num_layers))
+
+
+def _is_tied(keys: Keys, tensors: list[GgufTensor]) -> bool:
+    """A head in a file of its own may have neither table and take both from its model."""
+    return keys.arch != EAGLE and all(tensor.name != "output.weight" for tensor in tensors)
+
+
+def _normalises(keys: Keys) -> bool:
+    return keys.arch in _NORMALISE_EXPERTS or keys.value("expert_weights_norm") is True
 
 
 def _token_id(gguf: Gguf, which: str, vocab_size: int) -> int | None:

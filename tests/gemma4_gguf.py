@@ -135,10 +135,9 @@ def write_assistant(
     known = _quiet(tensors, say)
     if say < 1.0:
         more = shape.width - spec.embedding_size
-        rows, columns = tensors["nextn.pre_projection.weight"][0]
         known |= {
             "token_embd.weight": np.pad(floats(spec, "output.weight"), ((0, 0), (0, more))),
-            "nextn.pre_projection.weight": np.eye(rows, columns),
+            "nextn.pre_projection.weight": np.eye(shape.width, 2 * spec.embedding_size),
         }
     return write_random(path, shape.arch, keys, tensors, kind, 7, say, known=known)
 

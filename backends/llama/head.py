@@ -103,7 +103,8 @@ class Head:
             rows = self._unread_rows[len(self._unread) :][: end - start]
             if start == 0:
                 rows[0], rows = self._last[0], rows[1:]
-            self._models.copy(max(0, start - 1), rows)
+            if len(rows):
+                self._models.copy(max(0, start - 1), rows)
             self._unread += tokens[start:end]
             start = end
         self._models.copy(len(tokens) - 1, self._last)

@@ -54,11 +54,12 @@ class NextRows:
         settings = context.settings
         kept = settings.max_nodes if masked else settings.batch_size + settings.max_nodes
         self.nbytes = 4 * width * kept
+        self._view = _View(kept, width)
         llama_cpp_ext.llama_set_embeddings_nextn(context.handle, True, masked)
 
     def rows(self, count: int) -> Rows:
         """Those of the first `count` tokens: a view that the next step overwrites."""
-        return _array(self._get(self._handle), count, self.width)
+        return self._view.at(self._get(self._handle))[:count]
 
     def copy(self, start: int, into: Rows) -> None:
         """As `ModelRows`."""
@@ -80,24 +81,39 @@ class LayerRows:
             context.lib, _SET_LAYER_INPUT, None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
         )
         self._handle, self._layers, self._part = context.handle, layers, context.width
+        kept = context.settings.batch_size + context.settings.max_nodes
+        self._views = [_View(kept, context.width) for _ in layers]
         self.width = len(layers) * context.width
-        self.nbytes = 4 * self.width * (context.settings.batch_size + context.settings.max_nodes)
+        self.nbytes = 4 * self.width * kept
         for layer in layers:
             keep(context.handle, layer, True)
         context.look_again()
 
     def copy(self, start: int, into: Rows) -> None:
         """As `ModelRows`."""
-        for place, layer in enumerate(self._layers):
-            rows = _array(self._get(self._handle, layer), start + len(into), self._part)
-            into[:, place * self._part : (place + 1) * self._part] = rows[start:]
+        for place, (layer, view) in enumerate(zip(self._layers, self._views, strict=True)):
+            rows = view.at(self._get(self._handle, layer))[start : start + len(into)]
+            into[:, place * self._part : (place + 1) * self._part] = rows
 
 
-def _array(pointer: Any, count: int, width: int) -> Rows:
-    if not pointer:
-        raise BackendError("llama.cpp gives no rows for this model's head")
-    address = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
-    return np.ctypeslib.as_array(address, (count, width))
+class _View:
+    """llama.cpp's own rows [count, width], which it nearly always has at the same place."""
+
+    def __init__(self, count: int, width: int) -> None:
+        self._shape = count, width
+        self._address = 0
+        self._rows: Rows = np.empty((0, width), np.float32)
+
+    def at(self, pointer: Any) -> Rows:
+        """Those at a place. Raises BackendError where there are none."""
+        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        if not address:
+            raise BackendError("llama.cpp gives no rows for this model's head")
+        if address != self._address:  # looking anew takes longer than most other work of a step
+            found = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
+            self._rows = np.ctypeslib.as_array(found, self._shape)
+            self._address = address
+        return self._rows
 
 
 def _function(lib: ModuleType, names: Sequence[str], result: Any, *arguments: Any) -> Any:

@@ -1,9 +1,10 @@
 """Models with experts on edgespec's kernels and on llama.cpp's: tiny ones with random weights.
 
 Rows of one-token steps may differ from those of larger ones, with llama.cpp's kernels too. What is
-F32 in a file, such as the matrix that picks experts, stays with llama.cpp and may be the reason;
-that is not known. Random experts are often picked by next to nothing, and another one moves logits
-more than rounding does. So the bounds here are wide.
+F32 in a file stays with llama.cpp, whose products of such matrices have two orders of sums: one for
+a single token, another one for more. That was seen for the decay of delta nets (`ssm_alpha`, 16
+rows), and is likely for the matrix that picks experts. Random experts are often picked by next to
+nothing, and another one moves logits more than rounding does. So the bounds here are wide.
 """
 
 from __future__ import annotations

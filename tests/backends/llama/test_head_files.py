@@ -77,15 +77,12 @@ def test_a_block_drafts_the_same_in_either_file(arch: str, tmp_path: Path) -> No
 
 def test_an_engine_loads_a_head_beside_its_model(files: Files, cache_folder: Path) -> None:
     """Answers and turns of a session are those of plain decoding."""
-    answers = []
-    for drafter, head in (("suffix,head", files.head), ("none", None)):
-        with edgespec.load(
-            files.model, context_size=512, threads=1, drafter=drafter, draft_model=head
-        ) as engine:
+    answers, texts = [], ("to be or", "and then?")
+    for options in ({"draft_model": files.head, "drafter": "suffix,head"}, {"drafter": "none"}):
+        asked: dict[str, Any] = {"context_size": 512, "threads": 1, **options}
+        with edgespec.load(files.model, **asked) as engine:
             session = edgespec.Session(engine)
-            answers.append(
-                [session.send(text, max_tokens=30).token_ids for text in ("to be or", "and then?")]
-            )
+            answers.append([session.send(text, max_tokens=30).token_ids for text in texts])
     assert answers[0] == answers[1]
 
 
