@@ -13,6 +13,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from edgespec.memory.bytes.footprint import HOST, weights_bytes
 from edgespec.memory.plan.layout import Layout, Offloaded
@@ -65,7 +66,7 @@ def _asked_for(layout: Layout, order: Sequence[int], total: int) -> tuple[int, .
     for number in order:
         counts[number] = _most(layout, counts, number, total - sum(counts))
     counts[order[-1]] += total - sum(counts)
-    return _eased(layout, counts, order, keeps_all=True)
+    return _eased(layout, _topped_up(layout, counts, order), order, keeps_all=True)
 
 
 def _filled(layout: Layout, numbers: Sequence[int]) -> tuple[int, ...]:
@@ -78,7 +79,30 @@ def _filled(layout: Layout, numbers: Sequence[int]) -> tuple[int, ...]:
         else:
             counts[number] = _most(layout, counts, number, left)
             left -= counts[number]
-    return _eased(layout, counts, sorted(numbers, key=lambda i: -_speed(layout, i)))
+    by_speed = sorted(numbers, key=lambda i: -_speed(layout, i))
+    return _eased(layout, _topped_up(layout, counts, by_speed), by_speed)
+
+
+def _topped_up(layout: Layout, counts: list[int], order: Sequence[int]) -> list[int]:
+    """Layers moved to faster devices that have room since the head is on another one.
+
+    Each was filled as the last one, with the head. One layer stays with every device that has any.
+    """
+    for faster, slower in itertools.pairwise(order):
+        label = layout.machine.labels[faster]
+        ways = [_moved(counts, faster, slower, count) for count in range(counts[slower])]
+        fitting = bisect_left(ways, True, key=partial(_lacks_room, layout, label))
+        counts = ways[fitting - 1] if fitting else counts
+    return counts
+
+
+def _lacks_room(layout: Layout, label: str, counts: Sequence[int]) -> bool:
+    return label in _full(layout, counts)
+
+
+def _moved(counts: Sequence[int], to: int, giver: int, count: int) -> list[int]:
+    change = {to: count, giver: -count}
+    return [other + change.get(i, 0) for i, other in enumerate(counts)]
 
 
 def _eased(

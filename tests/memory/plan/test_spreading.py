@@ -99,6 +99,18 @@ def test_a_gpu_comes_last_and_counts_as_the_fastest() -> None:
     assert plan.predicted_gpu_bytes == plan.predicted_bytes_of("gpu") <= 30 * MIB
 
 
+@pytest.mark.parametrize("asked", [-1, 8])
+def test_a_device_is_filled_that_does_not_have_the_head(asked: int) -> None:
+    """The first one, which has the first layers: as many as there is room for, the head apart."""
+    spec = model(8, 1024, heads=(16, 4), feed_forward=2048, vocabulary=48_000)
+    room = 40 * MIB
+    devices = worker(room, 2 * HOST_SPEED, port=1), worker(8 << 30, port=2)
+    plan = plan_of(spec, machine(*devices), gpu_layers=asked, context_size=512, draft_max=0)
+    found = counts(plan)
+    assert set(found) == {"worker1", "worker2"}
+    assert 0.9 * room < plan.predicted_bytes_of("worker1") <= room
+
+
 def test_two_gpus_share_layers_by_their_bytes() -> None:
     first, second = gpu(30 * MIB)[0], replace(gpu(40 * MIB)[0], name="GPU1")
     plan = plan_of(LARGE, machine(first, second))
