@@ -164,16 +164,18 @@ class _Start:
         self._rows = _unit(rows, shape)
         sizes = (3, self._heads.total, length, 2 * shape.width)
         noise = torch.Generator().manual_seed(seed + 1)
-        self._q, self._k, self._v = _NOISE * torch.randn(sizes, generator=noise)
+        self._qkv = _NOISE * torch.randn(sizes, generator=noise)
         self._o = torch.zeros(self._heads.total, length, shape.width)
 
     def attention(self) -> dict[str, Tensor]:
         """Queries, keys, values and the output."""
         self._hand_on_tokens()
         self._copy()
-        parts = {"q": self._q, "k": self._k, "v": self._v}
         return {
-            **{f"attn_{name}.weight": part.flatten(0, 1) for name, part in parts.items()},
+            **{
+                f"attn_{name}.weight": x.flatten(0, 1)
+                for name, x in zip("qkv", self._qkv, strict=True)
+            },
             "attn_output.weight": self._o.flatten(0, 1).T.contiguous(),
         }
 
@@ -182,20 +184,21 @@ class _Start:
         both = torch.cat([self._places.token, self._rows], 1)
         one = _ridge(both, torch.ones(len(both), 1), _RIDGE_OF_ONE)[:, 0]  # read as 1 anywhere
         size = (_SHARP * self._shape.head_length**0.5 / _FAST) ** 0.5
-        for part in (self._q, self._k):
+        for part in self._qkv[:2]:
             part[:count, 0 : 2 * _FAST : 2] += size * one
         self._move(self._of_token, range(count))
 
     def _copy(self) -> None:
         torch, heads, width = import_torch(), self._heads, self._shape.width
+        q, k, _ = self._qkv
         half = self._shape.head_length // 2
         size = (_ALIKE * self._shape.head_length**0.5) ** 0.5
         keys = size * self._row_size / _CODE_SIZE * self._axes.T  # [values, width]
         of_one, of_own, of_before = keys.split([c.shape[1] for c in self._every_code()])
         for head in range(heads.one):
             part, at = slice(head * half, (head + 1) * half), heads.token + head
-            self._q[at, half:, :width] += size * self._codes.one[:, part].T
-            self._k[at, half:, width:] += of_one[part]
+            q[at, half:, :width] += size * self._codes.one[:, part].T
+            k[at, half:, width:] += of_one[part]
         # The place's own token is before the one that is behind it.
         before = _ridge(self._rows, self._places.own @ self._codes.before)
         quarter = half // 2
@@ -203,10 +206,10 @@ class _Start:
             part = slice(head * quarter, (head + 1) * quarter)
             at = heads.token + heads.one + head
             last = half + quarter
-            self._q[at, half:last, :width] += size * self._codes.own[:, part].T
-            self._q[at, last : last + quarter, width:] += size * before[:, part].T
-            self._k[at, half:last, width:] += of_own[part]
-            self._k[at, last : last + quarter, width:] += of_before[part]
+            q[at, half:last, :width] += size * self._codes.own[:, part].T
+            q[at, last : last + quarter, width:] += size * before[:, part].T
+            k[at, half:last, width:] += of_own[part]
+            k[at, last : last + quarter, width:] += of_before[part]
         places = self._places
         shown = _ridge(torch.cat([places.rows, places.token, places.best], 1), places.after)
         copying = range(heads.token, heads.token + heads.one + heads.two)
@@ -220,17 +223,17 @@ class _Start:
 
         Singular values are dealt out in turns, so that each head has some of the largest.
         """
-        torch, token = import_torch(), self._places.token
+        torch, token, values = import_torch(), self._places.token, self._qkv[2]
         spread = token.T @ token / len(token) + 1e-5 * torch.eye(len(matrix))
         root = torch.linalg.cholesky(spread)
-        left, values, right = torch.linalg.svd(root.T @ matrix)
-        left = torch.linalg.solve(root.T, left) * values.sqrt()
-        right = right * values.sqrt()[:, None]
-        rank = min(len(values), len(heads) * self._shape.head_length)
+        left, singular, right = torch.linalg.svd(root.T @ matrix)
+        left = torch.linalg.solve(root.T, left) * singular.sqrt()
+        right = right * singular.sqrt()[:, None]
+        rank = min(len(singular), len(heads) * self._shape.head_length)
         for number, head in enumerate(heads):
             mine = range(number, rank, len(heads))
-            self._v[head] = 0.0
-            self._v[head, : len(mine), : len(matrix)] = left[:, mine].T
+            values[head] = 0.0
+            values[head, : len(mine), : len(matrix)] = left[:, mine].T
             self._o[head, : len(mine)] = right[mine]
 
 
