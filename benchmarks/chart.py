@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-FILES = ("smollm2-q4_0-zen4.json", "qwen-1.5b-q4_0-zen4.json")
+FILES = ("smollm2-q4_0-zen5.json", "qwen-1.5b-q4_0-zen5.json")
 _COLORS = {  # text, other programs' bars, edgespec's
     "light": ("#1f2328", "#afb8c1", "#0969da"),
     "dark": ("#e6edf3", "#6e7681", "#4493f8"),
