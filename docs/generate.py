@@ -147,15 +147,15 @@ def _beside(files: str) -> str:
         names = ("server", drafts, "edgespec kernels off", "edgespec plain", "edgespec")
         cells = [f"{speeds[name]:.0f}" for name in names]
         cells += map(_ratio, (found["over_own_plain"]["overall"], best))
-        place = f"{found['model'].removesuffix('.gguf')} | {_processor(file)}"
+        place = f"{found['model'].removesuffix('.gguf')} | {_processor(file, found)}"
         rows.append(f"| {place} | {' | '.join(cells)} |\n")
     return "".join(rows)
 
 
-def _processor(file: str) -> str:
-    """Where a file of results was measured: virtual processors do not say their generation."""
-    name = file.removesuffix(".json").rsplit("-", 1)[-1]
-    return {"zen4": "EPYC (Zen 4)", "zen5": "EPYC (Zen 5)", "xeon": "Xeon"}[name]
+def _processor(file: str, found: dict[str, Any]) -> str:
+    """Where results were measured: virtual processors do not say their generation, a name may."""
+    known = {"zen4": "EPYC (Zen 4)", "zen5": "EPYC (Zen 5)", "xeon": "Xeon"}
+    return known.get(file.removesuffix(".json").rsplit("-", 1)[-1], str(found["machine"]))
 
 
 def _peers(file: str) -> str:
@@ -195,8 +195,9 @@ def _serving(_rest: str) -> str:
         found = json.loads(file.read_text())
         repeats = f", the median of {found['repeats']} runs" if found["repeats"] > 1 else ""
         text += (
-            f"{found['model'].removesuffix('.gguf')} on {found['machine']}: {found['answers']} "
-            f"answers of at most {found['tokens']} tokens for each user{repeats}.\n\n"
+            f"{found['model'].removesuffix('.gguf')}, {_processor(file.name, found)}: "
+            f"{found['answers']} answers of at most {found['tokens']} tokens for each user{repeats}"
+            ".\n\n"
             "| users | server | tokens/s of all | first token, s (95%) | between two events, ms "
             "(95%) | slowest answer over the mean |\n| --- | --- | --- | --- | --- | --- |\n"
         )

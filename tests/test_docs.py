@@ -69,7 +69,7 @@ def test_results_of_several_users_are_a_table(
     found = serving.document(argparse.Namespace(**asked, repeats=1), serving.summary(rows))
     (tmp_path / "serving-some-cpu.json").write_text(json.dumps(found))
     title, _, *table = made._serving("").splitlines()
-    assert title.startswith("some on ") and title.endswith(
+    assert title.startswith("some, ") and title.endswith(
         "4 answers of at most 64 tokens for each user."
     )
     assert table[2] == "| 8 | edgespec | 183 | 0.41 (0.99) | 36 (61) | 0.70 |"
