@@ -14,8 +14,7 @@ depth_ms as many times, and `depth` is the mean. Decisions only need the ratios 
 timed anyway while generating. Each one tells how fast the machine is at the moment (`scale`: heat,
 a busy neighbour), of the slopes and the price of a change, and, within bounds, of its own base[n],
 in proportion to how unsure these are (`shared.py`). The next load takes over most of a correction,
-so that a size that once looked too dear is tried again; a curve that stops fitting is measured
-again.
+so that a size that looked too dear is tried again; a curve that stops fitting is measured again.
 """
 
 from __future__ import annotations
@@ -269,7 +268,7 @@ class CostCurve:
         `round_ms` is what the whole round took, the work beside the step included.
         """
         predicted = self.step_ms(num_nodes, depth, previous)
-        if predicted == float("inf"):
+        if predicted == _NEVER:
             if num_nodes < len(self.base):
                 beside_ms = self._beside_ms(num_nodes, depth, previous)
                 self._measure(num_nodes, ms / self.scale - beside_ms)
@@ -323,7 +322,7 @@ class CostCurve:
         if num_nodes <= self._shared.texts:
             return 0.0
         base = self.base[num_nodes] if num_nodes < len(self.base) else float("inf")
-        if base == float("inf"):
+        if base == _NEVER:
             return _GUESSED
         own, per_node = self._shared.doubts(num_nodes)
         slopes_ms = self._slope_ms(num_nodes)
@@ -429,8 +428,8 @@ def _times(document: Any) -> list[float]:
     _, *times = document
     if not times or times[0] is None:
         raise ValueError("no step time for a single token")
-    inf = float("inf")
-    return [inf, *(inf if ms is None else _between(ms, _SHORTEST_MS, _LONGEST_MS) for ms in times)]
+    found = (_NEVER if ms is None else _between(ms, _SHORTEST_MS, _LONGEST_MS) for ms in times)
+    return [_NEVER, *found]
 
 
 def _between(value: Any, least: float, most: float) -> float:
@@ -441,8 +440,7 @@ def _between(value: Any, least: float, most: float) -> float:
 
 
 def typical_ms(samples: Sequence[float]) -> float:
-    """The mean of the faster half, or of two; the fastest, where these are so far apart that others
-    were disturbed.
+    """The mean of the faster half, of two at least; the fastest, where others were disturbed.
 
     >>> typical_ms([4.0, 4.2]), typical_ms([4.0, 9.0]), typical_ms([4.4, 9.0, 4.0, 4.2, 4.1])
     (4.1, 4.0, 4.1)
