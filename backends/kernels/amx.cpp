@@ -217,7 +217,8 @@ static bool runs_here() {
     return runs;
 }
 
-const InstructionSet kAmx = table<Multiply>("amx_int8", runs_here, quantize_avx512, &kAttentionAvx512);
+const InstructionSet kAmx =
+    table<Multiply>("amx_int8", runs_here, quantize_avx512, &kAttentionAvx512, kFloatsAvx512);
 
 }  // namespace edgespec
 #endif

@@ -1,4 +1,4 @@
-// Attention by AVX-512: 16 floats are one vector.
+// Attention and products of floats by AVX-512: 16 floats are one vector.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -91,6 +91,8 @@ struct V {
 
 #include "attention_stages.h"
 
+#include "float_products.h"
+
 }  // namespace
 }  // namespace edgespec
 END_TARGET
@@ -98,6 +100,7 @@ END_TARGET
 namespace edgespec {
 
 const AttentionStages kAttentionAvx512 = {scores, weights, values};
+const FloatProducts kFloatsAvx512 = kProducts;
 
 }  // namespace edgespec
 #endif

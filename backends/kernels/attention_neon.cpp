@@ -1,4 +1,4 @@
-// Attention by NEON: 4 floats are one vector.
+// Attention and products of floats by NEON: 4 floats are one vector.
 #include "compiler.h"
 
 #if defined(HAVE_DOTPROD)
@@ -72,9 +72,12 @@ struct V {
 
 #include "attention_stages.h"
 
+#include "float_products.h"
+
 }  // namespace
 
 const AttentionStages kAttentionNeon = {scores, weights, values};
+const FloatProducts kFloatsNeon = kProducts;
 
 }  // namespace edgespec
 #endif

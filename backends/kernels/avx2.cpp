@@ -54,7 +54,8 @@ static bool runs_here() {
 }
 
 const InstructionSet kAvx2 =
-    table<Products<Vector256<Pairs, 0>, Vector256<Pairs, 1>>::Of>("avx2", runs_here, quantize_avx2, &kAttentionAvx2);
+    table<Products<Vector256<Pairs, 0>, Vector256<Pairs, 1>>::Of>("avx2", runs_here, quantize_avx2, &kAttentionAvx2,
+                                                                  kFloatsAvx2);
 
 }  // namespace edgespec
 #endif

@@ -32,7 +32,7 @@ static bool runs_here() {
 }
 
 const InstructionSet kAvx512Vnni =
-    table<Products<Avx512>::Of>("avx512_vnni", runs_here, quantize_avx512, &kAttentionAvx512);
+    table<Products<Avx512>::Of>("avx512_vnni", runs_here, quantize_avx512, &kAttentionAvx512, kFloatsAvx512);
 
 }  // namespace edgespec
 #endif

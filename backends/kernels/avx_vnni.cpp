@@ -40,7 +40,8 @@ static bool runs_here() {
 }
 
 const InstructionSet kAvxVnni =
-    table<Products<Vector256<Quads, 0>, Vector256<Quads, 1>>::Of>("avx_vnni", runs_here, quantize_avx2, &kAttentionAvx2);
+    table<Products<Vector256<Quads, 0>, Vector256<Quads, 1>>::Of>("avx_vnni", runs_here, quantize_avx2, &kAttentionAvx2,
+                                                                  kFloatsAvx2);
 
 }  // namespace edgespec
 #endif

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace edgespec {
 
@@ -41,5 +42,11 @@ alignas(16) constexpr uint8_t kIq4nl[16] = {1,   24,  45,  63,  79,  93,  106, 1
 
 template <class F>
 void pack(const uint8_t* file, int64_t rows, int64_t k, uint8_t* panels);
+
+// Of weights that stay floats, `bytes` each: the rows of the file as they are.
+template <int bytes>
+void keep_rows(const uint8_t* file, int64_t rows, int64_t k, uint8_t* panels) {
+    memcpy(panels, file, size_t(rows * k) * bytes);
+}
 
 }  // namespace edgespec

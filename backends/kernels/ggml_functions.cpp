@@ -66,6 +66,8 @@ bool operations_fit() {
            strcmp(functions.op_name(kMulMatId), "MUL_MAT_ID") == 0 &&
            strcmp(functions.op_name(kCpy), "CPY") == 0 &&
            strcmp(functions.op_name(kGetRows), "GET_ROWS") == 0 &&
+           strcmp(functions.op_name(kSetRows), "SET_ROWS") == 0 &&
+           strcmp(functions.op_name(kFill), "FILL") == 0 &&
            strcmp(functions.op_name(kFlashAttention), "FLASH_ATTN_EXT") == 0;
 }
 

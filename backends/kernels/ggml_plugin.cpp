@@ -18,6 +18,7 @@
 #include "ggml_attention.h"
 #include "ggml_products.h"
 #include "ggml_snapshots.h"
+#include "ggml_spreading.h"
 
 #ifdef _WIN32
 #define EXPORTED extern "C" __declspec(dllexport)
@@ -56,6 +57,7 @@ class PackedBufferType : public ggml::ExtraBufferType {
     ggml::TensorTraits* get_tensor_traits(const Tensor* op) override {
         if (op->op == ggml::kFlashAttention) return attends(op, packed_type()) ? &attention_ : nullptr;
         if (op->op == ggml::kCpy) return is_useless_snapshot(op, packed_type()) ? &left_out_ : nullptr;
+        if (op->op == ggml::kFill || op->op == ggml::kSetRows) return spreads(op) ? &spreading_ : nullptr;
         if (op->op != ggml::kMulMat && op->op != ggml::kMulMatId && op->op != ggml::kGetRows) return nullptr;
         const Buffer* buffer = op->src[0]->buffer;
         return buffer && buffer->type == packed_type() ? &traits_ : nullptr;
@@ -65,6 +67,7 @@ class PackedBufferType : public ggml::ExtraBufferType {
     PackedTraits traits_;
     AttentionTraits attention_;
     LeftOutTraits left_out_;
+    SpreadingTraits spreading_;
 };
 
 int init_tensor(Buffer*, Tensor* tensor) {

@@ -14,6 +14,8 @@ using ggml::Tensor;
 constexpr size_t kAlignment = 64;
 constexpr int kMostHops = 16;             // from a value to the weights that made it
 constexpr int64_t kChunkBytes = 128 << 10;  // of weights: what a thread takes at a time
+constexpr int64_t kSharedBytes = 1 << 20;   // of floats for each thread: less is split evenly
+constexpr int64_t kRowsAThread = 8;         // of floats
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -76,9 +78,41 @@ void start_sharing(const ComputeParams* params) {
     functions.barrier(params->threadpool);
 }
 
+// One thread's part of a product with weights that stay floats.
+struct FloatPart {
+    int64_t first_row, end_row, first_column, end_column;
+};
+
+void multiply_part(const Tensor* op, FloatPart part) {
+    const Tensor *weights = op->src[0], *x = op->src[1];
+    for (int64_t i3 = 0; i3 < x->ne[3]; i3++)
+        for (int64_t i2 = 0; i2 < x->ne[2]; i2++)
+            format(weights).multiply_floats(panels(weights, 0), part.first_row, part.end_row, weights->ne[0],
+                                            column(x, part.first_column, i2, i3), int64_t(x->nb[1] / sizeof(float)),
+                                            part.end_column - part.first_column,
+                                            result(op, part.first_column, i2, i3), int64_t(op->nb[1] / sizeof(float)));
+}
+
+// Small matrices are split evenly, so that nobody waits: by rows, or by columns where there are too few rows.
+void multiply_floats(const ComputeParams* params, const Tensor* op) {
+    const Tensor* weights = op->src[0];
+    const int64_t rows = weights->ne[1], n = op->src[1]->ne[1], i = params->ith, threads = params->nth;
+    const int64_t row_bytes = int64_t(format(weights).row_bytes(weights->ne[0]));
+    if (rows * row_bytes >= kSharedBytes * threads) {
+        start_sharing(params);
+        share(params, Chunks(rows, size_t(row_bytes), params->nth),
+              [&](int64_t first, int64_t end) { multiply_part(op, {first, end, 0, n}); });
+    } else if (rows >= kRowsAThread * threads || n < threads) {
+        multiply_part(op, {rows * i / threads, rows * (i + 1) / threads, 0, n});
+    } else {
+        multiply_part(op, {0, rows, n * i / threads, n * (i + 1) / threads});
+    }
+}
+
 void multiply_matrix(const ComputeParams* params, const Tensor* op) {
     const Tensor *weights = op->src[0], *x = op->src[1];
     const Format& f = format(weights);
+    if (f.multiply_floats) return multiply_floats(params, op);
     int64_t k = weights->ne[0], n = x->ne[1];
     Chunks chunks(weights->ne[1] / f.panel_rows, f.panel_bytes(k), params->nth);
     Activations activations = activations_at(work(params), k);
@@ -148,7 +182,7 @@ void multiply_experts(const ComputeParams* params, const Tensor* op) {
     int64_t k = weights->ne[0], rows = weights->ne[1] / f.panel_rows;
     uint8_t* memory = work(params);
     Activations activations = activations_at(memory + routing.bytes(), k);
-    quantize_all_columns(params, x, activations);
+    if (!f.multiply_floats) quantize_all_columns(params, x, activations);
     if (params->ith == 0) route(op->src[2], routing, memory);
     start_sharing(params);
     const int64_t* starts = routing.starts(memory);
@@ -158,10 +192,14 @@ void multiply_experts(const ComputeParams* params, const Tensor* op) {
     share(params, chunks, [&](int64_t first, int64_t end) {
         for (int64_t p = first; p < end; p++) {
             for (int64_t i = starts[p / rows]; i < starts[p / rows + 1]; i++) {
-                int64_t from = routed[i].token * routing.columns + routed[i].slot % routing.columns;
+                const uint8_t* matrix = panels(weights, p / rows);
+                float* out = result(op, routed[i].slot, routed[i].token, 0);
+                int64_t slot = routed[i].slot % routing.columns, from = routed[i].token * routing.columns + slot;
                 Activations one = {activations.blocks + from * activations.stride, activations.stride};
-                f.multiply(panels(weights, p / rows), p % rows, p % rows + 1, k, one, 1,
-                           result(op, routed[i].slot, routed[i].token, 0), 0);
+                if (f.multiply_floats)
+                    f.multiply_floats(matrix, p % rows, p % rows + 1, k, column(x, slot, routed[i].token, 0), 0, 1, out, 0);
+                else
+                    f.multiply(matrix, p % rows, p % rows + 1, k, one, 1, out, 0);
             }
         }
     });
@@ -220,7 +258,7 @@ bool PackedTraits::work_size(int, const Tensor* op, size_t& size) {
     const Tensor* x = op->src[1];
     if (op->op == ggml::kGetRows) return true;
     int64_t columns = op->op == ggml::kMulMatId ? x->ne[1] * x->ne[2] : x->ne[1];
-    size = multiplication_work_bytes(x->ne[0], columns);
+    size = format(op->src[0]).multiply_floats ? kAlignment : multiplication_work_bytes(x->ne[0], columns);
     if (op->op == ggml::kMulMatId) size += Routing(op).bytes();
     return true;
 }

@@ -11,8 +11,9 @@ namespace edgespec::ggml {
 constexpr const char* kVersion = "0.25.3";
 
 // Values of ggml's enumerations.
-constexpr int kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8, kI32 = 26, kBf16 = 30;
-constexpr int kNone = 0, kConcat = 22, kMulMat = 29, kMulMatId = 30, kCpy = 34, kGetRows = 40, kFlashAttention = 74;
+constexpr int kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8, kI32 = 26, kI64 = 27, kBf16 = 30;
+constexpr int kNone = 0, kConcat = 22, kMulMat = 29, kMulMatId = 30, kCpy = 34, kGetRows = 40;
+constexpr int kSetRows = 42, kFill = 73, kFlashAttention = 74;
 constexpr int kSuccess = 0;
 
 struct Buffer;

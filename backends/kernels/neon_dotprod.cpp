@@ -29,7 +29,7 @@ END_TARGET
 namespace edgespec {
 
 const InstructionSet kNeonDotprod =
-    table<Products<Neon<0>, Neon<1>>::Of>("neon_dotprod", has_dotprod, quantize_neon, &kAttentionNeon);
+    table<Products<Neon<0>, Neon<1>>::Of>("neon_dotprod", has_dotprod, quantize_neon, &kAttentionNeon, kFloatsNeon);
 
 }  // namespace edgespec
 #endif

@@ -107,7 +107,7 @@ namespace edgespec {
 static bool runs_here() { return has_dotprod() && has_i8mm(); }
 
 const InstructionSet kNeonI8mm =
-    table<Products<NeonPairs<0>, NeonPairs<1>>::Of>("neon_i8mm", runs_here, quantize_neon, &kAttentionNeon);
+    table<Products<NeonPairs<0>, NeonPairs<1>>::Of>("neon_i8mm", runs_here, quantize_neon, &kAttentionNeon, kFloatsNeon);
 
 }  // namespace edgespec
 #endif

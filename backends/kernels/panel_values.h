@@ -18,6 +18,13 @@ inline float half(const uint8_t* at) {
     return bits >> 15 ? -value : value;
 }
 
+inline float bf16(const uint8_t* at) {
+    uint32_t bits = uint32_t(at[0]) << 16 | uint32_t(at[1]) << 24;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
 // The signed weight of one row and column of a group.
 template <class F>
 int weight(const uint8_t* group, int row, int column) {

@@ -1,4 +1,4 @@
-// Products of quantized weights with a few columns of activations: what the glue to ggml may call.
+// Products of weights with a few columns of activations: what the glue to ggml may call.
 // Nothing here knows ggml beyond the bytes of its weight blocks.
 //
 // Promise: a row's result depends on its weights and its column alone. The float operations and their
@@ -37,6 +37,10 @@ Activations activations_at(void* memory, int64_t k);
 void quantize(const float* x, int64_t stride, int64_t first, int64_t end, int64_t k, Activations to);
 void quantize_blocks(const float* x, int64_t first_block, int64_t end_block, ActivationBlock* to);
 
+// Columns of x are `x_stride` floats apart.
+using MultiplyFloats = void (*)(const uint8_t* rows, int64_t first, int64_t end, int64_t k, const float* x,
+                                int64_t x_stride, int64_t n, float* out, int64_t out_stride);
+
 // One row of the table: what multiplies one type of weights on this processor.
 struct Format {
     int type;              // ggml_type
@@ -54,9 +58,12 @@ struct Format {
     void (*pack)(const uint8_t* file, int64_t rows, int64_t k, uint8_t* panels);
 
     // out[column * out_stride + row] for the rows of panels [first, end). `panels` and `out` are those of
-    // panel 0 and row 0.
+    // panel 0 and row 0. nullptr for types of floats:
     void (*multiply)(const uint8_t* panels, int64_t first, int64_t end, int64_t k, Activations x, int64_t n,
                      float* out, int64_t out_stride);
+
+    // The same for weights that stay floats: a panel is a row of the file, and columns are not quantized.
+    MultiplyFloats multiply_floats;
 };
 
 // Values [k] of one row of panels, as floats.

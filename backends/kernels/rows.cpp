@@ -25,6 +25,11 @@ void row_values(const uint8_t* panels, int64_t row, int64_t k, float* values) {
     }
 }
 
+// Of weights of two bytes that stayed as they were.
+void float_values(float (*value)(const uint8_t*), const uint8_t* rows, int64_t row, int64_t k, float* values) {
+    for (int64_t c = 0; c < k; c++) values[c] = value(rows + 2 * (row * k + c));
+}
+
 }  // namespace
 
 void unpack_row(const Format& format, const uint8_t* panels, int64_t row, int64_t k, float* values) {
@@ -36,6 +41,9 @@ void unpack_row(const Format& format, const uint8_t* panels, int64_t row, int64_
         case Q5_K::type: return row_values<Q5_K>(panels, row, k, values);
         case Q6_K::type: return row_values<Q6_K>(panels, row, k, values);
         case IQ4_NL::type: return row_values<IQ4_NL>(panels, row, k, values);
+        case 0: memcpy(values, panels + row * k * 4, size_t(k) * 4); return;
+        case 1: return float_values(half, panels, row, k, values);
+        case 30: return float_values(bf16, panels, row, k, values);
     }
 }
 

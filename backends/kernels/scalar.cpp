@@ -54,6 +54,32 @@ struct Multiply {
     }
 };
 
+float f32(const uint8_t* at) {
+    float value;
+    memcpy(&value, at, 4);
+    return value;
+}
+
+// One row by one column: 16 sums, of every 16th product each, which are then added by halves.
+template <float (*value)(const uint8_t*), int bytes>
+float float_product(const uint8_t* row, int64_t k, const float* x) {
+    float sums[16] = {};
+    for (int64_t c = 0; c < k; c++) sums[c % 16] = std::fma(value(row + c * bytes), x[c], sums[c % 16]);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) sums[i] = sums[i] + sums[i + width];
+    return sums[0];
+}
+
+template <float (*value)(const uint8_t*), int bytes>
+void multiply_floats(const uint8_t* rows, int64_t first, int64_t end, int64_t k, const float* x, int64_t x_stride,
+                     int64_t n, float* out, int64_t out_stride) {
+    for (int64_t r = first; r < end; r++)
+        for (int64_t t = 0; t < n; t++)
+            out[t * out_stride + r] = float_product<value, bytes>(rows + r * k * bytes, k, x + t * x_stride);
+}
+
+constexpr FloatProducts kFloats = {multiply_floats<f32, 4>, multiply_floats<half, 2>, multiply_floats<bf16, 2>};
+
 // The largest size of a block's activations, or NaN if one of them is not finite.
 float largest(const float* x) {
     float max = 0;
@@ -87,6 +113,6 @@ void quantize_scalar(const float* x, int64_t first, int64_t end, ActivationBlock
 
 }  // namespace
 
-const InstructionSet kScalar = table<Multiply>("scalar", [] { return true; }, quantize_scalar, nullptr);
+const InstructionSet kScalar = table<Multiply>("scalar", [] { return true; }, quantize_scalar, nullptr, kFloats);
 
 }  // namespace edgespec

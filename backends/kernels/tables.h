@@ -15,7 +15,12 @@ namespace edgespec {
 
 using Quantize = void (*)(const float* x, int64_t first_block, int64_t end_block, ActivationBlock* to);
 
-constexpr int kFormats = 7;
+// Products of the three types of floats, which no set has to rearrange.
+struct FloatProducts {
+    MultiplyFloats f32, f16, bf16;
+};
+
+constexpr int kFormats = 10;
 
 struct InstructionSet {
     const char* name;
@@ -28,25 +33,34 @@ struct InstructionSet {
 // The row of the table for one type: `Multiply<F>::run` is its product.
 template <template <class> class Multiply, class F>
 constexpr Format row(const char* instructions) {
-    return {F::type, F::name, instructions, F::columns, F::file_bytes, kRows, F::bytes, pack<F>, Multiply<F>::run};
+    return {F::type, F::name, instructions, F::columns, F::file_bytes, kRows, F::bytes, pack<F>, Multiply<F>::run,
+            nullptr};
+}
+
+// The row for a type of floats.
+template <int type, int bytes>
+constexpr Format float_row(const char* name, const char* instructions, MultiplyFloats multiply) {
+    return {type, name, instructions, 16, 16 * bytes, 1, 16 * bytes, keep_rows<bytes>, nullptr, multiply};
 }
 
 template <template <class> class Multiply>
 constexpr InstructionSet table(const char* name, bool (*runs_here)(), Quantize quantize,
-                               const AttentionStages* attention) {
+                               const AttentionStages* attention, FloatProducts floats) {
     return {name,
             runs_here,
             quantize,
             attention,
             {row<Multiply, Q4_0>(name), row<Multiply, Q4_1>(name), row<Multiply, Q8_0>(name),
              row<Multiply, Q4_K>(name), row<Multiply, Q5_K>(name), row<Multiply, Q6_K>(name),
-             row<Multiply, IQ4_NL>(name)}};
+             row<Multiply, IQ4_NL>(name), float_row<0, 4>("F32", name, floats.f32),
+             float_row<1, 2>("F16", name, floats.f16), float_row<30, 2>("BF16", name, floats.bf16)}};
 }
 
 extern const InstructionSet kScalar;
 #if defined(__x86_64__)
 extern const InstructionSet kAmx, kAvx512Vnni, kAvxVnni, kAvx2;
 extern const AttentionStages kAttentionAvx512, kAttentionAvx2;
+extern const FloatProducts kFloatsAvx512, kFloatsAvx2;
 // What compilers' own __builtin_cpu_supports does not know, or not all of them.
 bool has_f16c();
 bool has_avx_vnni();
@@ -54,6 +68,7 @@ bool has_amx();
 #elif defined(__aarch64__)
 extern const InstructionSet kNeonI8mm, kNeonDotprod;
 extern const AttentionStages kAttentionNeon;
+extern const FloatProducts kFloatsNeon;
 bool has_dotprod();
 bool has_i8mm();
 #endif

@@ -29,6 +29,10 @@ static const Type kTypes[] = {
     {12, "dequantize_row_q4_K", {0, 2}}, {13, "dequantize_row_q5_K", {0, 2}}, {14, "dequantize_row_q6_K", {208}},
     {20, "dequantize_row_iq4_nl", {0}}};
 
+// Types of floats, and the bytes of one.
+struct Floats { int type, bytes; };
+static const Floats kFloats[] = {{0, 4}, {1, 2}, {30, 2}};
+
 // Random bytes are valid weights but for their f16 scales, which become finite ones of either sign.
 static std::vector<uint8_t> weights(const Type& type, const Format& format, int64_t rows, int64_t k) {
     std::vector<uint8_t> file(rows * format.row_bytes(k));
@@ -109,6 +113,53 @@ static void check(void* library, const std::string& best, const Type& type, int6
     expect(same(truth, ours), what + " differs from the reference");
 }
 
+// Weights of floats: small ones of either sign. Rows need not be a multiple of anything.
+static std::vector<uint8_t> float_weights(const Floats& floats, int64_t count) {
+    std::normal_distribution<float> normal;
+    std::vector<uint8_t> file(size_t(count * floats.bytes));
+    for (int64_t i = 0; i < count; i++) {
+        const float value = normal(random_bits);
+        uint32_t bits;
+        memcpy(&bits, &value, 4);
+        // Of f16, any finite number; of bf16, the upper half.
+        if (floats.type == 1) bits = random_bits() & 0xbfff;
+        if (floats.type == 30) bits >>= 16;
+        memcpy(&file[size_t(i * floats.bytes)], &bits, size_t(floats.bytes));
+    }
+    return file;
+}
+
+static std::vector<float> float_product(const Format& format, const std::vector<uint8_t>& file, int64_t rows, int64_t k,
+                                        const std::vector<float>& x, int64_t n, int64_t split, int64_t x_stride) {
+    std::vector<uint8_t> kept(size_t(rows) * format.panel_bytes(k));
+    format.pack(file.data(), rows, k, kept.data());
+    std::vector<float> out(size_t(n * (rows + 3)));
+    format.multiply_floats(kept.data(), 0, split, k, x.data(), x_stride, n, out.data(), rows + 3);
+    format.multiply_floats(kept.data(), split, rows, k, x.data(), x_stride, n, out.data(), rows + 3);
+    return out;
+}
+
+static void check_floats(const std::string& best, const Floats& floats, int64_t rows, int64_t k, int64_t n, bool unusual) {
+    const int64_t x_stride = k + 5;
+    std::vector<uint8_t> file = float_weights(floats, rows * k);
+    std::vector<float> x = columns(x_stride, n);
+    if (unusual) x[3] = NAN, x[x_stride + 1] = INFINITY, x[2 * x_stride] = 1e-40f, x[3 * x_stride + 2] = 3.4e38f;
+    choose("scalar");
+    std::vector<float> truth = float_product(*find(floats.type, rows, k), file, rows, k, x, n, 0, x_stride);
+    choose(best.c_str());
+    const Format* format = find(floats.type, rows, k);
+    const std::string what = std::string(format->name) + " " + std::to_string(rows) + "x" + std::to_string(k) + " n=" + std::to_string(n);
+    std::vector<float> ours = float_product(*format, file, rows, k, x, n, int64_t(random_bits() % uint64_t(rows + 1)), x_stride);
+    expect(same(truth, ours), what + " differs from the reference");
+    double exact = 0;
+    std::vector<float> row(size_t(k), 0);
+    unpack_row(*format, file.data(), rows - 1, k, row.data());
+    for (int64_t c = 0; c < k; c++) exact += double(row[size_t(c)]) * x[size_t((n - 1) * x_stride + c)];
+    double size = 0;
+    for (int64_t c = 0; c < k; c++) size += std::abs(double(row[size_t(c)]) * x[size_t((n - 1) * x_stride + c)]);
+    if (!unusual) expect(std::abs(truth[size_t((n - 1) * (rows + 3) + rows - 1)] - exact) <= 1e-5 * size, what + " is not the sum");
+}
+
 // Columns of: ordinary values and one that is not a number; an infinity; nothing but zeros; but denormals; the
 // largest floats; ordinary ones for the rest.
 static std::vector<float> unusual_columns(int64_t k, int64_t n) {
@@ -187,6 +238,13 @@ int main(int count, char** arguments) {
         check(library, best, type, 32, 32 * (1 + random_bits() % 60), 3);
         check(library, best, type, 32, 8960, 41);
         for (int64_t n : {6, 14}) check_unusual(best, type, n);
+    }
+    for (const Floats& floats : kFloats) {
+        expect(!find(floats.type, 16, 40) && find(floats.type, 1, 16), "columns are a multiple of 16, rows of nothing");
+        for (int64_t n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 33})
+            check_floats(best, floats, 1 + random_bits() % 40, 16 * (1 + random_bits() % 70), n, false);
+        check_floats(best, floats, 300, 1024, 7, false);
+        check_floats(best, floats, 17, 512, 6, true);
     }
     printf("%d failures\n", failures);
     return failures ? 1 : 0;

@@ -1,10 +1,10 @@
-"""Models with experts on edgespec's kernels and on llama.cpp's: tiny ones with random weights.
+"""Models with experts, and hybrids, on edgespec's kernels and on llama.cpp's: with random weights.
 
-Rows of one-token steps may differ from those of larger ones, with llama.cpp's kernels too. What is
-F32 in a file stays with llama.cpp, whose products of such matrices have two orders of sums: one for
-a single token, another one for more. That was seen for the decay of delta nets (`ssm_alpha`, 16
-rows), and is likely for the matrix that picks experts. Random experts are often picked by next to
-nothing, and another one moves logits more than rounding does. So the bounds here are wide.
+With llama.cpp's kernels rows of one-token steps differ from those of larger ones: its products of
+F32 matrices have two orders of sums, one for a single token and another one for more. The matrix
+that picks experts is F32, and so is the decay of delta nets (`ssm_alpha`). Random experts are often
+picked by next to nothing, and another one moves logits more than rounding does. So the bound on
+what separates both kinds of kernels is wide.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.kernels import attach
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.tree import DraftTree
-from edgespec.errors import UnsupportedError
 from edgespec.measure.divergence import find_divergence
 from edgespec.memory.bytes.footprint import RunShape, weights_bytes
 from edgespec.memory.device.host import cpu_features
@@ -37,11 +36,14 @@ from edgespec.models.spec import read_model_spec
 pytestmark = pytest.mark.model
 
 TEXT = list(b"to be or not to be, that is the question: to be or not to be; 64 pears for 8 ")
+SIZES = {"width": 128, "hidden": 256, "vocabulary": 272}  # rows in sixteens
 SHAPES = {
-    "qwen3moe": Shape("qwen3moe", interval=1, width=128, hidden=256),
-    "qwen35moe": Shape("qwen35moe", width=128, hidden=256),
-    "lfm2moe": Shape("lfm2moe", width=128, hidden=256, heads=4),
-    "nemotron_h_moe": Shape("nemotron_h_moe", width=128, hidden=256, heads=4),
+    "qwen3moe": Shape("qwen3moe", interval=1, **SIZES),
+    "qwen35": Shape("qwen35", state_heads=16, **SIZES),
+    "qwen35moe": Shape("qwen35moe", **SIZES),
+    "lfm2": Shape("lfm2", heads=4, **SIZES),
+    "lfm2moe": Shape("lfm2moe", heads=4, **SIZES),
+    "nemotron_h_moe": Shape("nemotron_h_moe", heads=4, **SIZES),
 }
 DRAFTS = 6
 NOISE = 0.12  # root mean square of the difference, over that of the logits
@@ -97,27 +99,17 @@ def test_the_output_is_that_of_llama_cpp_up_to_rounding(path: Path) -> None:
 def test_a_row_depends_on_no_other_of_its_step(path: Path, threads: int) -> None:
     """Tokens of one step go to other experts, or share one; neither moves a bit."""
     with opened(path, kernels=True, threads=threads) as backend:
-        single, pairs = rows_of(backend, 1), None
+        single = rows_of(backend, 1)
         for sizes in (2, 4, DRAFTS):
             backend.truncate(0)
-            rows = rows_of(backend, sizes)[:72]  # all of them in whole steps
-            pairs = rows if pairs is None else pairs
-            assert np.array_equal(rows, pairs), sizes
-        assert pairs is not None
-        difference = np.sqrt(np.mean((pairs - single[:72]) ** 2) / np.mean(single**2))
-        assert difference < NOISE
+            assert np.array_equal(rows_of(backend, sizes), single), sizes
 
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_drafts_are_lossless(path: Path, exact: bool) -> None:
-    """`--exact` refuses a file whose steps round differently, and nothing else."""
+    """`--exact` allows steps of several tokens: all of them round alike."""
     load = partial(edgespec.load, path, context_size=512, draft_max=3, threads=1, kernels="on")
-    try:
-        engine = load(exact=exact, drafter="suffix")
-    except UnsupportedError as problem:
-        assert exact and "--exact is not possible" in str(problem)
-        return
-    with engine:
+    with load(exact=exact, drafter="suffix") as engine:
         for prompt in (TEXT * 2, list(b"abcdefg " * 12)):
             plain = engine.generate(prompt, max_tokens=60, speculate=False)
             result = engine.generate(prompt, max_tokens=60)

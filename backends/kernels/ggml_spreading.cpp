@@ -1,0 +1,62 @@
+// ggml finds the place of every row anew, with two divisions: for 49,152 rows of one value that takes longer than
+// all else in a step of a small head (`llama.cpp: src/models/eagle3.cpp`).
+#include "ggml_spreading.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace edgespec {
+namespace {
+
+using ggml::ComputeParams;
+using ggml::Tensor;
+
+int64_t num_values(const Tensor* x) { return x->ne[0] * x->ne[1] * x->ne[2] * x->ne[3]; }
+
+// One value in each row, and no gaps.
+bool is_dense(const Tensor* x, int type, size_t size) {
+    return x->type == type && x->ne[0] == 1 && x->nb[0] == size && x->nb[1] == size &&
+           x->nb[2] == size * size_t(x->ne[1]) && x->ne[3] == 1;
+}
+
+void fill(const ComputeParams* params, Tensor* op) {
+    float value, *values = static_cast<float*>(op->data);
+    memcpy(&value, op->op_params, sizeof value);
+    int64_t count = num_values(op);
+    std::fill(values + count * params->ith / params->nth, values + count * (params->ith + 1) / params->nth, value);
+}
+
+void set_rows(const ComputeParams* params, Tensor* op) {
+    const Tensor *from = op->src[0], *ids = op->src[1];
+    const int64_t *places = static_cast<const int64_t*>(ids->data), count = from->ne[1], size = op->ne[1];
+    for (int64_t plane = 0; plane < from->ne[2]; plane++) {
+        const float* values = static_cast<const float*>(from->data) + plane * count;
+        float* to = static_cast<float*>(op->data) + plane * size;
+        for (int64_t i = count * params->ith / params->nth; i < count * (params->ith + 1) / params->nth; i++) {
+            if (places[i] < 0 || places[i] >= size) std::abort();
+            to[places[i]] = values[i];
+        }
+    }
+}
+
+}  // namespace
+
+bool spreads(const Tensor* op) {
+    if (!is_dense(op, ggml::kF32, sizeof(float))) return false;
+    if (op->op == ggml::kFill) return true;
+    if (op->op != ggml::kSetRows || !is_dense(op->src[0], ggml::kF32, sizeof(float))) return false;
+    const Tensor* ids = op->src[1];  // the same for all planes
+    return ids->type == ggml::kI64 && ids->nb[0] == sizeof(int64_t) && ids->ne[0] == op->src[0]->ne[1] &&
+           num_values(ids) == ids->ne[0];
+}
+
+bool SpreadingTraits::work_size(int, const Tensor*, size_t&) { return true; }
+
+bool SpreadingTraits::compute_forward(ComputeParams* params, Tensor* op) {
+    if (op->op == ggml::kFill) fill(params, op);
+    if (op->op == ggml::kSetRows) set_rows(params, op);
+    return true;
+}
+
+}  // namespace edgespec
