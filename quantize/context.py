@@ -9,13 +9,13 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.backends.llama.library import LOG, interrupts_kept, library, model_params
+from edgespec.backends.llama.kernels import model_params
+from edgespec.backends.llama.library import LOG, interrupts_kept, library
 from edgespec.errors import BackendError
 
 Observe = Callable[[int, bool, Any], bool]
@@ -102,12 +102,7 @@ class EvalContext:
     def __enter__(self) -> EvalContext:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:

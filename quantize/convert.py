@@ -15,7 +15,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from edgespec.models.gguf.reader import Gguf, GgufTensor, read_gguf
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.processes import start_module
 from edgespec.models.writing import making, put_in_place, reason
+from edgespec.progress import Progress
 
 # Values of llama_ftype. The names are those of `llama-quantize`.
 _FILE_TYPES = {
@@ -75,7 +76,6 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _EXTRA_HEADER_BYTES = 4096  # keys that the quantizer may add
 _ALIGNMENT = 32  # of llama.cpp's quantizer, whatever the source has
 
-Progress = Callable[[str, float], None]
 PathLike = str | os.PathLike[str]
 
 

@@ -15,7 +15,7 @@ steps from what was kept and goes on where it was.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 
 from edgespec.errors import DoesNotFitError
 from edgespec.models.gguf.ggml_types import GGML_TYPES
+from edgespec.progress import Progress
 from edgespec.quantize.convert import TENSOR_TYPES
 from edgespec.quantize.pieces import Pieces
 from edgespec.quantize.quality import Reference, score
 from edgespec.quantize.rounding import rounding_errors
 
-Progress = Callable[[str, float], None]
 Levels: TypeAlias = tuple[int, ...]  # by tensor: which of its types
 
 _PROBE = 3.6  # bits a weight: sensitivities are measured with the type next to it

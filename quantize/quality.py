@@ -29,7 +29,7 @@ _RESAMPLES = 2000
 _LEVEL = 0.95
 _LEAST = 1e-12  # a mass that rounding left at nothing or below
 
-Progress = Callable[[float], None]
+PartDone = Callable[[float], None]  # is told which part is done (0..1)
 # By batch: logits [n, V] at counted places, and the tokens [n] that follow them.
 Places: TypeAlias = Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]
 
@@ -83,7 +83,7 @@ def make_reference(
     *,
     threads: int,
     top: int = TOP,
-    progress: Progress = lambda _part: None,
+    progress: PartDone = lambda _part: None,
 ) -> Reference:
     """Run the source over texts and keep what comparisons need."""
     return reference_of(texts, _places(model, texts, threads, progress), top)
@@ -125,7 +125,7 @@ def score(
     *,
     threads: int,
     kv_type: str = "f16",
-    progress: Progress = lambda _part: None,
+    progress: PartDone = lambda _part: None,
 ) -> Scores:
     """Run a candidate over the reference's texts."""
     return scores_of(reference, _places(model, reference.texts, threads, progress, kv_type))
@@ -154,7 +154,7 @@ def _places(
     model: Path | Sequence[Path],
     texts: Sequence[CountedText],
     threads: int,
-    progress: Progress,
+    progress: PartDone,
     kv_type: str = "f16",
 ) -> Places:
     longest = max(len(text.tokens) for text in texts)

@@ -1,7 +1,8 @@
 """edgespec's matrix kernels in llama.cpp: a buffer type of its CPU backend packs weights for them.
 
-They are known to it once per process, before the first model is loaded, and used by those models
-that are loaded `with kernels(True)`. Whatever does not fit leaves plain llama.cpp.
+They are known to it once per process, before the first model is loaded (`model_params` sees to
+that), and used by those models that are loaded `with kernels(True)`. Whatever does not fit leaves
+plain llama.cpp.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,21 +28,27 @@ from edgespec.memory.device.kernels import (
     refuse_kernels,
 )
 
-# Values of ggml_type: Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL.
-KERNEL_TYPES = (2, 3, 8, 12, 13, 14, 20)
+# Values of ggml_type: Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL; F32, F16, BF16.
+KERNEL_TYPES = (2, 3, 8, 12, 13, 14, 20, 0, 1, 30)
 _CHECKED_ROWS, _CHECKED_COLUMNS, _CHECKED_TOKENS = 32, 512, 3
 # Both sides round activations to 8 bits, in blocks of other sizes: 0.3% to 0.9% is usual.
 _MOST_DIFFERENCE = 0.02
 _TIMED_BYTES, _TIMED_ROUNDS = 16 << 20, 6
 _P = ctypes.c_void_p
+_first_use = threading.Lock()
 
 
-@functools.cache
 def attach() -> str:
     """Make the kernels known to llama.cpp; why they stay out, or "" where they are in.
 
     They are used only after products of every type agree with ggml's own.
     """
+    with _first_use:  # a second thread would put them into llama.cpp's list once more
+        return _attached_once()
+
+
+@functools.cache
+def _attached_once() -> str:
     if reason := missing_kernels():
         return reason
     if reason := _attached():
@@ -55,6 +64,19 @@ def _attached() -> str:
     function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
     reason: bytes | None = function(lib._lib._handle)
     return reason.decode() if reason else _check()
+
+
+def model_params() -> Any:
+    """What models are loaded with: the library's defaults, where they are safe.
+
+    Whoever asks is about to load a model, so the kernels are made known first: llama.cpp lists its
+    buffer types with the first model of a process, whatever that one is for, and never again.
+    It has one switch for AMX and for the weights that it rearranges for other kernels.
+    """
+    attach()
+    params = library().llama_model_default_params()
+    params.use_extra_bufts = not has_amx_kernels()
+    return params
 
 
 @contextmanager

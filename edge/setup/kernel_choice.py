@@ -119,7 +119,7 @@ def _deciding(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     """Columns and rows of the largest matrix of each type that counts and has a kernel."""
     shares, largest = _shares(spec), dict[str, tuple[int, int]]()
     for tensor in multiplied_tensors(spec):
-        columns, rows = tensor.dims[:2]
+        columns, rows = (*tensor.dims, 1)[:2]
         kind = tensor.type.name
         if shares[kind] < _LEAST_SHARE or not packed_bytes(GGML_NUMBERS[kind], rows, columns):
             continue

@@ -29,9 +29,15 @@ def kernel_library() -> Path | None:
 
 
 def missing_kernels() -> str:
-    """Why there are no kernels here, in words that follow a "because"; empty where there are."""
-    if _refusals:
-        return _refusals[0]
+    """Why there are no kernels here, in words that follow a "because"; empty where there are.
+
+    Nothing else may decide it: what kernels pack and attend to follows from this answer.
+    """
+    return _refusals[0] if _refusals else _unusable()
+
+
+@functools.cache
+def _unusable() -> str:
     if kernel_library() is None:
         return "they were not compiled when edgespec was installed"
     try:
@@ -52,11 +58,16 @@ def instruction_set() -> str:
     return name.decode()
 
 
-@functools.cache
 def packed_bytes(ggml_type: int, rows: int, columns: int) -> int:
-    """Bytes of a matrix as the kernels read it; 0 for one that they leave to llama.cpp."""
-    if missing_kernels():
-        return 0
+    """Bytes of a matrix as the kernels read it; 0 for one that they leave to llama.cpp.
+
+    It is 0 from the moment they are refused, so a size may be kept and what is missing may not.
+    """
+    return 0 if missing_kernels() else _packed_bytes(ggml_type, rows, columns)
+
+
+@functools.cache
+def _packed_bytes(ggml_type: int, rows: int, columns: int) -> int:
     arguments = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     function = _function("edgespec_kernels_packed_bytes", ctypes.c_size_t, *arguments)
     return int(function(ggml_type, rows, columns))
@@ -69,11 +80,13 @@ def product_work_bytes(columns: int, tokens: int) -> int:
     return int(function(columns, tokens))
 
 
-@functools.cache
 def attends(key_length: int, value_length: int) -> bool:
     """Whether attention over f16 keys and values of these lengths is the kernels' own."""
-    if missing_kernels():
-        return False
+    return not missing_kernels() and _attends(key_length, value_length)
+
+
+@functools.cache
+def _attends(key_length: int, value_length: int) -> bool:
     function = _function("edgespec_kernels_attends", ctypes.c_int, *2 * (ctypes.c_int64,))
     return bool(function(key_length, value_length))
 

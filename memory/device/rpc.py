@@ -29,7 +29,6 @@ GET_DEVICE_MEMORY = 11
 GET_ALLOC_SIZE = 13
 HELLO = 14
 DEVICE_COUNT = 15
-GRAPH_RECOMPUTE = 16
 STATUS = 0xED
 HELLO_BYTES = 24  # of the request: what the connection could do besides TCP, all zero here
 _ANSWER_BYTES = {

@@ -8,7 +8,6 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 _PAGE_FIELDS = {"Anonymous": "anonymous", "Rss": "resident", "Shared_Clean": "shared_file"}
 
@@ -98,12 +97,7 @@ class MemoryTracker:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._stop.set()
         self._thread.join()
         self._sample()

@@ -46,8 +46,12 @@ def worker_devices(workers: Sequence[str]) -> tuple[Accelerator, ...]:
 def connect(worker: str, patience_s: float = _PATIENCE_S) -> socket.socket:
     """A connection that says what it has at once, and notices a machine that is gone."""
     connection = socket.create_connection(address_of(worker), patience_s)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    except OSError:  # some systems refuse where the other end has gone meanwhile
+        connection.close()
+        raise
     return connection
 
 

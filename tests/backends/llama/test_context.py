@@ -25,6 +25,7 @@ from llama_cases import (
     settings,
     step,
 )
+from planning_cases import compute_bytes
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
@@ -32,7 +33,7 @@ from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.library import LOG, library
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ContextFullError, ModelNotFoundError, UnsupportedError
-from edgespec.memory.bytes.footprint import RunShape, compute_bytes, kv_cache_bytes
+from edgespec.memory.bytes.footprint import RunShape, kv_cache_bytes
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec
 from edgespec.quantize.context import EvalContext

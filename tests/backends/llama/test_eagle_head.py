@@ -14,18 +14,20 @@ import pytest
 from eagle3_gguf import Head, write_eagle, write_hollow_eagle
 from frozen_times import Frozen
 from hybrid_gguf import Shape, write_hollow, write_hybrid
+from planning_cases import compute_bytes
 from random_gguf import Q8_0
 
 import edgespec
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.eagle_head import EagleHead
 from edgespec.backends.llama.head import FollowedBackend
+from edgespec.backends.llama.kernels import model_params
 from edgespec.backends.llama.library import LOG, library
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.head import HeadDrafter, HeadText
 from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
-from edgespec.memory.bytes.footprint import RunShape, compute_bytes
+from edgespec.memory.bytes.footprint import RunShape
 from edgespec.memory.bytes.head_footprint import EAGLE_TOKENS, head_file_footprint
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
@@ -159,7 +161,7 @@ def test_heads_of_real_shapes_take_what_llama_cpp_says(
     spec = read_model_spec(write_hollow(tmp_path / "model.gguf", shape))
     head = read_model_spec(write_hollow_eagle(tmp_path / "head.gguf", shape, made), heads=True)
     lib = library()
-    params = lib.llama_model_default_params()
+    params = model_params()
     params.no_alloc, params.load_mode, params.n_gpu_layers = True, 0, 0
     models = [
         lib.llama_model_load_from_file(str(one.path).encode(), params) for one in (spec, head)

@@ -20,6 +20,7 @@ from random_gguf import F32, Q8_0, write_model
 import edgespec
 from edgespec.backends.llama.cache_head import CacheHead
 from edgespec.backends.llama.head import Followed, Head
+from edgespec.backends.llama.kernels import model_params
 from edgespec.backends.llama.library import LOG, library
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
@@ -283,7 +284,7 @@ def test_heads_of_real_shapes_take_what_llama_cpp_says(shape: Shape, tmp_path: P
     """Within 0.1% and the two decimals of the log."""
     spec = read_model_spec(write_hollow(tmp_path / "model.gguf", shape))
     lib = library()
-    params = lib.llama_model_default_params()
+    params = model_params()
     params.no_alloc, params.load_mode, params.n_gpu_layers, params.load_mtp = True, 0, 0, True
     model = lib.llama_model_load_from_file(str(spec.path).encode(), params)
     assert model

@@ -23,14 +23,16 @@ from gemma4_gguf import (
 )
 from head_cases import ASSISTED, BLOCKS, INSIDE, Files, opened, written
 from hybrid_gguf import Shape, write_hybrid
+from planning_cases import compute_bytes
 from random_gguf import F32, Q8_0
 
 import edgespec
+from edgespec.backends.llama.kernels import model_params
 from edgespec.backends.llama.library import LOG, library
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.errors import ModelFileError, UnsupportedError
-from edgespec.memory.bytes.footprint import RunShape, compute_bytes
+from edgespec.memory.bytes.footprint import RunShape
 from edgespec.memory.bytes.head_footprint import head_file_footprint
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
@@ -168,7 +170,7 @@ def contexts_of(specs: tuple[ModelSpec, ModelSpec], batch: int) -> Iterator[list
     made: list[Any] = []
     models, of_head = [], 1 if specs[1].arch == ASSISTANT.arch else batch
     for spec, tokens in zip(specs, (batch, of_head), strict=True):
-        params = lib.llama_model_default_params()
+        params = model_params()
         params.no_alloc, params.load_mode, params.n_gpu_layers = True, 0, 0
         params.load_mtp = other is not None
         models.append(lib.llama_model_load_from_file(str(spec.path).encode(), params))

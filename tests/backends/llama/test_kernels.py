@@ -30,7 +30,7 @@ from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import read_model_spec
 
 pytestmark = pytest.mark.model
-Q4_0, Q4_K, Q2_K = 2, 12, 10
+F32, Q4_0, Q4_K, Q2_K = 0, 2, 12, 10
 FAR = 0.02  # root mean square of the difference, over that of the product
 
 
@@ -127,8 +127,13 @@ def test_experts_are_ggmls(kind: int, tokens: int) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "rows", "columns"),
-    [(Q4_0, 24, 256), (Q4_0, 15, 32), (Q2_K, 32, 256)],
-    ids=["rows no multiple of 16", "fewer rows than a panel", "a type without a kernel"],
+    [(Q4_0, 24, 256), (Q4_0, 15, 32), (Q2_K, 32, 256), (F32, 32, 40)],
+    ids=[
+        "rows no multiple of 16",
+        "fewer rows than a panel",
+        "a type without a kernel",
+        "columns no multiple of 16",
+    ],
 )
 def test_what_has_no_kernel_stays_with_llama_cpp(kind: int, rows: int, columns: int) -> None:
     assert packed_bytes(kind, rows, columns) == 0

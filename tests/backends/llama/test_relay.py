@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from delaying import DelayingProxy
 from fake_worker import ANSWERS, STATUS, FakeWorker
+from waiting import PATIENCE_S, Lived
 
 from edgespec.backends.llama.relay import Relay
 from edgespec.memory.device import rpc
@@ -21,7 +21,7 @@ from edgespec.memory.device.workers import address_of
 @contextmanager
 def client_of(worker: str, **options: Any) -> Iterator[tuple[socket.socket, Relay]]:
     """As llama.cpp is connected to it."""
-    relay = Relay(worker, 2, **{"look_s": 0.05, "reply_s": 0.2, **options})
+    relay = Relay(worker, 2, **{"look_s": 0.05, "reply_s": PATIENCE_S, **options})
     try:
         with socket.create_connection(address_of(relay.endpoint), 10.0) as client:
             yield client, relay
@@ -66,20 +66,20 @@ def test_a_worker_that_dies_in_the_middle_of_an_answer(size: int) -> None:
 
 
 def test_a_worker_that_hangs_is_noticed() -> None:
-    start = time.monotonic()
-    with FakeWorker(silent_on=rpc.GET_TENSOR) as worker:
+    with FakeWorker(silent_on=rpc.GET_TENSOR) as worker, Lived() as lived:
         with client_of(worker.address) as (client, relay):
-            hello(client)
+            hello(client)  # also where this process is stopped for a moment
+            relay.reply_s = 0.2
             assert tensor(client, 12) == bytes(12)
             assert f"worker {worker.address} does not answer any more" == relay.failure
-    assert time.monotonic() - start < 10
+    assert lived.seconds < 10
 
 
 def test_a_network_that_delivers_nothing_any_more_is_noticed() -> None:
     with FakeWorker() as worker, DelayingProxy(address_of(worker.address)) as proxy:
         with client_of(proxy.address) as (client, relay):
             hello(client)
-            proxy.is_silent = True
+            proxy.is_silent, relay.reply_s = True, 0.2
             assert tensor(client, 12) == bytes(12)
             assert "does not answer any more" in relay.failure
 
@@ -87,7 +87,7 @@ def test_a_network_that_delivers_nothing_any_more_is_noticed() -> None:
 def test_a_worker_that_computes_for_long_is_waited_for() -> None:
     """It says that it is alive."""
     with FakeWorker() as worker, DelayingProxy(address_of(worker.address)) as proxy:
-        with client_of(proxy.address, reply_s=5.0) as (client, relay):
+        with client_of(proxy.address) as (client, relay):
             hello(client)
             proxy.trip_s = 0.3
             assert tensor(client, 12) == b"\1" * 12
@@ -106,7 +106,8 @@ def test_where_nobody_is_llama_cpp_is_answered_all_the_same() -> None:
         assert relay.failure.startswith(f"there is no worker at {address}")
 
 
-def test_a_worker_that_serves_another_program_is_told() -> None:
+def test_a_worker_that_serves_another_program_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.backends.llama.relay._WAIT_S", 0.01)
     with (
         FakeWorker({**STATUS, "busy": True}) as worker,
         client_of(worker.address) as (client, relay),
