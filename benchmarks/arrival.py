@@ -1,16 +1,21 @@
 """How long answers wait while a long prompt of somebody else is read.
 
     python benchmarks/arrival.py [MODEL] [--writing 1,7] [--prompt 3000] [--latency 1] [--exact]
+        [--drafter none] [--repeats 1]
 
-So many users are being answered when a prompt of another one comes. In turns: no prompt, and one.
-Printed are the times between two rounds of an answer: in the median before the prompt came (a plain
-step of theirs, without drafts), and while it was read, with the longest in plain steps; then when
-its first token came. One engine in this process, so that no reader gathers events.
+So many users are being answered when a prompt of another one comes. Printed are the times between
+two rounds of an answer: in the median before the prompt came and after it was answered (a step of
+theirs, without drafts unless `--drafter` names some), and while it was read. Answers grow
+meanwhile, and their steps with them: a wait is told in plain steps of its moment, on the line from
+those before to those after. Then when the prompt's first token came. One engine in this process,
+so that no reader gathers events; as in the server, nothing is searched for garbage that was there
+before.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import statistics
@@ -25,7 +30,8 @@ import edgespec
 from edgespec.decode.engine import Engine
 from edgespec.models.embedded import embedded_model
 
-_SETTLED_S = 1.5  # of answers before the prompt comes
+_SETTLED_S = 1.5  # of answers before the prompt comes, and after its first token
+_MARGIN_S = 0.1  # between these and the prompt
 
 
 @dataclass
@@ -42,9 +48,10 @@ class Writer:
 
     answers: list[list[float]] = field(default_factory=list)
 
-    def gaps_ms(self, start_s: float, end_s: float) -> list[float]:
+    def gaps(self, start_s: float, end_s: float) -> list[tuple[float, float]]:
+        """When each ended, and its milliseconds."""
         pairs = (pair for rounds in self.answers for pair in pairwise(rounds))
-        return [1e3 * (b - a) for a, b in pairs if start_s <= b and a <= end_s]
+        return [(b, 1e3 * (b - a)) for a, b in pairs if start_s <= b and a <= end_s]
 
 
 def main() -> None:
@@ -54,10 +61,11 @@ def main() -> None:
         arguments.model,
         users=max(writing) + 1,
         context_size=arguments.prompt + 1024,
-        drafter="none",
+        drafter=arguments.drafter,
         latency=arguments.latency,
         exact=arguments.exact,
     ) as engine:
+        gc.freeze()
         meet(engine, 1, arguments.prompt, seed=0)  # what reading adds to a step is found out
         for repeat in range(arguments.repeats):
             for users in writing:
@@ -72,6 +80,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=3000)
     parser.add_argument("--latency", type=float, default=1.0)
     parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--drafter", default="none")
     parser.add_argument("--repeats", type=int, default=1)
     return parser.parse_args()
 
@@ -98,19 +107,38 @@ def meet(engine: Engine, users: int, size: int, seed: int) -> dict[str, float]:
         late.asked_s = perf_counter()
         for _ in engine.stream(some(size), max_tokens=1):
             late.first_s = late.first_s or perf_counter()
+        sleep(_SETTLED_S)
         end.set()
-    before = [g for one in writers for g in one.gaps_ms(late.asked_s - 1.0, late.asked_s - 0.1)]
-    during = [g for one in writers for g in one.gaps_ms(late.asked_s, late.first_s)]
-    plain_ms, longest_ms = statistics.median(before), max(during)
-    return {
-        "writing": users,
-        "plain_step_ms": round(plain_ms, 2),
-        "median_ms": round(statistics.median(during), 2),
-        "p99_ms": round(sorted(during)[int(0.99 * len(during))], 2),
-        "longest_ms": round(longest_ms, 2),
-        "longest_in_plain_steps": round(longest_ms / plain_ms, 2),
-        "first_token_s": round(late.first_s - late.asked_s, 2),
+    return summary(writers, late)
+
+
+def summary(writers: list[Writer], late: Late) -> dict[str, float]:
+    """Times between two rounds, before, while and after the prompt was read."""
+
+    def gaps(start_s: float, end_s: float) -> list[tuple[float, float]]:
+        return [gap for one in writers for gap in one.gaps(start_s, end_s)]
+
+    def typical_ms(start_s: float, end_s: float) -> float:
+        return statistics.median(ms for _, ms in gaps(start_s, end_s))
+
+    asked_s, first_s, reading_s = late.asked_s, late.first_s, late.first_s - late.asked_s
+    before_ms = typical_ms(asked_s - 1.0, asked_s - _MARGIN_S)
+    after_ms = typical_ms(first_s + _MARGIN_S, first_s + _SETTLED_S)
+    during = gaps(asked_s, first_s)
+    grown_ms = (after_ms - before_ms) / reading_s
+    waits = sorted(ms / (before_ms + grown_ms * (end_s - asked_s)) for end_s, ms in during)
+    found = {
+        "writing": len(writers),
+        "plain_step_ms": before_ms,
+        "plain_step_after_ms": after_ms,
+        "median_ms": statistics.median(ms for _, ms in during),
+        "longest_ms": max(ms for _, ms in during),
+        "median_steps": statistics.median(waits),
+        "p99_steps": waits[int(0.99 * len(waits))],
+        "longest_steps": waits[-1],
+        "first_token_s": reading_s,
     }
+    return {name: round(value, 2) for name, value in found.items()}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,10 @@ order changing from turn to turn; those that are not asked do not compute. N use
 
 - tokens/s of all users together: what servers count, by wall clock
 - time to the first event of an answer, and between two events: median and 95th percentile, ms
-- the slowest answer's tokens/s over the mean
+- the slowest answer's tokens/s over the mean, and how many were below half of it
+
+Of several `--repeats`, which have other prompts, these are the medians; of tokens/s the smallest
+and the largest are told, too, and `below_half` is of all.
 
 Not timed: loading, and one answer of each server beforehand. llama.cpp's best n-gram setting on
 these CPUs is the default of `--spec`. edgespec begins with an empty cache directory: step times are
@@ -241,6 +244,7 @@ def measure(
         "gap_ms": statistics.median(gaps_ms),
         "gap_p95_ms": percentile(gaps_ms, 0.95),
         "slowest_over_mean": min(speeds) / statistics.mean(speeds),
+        "below_half": sum(speed < 0.5 * statistics.mean(speeds) for speed in speeds),
     }
 
 
@@ -250,15 +254,15 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 
 def summary(rows: dict[tuple[str, int], list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """Medians over the repeats."""
-    return [
-        {
-            "server": name,
-            "users": users,
-            **{key: statistics.median(row[key] for row in found) for key in found[0]},
-        }
-        for (name, users), found in sorted(rows.items(), key=lambda item: item[0][1])
-    ]
+    """Medians over the repeats, the range of tokens/s, and how many answers were unfair."""
+    table = []
+    for (name, users), found in sorted(rows.items(), key=lambda item: item[0][1]):
+        speeds = [row["tokens_per_s"] for row in found]
+        medians = {key: statistics.median(row[key] for row in found) for key in found[0]}
+        ranges = {"tokens_per_s_low": min(speeds), "tokens_per_s_high": max(speeds)}
+        unfair = {"below_half": sum(row["below_half"] for row in found)}
+        table.append({"server": name, "users": users, **medians, **ranges, **unfair})
+    return table
 
 
 def text_of(table: Sequence[dict[str, Any]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,7 @@ def serve(
                 plan=plan,
             ) as server,
         ):
+            gc.freeze()  # what is there stays: to look it through for garbage takes several steps
             note(f"listening on {address_of(listener)}; Ctrl-C stops")
             server.run(listener)
     note("stopped")

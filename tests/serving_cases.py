@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from decoding_cases import END, ONE_HOT, VOCAB
 from waiting import PATIENCE_S
@@ -12,6 +13,9 @@ from waiting import PATIENCE_S
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -46,3 +50,4 @@ class Speaker(FakeBackend):
 
 
 Serve = Callable[..., str]  # starts a server of a model; its address
+Connect: TypeAlias = "Callable[[str], OpenAI]"  # a client of the server at an address

@@ -18,14 +18,13 @@ from collections.abc import Callable
 
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.writers import ALONE
 
 
 def accept(
     tree: DraftTree,
     logits: Logits,
     pick: Callable[[Logits], int],
-    hands_over: Callable[[Logits], bool] = ALONE.hands_over,
+    hands_over: Callable[[Logits], bool] | None = None,
 ) -> tuple[list[int], list[int]]:
     """Walk the tree from the root while its children carry what `pick` picks.
 
@@ -33,7 +32,8 @@ def accept(
         tree: the verified tree.
         logits: one row per node, [n, V].
         pick: chooses the next token from a row, [V]; called once per emitted token, in order.
-        hands_over: told each row before its token is picked; true ends the round there.
+        hands_over: told each row before its token is picked; true ends the round there. None where
+            one model writes alone.
 
     Returns:
         The nodes to commit (root first) and the tokens emitted. Both have the same length: the
@@ -41,13 +41,15 @@ def accept(
         over the last node has no token.
     """
     node, path, emitted = 0, [], []
+    last = len(tree.tokens) - 1  # which has no children
     while node >= 0:
         path.append(node)
-        if hands_over(logits[node]):
+        row = logits[node]
+        if hands_over is not None and hands_over(row):
             break
-        token = pick(logits[node])
+        token = pick(row)
         emitted.append(token)
-        node = tree.child(node, token)
+        node = tree.child(node, token) if node < last else -1
     return path, emitted
 
 

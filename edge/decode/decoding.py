@@ -16,6 +16,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.accept import accept, cut
 from edgespec.decode.generation import Run, Written
 from edgespec.decode.verification import accept_sampled
+from edgespec.decode.writers import ALONE
 from edgespec.drafting.balance import Balance, Balances
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.controller import build_tree, likeliest_chain
@@ -87,6 +88,7 @@ class Offer(NamedTuple):
 
 
 _NOTHING = Offer(None, EMPTY)
+_ROOT_ALONE = range(-1, 0)  # the parents of its nodes
 
 
 @dataclass(slots=True)
@@ -224,7 +226,7 @@ class Decoding:
         """Whether the last token was the last one."""
         run = self.run
         is_long = run.counters.generated_tokens >= run.limit
-        return is_long or self.backend.tokenizer.is_end(self._root)
+        return is_long or self.model.backend.tokenizer.is_end(self._root)
 
     @property
     def rests(self) -> bool:
@@ -281,7 +283,8 @@ class Decoding:
     def plain(self) -> DraftTree:
         """The root alone, in a round that nothing is offered for."""
         self._offer = _NOTHING
-        return self.draft(0)
+        self._tree = tree = DraftTree((self._root,), _ROOT_ALONE)
+        return tree
 
     def draft(self, size: int) -> DraftTree:
         """The root, and the best nodes of the proposal."""
@@ -294,15 +297,19 @@ class Decoding:
         The step took `step_ms`, and its drafts were begun at `began_s` by `perf_counter`. Returns
         what was written, None where another model writes the next token.
         """
-        logits, tree = logits[:, : self.run.vocab_size], self._tree
+        run, tree, backend = self.run, self._tree, self.model.backend
+        counters = run.counters
+        if logits.shape[1] > run.vocab_size:
+            logits = logits[:, : run.vocab_size]
         self.has_unsaid = True
         path, emitted = self._accept(tree, logits)
-        logprobs = self.run.logprobs(logits, path, emitted)
-        self.backend.commit(path)
+        logprobs = () if run.num_best is None else run.logprobs(logits, path, emitted)
+        backend.commit(path)
         path = path[: len(emitted)]
-        self._teach(tree, logits, path, emitted, step_ms)
-        counters, spent_s = self.run.counters, perf_counter() - began_s
-        counters.crowded_rounds += self.backend.crowding > 1.0
+        if self._drafter is not None and emitted:
+            self._teach(tree, logits, path, emitted, step_ms)
+        spent_s = perf_counter() - began_s
+        counters.crowded_rounds += backend.crowding > 1.0
         sources = counters.add_round(
             tree, path, step_ms / 1e3, self._offer.proposal.draft_ms / 1e3, spent_s
         )
@@ -314,8 +321,9 @@ class Decoding:
 
     def _accept(self, tree: DraftTree, logits: Logits) -> tuple[list[int], list[int]]:
         """Nodes to keep and tokens to emit: each rule where its proposals need it."""
-        sampler, hands_over = self.run.sampler, self.run.writers.hands_over
+        sampler, writers = self.run.sampler, self.run.writers
         if not tree.distributions or isinstance(sampler, ConstrainedSampler):
+            hands_over = None if writers is ALONE else writers.hands_over
             path, emitted = accept(tree, logits, sampler.pick, hands_over)
         else:
             kept = accept_sampled(
@@ -324,8 +332,10 @@ class Decoding:
                 lambda node: sampler.unsorted_distribution(logits[node]),
                 sampler,
             )
-            path, emitted = cut(*kept, logits, hands_over)
-        return _until_end(path, emitted, self.backend.tokenizer.is_end)
+            path, emitted = cut(*kept, logits, writers.hands_over)
+        if len(path) > 1:
+            return _until_end(path, emitted, self.model.backend.tokenizer.is_end)
+        return path, emitted
 
     def _teach(
         self,
@@ -336,8 +346,7 @@ class Decoding:
         step_ms: float,
     ) -> None:
         """Let the drafter and the counts know what the round brought, or keep it until `tell`."""
-        if self._drafter is None or not emitted:
-            return
+        assert self._drafter is not None
         stakes = self._offer.stakes
         if stakes is None:
             self._pause.note(emitted, step_ms)
@@ -374,8 +383,8 @@ def _top_tokens(logits: Logits) -> Callable[[int], TopTokens]:
 def _until_end(
     path: list[int], emitted: list[int], is_end: Callable[[int], bool]
 ) -> tuple[list[int], list[int]]:
-    """Drop what came after a token that ends the generation."""
-    for place, token in enumerate(emitted):
+    """Drop what came after a token that ends the generation; nothing did after the last node's."""
+    for place, token in enumerate(emitted[: len(path) - 1]):
         if is_end(token):
             return path[: place + 1], emitted[: place + 1]
     return path, emitted

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import zip_longest
 from time import perf_counter
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from edgespec.backends.base import (
@@ -274,12 +273,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     # -- details ---------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class Cancel:
     """Whether a generation shall stop: it was closed, or its user has set the event given."""
 
     def __init__(self, event: threading.Event | None = None) -> None:
-        self._event = event or threading.Event()
+        self._event = event
         self._was_closed = False
 
     def set(self) -> None:
@@ -93,7 +93,7 @@ class Cancel:
         self._was_closed = True
 
     def is_set(self) -> bool:
-        return self._was_closed or self._event.is_set()
+        return self._was_closed or (self._event is not None and self._event.is_set())
 
 
 @dataclass(slots=True)
@@ -214,6 +214,8 @@ class Stream:
         if model:
             self._add_span(model, used)
         drafted = min(used, len(emitted) - 1)  # the last one is the target's own
+        if not drafted:
+            return Chunk("".join(pieces), token_ids, model=model, logprobs=logprobs)
         drafted_chars = sum(map(len, pieces[:drafted]))
         sources = tuple(zip(names, map(len, pieces[:drafted]), strict=False))
         return Chunk(

@@ -85,11 +85,6 @@ class Scheduler:
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
-    @property
-    def num_running(self) -> int:
-        """Generations that have a sequence."""
-        return len(self._running)
-
     def rounds(self, text: list[int], run: Run) -> Rounds:
         """Yield what each round of a generation writes; ends early where it is cancelled."""
         job = _Job(text, run)
@@ -228,7 +223,7 @@ class Scheduler:
             pieces = self._pieces(reading, nodes, num_writing)
             return list(pieces.values())
 
-        began = perf_counter()
+        began, depth = perf_counter(), _depth(reading)
         try:
             decodings = [_decoding_of(job) for job in writing]
             outcomes = make_step(decodings, read_beside if reading else None)
@@ -239,7 +234,7 @@ class Scheduler:
         num_read = sum(len(piece.tokens) for piece in pieces.values())
         num_nodes = max((one.previous - num_read for one in decodings), default=0)
         if num_writing and (num_nodes or num_read):
-            self.pace.has_stepped(num_nodes, num_read, (perf_counter() - began) * 1e3)
+            self.pace.has_stepped(num_nodes, num_read, (perf_counter() - began) * 1e3, depth)
         for job, outcome in zip(writing, outcomes, strict=True):
             self._hand_over(job, outcome)
         for job in pieces:
@@ -255,7 +250,8 @@ class Scheduler:
         pieces: dict[_Job, Piece] = {}
         most = max(1, _decoding_of(reading[0]).backend.batch_size - num_nodes)
         if num_writing and self._splits:
-            most = self.pace.piece(num_nodes or num_writing, most, len(reading))
+            nodes, depth = num_nodes or num_writing, _depth(reading)
+            most = self.pace.piece(nodes, most, len(reading), depth)
         for job in reading[: reading[0].most_rows - num_nodes if self._mixes else 1]:
             if most <= 0:
                 break
@@ -291,6 +287,11 @@ class Scheduler:
 def _decoding_of(job: _Job) -> Decoding:
     assert job.decoding is not None, "it has begun"
     return job.decoding
+
+
+def _depth(reading: Sequence[_Job]) -> int:
+    """Tokens before what is read next: most of a step's pieces are of the first prompt."""
+    return len(reading[0].text) - _decoding_of(reading[0]).num_unread if reading else 0
 
 
 def _groups(jobs: Sequence[_Job]) -> Iterator[Sequence[_Job]]:

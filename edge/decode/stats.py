@@ -61,10 +61,12 @@ class Counters:
         One that was handed over before its first token takes time and is no round. Returns the
         drafters of the accepted tokens, in order, where the tree says them.
         """
-        self.rounds += bool(path)
-        self.drafted_tokens += len(tree) - 1
-        self.accepted_tokens += max(0, len(path) - 1)
-        self.generated_tokens += len(path)
+        count = len(path)
+        if count:
+            self.rounds += 1
+            self.generated_tokens += count
+            self.accepted_tokens += count - 1
+        self.drafted_tokens += len(tree.tokens) - 1
         self.step_s += step_s
         self.draft_s += draft_s
         self.host_s += max(0.0, round_s - step_s - draft_s)

@@ -56,7 +56,7 @@ def rounds_of(decoding: Decoding) -> Rounds:
             yield written
             if decoding.has_ended or cancel.is_set():
                 return
-            [written] = make_step((decoding,))
+            [written] = [_plain_step(decoding)] if decoding.rests else make_step((decoding,))
     finally:
         decoding.tell()
     if isinstance(written, Exception):
@@ -66,7 +66,7 @@ def rounds_of(decoding: Decoding) -> Rounds:
 def _plain_step(decoding: Decoding) -> Written | None:
     """One round of one text that nothing is drafted for, so that there is nothing to choose."""
     began = perf_counter()
-    logits = decoding.backend.verify(decoding.plain())
+    logits = decoding.model.backend.verify(decoding.plain())
     decoding.previous = 1
     return decoding.settle(logits, began, (perf_counter() - began) * 1e3)
 

@@ -33,18 +33,14 @@ class TextStream:
 
     def __init__(self, token_bytes: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
         self._token_bytes = token_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         self._matchers = [_Matcher(text) for text in stops]
         self._held = ""  # whole characters that are not given out: a stop string may have begun
         self._emitted: list[str] = []
         self._finished = False
-        self.stop_string: str | None = None
-
-    @property
-    def stopped(self) -> bool:
-        """True from the token on that completed a stop string, which is then `stop_string`."""
-        return self.stop_string is not None
+        self.stopped = False  # True from the token on that completed a stop string
+        self.stop_string: str | None = None  # this one
 
     @property
     def text(self) -> str:
@@ -59,28 +55,29 @@ class TextStream:
         assert not self._finished
         if self.stopped:
             return ""
-        return self._add(self._decoder.decode(self._token_bytes(token)))
+        return self._add(self._decode(self._token_bytes(token)))
 
     def finish(self) -> str:
         """The rest, now that no more tokens come: an unfinished character is one U+FFFD."""
         if self._finished or self.stopped:
             return ""
         self._finished = True
-        shown = self._add(self._decoder.decode(b"", final=True))
+        shown = self._add(self._decode(b"", final=True))
         rest, self._held = self._held, ""
         self._emitted.append(rest)
         return shown + rest
 
     def _add(self, new_text: str) -> str:
         if not self._matchers:
-            return self._emit(new_text, held="")
+            self._emitted.append(new_text)
+            return new_text
         text = self._held + new_text
         length = len(self._held)
         for character in new_text:
             length += 1
             completed = [m.text for m in self._matchers if m.completes(character)]
             if completed:
-                self.stop_string = max(completed, key=len)
+                self.stopped, self.stop_string = True, max(completed, key=len)
                 return self._emit(text[: length - len(self.stop_string)], held="")
         num_held = max(m.num_matched for m in self._matchers)
         cut = len(text) - num_held

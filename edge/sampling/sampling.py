@@ -109,6 +109,9 @@ class Sampler:
 
         Raises `BackendError` if the best logit is not a finite number.
         """
+        if self._takes_argmax:  # whatever was picked before
+            assert len(logits_row) == self.vocab_size
+            return _argmax(logits_row)
         token = self.choose(logits_row)
         self.record(token)
         return token
@@ -269,19 +272,21 @@ def _index_at(cumulative: NDArray[np.float64], drawn: float) -> int:
 def _argmax(row: NDArray[np.float32]) -> int:
     """The best token, the lowest id of equals; a NaN anywhere counts as the best."""
     token = int(row.argmax())
-    _check_best(float(row[token]))
+    best = row.item(token)
+    if not math.isfinite(best):
+        raise _no_best(best)
     return token
 
 
 def _finite_max(row: NDArray[np.float32]) -> float:
     best = float(row.max())
-    _check_best(best)
+    if not math.isfinite(best):
+        raise _no_best(best)
     return best
 
 
-def _check_best(best: float) -> None:
-    if not math.isfinite(best):
-        raise BackendError(
-            f"no token can be chosen: the best logit is {best}",
-            hint="if nothing masks every token, the model file or the backend is broken",
-        )
+def _no_best(best: float) -> BackendError:
+    return BackendError(
+        f"no token can be chosen: the best logit is {best}",
+        hint="if nothing masks every token, the model file or the backend is broken",
+    )

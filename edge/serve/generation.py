@@ -59,10 +59,6 @@ class Generation:
         self._cancel.set()
 
     @property
-    def is_cancelled(self) -> bool:
-        return self._cancel.is_set()
-
-    @property
     def result(self) -> Result:
         """What was generated; only when `batches` has ended."""
         assert self._end is not None

@@ -171,7 +171,7 @@ CASES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize(
-    "users", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+    "users", [2, *(pytest.param(users, marks=pytest.mark.slow) for users in (1, 4, 8))]
 )
 def test_drafting_does_not_lose(clock: Clock, users: int, text: str, case: str) -> None:
     options = {"users": users, "text": TEXTS[text], **CASES[case]}

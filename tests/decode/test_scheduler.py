@@ -212,7 +212,7 @@ def test_a_shared_prefix_is_read_once() -> None:
 def known_to(engine: Engine) -> int:
     """Generations that run or wait."""
     scheduler = engine._scheduler
-    return 0 if scheduler is None else scheduler.num_running + len(scheduler._waiting)
+    return 0 if scheduler is None else len(scheduler._running) + len(scheduler._waiting)
 
 
 def test_shared_cells_count_once() -> None:
@@ -224,7 +224,7 @@ def test_shared_cells_count_once() -> None:
         made = [pool.submit(engine.generate, *one) for one in asked]
         until(lambda: known_to(engine) == 8)
         backend.gate.release(7)  # one prompt is read a turn
-        until(lambda: engine._scheduler is not None and engine._scheduler.num_running == 8)
+        until(lambda: engine._scheduler is not None and len(engine._scheduler._running) == 8)
         backend.gate.release(1000)
         results = [one.result(PATIENCE_S) for one in made]
         assert engine.generate([5] * 150, max_tokens=20).token_ids  # all of these cells are free

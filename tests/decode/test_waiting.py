@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import mean, median
 
 import pytest
 from simulated_time import Asked, Clock, Timed, simulate
 
+from edgespec.backends.base import Logits
+from edgespec.backends.tree import DraftTree
 from edgespec.decode import pace
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions
@@ -31,6 +34,23 @@ class Apart(Timed):
     """Users have cells of their own: a run over texts of different lengths would be several."""
 
     shares_cells = False
+
+
+class Deep(Timed):
+    """A prompt's tokens take longer the more of it stands before them."""
+
+    def verify_together(
+        self,
+        steps: Sequence[tuple[int, DraftTree]],
+        pieces: Sequence[tuple[int, Sequence[int]]] = (),
+    ) -> list[Logits]:
+        for number, piece in pieces:
+            self.clock.ms += deeper_ms(self.sequences[number].length) * len(piece)
+        return super().verify_together(steps, pieces)
+
+
+def deeper_ms(depth: int) -> float:
+    return 0.0004 * depth
 
 
 def engine_of(users: int, clock: Clock, latency: float = 1.0, kind: type[Timed] = Timed) -> Engine:
@@ -102,15 +122,63 @@ def test_a_long_prompt_delays_nobody_by_more_than_latency_steps(
         late = asked(LONG, 2, begins_ms=clock.ms + 200.0)
         simulate(engine, clock, [*users, [late]])
     alone_ms = step_ms(writing)
-    meanwhile = (late.asked_ms, late.asked_ms + late.first_ms)
-    waits = [
-        later - earlier
-        for [one] in users
-        for earlier, later in zip(one.rounds_ms, one.rounds_ms[1:], strict=False)
-        if meanwhile[0] < earlier and later < meanwhile[1]
-    ]
+    waits = waits_during(late, users)
     assert max(waits) <= (1.0 + latency) * alone_ms + 0.3
     assert mean(waits) > (0.9 + 0.85 * latency) * alone_ms, "the prompt had its share"
+
+
+@pytest.mark.parametrize("prefix", [0, 2500])
+@pytest.mark.parametrize("writing", [1, 7])
+def test_the_next_long_prompt_has_the_prices_of_its_depths(
+    clock: Clock, writing: int, prefix: int
+) -> None:
+    """From its first piece on: small ones at its beginning, dear ones where it goes on from deep.
+
+    No piece makes a step longer than twice a plain one, but for what a single token takes, and its
+    share of the time is used.
+    """
+    with engine_of(9, clock, kind=Deep) as engine:
+        first = asked(LONG, 2, begins_ms=100.0)
+        simulate(engine, clock, [[asked(8, 600)], [first]])
+        users = [[asked(8, 2000, seed=user)] for user in range(writing)]
+        late = asked(LONG + 500, 2, seed=9, begins_ms=clock.ms + 200.0)
+        late.prompt = [*first.prompt[:prefix], *late.prompt[prefix:]]
+        simulate(engine, clock, [*users, [late]])
+        assert isinstance(engine.backend, Timed)
+    waits = waits_during(late, users)
+    assert max(waits) <= 2.0 * step_ms(writing) + 0.27 + deeper_ms(LONG + 500)
+    assert mean(waits[: 4 * writing]) > 1.6 * step_ms(writing), "the first steps read"
+
+
+def waits_during(late: Asked, users: Sequence[Sequence[Asked]]) -> list[float]:
+    """Between two rounds of the users' answers, while a prompt was read, in order."""
+    start_ms, end_ms = late.asked_ms, late.asked_ms + late.first_ms
+    rounds = [pair for [one] in users for pair in pairwise(one.rounds_ms)]
+    return [b - a for a, b in sorted(rounds) if start_ms < a and b < end_ms]
+
+
+class Whole(Timed):
+    """What stands before a piece is read once for it, whatever its size."""
+
+    def verify_together(
+        self,
+        steps: Sequence[tuple[int, DraftTree]],
+        pieces: Sequence[tuple[int, Sequence[int]]] = (),
+    ) -> list[Logits]:
+        self.clock.ms += sum(0.002 * self.sequences[number].length for number, _ in pieces)
+        return super().verify_together(steps, pieces)
+
+
+def test_pieces_do_not_stay_at_a_single_token(clock: Clock) -> None:
+    """Which one answer had no time for more than: beside seven there is time for a few."""
+    with engine_of(8, clock, latency=2.0, kind=Whole) as engine:
+        for writing in (1, 7):
+            users = [[asked(8, 2000, seed=user)] for user in range(writing)]
+            late = asked(LONG, 2, seed=writing, begins_ms=clock.ms + 200.0)
+            simulate(engine, clock, [*users, [late]])
+    waits = waits_during(late, users)
+    assert max(waits) <= 3.0 * step_ms(7) + 0.27
+    assert mean(waits) > 2.4 * step_ms(7)
 
 
 def test_how_late_the_first_token_of_a_long_prompt_is(clock: Clock) -> None:

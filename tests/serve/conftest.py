@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
-from serving_cases import TEMPLATE, Serve, Speaker
+from serving_cases import TEMPLATE, Connect, Serve, Speaker
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
@@ -34,3 +35,18 @@ def serve() -> Iterator[Serve]:
         engine.close()
     alive = {thread.name for thread in threading.enumerate()}
     assert not alive & {"edgespec-engine", "edgespec-server"}
+
+
+@pytest.fixture
+def client() -> Iterator[Connect]:
+    """OpenAI's client of the server at an address, closed with the test.
+
+    It is a reference cycle: left to the garbage collector, its sockets may go before it closes
+    them, in whatever test runs then.
+    """
+    from openai import OpenAI
+
+    with ExitStack() as opened:
+        yield lambda address: opened.enter_context(
+            OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        )

@@ -8,17 +8,13 @@ from typing import Any
 import httpx
 import pytest
 from decoding_cases import END
-from openai import BadRequestError, NotFoundError, OpenAI
-from serving_cases import Serve, Speaker
+from openai import BadRequestError, NotFoundError
+from serving_cases import Connect, Serve, Speaker
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 
 
-def client(address: str) -> OpenAI:
-    return OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
-
-
-def test_an_answer_is_what_the_model_says_with_its_usage(serve: Serve) -> None:
+def test_an_answer_is_what_the_model_says_with_its_usage(serve: Serve, client: Connect) -> None:
     answer = client(serve(Speaker())).chat.completions.create(model="edgespec", messages=HELLO)
     assert answer.choices[0].message.content == "Hello, world!"
     assert answer.choices[0].message.role == "assistant"
@@ -52,7 +48,7 @@ def test_a_stream_has_role_deltas_reason_usage_and_an_end(serve: Serve) -> None:
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
 
 
-def test_the_client_reads_a_stream(serve: Serve) -> None:
+def test_the_client_reads_a_stream(serve: Serve, client: Connect) -> None:
     stream = client(serve(Speaker())).chat.completions.create(
         model="edgespec", messages=HELLO, stream=True
     )
@@ -61,7 +57,7 @@ def test_the_client_reads_a_stream(serve: Serve) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
-def test_the_next_turn_finds_the_conversation_in_the_cache(serve: Serve) -> None:
+def test_the_next_turn_finds_the_conversation_in_the_cache(serve: Serve, client: Connect) -> None:
     backend = Speaker()
     talk = client(serve(backend)).chat.completions
     talk.create(model="edgespec", messages=HELLO)
@@ -91,7 +87,7 @@ def test_without_max_tokens_an_answer_ends_with_the_context(serve: Serve) -> Non
     assert answer["usage"]["total_tokens"] == 100
 
 
-def test_stops_choices_and_biases(serve: Serve) -> None:
+def test_stops_choices_and_biases(serve: Serve, client: Connect) -> None:
     answer = client(serve(Speaker())).chat.completions.create(
         model="edgespec",
         messages=HELLO,
@@ -110,7 +106,7 @@ def test_stops_choices_and_biases(serve: Serve) -> None:
     assert answer.usage is not None and answer.usage.completion_tokens == 2 * len("Hello, w")
 
 
-def test_completions_continue_texts_and_ids(serve: Serve) -> None:
+def test_completions_continue_texts_and_ids(serve: Serve, client: Connect) -> None:
     complete = client(serve(Speaker())).completions
     answer = complete.create(model="edgespec", prompt=["ab", "xyz"], max_tokens=5)
     assert [choice.text for choice in answer.choices] == ["Hello", "Hello"]
@@ -121,7 +117,7 @@ def test_completions_continue_texts_and_ids(serve: Serve) -> None:
     assert short.usage is not None and short.usage.completion_tokens == len("Hello, world!") + 1
 
 
-def test_paths_are_there_without_v1(serve: Serve) -> None:
+def test_paths_are_there_without_v1(serve: Serve, client: Connect) -> None:
     address = serve(Speaker(), names=("tiny", "other"))
     for path in ("/health", "/v1/health", "/models", "/v1/models"):
         assert httpx.get(f"{address}{path}").status_code == 200
@@ -133,7 +129,7 @@ def test_paths_are_there_without_v1(serve: Serve) -> None:
     assert answer.json()["model"] == "tiny"
 
 
-def test_what_is_not_supported_is_refused_by_name(serve: Serve) -> None:
+def test_what_is_not_supported_is_refused_by_name(serve: Serve, client: Connect) -> None:
     talk = client(serve(Speaker())).chat.completions
     with pytest.raises(BadRequestError, match="modalities is not supported") as refused:
         talk.create(model="edgespec", messages=HELLO, modalities=["text", "audio"])
@@ -188,6 +184,6 @@ def test_a_prompt_that_is_too_long_has_a_code(serve: Serve) -> None:
     assert error["code"] == "context_length_exceeded"
 
 
-def test_an_end_token_is_no_text(serve: Serve) -> None:
+def test_an_end_token_is_no_text(serve: Serve, client: Connect) -> None:
     answer = client(serve(Speaker("é" + chr(END)))).completions.create(model="edgespec", prompt="a")
     assert answer.choices[0].text == "é" + chr(END)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import anthropic
@@ -20,11 +22,19 @@ TOOL: Any = {
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
-def client(address: str) -> Anthropic:
-    return Anthropic(base_url=address, api_key="none", max_retries=0)
+Connect = Callable[..., Anthropic]
 
 
-def test_an_answer_is_a_message_with_its_usage(serve: Serve) -> None:
+@pytest.fixture
+def client() -> Iterator[Connect]:
+    """Anthropic's client of the server at an address, closed with the test."""
+    with ExitStack() as opened:
+        yield lambda address, api_key="none": opened.enter_context(
+            Anthropic(base_url=address, api_key=api_key, max_retries=0)
+        )
+
+
+def test_an_answer_is_a_message_with_its_usage(serve: Serve, client: Connect) -> None:
     backend = Speaker()
     talk = client(serve(backend, names=["tiny"])).messages
     answer = talk.create(model="tiny", max_tokens=50, messages=HELLO, system="Be brief")
@@ -43,7 +53,7 @@ def test_an_answer_is_a_message_with_its_usage(serve: Serve) -> None:
     assert count.input_tokens == prompt
 
 
-def test_the_ends_of_answers(serve: Serve) -> None:
+def test_the_ends_of_answers(serve: Serve, client: Connect) -> None:
     talk = client(serve(Speaker())).messages
     short = talk.create(model="edgespec", max_tokens=5, messages=HELLO)
     assert short.stop_reason == "max_tokens"
@@ -53,7 +63,7 @@ def test_the_ends_of_answers(serve: Serve) -> None:
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "wor")
 
 
-def test_a_stream_has_the_events_of_the_interface(serve: Serve) -> None:
+def test_a_stream_has_the_events_of_the_interface(serve: Serve, client: Connect) -> None:
     address = serve(Speaker())
     body = {"model": "edgespec", "max_tokens": 50, "messages": HELLO, "stream": True}
     response = httpx.post(f"{address}/v1/messages", json=body)
@@ -71,7 +81,7 @@ def test_a_stream_has_the_events_of_the_interface(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_tools_are_called_and_answered(serve: Serve, streams: bool) -> None:
+def test_tools_are_called_and_answered(serve: Serve, client: Connect, streams: bool) -> None:
     backend = Speaker(f"Let me look.\n{CALL}")
     talk = client(serve(backend)).messages
     asked: Any = {
@@ -106,7 +116,7 @@ def test_tools_are_called_and_answered(serve: Serve, streams: bool) -> None:
     assert last.content[0].to_dict() == {"type": "text", "text": "Take a coat."}
 
 
-def test_thoughts_are_blocks_of_their_own(serve: Serve) -> None:
+def test_thoughts_are_blocks_of_their_own(serve: Serve, client: Connect) -> None:
     template = (
         "{% for m in messages %}{{ m.content }}{% endfor %}"
         "{% if enable_thinking %}<think>{% else %}</think>{% endif %}"
@@ -148,11 +158,11 @@ def test_what_is_not_supported_is_an_error_of_the_interface(
     assert problem in document["error"]["message"]
 
 
-def test_the_client_knows_its_errors(serve: Serve) -> None:
+def test_the_client_knows_its_errors(serve: Serve, client: Connect) -> None:
     address = serve(Speaker(), keys=("secret",))
     with pytest.raises(anthropic.AuthenticationError):
         client(address).messages.create(model="edgespec", max_tokens=5, messages=HELLO)
-    known = Anthropic(base_url=address, api_key="secret", max_retries=0).messages
+    known = client(address, "secret").messages
     with pytest.raises(anthropic.NotFoundError, match="no model"):
         known.create(model="claude", max_tokens=5, messages=HELLO)
     answer = known.create(model="edgespec", max_tokens=5, messages=HELLO)

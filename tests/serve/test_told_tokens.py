@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from decoding_cases import END, VOCAB
-from openai import OpenAI
-from serving_cases import Serve
+from serving_cases import Connect, Serve
 
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.sampling.logprobs import TokenLogprob
@@ -37,11 +36,7 @@ class Doubtful(FakeBackend):
         return row
 
 
-def client(address: str) -> OpenAI:
-    return OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
-
-
-def test_a_chat_tells_each_token_with_its_bytes(serve: Serve) -> None:
+def test_a_chat_tells_each_token_with_its_bytes(serve: Serve, client: Connect) -> None:
     """Parts of a character have bytes; the end of the answer is none of its tokens."""
     answer = client(serve(Doubtful())).chat.completions.create(
         model="edgespec", messages=HELLO, logprobs=True, top_logprobs=3
@@ -57,7 +52,7 @@ def test_a_chat_tells_each_token_with_its_bytes(serve: Serve) -> None:
         assert found == pytest.approx([math.log(2 / 3), math.log(1 / 3)])
 
 
-def test_a_stream_tells_each_token_once(serve: Serve) -> None:
+def test_a_stream_tells_each_token_once(serve: Serve, client: Connect) -> None:
     stream = client(serve(Doubtful())).chat.completions.create(
         model="edgespec", messages=HELLO, logprobs=True, stream=True, stop=["!"]
     )
@@ -72,12 +67,12 @@ def test_a_stream_tells_each_token_once(serve: Serve) -> None:
     assert told.decode() == TEXT  # what came, with the stop string
 
 
-def test_without_being_asked_none_are_told(serve: Serve) -> None:
+def test_without_being_asked_none_are_told(serve: Serve, client: Connect) -> None:
     answer = client(serve(Doubtful())).chat.completions.create(model="edgespec", messages=HELLO)
     assert answer.choices[0].logprobs is None
 
 
-def test_a_completion_has_them_in_columns(serve: Serve) -> None:
+def test_a_completion_has_them_in_columns(serve: Serve, client: Connect) -> None:
     complete = client(serve(Doubtful(2))).completions
     answer = complete.create(model="edgespec", prompt="ab", logprobs=2)
     told = answer.choices[0].logprobs

@@ -7,8 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import OpenAI
-from serving_cases import TEMPLATE, Serve, Speaker
+from serving_cases import TEMPLATE, Connect, Serve, Speaker
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
@@ -26,11 +25,7 @@ WEATHER: Any = {
 }
 
 
-def client(address: str) -> OpenAI:
-    return OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
-
-
-def test_a_tool_is_called_and_its_result_told(serve: Serve) -> None:
+def test_a_tool_is_called_and_its_result_told(serve: Serve, client: Connect) -> None:
     talk = client(serve(Speaker(CALL))).chat.completions
     answer = talk.create(model="edgespec", messages=HELLO, tools=[WEATHER])
     choice = answer.choices[0]
@@ -51,7 +46,7 @@ def test_a_tool_is_called_and_its_result_told(serve: Serve) -> None:
     assert again.usage.prompt_tokens > answer.usage.prompt_tokens + told
 
 
-def test_a_stream_of_calls(serve: Serve) -> None:
+def test_a_stream_of_calls(serve: Serve, client: Connect) -> None:
     stream = client(serve(Speaker(f"Look. {CALL}"))).chat.completions.create(
         model="edgespec", messages=HELLO, tools=[WEATHER], stream=True
     )
@@ -64,7 +59,7 @@ def test_a_stream_of_calls(serve: Serve) -> None:
     assert chunks[-1].finish_reason == "tool_calls"
 
 
-def test_tools_that_are_not_to_be_called_are_not_told(serve: Serve) -> None:
+def test_tools_that_are_not_to_be_called_are_not_told(serve: Serve, client: Connect) -> None:
     talk = client(serve(Speaker())).chat.completions
     plain = talk.create(model="edgespec", messages=HELLO).usage
     none = talk.create(model="edgespec", messages=HELLO, tools=[WEATHER], tool_choice="none").usage
@@ -73,7 +68,7 @@ def test_tools_that_are_not_to_be_called_are_not_told(serve: Serve) -> None:
     assert none.prompt_tokens == plain.prompt_tokens < told.prompt_tokens
 
 
-def test_a_template_that_knows_tools_gets_them_as_they_are(serve: Serve) -> None:
+def test_a_template_that_knows_tools_gets_them_as_they_are(serve: Serve, client: Connect) -> None:
     template = TEMPLATE + "{% if tools %}{{ tools[0].function.name }}{% endif %}"
     talk = client(serve(Speaker(), chat_template=template)).chat.completions
     plain = talk.create(model="edgespec", messages=HELLO).usage
@@ -109,7 +104,7 @@ def test_thoughts_are_apart_from_the_answer(serve: Serve) -> None:
     assert message["choices"][0]["message"]["reasoning_content"] == "Hm."
 
 
-def test_responses(serve: Serve) -> None:
+def test_responses(serve: Serve, client: Connect) -> None:
     made = client(serve(Speaker())).responses.create(
         model="edgespec", input="Hi", instructions="Be brief", max_output_tokens=5
     )
@@ -118,7 +113,7 @@ def test_responses(serve: Serve) -> None:
     assert made.usage is not None and made.usage.output_tokens == 5
 
 
-def test_a_stream_of_a_response(serve: Serve) -> None:
+def test_a_stream_of_a_response(serve: Serve, client: Connect) -> None:
     tool: Any = {"type": "function", **WEATHER["function"], "strict": False}
     stream = client(serve(Speaker(f"Look. {CALL}"))).responses.create(
         model="edgespec",
@@ -138,7 +133,7 @@ def test_a_stream_of_a_response(serve: Serve) -> None:
     assert numbers == list(range(len(numbers)))
 
 
-def test_a_conversation_of_items(serve: Serve) -> None:
+def test_a_conversation_of_items(serve: Serve, client: Connect) -> None:
     made = client(serve(Speaker())).responses.create(
         model="edgespec",
         input=[

@@ -5,7 +5,8 @@ Each drafter has a purse of milliseconds, into which every round pays a small al
 * The first drafter, if it takes no model's time, is asked while its purse is not empty, and where
   the text ends as it did before. It pays the time that asking takes; each of its tokens that is
   accepted brings the time of a plain step. The purse holds little, so that it is soon asked less
-  where it is of no use, and soon again where it is.
+  where it is of no use, and soon again where it is. Beside other texts it may owe more, and is not
+  asked at all until that is paid off.
 * Another drafter of tables is asked while its purse is not empty. It pays the time it takes and
   what its nodes add to the target's step; each of its tokens that is accepted brings the time of a
   plain step.
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, isfinite
+from math import ceil, inf, isfinite
 from time import perf_counter
 from typing import Any
 
@@ -44,6 +45,7 @@ _FIRST_STEPS = 4.0  # plain steps' worth of time to begin with
 _FIRST_MOST = 1.0  # and most that the first one holds
 _BESIDE = 3.0  # times as long as its lookup asking it takes: choosing, telling, counting
 _FIRST_DEBT = 0.25  # and most that it owes
+_SHARED_DEBT = 12.0  # beside other texts: more is paid off before it is asked again
 _MOST_TEXTS = 256
 _TYPICAL = "gain_of_a_text_ms"
 _LONGEST_MS = 1e7
@@ -188,7 +190,7 @@ class CombinedDrafter:
                 hope = source.prospects(stakes)
                 is_asked = hope is not None and source.buy(hope, merged, stakes)
             else:
-                is_asked = source.purse_ms >= 0.0 or source.is_familiar(())
+                is_asked = source.purse_ms >= 0.0 or self._is_tempted(source, stakes)
             if is_asked:
                 start = perf_counter()
                 merged = merge(merged, _named(source.drafter, stakes, merged))
@@ -196,6 +198,16 @@ class CombinedDrafter:
                     times = _BESIDE if source.is_first else 1.0
                     source.purse_ms -= (perf_counter() - start) * 1e3 * times
         return merged
+
+    def _is_tempted(self, source: _Source, stakes: Stakes) -> bool:
+        """Whether the text ends as it did before, and asking there has not only cost so far.
+
+        Beside others a draft gains little, and asking takes time of all of them.
+        """
+        if not source.is_familiar(()):
+            return False
+        plain_ms = stakes.estimated_ms(1) / (1 + stakes.others)
+        return not stakes.others or source.purse_ms > -_SHARED_DEBT * plain_ms
 
     def pause(self) -> int:
         """Rounds until a purse is full enough again; none where a model is asked in each."""
@@ -228,9 +240,8 @@ class CombinedDrafter:
                 drafter.observe(outcome)
                 accepted = sum(sources[node] == drafter.name for node in outcome.path if sources)
                 purse_ms = source.purse_ms + accepted * plain_ms
-                source.purse_ms = min(
-                    max(purse_ms, -_FIRST_DEBT * plain_ms), _FIRST_MOST * plain_ms
-                )
+                least_ms = -inf if stakes.others else -_FIRST_DEBT * plain_ms
+                source.purse_ms = min(max(purse_ms, least_ms), _FIRST_MOST * plain_ms)
                 continue
             if source.prospects is not None:
                 drafter.observe(outcome)
