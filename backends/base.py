@@ -236,11 +236,16 @@ def sequences_of(backend: Backend) -> Sequence[Backend]:
 def require_room(backend: Backend, count: int) -> None:
     """Raise ContextFullError unless `count` more tokens fit into the cache."""
     if backend.length + count > backend.context_size:
-        raise ContextFullError(
-            f"{count} more tokens do not fit: the context has {backend.context_size} and "
-            f"{backend.length} are used",
-            hint="raise --ctx, or shorten the prompt",
-        )
+        raise no_room(backend, count)
+
+
+def no_room(backend: Backend, count: int) -> ContextFullError:
+    """The error where `count` more tokens do not fit into the cache."""
+    return ContextFullError(
+        f"{count} more tokens do not fit: the context has {backend.context_size} and "
+        f"{backend.length} are used",
+        hint="raise --ctx, or shorten the prompt",
+    )
 
 
 @runtime_checkable

@@ -2,7 +2,8 @@
 
     python benchmarks/draft_model.py TARGET DRAFT --prompts FILE --per-category 2
 
-Four tables over Spec-Bench prompts (first turn, in chat format):
+DRAFT is a smaller model, an early exit, or a head in a file of its own. Four tables over Spec-Bench
+prompts (first turn, in chat format):
 
 * forced: 1 to 4 tokens drafted in every round, whatever they cost. Acceptance length, greedy
   output against plain decoding, and the time of a round as the controller predicts it against the
@@ -23,15 +24,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.head import FollowedBackend, Head
+from edgespec.backends.llama.head_files import open_head_file
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.drafting.drafters.base import Drafter, Outcome
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.head import HeadDrafter, HeadText
+from edgespec.drafting.drafters.model import ModelDrafter, WritingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.measure.divergence import find_divergence
@@ -40,7 +44,7 @@ from edgespec.measure.timing import measure_depths, one_step
 from edgespec.memory.device.host import usable_cores
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.measuring import measure_curve
-from edgespec.models.exits.early_exit import read_exit
+from edgespec.models.exits.early_exit import ExitInfo, read_exit
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import read_model_spec
 from edgespec.sampling.params import SamplingParams
@@ -48,6 +52,9 @@ from edgespec.setup.draft_loading import open_draft_model
 
 _MOST = 4  # forced drafts
 _CLAIM = 0.9
+_LONG_MS = 1e6  # of a step that is free for more nodes: no real one seems to have lost anything
+M = TypeVar("M", bound=ModelDrafter)
+H = TypeVar("H", bound=HeadDrafter)
 
 
 class Free(CostCurve):
@@ -63,7 +70,7 @@ class Free(CostCurve):
             Free.listener(ms)
 
 
-class Timed(ModelDrafter):
+class Timed(WritingDrafter):
     """Writes down what each round took and what its price was; not those that read a prompt."""
 
     def price_with(self, target: CostCurve, draft: CostCurve) -> None:
@@ -74,7 +81,7 @@ class Timed(ModelDrafter):
 
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         """Draft, and note the price."""
-        missing = len(self._text.tokens) - self._text.shared
+        missing = self._text.num_missing
         proposal = super().propose(stakes, base)
         self._round = (0.0, 0.0)
         target, draft = self._prices
@@ -93,10 +100,18 @@ class Timed(ModelDrafter):
             self.measured_ms += draft_ms + ms
 
 
+class TimedModel(Timed, ModelDrafter):
+    """A model that writes its rounds down."""
+
+
+class TimedHead(Timed, HeadDrafter):
+    """A head that does."""
+
+
 class Deterministic:
     """A drafter that never draws: its best tokens, for sample-and-match."""
 
-    def __init__(self, drafter: ModelDrafter) -> None:
+    def __init__(self, drafter: WritingDrafter) -> None:
         self._drafter = drafter
         self.name, self.nbytes = drafter.name, 0
         self.begin, self.observe = drafter.begin, drafter.observe
@@ -156,7 +171,7 @@ def main() -> None:
         "forced": lambda: [
             bench.forced(count) for count in arguments.drafts or range(1, _MOST + 1)
         ],
-        "sampled": lambda: [bench.sampled(branches) for branches in (False, True)],
+        "sampled": lambda: [bench.sampled(branches) for branches in bench.shapes],
         "decided": bench.decided,
     }
     for name, measure in tables.items():
@@ -174,18 +189,31 @@ def _settings(max_nodes: int, max_leaves: int) -> LlamaSettings:
 class Bench:
     """Both models, loaded once."""
 
+    _early_exit: ExitInfo | None = None
+
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._max_tokens = arguments.max_tokens
         self._spec = read_model_spec(arguments.target)
-        draft_spec = read_model_spec(arguments.draft)
+        draft_spec = read_model_spec(arguments.draft, heads=True)
         check_pair(self._spec, draft_spec)
-        self._target = LlamaBackend(arguments.target, _settings(max_nodes=16, max_leaves=8))
-        self._draft = open_draft_model(draft_spec, self._spec, _settings(8, 1))
+        self._target: LlamaBackend
+        self._draft: LlamaBackend | Head
+        if draft_spec.reads is None:
+            self._target = LlamaBackend(arguments.target, _settings(max_nodes=16, max_leaves=8))
+            self._draft = open_draft_model(draft_spec, self._spec, _settings(8, 1))
+            self._early_exit = read_exit(draft_spec)
+        else:
+            settings = _settings(max_nodes=16, max_leaves=1)
+            followed = FollowedBackend(arguments.target, settings, inside=False)
+            self._target = followed
+            self._draft = followed.open_head(partial(open_head_file, draft_spec, _settings(8, 1)))
         self._vocab_size = self._target.tokenizer.vocab_size
-        self._early_exit = read_exit(draft_spec)
         self._prompts = _prompts(arguments.prompts, arguments.per_category)
+        # Whether drafts have branches; a head's have none.
+        self.shapes = (False, True) if self._target.capabilities.tree else (False,)
 
     def _curves(self) -> tuple[CostCurve, CostCurve]:
+        self._target.truncate(0)
         curves = []
         for backend, most in ((self._target, 16), (self._draft, 8)):
             curve = measure_curve(partial(one_step, backend), most, seconds=1.5)
@@ -204,9 +232,15 @@ class Bench:
     def _generate(self, engine: Engine, prompt: str, **options: Any) -> Result:
         return engine.generate(prompt, max_tokens=self._max_tokens, **options)
 
-    def _forced(self) -> Timed:
+    def _drafter(self, curve: CostCurve, model: type[M], head: type[H]) -> M | H:
+        """One whose steps take what a curve says: of the first class for a model."""
+        if isinstance(self._draft, Head):
+            return head(HeadText(self._draft), curve, self._vocab_size)
+        return model(self._draft, curve, self._vocab_size, early_exit=self._early_exit)
+
+    def _forced(self) -> TimedModel | TimedHead:
         free = Free([float("inf"), *[1e-4] * 8])
-        drafter = Timed(self._draft, free, self._vocab_size, early_exit=self._early_exit)
+        drafter = self._drafter(free, TimedModel, TimedHead)
         drafter.price_with(free, free)
         return drafter
 
@@ -215,7 +249,7 @@ class Bench:
         drafter = self._forced()
         drafter.price_with(*self._curves())
         Free.listener = drafter.add_step
-        engine = self._engine(Free([float("inf"), *[1.0] * (count + 1)]), drafter)
+        engine = self._engine(Free([float("inf"), *[_LONG_MS] * (count + 1)]), drafter)
         capabilities = self._target.capabilities
         self._target.capabilities = replace(capabilities, tree=False)
         same, unexplained, noise = 0, 0, measure_batch_noise(self._target)
@@ -250,7 +284,7 @@ class Bench:
         for name in ("drawn, traversal", "best, sample-and-match"):
             model = self._forced()
             drafter = model if name.startswith("drawn") else Deterministic(model)
-            engine = self._engine(Free([float("inf"), *[1.0] * (nodes + 1)]), drafter)
+            engine = self._engine(Free([float("inf"), *[_LONG_MS] * (nodes + 1)]), drafter)
             rounds = accepted = 0
             for number, prompt in enumerate(self._prompts):
                 params = SamplingParams(temperature=1.0, seed=number)
@@ -267,10 +301,7 @@ class Bench:
             "plain": None,
             "suffix": CombinedDrafter([SuffixDrafter()]),
             "suffix,model": CombinedDrafter(
-                [
-                    SuffixDrafter(),
-                    ModelDrafter(self._draft, draft, self._vocab_size, early_exit=self._early_exit),
-                ]
+                [SuffixDrafter(), self._drafter(draft, ModelDrafter, HeadDrafter)]
             ),
             "suffix,garbage": CombinedDrafter([SuffixDrafter(), Garbage(self._vocab_size)]),
             "garbage alone": CombinedDrafter([_Silent(), Garbage(self._vocab_size)]),

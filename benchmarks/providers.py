@@ -41,7 +41,8 @@ from edgespec.backends.tree import DraftTree
 from edgespec.memory.device import host
 from edgespec.memory.store import cache
 from edgespec.models.onnx.facts import GQA, SPLIT, GraphOptions, read_facts
-from edgespec.models.onnx.graph import GRAPH_FILE, bucket_graphs
+from edgespec.models.onnx.folder import GRAPH_FILE
+from edgespec.models.onnx.graph import bucket_graphs
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 _SIZES = (1, 2, 4, 8, 16)

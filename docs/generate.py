@@ -203,8 +203,11 @@ def _serving(_rest: str) -> str:
         )
         for row in found["rows"]:
             first, gap = row["first_ms"] / 1e3, row["gap_ms"]
+            speed = f"{row['tokens_per_s']:.0f}"
+            if found["repeats"] > 1 and "tokens_per_s_low" in row:
+                speed += f" ({row['tokens_per_s_low']:.0f} to {row['tokens_per_s_high']:.0f})"
             text += (
-                f"| {row['users']} | {row['server']} | {row['tokens_per_s']:.0f} | {first:.2f} "
+                f"| {row['users']} | {row['server']} | {speed} | {first:.2f} "
                 f"({row['first_p95_ms'] / 1e3:.2f}) | {gap:.0f} ({row['gap_p95_ms']:.0f}) | "
                 f"{row['slowest_over_mean']:.2f} |\n"
             )

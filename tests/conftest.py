@@ -76,16 +76,20 @@ def measured_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def exact_engine(measured_cache: Path) -> Iterator[Engine]:
-    """The embedded model with exact settings, 256 tokens of context and drafts of up to 7.
+    """The embedded model with exact settings, 256 tokens of context and suffix drafts of up to 7.
 
     One thread: a second one waits in a busy loop, which is slow wherever something else runs.
+    No early exit, wherever it was measured to pay: its drafts are drawn, and with a seed they
+    change the text.
     """
     import edgespec
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGESPEC_CACHE", str(measured_cache))
         patch.setattr("edgespec.backends.llama.context.TEAMS", _WholeTeams())
-        with edgespec.load(context_size=256, threads=1, draft_max=7, exact=True) as engine:
+        with edgespec.load(
+            context_size=256, threads=1, draft_max=7, exact=True, drafter="suffix"
+        ) as engine:
             yield engine
 
 

@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from types import TracebackType
 
 _PIECE = 1 << 16
 
@@ -33,6 +32,7 @@ class DelayingProxy:
 
     def close(self) -> None:
         """Break all connections off."""
+        self.is_silent = False  # threads that deliver end
         for one in self._open:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -41,20 +41,16 @@ class DelayingProxy:
     def __enter__(self) -> DelayingProxy:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _listen(self) -> None:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self._open.append(client)
                 server = socket.create_connection(self._target)
-                self._open += [client, server]
+                self._open.append(server)
                 for one in (client, server):
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._pass(client, server)

@@ -1,4 +1,4 @@
-"""Drives an EAGLE-3 head beside its target through llama.cpp's C functions, and nothing else."""
+"""Drives an EAGLE-3 head beside its target through llama.cpp's C functions alone."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgespec.backends.llama.kernels import model_params
 
 Rows = NDArray[np.float32]
 _CELLS = 256
@@ -41,7 +42,7 @@ class EagleDriver:
         llama_cpp_ext.llama_set_embeddings_nextn(self._head, True, False)
 
     def _loaded(self, path: Path) -> Any:
-        params = self._lib.llama_model_default_params()
+        params = model_params()
         params.n_gpu_layers = 0
         model = self._lib.llama_model_load_from_file(str(path).encode(), params)
         assert model, f"llama.cpp does not load {path}"
@@ -132,11 +133,6 @@ class EagleDriver:
     def __enter__(self) -> EagleDriver:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         with suppress(AttributeError):
             self.close()

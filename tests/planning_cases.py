@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.bytes.footprint import RunShape, footprint
+from edgespec.memory.bytes.footprint import RunShape, compute_sizes, footprint
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.plan import Plan
@@ -100,6 +100,11 @@ def model(
 SPEC = model()
 CELL = 4 * 2 * (64 + 64) * 2  # bytes of cache a token
 RECURRENT = replace(SPEC, arch="mamba", is_recurrent=True, num_kv_heads=(0,) * 4, state_values=5000)
+
+
+def compute_bytes(spec: ModelSpec, shape: RunShape) -> int:
+    """Of llama.cpp's buffer for intermediate results of one batch, all on the host."""
+    return compute_sizes(spec, shape, ())[0]
 
 
 def curve(cost: float = 0.1, max_nodes: int = 32) -> CostCurve:

@@ -64,7 +64,8 @@ def test_results_of_several_users_are_a_table(
     monkeypatch.setattr(made, "RESULTS", tmp_path)
     assert made._serving("") == ""
     row = {"tokens_per_s": 182.6, "first_ms": 410.0, "first_p95_ms": 990.0, "gap_ms": 36.4}
-    rows = {("edgespec", 8): [{**row, "gap_p95_ms": 61.0, "slowest_over_mean": 0.7}]}
+    row |= {"gap_p95_ms": 61.0, "slowest_over_mean": 0.7, "below_half": 0}
+    rows = {("edgespec", 8): [row]}
     asked = {"model": Path("some.gguf"), "threads": 2, "answers": 4, "tokens": 64, "ctx": 1024}
     found = serving.document(argparse.Namespace(**asked, repeats=1), serving.summary(rows))
     (tmp_path / "serving-some-cpu.json").write_text(json.dumps(found))
@@ -73,6 +74,12 @@ def test_results_of_several_users_are_a_table(
         "4 answers of at most 64 tokens for each user."
     )
     assert table[2] == "| 8 | edgespec | 183 | 0.41 (0.99) | 36 (61) | 0.70 |"
+
+    rows["edgespec", 8] += [{**row, "tokens_per_s": 190.0, "below_half": 2}] * 2
+    again = serving.document(argparse.Namespace(**asked, repeats=3), serving.summary(rows))
+    assert again["rows"][0]["below_half"] == 4
+    (tmp_path / "serving-some-cpu.json").write_text(json.dumps(again))
+    assert "| 8 | edgespec | 190 (183 to 190) | 0.41" in made._serving("")
 
 
 def test_generated_parts_are_what_the_program_says() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -87,10 +88,10 @@ ROOMS = (
 BASE = ("edgespec.errors", "edgespec.progress", "edgespec.paths", "edgespec.prefix")  # everybody's
 
 # Rooms that know no inference library, and what they may import of the backends; and the library
-# of which the quantizer and the values of its types are functions.
+# of which the quantizer and the values of its types are functions, and how its models are loaded.
 NO_LIBRARY = ("switching", "decode", "drafting", "measure", "sampling")
 CONTRACT = {"edgespec.backends.base", "edgespec.backends.tree"}
-LIBRARY = {"edgespec.backends.llama.library", "edgespec.backends.llama.ggml_values"}
+LIBRARY = {f"edgespec.backends.llama.{name}" for name in ("library", "ggml_values", "kernels")}
 OF_BACKENDS = {**dict.fromkeys(NO_LIBRARY, CONTRACT), "quantize": LIBRARY}
 
 # What breaks these rules, and why. To be shortened: a line that is no longer needed fails, too.
@@ -234,6 +235,16 @@ def test_inference_libraries_are_imported_inside_functions() -> None:
         if name.partition(".")[0] in INFERENCE
     ]
     assert at_top == []
+
+
+def test_models_are_loaded_once_the_kernels_are_known() -> None:
+    """Else the first model of a process keeps them out, and tests of kernels skip from then on."""
+    files = [*MODULES.values(), *(ROOT / "tests").rglob("*.py")]
+    loads = re.compile(r"\.llama_model_load_from_\w+\(")
+    texts = {file: text for file in files if loads.search(text := file.read_text(encoding="utf-8"))}
+    assert len(texts) > 3
+    for file, text in texts.items():
+        assert "model_params()" in text or "vocab_only = True" in text, file
 
 
 # ------------------------------------------------------------------------------- public names

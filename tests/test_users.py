@@ -21,7 +21,7 @@ pytestmark = pytest.mark.model
 
 PATIENCE_S = 300.0
 LOG_ROUNDING = 0.006 * 2**20  # llama.cpp's log gives sizes with two decimals
-USERS = 4
+USERS = 8
 PROMPTS = (
     "Repeat five times: the cat sat on the mat.",
     "Name the planets.",
@@ -29,6 +29,10 @@ PROMPTS = (
     "What is 12 times 12?",
     "Say good morning in French.",
     "Count from one to twenty.",
+    "Repeat: a b c d a b c d a b c d",
+    "Which colours has a rainbow?",
+    "Say it again and again: tick tock.",
+    "Name three rivers.",
 )
 ASKED = [
     (
@@ -50,7 +54,7 @@ def at_once(engine: Engine, asked: Sequence[tuple[str, GenerationOptions]]) -> l
 
 @pytest.fixture(scope="module")
 def engine(measured_cache: Path) -> Iterator[Engine]:
-    """The embedded model for four, with exact settings as those of `exact_engine`."""
+    """The embedded model for eight, with exact settings as those of `exact_engine`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGESPEC_CACHE", str(measured_cache))
         with edgespec.load(

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.base import Logits, require_room
+from edgespec.backends.base import Logits, no_room, require_room
 from edgespec.backends.llama.batch import Batch, Embed
 from edgespec.backends.llama.branches import Branches
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
@@ -48,7 +48,8 @@ class LlamaSequence:
         self.number = number
         self._shared = shared
         self._context = context = shared.context
-        self.settings = context.settings
+        self.settings = settings = context.settings
+        self.context_size, self.batch_size = settings.context_size, settings.batch_size
         self.tokenizer, self.capabilities = context.tokenizer, context.capabilities
         self._length = 0  # cells in the cache
         self._tokens: list[int] = []  # committed ids, the pending ones included
@@ -56,10 +57,6 @@ class LlamaSequence:
         self._tree: DraftTree | None = None  # verified and not committed yet
 
     # -- Backend protocol ------------------------------------------------------------------
-
-    @property
-    def context_size(self) -> int:
-        return self.settings.context_size
 
     @property
     def length(self) -> int:
@@ -78,10 +75,6 @@ class LlamaSequence:
         return self.settings.max_nodes if self.capabilities.rollback else 1
 
     @property
-    def batch_size(self) -> int:
-        return self.settings.batch_size
-
-    @property
     def crowding(self) -> float:
         return self._context.crowding
 
@@ -95,34 +88,40 @@ class LlamaSequence:
         return logits
 
     def verify(self, tree: DraftTree) -> Logits:
-        """Logits of all nodes in one step, [n, V]: a view the next step overwrites."""
-        count = len(tree.tokens)
-        self._require_step(count)
-        if not tree.is_chain or self._pending:
+        """Logits of all nodes in one step, [n, V]: a view the next step overwrites.
+
+        Each step drives Python's objects out of the processor's caches, so this touches few.
+        """
+        count, shared = len(tree.tokens), self._shared
+        if self._pending or (count > 1 and not tree.is_chain):
             return verify_all([(self, tree)])[0]
-        require_room(self, count)
+        if count > 1:
+            self._require_step(count)
+        if self._length + count > self.context_size:
+            raise no_room(self, count)
         self._tree = tree
-        batch = self._shared.chain
-        batch.put(0, tree.tokens)
-        batch.positions[:count] = np.arange(self._length, self._length + count)
+        shared.chain.put_chain(tree.tokens, self._length)
         if self.settings.users > 1:
-            batch.ids[:count] = self.number
-        self._shared.decode(batch, count)
-        return self._context.rows(count)
+            shared.chain.ids[:count] = self.number
+        shared.decode(shared.chain, count)
+        return shared.context.rows(count)
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the nodes of `path`, roll back the rest of the last step."""
         tree, self._tree = self._tree, None
         assert tree is not None and path[0] == 0, "commit follows verify and keeps the root"
-        in_order = len(path)
-        self._tokens += [tree.tokens[node] for node in path]
-        if not tree.is_chain:
+        tokens, in_order = tree.tokens, len(path)
+        is_chain = len(tokens) == 1 or tree.is_chain
+        if not is_chain:
             in_order = next((i for i, node in enumerate(path) if node != i), in_order)
+        self._tokens += tokens[:in_order]
         self._length += len(self._pending) + in_order
-        self._pending = [tree.tokens[node] for node in path[in_order:]]
-        if in_order < len(tree.tokens):
+        if self._pending or not is_chain:
+            self._pending = [tokens[node] for node in path[in_order:]]
+            self._tokens += self._pending
+        if in_order < len(tokens):
             self._context.remove(self.number, self._length)
-            if not tree.is_chain:
+            if not is_chain:
                 self._drop_uncommitted()
 
     def truncate(self, length: int) -> int:
@@ -351,7 +350,7 @@ class LlamaBackend(LlamaSequence):
                 (1 + settings.users) * settings.max_nodes + settings.batch_size,
                 settings.max_leaves,
             ),
-            decode=self._decode,
+            decode=self._decoder(),
         )
         super().__init__(0, shared)
         others = (LlamaSequence(number, shared) for number in range(1, settings.users))
@@ -360,8 +359,9 @@ class LlamaBackend(LlamaSequence):
     def _adjust(self, params: Any) -> None:
         """Other parameters of a context, for backends that derive from this one."""
 
-    def _decode(self, batch: Batch, count: int) -> None:
-        self._context.decode(batch, count)
+    def _decoder(self) -> Callable[[Batch, int], None]:
+        """What computes a batch; another one in backends that derive from this one."""
+        return self._context.decode
 
     # -- all sequences ---------------------------------------------------------------------
 

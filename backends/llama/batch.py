@@ -54,6 +54,16 @@ class Batch:
             self.outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
 
+    def put_chain(self, tokens: Sequence[int], position: int) -> None:
+        """Let the first places hold `tokens`, one after the other, from a position on."""
+        count = len(tokens)
+        if count > 1 or self._embed is not None:
+            self.put(0, tokens)
+            self.positions[:count] = np.arange(position, position + count)
+        else:  # which a slice takes several times as long for
+            self._tokens[0] = tokens[0]
+            self.positions[0] = position
+
     def put(self, start: int, tokens: Sequence[int]) -> None:
         """Let the places from `start` on hold `tokens`."""
         if self._embed is None:

@@ -17,8 +17,8 @@ import numpy as np
 from edgespec.backends.base import Capabilities, Logits
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.huge_pages import HugePages
-from edgespec.backends.llama.kernels import kernels
-from edgespec.backends.llama.library import LOG, interrupts_kept, library, model_params
+from edgespec.backends.llama.kernels import kernels, model_params
+from edgespec.backends.llama.library import LOG, interrupts_kept, library
 from edgespec.backends.llama.team import TEAMS
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.llama.workers import Device, Placed
@@ -72,6 +72,7 @@ class LlamaContext:
 
     handle: Any = None
     buffer_bytes: dict[str, int]  # that llama.cpp says it allocated
+    crowding = 1.0  # how many times more threads the settings have than the last step had
     _model: Any = None
     _tokenizer: LlamaTokenizer | None = None
 
@@ -79,7 +80,6 @@ class LlamaContext:
         self.lib: ModuleType = library()
         self.settings = settings
         self._placed = Placed(settings.devices, settings.gpu_layers)
-        self._threads = settings.threads  # of the last step
 
     def open(
         self,
@@ -107,7 +107,7 @@ class LlamaContext:
         self.handle = None
         LOG.clear()
         self._make_context(adjust)
-        self._threads = self.settings.threads
+        self.crowding = 1.0
         self.buffer_bytes = self.buffer_bytes | LOG.buffer_bytes(self._placed.labels)
 
     def _look(self, rows: int) -> None:
@@ -200,11 +200,6 @@ class LlamaContext:
         """Values of a token's embedding."""
         return int(self.lib.llama_model_n_embd(self._model))
 
-    @property
-    def crowding(self) -> float:
-        """How many times more threads the settings have than the last step had."""
-        return self.settings.threads / self._threads
-
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Let sequence `target` see the cells of `source` at these positions; -1, -1: at all."""
         self.lib.llama_memory_seq_cp(self.memory, source, target, start, end)
@@ -233,12 +228,14 @@ class LlamaContext:
         self._compute(self.lib.llama_encode, batch.struct)
 
     def _compute(self, function: Callable[[Any, Any], int], batch: Any) -> None:
-        self._placed.check()
+        if self._placed.has_workers:
+            self._placed.check()
         try:
             threads = TEAMS.enter(self.settings.threads)
-            if threads != self._threads:
+            crowding = self.settings.threads / threads
+            if crowding != self.crowding:
                 self.lib.llama_set_n_threads(self.handle, threads, threads)
-                self._threads = threads
+                self.crowding = crowding
             status = function(self.handle, batch)
         finally:
             TEAMS.leave()
@@ -250,7 +247,8 @@ class LlamaContext:
     def rows(self, count: int) -> Logits:
         """The first logits of the last step, [count, V]: a view that the next step overwrites."""
         rows = self.logits.rows(self.handle, count)  # waits for other devices
-        self._placed.check()
+        if self._placed.has_workers:
+            self._placed.check()
         return rows
 
     def close(self) -> None:
@@ -279,7 +277,8 @@ class _LogitsView:
         self.most_rows = 1  # so far: the buffer grows with demand
 
     def rows(self, context: Any, count: int) -> Logits:
-        self.most_rows = max(self.most_rows, count)
+        if count > self.most_rows:
+            self.most_rows = count
         address = self._get(context)
         if address != self._address:  # the buffer is allocated once, so nearly never
             pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))

@@ -163,16 +163,6 @@ def has_amx_kernels() -> bool:
     return b"AMX_INT8 = 1" in library().llama_print_system_info()
 
 
-def model_params() -> Any:
-    """What models are loaded with: the library's defaults, where they are safe.
-
-    It has one switch for AMX and for the weights that it rearranges for other kernels.
-    """
-    params = library().llama_model_default_params()
-    params.use_extra_bufts = not has_amx_kernels()
-    return params
-
-
 def ggml_function(name: str, result: Any, *arguments: Any) -> Any:
     """A function of ggml, which llama.cpp computes with, by its signature. Raises as `library`."""
     library()

@@ -101,10 +101,13 @@ class RecurrentBackend(LlamaBackend):
         super().load_cache(path, tokens)
         self._cells, self._back = self._length, 0
 
+    def _decoder(self) -> Callable[[Batch, int], None]:
+        return self._decode
+
     def _decode(self, batch: Batch, count: int) -> None:
         self._take_back()
         try:
-            super()._decode(batch, count)
+            self._context.decode(batch, count)
         except BaseException:
             self._clear()  # what is in the state now, nobody knows
             raise

@@ -50,13 +50,14 @@ class Teams:
             now = self._clock()
             if now >= self._next_look_s:
                 self._see(now)
-            free = self._cores - self._others
-            return max(1, min(most, int(free / self._at_work + 0.5)))
+            free = int((self._cores - self._others) / self._at_work + 0.5)
+        return most if free >= most else max(1, free)
 
     def leave(self) -> None:
         """A step has ended."""
         with self._lock:
-            self._at_work = max(0, self._at_work - 1)  # an interrupt may have come before `enter`
+            if self._at_work:  # an interrupt may have come before `enter`
+                self._at_work -= 1
             self._last_step_s = self._clock()
 
     def _see(self, now: float) -> None:

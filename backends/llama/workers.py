@@ -48,6 +48,7 @@ class Placed:
         self._devices = devices
         self._gpu_layers = gpu_layers
         self._relays = _relays_of(device for device in devices if device.worker)
+        self.has_workers = bool(self._relays)
         self._kept: list[Any] = []  # what llama.cpp has addresses of
         self.labels = {self._logged(device): device.label for device in devices}
 

@@ -25,8 +25,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.backends.vocabulary import OwnTokenizer, open_vocabulary
 from edgespec.errors import ModelFileError, UnsupportedError
 from edgespec.models.onnx.facts import GraphFacts
-from edgespec.models.onnx.folder import FACTS_FILE
-from edgespec.models.onnx.graph import GRAPH_FILE
+from edgespec.models.onnx.folder import FACTS_FILE, GRAPH_FILE
 from edgespec.models.onnx.weights import dequantize, raw_rows
 from edgespec.models.spec import ModelSpec
 

@@ -35,7 +35,8 @@ from edgespec.errors import (
     UnsupportedError,
 )
 from edgespec.models.onnx.facts import GQA, GraphFacts, GraphOptions, read_facts
-from edgespec.models.onnx.graph import GRAPH_FILE, GRAPH_VERSION, write_graphs
+from edgespec.models.onnx.folder import GRAPH_FILE
+from edgespec.models.onnx.graph import GRAPH_VERSION, write_graphs
 from edgespec.models.onnx.writer import WEIGHTS_FILE
 from edgespec.models.processes import messages_out, start_module
 from edgespec.models.spec import ModelSpec, read_model_spec

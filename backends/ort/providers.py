@@ -19,7 +19,8 @@ from typing import Any
 
 from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
 from edgespec.models.onnx.facts import GQA, SPLIT, GraphOptions
-from edgespec.models.onnx.graph import GRAPH_FILE, bucket_graphs
+from edgespec.models.onnx.folder import GRAPH_FILE
+from edgespec.models.onnx.graph import bucket_graphs
 
 CPU_PROVIDER = "CPUExecutionProvider"
 LEAST_SHARE = 0.9  # of a graph's nodes; below it, a device that was asked for is not used

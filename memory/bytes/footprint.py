@@ -51,6 +51,10 @@ _REPACKED_ON = {
     "MXFP4": ({"avx2"}, {"neon", "dotprod"}),
 }
 _REPACKED_ROWS = 8
+# What edgespec's kernels keep as it is. They read such matrices beside quantized ones, and none
+# of a file that has no others.
+_FLOATS = ("F32", "F16", "BF16")
+_MULTIPLIED_VECTOR = "ffn_gate_inp_shexp.weight"  # the gate of a shared expert
 _CELL_PADDING = 256  # llama.cpp rounds caches up to this many cells
 _F32 = 4
 _ACTIVATION_BYTES = {"F32": 4.0, "F16": 2.0, "BF16": 2.0}  # else Q8_0 or Q8_K blocks
@@ -156,13 +160,8 @@ def kv_type_fits(spec: ModelSpec, kind: str) -> bool:
     return all(length % block == 0 for length in (*spec.key_length, *spec.value_length))
 
 
-def compute_bytes(spec: ModelSpec, shape: RunShape) -> int:
-    """Bytes of llama.cpp's buffer for intermediate results of one batch, all on the host."""
-    return compute_sizes(spec, shape, ())[0]
-
-
 def compute_sizes(spec: ModelSpec, shape: RunShape, devices: Sequence[range]) -> tuple[int, ...]:
-    """The same of the host and of each device, by the layers it has.
+    """Bytes of llama.cpp's buffers for a batch's results: the host's, and each device's by layers.
 
     Of models with recurrent layers the whole buffer on each: a ceiling.
     """
@@ -302,26 +301,32 @@ def beside_another(role: str, spec: ModelSpec, parts: Iterable[Component]) -> tu
 
 def _repacked_bytes(tensor: GgufTensor, shape: RunShape) -> int:
     """Bytes of the copy that kernels read: of weights that are multiplied by, not looked up in."""
-    if len(tensor.dims) < 2 or tensor.name.startswith(LOOKUP_TABLES):
+    if not _is_multiplied(tensor):
         return 0
     if shape.kernels and (packed := _packed_bytes(tensor)):
         return packed
     sets = _REPACKED_ON.get(tensor.type.name, ())
-    whole = tensor.dims[1] % _REPACKED_ROWS == 0
+    whole = prod(tensor.dims[1:2]) % _REPACKED_ROWS == 0
     return tensor.data_bytes if whole and any(needed <= shape.features for needed in sets) else 0
+
+
+def _is_multiplied(tensor: GgufTensor) -> bool:
+    is_matrix = len(tensor.dims) > 1 and "norm." not in tensor.name
+    is_gate = tensor.name.endswith(_MULTIPLIED_VECTOR)
+    return (is_matrix or is_gate) and not tensor.name.startswith(LOOKUP_TABLES)
 
 
 def multiplied_tensors(spec: ModelSpec) -> Iterator[GgufTensor]:
     """Matrices that every step multiplies by: a tied table as well, which is the head."""
     for tensor in spec.tensors.values():
-        is_head = spec.tied_embeddings and tensor.name == TABLE
-        if len(tensor.dims) > 1 and (is_head or not tensor.name.startswith(LOOKUP_TABLES)):
+        if _is_multiplied(tensor) or (spec.tied_embeddings and tensor.name == TABLE):
             yield tensor
 
 
 def has_packed_weights(spec: ModelSpec) -> bool:
-    """Whether edgespec's kernels read any matrix of this file."""
-    return any(_packed_bytes(tensor) for tensor in multiplied_tensors(spec))
+    """Whether edgespec's kernels read any quantized matrix of this file."""
+    multiplied = multiplied_tensors(spec)
+    return any(_packed_bytes(one) for one in multiplied if one.type.name not in _FLOATS)
 
 
 def _packs_table(spec: ModelSpec, shape: RunShape) -> bool:
@@ -332,7 +337,7 @@ def _packs_table(spec: ModelSpec, shape: RunShape) -> bool:
 
 def _packed_bytes(tensor: GgufTensor) -> int:
     """As edgespec's kernels read it; 0 for a matrix that they leave to llama.cpp."""
-    columns, rows, *others = tensor.dims
+    columns, rows, *others = *tensor.dims, 1
     return packed_bytes(GGML_NUMBERS[tensor.type.name], rows, columns) * prod(others)
 
 

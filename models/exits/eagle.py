@@ -31,8 +31,6 @@ from edgespec.models.exits.network import (
 from edgespec.models.heads import HANDS_OUT
 from edgespec.models.spec import ModelSpec
 
-NUM_LAYERS = 3  # of the target, that it reads
-
 
 def check_target(spec: ModelSpec) -> None:
     """Raise UnsupportedError for a model whose heads cannot be trained, or not be used."""
@@ -69,7 +67,7 @@ class Unrolled:
         shape: Hyperparameters,
         parameters: Mapping[str, Tensor],
         embeddings: Tensor,  # [B, T, width] of the tokens behind the places
-        rows: Tensor,  # [B, T, NUM_LAYERS x width] of the target
+        rows: Tensor,  # [B, T, 3 x width] of the layers of the target that it reads
     ) -> None:
         torch = import_torch()
         self._shape, self._parameters = shape, parameters

@@ -53,6 +53,20 @@ def import_torch() -> Any:
     return torch
 
 
+def fast_dtype() -> Any:
+    """What products are fastest in: bfloat16 where the processor multiplies in it, or float32."""
+    torch = import_torch()
+    questions = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    has_half = any(bool(getattr(torch.cpu, name, bool)()) for name in questions)
+    return torch.bfloat16 if has_half else torch.float32
+
+
+def products_in(dtype: Any) -> Any:
+    """A context in which products of float32 tensors are computed so."""
+    torch = import_torch()
+    return torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+
 def work_s() -> float:
     """Seconds of work since some moment: waiting while others have the cores does not count."""
     return process_time() / int(import_torch().get_num_threads())

@@ -24,8 +24,10 @@ from edgespec.errors import UnsupportedError
 from edgespec.models.exits.network import (
     Tensor,
     Weights,
+    fast_dtype,
     hyperparameters_of,
     import_torch,
+    products_in,
     rms_norm,
     work_s,
 )
@@ -113,7 +115,7 @@ class Trainer(ABC):
         shape = self._hyperparameters = hyperparameters_of(spec)
         self._texts, self._states, self._spec = texts, states, spec
         weights = Weights(spec, torch.float32)
-        self._all_rows = weights.head().to(torch.bfloat16)
+        self._all_rows = weights.head().to(fast_dtype())  # parameters are always float32
         self._norm = weights.tensor("output_norm.weight")
         begin = dict(parameters)
         begin["output_norm.weight"] = torch.ones(shape.width)
@@ -166,7 +168,7 @@ class Trainer(ABC):
         inner, outer, tokens = torch.zeros(width, width), torch.zeros(width, width), 0
         for number, last in enumerate(final):
             batch = self._batch([number])
-            with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            with torch.inference_mode(), products_in(self._all_rows.dtype):
                 ours = next(iter(self._drafted(batch)))[0].float()
             theirs = rms_norm(last[self.ahead :].float(), self._norm, self._hyperparameters.epsilon)
             inner += ours.T @ ours
@@ -281,7 +283,7 @@ class Trainer(ABC):
         learnt = batch.weights > 0
         places = torch.arange(learnt.shape[1])[None]
         outputs = []
-        with torch.autocast("cpu", torch.bfloat16):
+        with products_in(self._all_rows.dtype):
             for depth, normed in enumerate(islice(self._drafted(batch), most)):
                 chosen = learnt & (places >= depth)  # a 2nd one is drafted behind a 1st one
                 states = torch.nn.functional.linear(normed[chosen], lens)

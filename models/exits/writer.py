@@ -21,7 +21,7 @@ from edgespec.models.spec import ModelSpec
 from edgespec.models.writing import reason, whole_file
 
 _TABLES = ("token_embd.weight", "output.weight")  # a row for each token
-_BLOCK = 32  # values of a Q8_0 or Q5_1 block
+_BLOCK = 32  # values of a Q8_0 block
 _CONTROL, _BYTE = 3, 6  # kinds of tokens
 _SPECIAL = ("bos", "eos", "eot", "unknown", "padding")
 _TOKENS = "tokenizer.ggml.tokens"
@@ -242,14 +242,12 @@ def _add_raw(
 
 
 def add_trained(gguf: Any, writer: Any, name: str, values: NDArray[np.float32]) -> None:
-    """The head in 8 bits, the block's matrices in 5, which cost it nothing, vectors as they are."""
+    """Matrices in 8 bits, which cost nothing and have a kernel of ours; vectors as they are."""
     kinds = gguf.GGMLQuantizationType
     if values.ndim == 1:
         writer.add_tensor(name, values)
         return
-    kind = kinds.Q8_0 if name in _TABLES else kinds.Q5_1
-    if values.shape[1] % _BLOCK:
-        kind = kinds.F16
+    kind = kinds.F16 if values.shape[1] % _BLOCK else kinds.Q8_0
     writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
 

@@ -19,23 +19,8 @@ from edgespec.models.onnx.split import SplitDecoder
 from edgespec.models.onnx.writer import WEIGHTS_FILE, WeightsFile, onnx_module
 from edgespec.models.spec import ModelSpec
 
-GRAPH_FILE = "model.onnx"
 GRAPH_VERSION = 3
 _FLAVOURS: dict[str, type[Decoder]] = {GQA: GqaDecoder, SPLIT: SplitDecoder}
-
-
-def write_graph(
-    spec: ModelSpec,
-    facts: GraphFacts,
-    folder: Path,
-    progress: Callable[[float], None] = lambda _fraction: None,
-    options: GraphOptions | None = None,
-) -> None:
-    """Write `model.onnx` and `weights.bin` into an existing folder.
-
-    Raises UnsupportedError for a model that cannot be expressed, OSError when the disk is full.
-    """
-    write_graphs(spec, facts, folder, {GRAPH_FILE: options or GraphOptions()}, progress)
 
 
 def write_graphs(
@@ -47,7 +32,8 @@ def write_graphs(
 ) -> None:
     """Write several graphs of one flavour, by file name, that share `weights.bin`.
 
-    Raises as `write_graph` does.
+    Both are written into an existing folder. Raises UnsupportedError for a model that cannot be
+    expressed, OSError when the disk is full.
     """
     check_supported(spec)
     onnx = onnx_module()

@@ -16,7 +16,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,9 @@ from edgespec.models.onnx_export.torch_decoder import (
     trace_model,
 )
 from edgespec.models.writing import making, put_in_place, reason
+from edgespec.progress import Progress
 
 _QUANTIZER = "onnxruntime.quantization.matmul_nbits_quantizer"
-Progress = Callable[[str, float], None]
 
 _PACKAGES = ("torch", "transformers", "optimum.exporters.onnx", "onnx", _QUANTIZER)
 

@@ -24,7 +24,8 @@ from edgespec.backends.tree import DraftTree
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.models.embedded import embedded_model
 from edgespec.models.onnx.facts import SPLIT, GraphOptions, read_facts
-from edgespec.models.onnx.graph import GRAPH_FILE, bucket_graphs
+from edgespec.models.onnx.folder import GRAPH_FILE
+from edgespec.models.onnx.graph import bucket_graphs
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")

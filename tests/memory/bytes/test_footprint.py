@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planning_cases import compute_bytes
 
 from edgespec.memory.bytes.footprint import (
     GPU,
     HOST,
     RunShape,
-    compute_bytes,
     footprint,
+    has_packed_weights,
     kv_cache_bytes,
     kv_type_fits,
     padded,
@@ -281,6 +282,27 @@ def test_of_a_head_that_stays_here_the_table_is_kept_twice() -> None:
     assert weights(spec, kernels=True) == {(HOST, "weights_repacked"): packed}
     beside = weights(spec, gpu_layers=1, kernels=True, takes=takes_up_to(64 * 64))
     assert beside == {(HOST, "weights"): table.data_bytes, (HOST, "weights_repacked"): packed}
+
+
+def test_of_floats_only_matrices_that_steps_multiply_by_are_packed() -> None:
+    """They take as many bytes as in the file; a file of nothing else is not packed at all."""
+    if missing_kernels():
+        pytest.skip(f"edgespec has no kernels here: {missing_kernels()}")
+    floats = (
+        tensor("blk.0.ssm_alpha.weight", (64, 3), "F32"),
+        tensor("blk.0.ffn_gate_inp_shexp.weight", (64,), "F32"),
+    )
+    others = (
+        tensor("blk.0.ssm_conv1d.weight", (4, 64), "F32"),
+        tensor("blk.0.ssm_norm.weight", (64, 2), "F32"),
+        tensor("blk.0.attn_norm.weight", (64,), "F32"),
+    )
+    spec = model(*floats, *others, tensor("output.weight", (64, 16), "Q4_0"))
+    assert weights(spec, kernels=True) == {
+        (HOST, "weights"): sum(one.data_bytes for one in others),
+        (HOST, "weights_repacked"): 4 * 64 * 4 + packed_bytes(2, 16, 64),
+    }
+    assert has_packed_weights(spec) and not has_packed_weights(model(*floats, *others))
 
 
 def test_a_matrix_of_a_layer_that_a_device_does_not_take_stays_here() -> None:

@@ -16,9 +16,11 @@ from typing import Any
 import gguf
 import pytest
 from hollow_gguf import write_infos
+from planning_cases import compute_bytes
 
+from edgespec.backends.llama.kernels import model_params
 from edgespec.backends.llama.library import LOG, library
-from edgespec.memory.bytes.footprint import RunShape, compute_bytes, kv_cache_bytes, weights_bytes
+from edgespec.memory.bytes.footprint import RunShape, kv_cache_bytes, weights_bytes
 from edgespec.memory.device import host
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -200,7 +202,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def model_of(spec: ModelSpec, *, no_alloc: bool, mode: int = COPIED) -> Iterator[Any]:
     lib = library()
     LOG.clear()
-    params = lib.llama_model_default_params()
+    params = model_params()
     params.no_alloc, params.load_mode, params.n_gpu_layers = no_alloc, mode, 0
     model = lib.llama_model_load_from_file(str(spec.path).encode(), params)
     assert model, LOG.problem()

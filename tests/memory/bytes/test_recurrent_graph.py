@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 from hybrid_gguf import HYBRIDS, Shape, write_hollow
+from planning_cases import compute_bytes
 
+from edgespec.backends.llama.kernels import model_params
 from edgespec.backends.llama.library import LOG, library
-from edgespec.memory.bytes.footprint import RunShape, compute_bytes, state_bytes
+from edgespec.memory.bytes.footprint import RunShape, state_bytes
 from edgespec.memory.bytes.recurrent_graph import most_snapshots
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -44,7 +46,7 @@ MODELS = {
 def model_of(spec: ModelSpec) -> Iterator[Any]:
     lib = library()
     LOG.clear()
-    params = lib.llama_model_default_params()
+    params = model_params()
     params.no_alloc, params.load_mode, params.n_gpu_layers = True, 0, 0
     model = lib.llama_model_load_from_file(str(spec.path).encode(), params)
     assert model, LOG.problem()
