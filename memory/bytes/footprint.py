@@ -64,7 +64,8 @@ _ATTENTION_TILE = 64  # rows of queries and of keys that one thread works on
 # between 60 and 71 MiB are resident, depending on what the page cache holds of the libraries;
 # then llama.cpp's tables per token: those of a byte-level BPE hold merges too.
 RUNTIME_BYTES = 73 << 20
-LIBRARY_BYTES = 20 << 20  # of that llama.cpp's library at most, which comes with the first load
+# Of that llama.cpp's library at most, and our modules that decode: both come with the first load.
+LIBRARY_BYTES = 26 << 20
 _VOCABULARY_ENTRY_BYTES = {"gpt2": 345, "tokenizers": 1000}  # the tokenizers package's own tables
 _OTHER_VOCABULARY_ENTRY_BYTES = 165
 # Of a vocabulary, to pick a token of it: work arrays, the sorted row and its weights where filters
