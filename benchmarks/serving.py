@@ -12,8 +12,10 @@ order changing from turn to turn; those that are not asked do not compute. N use
 - time to the first event of an answer, and between two events: median and 95th percentile, ms
 - the slowest answer's tokens/s over the mean, and how many were below half of it
 
-Of several `--repeats`, which have other prompts, these are the medians; of tokens/s the smallest
-and the largest are told, too, and `below_half` is of all.
+No prompt is asked twice (as long as there are enough), so that nobody finds one in a cache. Of
+several `--repeats` the medians are told; of tokens/s the smallest and the largest, too, and what
+the median is over plain edgespec's of the same prompts, with an interval that holds it in 95 of 100
+cases (by resampling repeats). `below_half` is of all.
 
 Not timed: loading, and one answer of each server beforehand. llama.cpp's best n-gram setting on
 these CPUs is the default of `--spec`. edgespec begins with an empty cache directory: step times are
@@ -27,6 +29,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import re
 import socket
 import statistics
@@ -48,6 +51,8 @@ from edgespec.memory.device.host import cpu_name, usable_cores
 from edgespec.serve.client import Client
 
 _START_S = 120.0
+_PLAIN = "edgespec plain"
+_RESAMPLED = 2000
 _RESULTS = Path(__file__).parent / "results"
 _NGRAM = "--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 8"
 
@@ -82,13 +87,15 @@ def main() -> None:
         for client in clients.values():
             ask(client, "Hello.", arguments.tokens)
         turns = [(repeat, users) for repeat in range(arguments.repeats) for users in numbers]
-        for number, (repeat, users) in enumerate(turns):
+        asked = 0
+        for number, (_, users) in enumerate(turns):
             order = list(clients)
             shift = number % len(order)
             for name in order[shift:] + order[:shift]:
-                row = measure(clients[name], prompts, users, arguments, repeat)
+                row = measure(clients[name], prompts[asked:] + prompts[:asked], users, arguments)
                 rows.setdefault((name, users), []).append(row)
                 print(json.dumps({"server": name, "users": users, **row}), flush=True)
+            asked = (asked + users * arguments.answers) % len(prompts)
     table = summary(rows)
     print(text_of(table))
     if out := results_file(arguments):
@@ -150,7 +157,7 @@ def contenders(arguments: argparse.Namespace, users: int) -> dict[str, list[str]
     threads = ["--threads", str(arguments.threads)]
     ours = [sys.executable, "-m", "edgespec.cli.main", "serve", str(arguments.model), *threads]
     ours += ["--users", str(users), "--ctx", str(arguments.ctx)]
-    found = {"edgespec": ours, "edgespec plain": [*ours, "--drafter", "none"]}
+    found = {"edgespec": ours, _PLAIN: [*ours, "--drafter", "none"]}
     for latency in filter(None, arguments.latency.split(",")):
         found[f"edgespec --latency {latency}"] = [*ours, "--latency", latency]
     if arguments.exact:
@@ -215,13 +222,12 @@ def ask(client: Client, prompt: str, tokens: int) -> Answer:
 
 
 def measure(
-    client: Client, prompts: Sequence[str], users: int, arguments: argparse.Namespace, repeat: int
+    client: Client, prompts: Sequence[str], users: int, arguments: argparse.Namespace
 ) -> dict[str, float]:
     """What `users` see who ask at once."""
-    first = repeat * users * arguments.answers
 
     def use(user: int) -> list[Answer]:
-        start = first + user * arguments.answers
+        start = user * arguments.answers
         mine = (prompts[i % len(prompts)] for i in range(start, start + arguments.answers))
         return [ask(client, prompt, arguments.tokens) for prompt in mine]
 
@@ -260,9 +266,21 @@ def summary(rows: dict[tuple[str, int], list[dict[str, float]]]) -> list[dict[st
         speeds = [row["tokens_per_s"] for row in found]
         medians = {key: statistics.median(row[key] for row in found) for key in found[0]}
         ranges = {"tokens_per_s_low": min(speeds), "tokens_per_s_high": max(speeds)}
+        if plain := rows.get((_PLAIN, users)):
+            pairs = zip(speeds, plain, strict=True)
+            beside = interval([speed / row["tokens_per_s"] for speed, row in pairs])
+            ranges |= {f"over_plain_{key}": value for key, value in beside.items()}
         unfair = {"below_half": sum(row["below_half"] for row in found)}
         table.append({"server": name, "users": users, **medians, **ranges, **unfair})
     return table
+
+
+def interval(ratios: Sequence[float]) -> dict[str, float]:
+    """The median, and where it lies in 95 of 100 resamplings."""
+    rng = random.Random(0)
+    found = [statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLED)]
+    low, high = percentile(found, 0.025), percentile(found, 0.975)
+    return {"median": statistics.median(ratios), "low": low, "high": high}
 
 
 def text_of(table: Sequence[dict[str, Any]]) -> str:

@@ -16,21 +16,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
-import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, process_time
 
-from serving import percentile, read_prompts
+from serving import interval, read_prompts
 
 import edgespec
 from edgespec.decode.engine import Engine
 from edgespec.models.embedded import embedded_model
-
-_RESAMPLED = 2000
 
 
 @dataclass
@@ -118,14 +114,6 @@ def row(drafted: Turn, plain: Turn) -> dict[str, float]:
 
 def speed(tokens: int, spent_s: float, plain: Turn) -> float:
     return tokens / spent_s * plain.spent_s / plain.tokens
-
-
-def interval(ratios: Sequence[float]) -> dict[str, float]:
-    """The median, and where it lies in 95 of 100 resamplings."""
-    rng = random.Random(0)
-    found = [statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLED)]
-    low, high = percentile(found, 0.025), percentile(found, 0.975)
-    return {"median": statistics.median(ratios), "low": low, "high": high}
 
 
 if __name__ == "__main__":

@@ -194,25 +194,42 @@ def _serving(_rest: str) -> str:
     for file in sorted(RESULTS.glob("serving-*.json")):
         found = json.loads(file.read_text())
         repeats = f", the median of {found['repeats']} runs" if found["repeats"] > 1 else ""
+        rows = {(row["server"], row["users"]): row for row in found["rows"]}
+        servers = sorted({server for server, _ in rows})
         text += (
             f"{found['model'].removesuffix('.gguf')}, {_processor(file.name, found)}: "
             f"{found['answers']} answers of at most {found['tokens']} tokens for each user{repeats}"
-            ".\n\n"
-            "| users | server | tokens/s of all | first token, s (95%) | between two events, ms "
-            "(95%) | slowest answer over the mean |\n| --- | --- | --- | --- | --- | --- |\n"
+            f".\n\n| users | | {' | '.join(servers)} |\n| --- | --- {'| --- ' * len(servers)}|\n"
         )
-        for row in found["rows"]:
-            first, gap = row["first_ms"] / 1e3, row["gap_ms"]
-            speed = f"{row['tokens_per_s']:.0f}"
-            if found["repeats"] > 1 and "tokens_per_s_low" in row:
-                speed += f" ({row['tokens_per_s_low']:.0f} to {row['tokens_per_s_high']:.0f})"
-            text += (
-                f"| {row['users']} | {row['server']} | {speed} | {first:.2f} "
-                f"({row['first_p95_ms'] / 1e3:.2f}) | {gap:.0f} ({row['gap_p95_ms']:.0f}) | "
-                f"{row['slowest_over_mean']:.2f} |\n"
-            )
+        for users in sorted({users for _, users in rows}):
+            several = [rows[server, users] for server in servers]
+            for label, cell in _SERVED.items():
+                text += f"| {users} | {label} | {' | '.join(map(cell, several))} |\n"
         text += "\n"
     return text
+
+
+def _served_speed(row: dict[str, Any]) -> str:
+    text = f"{row['tokens_per_s']:.0f}"
+    if row.get("tokens_per_s_low", row["tokens_per_s"]) < row["tokens_per_s"]:
+        text += f" ({row['tokens_per_s_low']:.0f} to {row['tokens_per_s_high']:.0f})"
+    return text
+
+
+def _median_and_most(row: dict[str, Any], name: str, unit: float, digits: int) -> str:
+    median, most = row[f"{name}_ms"] / unit, row[f"{name}_p95_ms"] / unit
+    return f"{median:.{digits}f} ({most:.{digits}f})"
+
+
+# What the tables of several users show of each server.
+_SERVED: dict[str, Callable[[dict[str, Any]], str]] = {
+    "tokens/s of all": _served_speed,
+    "first token, s (95%)": lambda row: (
+        f"{row['first_ms'] / 1e3:.2f} ({row['first_p95_ms'] / 1e3:.2f})"
+    ),
+    "between two events, ms (95%)": lambda row: _median_and_most(row, "gap", 1, 0),
+    "slowest answer over the mean": lambda row: f"{row['slowest_over_mean']:.2f}",
+}
 
 
 def _ratio(one: dict[str, Any]) -> str:
