@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import sleep
 from typing import Any
@@ -44,8 +44,14 @@ def flat(nodes: int = 40) -> CostCurve:
     return CostCurve([INF, *[1.0] * nodes])
 
 
-def engine_of(users: int, drafter: type[Drafter] | None = SuffixDrafter, **options: Any) -> Engine:
-    backend = FakeBackend(babble, VOCAB, end=END, users=users, **{"max_nodes": 32, **options})
+def engine_of(
+    users: int,
+    drafter: type[Drafter] | None = SuffixDrafter,
+    *,
+    logits: Callable[[tuple[int, ...]], Sequence[float]] = babble,
+    **options: Any,
+) -> Engine:
+    backend = FakeBackend(logits, VOCAB, end=END, users=users, **{"max_nodes": 32, **options})
     if drafter is None:
         return Engine(backend)
     more = [drafter() for _ in range(users - 1)]
@@ -358,7 +364,14 @@ def test_the_cache_can_be_worked_on_between_steps() -> None:
 
 
 def test_work_on_the_cache_leaves_running_answers_their_sequence() -> None:
-    with engine_of(2, context_size=400, cells=450) as engine:
+    has_worked = threading.Event()
+
+    def babble_slowly(context: tuple[int, ...]) -> Sequence[float]:
+        """The answer must not be over when this thread is late."""
+        has_worked.wait(0.02 * (len(context) > 8))
+        return babble(context)
+
+    with engine_of(2, context_size=400, cells=450, logits=babble_slowly) as engine:
         stream = engine.stream([1, 2, 3], max_tokens=300)
         chunks = iter(stream)
         next(chunks)
@@ -367,6 +380,7 @@ def test_work_on_the_cache_leaves_running_answers_their_sequence() -> None:
             spare = engine.spare_sequence(100)
             assert spare is not None and spare.length == 0
             spare.prefill([7] * 60)
+        has_worked.set()
         assert len(list(chunks)) > 0
     assert stream.result.token_ids == alone([1, 2, 3], GenerationOptions(300)).token_ids
 
