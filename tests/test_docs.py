@@ -73,13 +73,23 @@ def test_results_of_several_users_are_a_table(
     assert title.startswith("some, ") and title.endswith(
         "4 answers of at most 64 tokens for each user."
     )
-    assert table[2] == "| 8 | edgespec | 183 | 0.41 (0.99) | 36 (61) | 0.70 |"
+    assert table[2:6] == [
+        "| 8 | tokens/s of all | 183 |",
+        "| 8 | first token, s (95%) | 0.41 (0.99) |",
+        "| 8 | between two events, ms (95%) | 36 (61) |",
+        "| 8 | slowest answer over the mean | 0.70 |",
+    ]
 
     rows["edgespec", 8] += [{**row, "tokens_per_s": 190.0, "below_half": 2}] * 2
     again = serving.document(argparse.Namespace(**asked, repeats=3), serving.summary(rows))
     assert again["rows"][0]["below_half"] == 4
     (tmp_path / "serving-some-cpu.json").write_text(json.dumps(again))
-    assert "| 8 | edgespec | 190 (183 to 190) | 0.41" in made._serving("")
+    assert "| 8 | tokens/s of all | 190 (183 to 190) |\n" in made._serving("")
+
+    rows["edgespec plain", 8] = [{**row, "tokens_per_s": speed} for speed in (91.3, 95.0, 190.0)]
+    drafted, plain = serving.summary(rows)
+    assert drafted["over_plain_median"] == 2.0 and drafted["over_plain_low"] == 1.0
+    assert plain["over_plain_median"] == plain["over_plain_high"] == 1.0
 
 
 def test_generated_parts_are_what_the_program_says() -> None:
