@@ -20,7 +20,6 @@ from edgespec.cli.main import app
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.exits.chat import read_prompts
 from edgespec.exits.texts import places_of
-from edgespec.memory.times.speed import predicted_speedup
 from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.exits.network import check_architecture
 from edgespec.models.exits.writer import write_exit
@@ -31,20 +30,6 @@ if TYPE_CHECKING:
     from edgespec.models.exits.training_texts import TrainingText
 
 SETTINGS = LlamaSettings(context_size=512, batch_size=64, max_nodes=32, max_leaves=1)
-
-
-def test_the_best_draft_length_is_found() -> None:
-    """Two tokens: (1 + .5 + .25) x 10 / (14 + 2 x 1); one: 1.5 x 10 / 13; three: 1.85 x 10 / 23."""
-    times = [0.0, 10.0, 12.0, 14.0, 20.0]
-    speed, length = predicted_speedup([0.5, 0.25, 0.1], times, 1.0)
-    assert (round(speed, 4), length) == (round(15.0 / 13.0, 4), 1.5)
-    speed, length = predicted_speedup([0.8, 0.6, 0.1], times, 1.0)
-    assert (round(speed, 4), round(length, 4)) == (1.5, 2.4)
-
-
-def test_an_exit_that_does_not_pay_is_below_one() -> None:
-    speed, _ = predicted_speedup([0.1], [0.0, 10.0, 20.0, 30.0], 5.0)
-    assert speed == pytest.approx(1.1 * 10 / 25)
 
 
 def test_architectures_the_trainer_does_not_know_are_refused(tmp_path: Path) -> None:

@@ -7,18 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from random_gguf import F32, LAYERS, write_model
+from random_gguf import LAYERS
 
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.quantize import step_times
 from edgespec.quantize.context import EvalContext
 from edgespec.quantize.convert import Recipe, convert, predict
 from edgespec.quantize.step_times import predicted_step_ms, step_ms
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("source") / "random.gguf", "llama", F32)
 
 
 def test_blocks_are_counted_and_the_head_is_added_once(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,11 @@ from edgespec.memory.times.speed import (
     RoundHistory,
     SpeedModel,
     estimated_curve,
+    predicted_speedup,
 )
+
+if TYPE_CHECKING:
+    pass
 
 INF = float("inf")
 quick = settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -216,3 +220,17 @@ def test_an_estimate_reads_all_weights_in_every_step() -> None:
 def test_the_smallest_model_still_takes_time() -> None:
     assert estimated_curve(1, 1e12, 2).base[1] == pytest.approx(0.05)
     assert 0 < SpeedModel(estimated_curve(0, 1e12, 2), is_measured=False).tokens_per_s(1, 0) < INF
+
+
+def test_the_best_draft_length_is_found() -> None:
+    """Two tokens: (1 + .5 + .25) x 10 / (14 + 2 x 1); one: 1.5 x 10 / 13; three: 1.85 x 10 / 23."""
+    times = [0.0, 10.0, 12.0, 14.0, 20.0]
+    speed, length = predicted_speedup([0.5, 0.25, 0.1], times, 1.0)
+    assert (round(speed, 4), length) == (round(15.0 / 13.0, 4), 1.5)
+    speed, length = predicted_speedup([0.8, 0.6, 0.1], times, 1.0)
+    assert (round(speed, 4), round(length, 4)) == (1.5, 2.4)
+
+
+def test_an_exit_that_does_not_pay_is_below_one() -> None:
+    speed, _ = predicted_speedup([0.1], [0.0, 10.0, 20.0, 30.0], 5.0)
+    assert speed == pytest.approx(1.1 * 10 / 25)

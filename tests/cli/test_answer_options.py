@@ -1,0 +1,70 @@
+"""Options of answers: what they become, and which values are misuse."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+
+from edgespec.cli.answer_options import GREEDY, FormatOptions, SamplingOptions
+from edgespec.errors import UnsupportedError
+from edgespec.sampling.params import SamplingParams
+
+
+def test_without_options_all_is_as_in_python() -> None:
+    assert GREEDY.params() == SamplingParams()
+
+
+def test_every_setting_of_a_sampler_has_an_option() -> None:
+    """Options have llama.cpp's names; three of them are not the settings'."""
+    names = {field.name for field in fields(SamplingOptions)}
+    others = {"repetition_penalty", "penalty_last_n", "dry_sequence_breakers"}
+    assert {field.name for field in fields(SamplingParams)} - names == others
+    found = SamplingOptions(repeat_penalty=1.1, repeat_last_n=32).params()
+    assert (found.repetition_penalty, found.penalty_last_n) == (1.1, 32)
+
+
+def test_samplers_may_have_any_of_their_names() -> None:
+    found = SamplingOptions(samplers="Temp; top-k,typical;;nucleus").params()
+    assert found.samplers == ("temperature", "top_k", "typ_p", "top_p")
+    assert SamplingOptions(samplers="").params().samplers == ()
+
+
+def test_lists() -> None:
+    found = SamplingOptions(logit_bias=["7=-5", "2=-inf"], dry_sequence_breaker=["none", "."])
+    assert found.params().logit_bias == ((2, float("-inf")), (7, -5.0))
+    assert found.params().dry_sequence_breakers == (".",)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SamplingOptions(top_p=2.0),
+        SamplingOptions(samplers="top_k;magic"),
+        SamplingOptions(logit_bias=["7"]),
+        SamplingOptions(logit_bias=["x=1"]),
+    ],
+)
+def test_values_that_nobody_could_honour_are_misuse(options: SamplingOptions) -> None:
+    with pytest.raises(typer.BadParameter):
+        options.params()
+
+
+def test_a_form_is_a_text_or_a_file(tmp_path: Path) -> None:
+    grammar = 'root ::= "a"'
+    path = tmp_path / "grammar.gbnf"
+    path.write_text(grammar)
+    given = [
+        FormatOptions(grammar=grammar),
+        FormatOptions(grammar=str(path)),
+        FormatOptions(grammar=f"@{path}"),
+        FormatOptions(grammar_file=path),
+    ]
+    assert [one.texts() for one in given] == [{"grammar": grammar, "json_schema": None}] * 4
+    assert FormatOptions(json_schema="{}").texts() == {"grammar": None, "json_schema": "{}"}
+    with pytest.raises(typer.BadParameter, match="once"):
+        FormatOptions(grammar=grammar, json_schema="{}").texts()
+    with pytest.raises(UnsupportedError, match="cannot read"):
+        FormatOptions(json_schema=str(tmp_path / "none.json")).texts()

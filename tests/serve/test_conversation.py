@@ -1,0 +1,88 @@
+"""Prompts of chats with tools, for templates that know tools and for those that do not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edgespec.decode.options import GenerationOptions
+from edgespec.serve.asked import ChatAsked, Output
+from edgespec.serve.conversation import conversation_of
+from edgespec.serve.tools import Tools
+
+TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
+OPTIONS = GenerationOptions(max_tokens=8)
+
+
+class Told:
+    """In place of `Prompts`: keeps what a template is told, and writes one text."""
+
+    def __init__(self, text: str = "<user>Hi<assistant>") -> None:
+        self.text = text
+        self.messages: list[dict[str, Any]] = []
+        self.variables: dict[str, Any] = {}
+
+    def text_of(self, messages: Sequence[Any], variables: Mapping[str, Any]) -> str:
+        self.messages, self.variables = [dict(one) for one in messages], dict(variables)
+        return self.text
+
+
+def conversation(told: Told, template: str, tools: Tools, *messages: Any) -> Any:
+    asked = ChatAsked(messages or ({"role": "user", "content": "Hi"},), OPTIONS, Output(), {}, tools)
+    return conversation_of(asked, told, template)  # type: ignore[arg-type]
+
+
+def test_a_template_that_knows_tools_is_given_them() -> None:
+    told = Told()
+    found = conversation(told, "{{ tools }}<tool_call>", Tools((TOOL,)))
+    assert told.variables == {"tools": [TOOL]}
+    assert told.messages == [{"role": "user", "content": "Hi"}]
+    assert (found.text, found.options) == (told.text, OPTIONS)
+
+
+def test_another_one_gets_them_as_a_text_in_the_system_message() -> None:
+    told = Told()
+    system = {"role": "system", "content": "Be brief."}
+    call = {"type": "function", "id": "1", "function": {"name": "add", "arguments": {"a": 1}}}
+    said = [
+        system,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "1"},
+    ]
+    conversation(told, "{{ messages }}", Tools((TOOL,)), *said)
+    first, *rest = told.messages
+    assert first["content"].startswith("Be brief.\n\n") and json.dumps(TOOL) in first["content"]
+    assert rest == [
+        {
+            "role": "assistant",
+            "content": '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+        },
+        {"role": "user", "content": "<tool_response>\n2\n</tool_response>"},
+    ]
+    assert said[0] is system and system["content"] == "Be brief."  # the request's own is left
+
+
+def test_a_call_that_is_required_is_begun_in_the_prompt_behind_a_closed_thought() -> None:
+    told = Told("<user>Hi<assistant><think>\n")
+    found = conversation(told, "{{ tools }}<tool_call></think>", Tools((TOOL,), ("add",)))
+    assert found.text == "<user>Hi<assistant><think>\n\n</think>\n\n<tool_call>\n"
+    schema = json.loads(found.options.json_schema)
+    assert schema["properties"]["name"] == {"const": "add"}
+    assert schema["required"] == ["name", "arguments"]
+
+
+def test_a_list_of_calls_has_one_where_no_more_are_wanted() -> None:
+    template = "{{ tools }}[TOOL_CALLS]"
+    alone = conversation(Told(), template, Tools((TOOL,), ("add",), parallel=False))
+    several = conversation(Told(), template, Tools((TOOL,), ("add",)))
+    assert json.loads(alone.options.json_schema)["maxItems"] == 1
+    assert "maxItems" not in json.loads(several.options.json_schema)
+
+
+def test_a_thought_that_the_prompt_began_is_no_content() -> None:
+    found = conversation(Told("<assistant><think>\n"), "</think>", Tools())
+    reader = found.make_reader()
+    deltas = [reader.push("So it is.</think>\n\nYes."), reader.finish()]
+    assert "".join(one.reasoning for one in deltas) == "So it is."
+    assert "".join(one.content for one in deltas) == "Yes."

@@ -1,0 +1,73 @@
+"""Fields of a request, one by one: what is taken, and in which words the rest is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from edgespec.serve.fields import Fields, shown
+from edgespec.serve.refusal import Refusal
+
+
+def refused(call: Callable[[], object]) -> tuple[str, str | None, str | None]:
+    with pytest.raises(Refusal) as caught:
+        call()
+    assert caught.value.status == 400
+    return str(caught.value), caught.value.param, caught.value.code
+
+
+def test_what_nobody_took_is_refused_by_its_whole_name() -> None:
+    """null is as if it had been left out, at every depth."""
+    fields = Fields({"a": 1, "inner": {"b": 2, "c": None}, "d": None})
+    inner = fields.object("inner")
+    name = "inner.b"
+    assert refused(inner.end) == (f"{name} is not supported", name, "unsupported_parameter")
+    assert (inner.whole("b", 0, 0, 9), fields.any("a"), fields.text("d", "-")) == (2, 1, "-")
+    inner.end()
+    fields.end()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (True, "must be a whole number, not true"),  # which Python takes for 1
+        (1.5, "must be a whole number, not 1.5"),
+        ("3", 'must be a whole number, not "3"'),
+        (9, "must be 0 to 8, not 9"),
+        (float("inf"), "must be a whole number, not Infinity"),
+    ],
+)
+def test_whole_numbers(value: Any, words: str) -> None:
+    assert Fields({"n": 3.0}).whole("n", 1, 0, 8) == 3  # as some clients write it
+    assert refused(lambda: Fields({"n": value}).whole("n", 1, 0, 8))[0] == f"n {words}"
+
+
+@pytest.mark.parametrize("value", [True, "0.5", float("nan"), 1.01, -0.01])
+def test_numbers(value: Any) -> None:
+    assert Fields({}).number("p", 0.25, 0.0, 1.0) == 0.25
+    assert refused(lambda: Fields({"p": value}).number("p", 0.25, 0.0, 1.0))[1] == "p"
+
+
+def test_values_that_ask_for_nothing_are_those_of_their_own_type() -> None:
+    """0 equals False, and is not what `store: false` means."""
+    Fields({"store": False}).only("store", False)
+    words = "store is not supported with 0"
+    assert refused(lambda: Fields({"store": 0}).only("store", False))[::2] == (
+        words,
+        "unsupported_value",
+    )
+
+
+def test_messages_quote_no_more_than_a_line() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert shown(deep) == "list"
+    assert shown("x" * 1000) == '"' + "x" * 36 + "..."
+    assert refused(lambda: Fields([1], "tools[0]")) == (
+        "tools[0] must be an object, not [1]",
+        "tools[0]",
+        None,
+    )
