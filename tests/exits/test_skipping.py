@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ from random_gguf import Q4_0, Q8_0, VOCABULARY, write_model
 from typer.testing import CliRunner
 
 import edgespec
-from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.skipping import SkippingBackend
 from edgespec.backends.tree import DraftTree
-from edgespec.cli.draft import _blocks, _listed
+from edgespec.cli.draft import _listed
 from edgespec.cli.main import app
 from edgespec.errors import UnsupportedError
 from edgespec.exits.skipping import AnsweredPrompt, BlockTrial, Skipping, build_skipping, search
@@ -84,39 +82,6 @@ def test_what_is_tried_is_what_is_written(
     tried.close()
 
 
-def test_nothing_left_out_is_the_model(target: ModelSpec) -> None:
-    rows = []
-    for backend in (LlamaBackend(target.path, SETTINGS), SkippingBackend(target.path, SETTINGS)):
-        rows.append(backend.verify(DraftTree.chain(TEXT)).copy())
-        if isinstance(backend, SkippingBackend):
-            similar = backend.take_similarities()
-            assert set(similar) == {1, 2, 3}
-            assert all(-1.0 <= value <= 1.0 for value in similar.values())
-            assert backend.take_similarities() == {}
-        backend.close()
-    assert np.array_equal(rows[0], rows[1])
-
-
-@pytest.mark.parametrize("problem", [KeyboardInterrupt, ZeroDivisionError])
-def test_what_goes_wrong_while_looking_is_raised(
-    target: ModelSpec, monkeypatch: pytest.MonkeyPatch, problem: type[BaseException]
-) -> None:
-    def fails(*_arguments: Any) -> None:
-        if problem is KeyboardInterrupt:
-            signal.raise_signal(signal.SIGINT)
-        else:
-            raise problem
-
-    backend = SkippingBackend(target.path, SETTINGS)
-    monkeypatch.setattr(backend, "_see", fails)
-    with pytest.raises(problem):
-        backend.verify(DraftTree.chain(TEXT))
-    monkeypatch.undo()
-    backend.truncate(0)
-    assert np.isfinite(backend.verify(DraftTree.chain(TEXT))).all()
-    backend.close()
-
-
 # -------------------------------------------------------------------------------- the search
 
 
@@ -166,13 +131,6 @@ def test_time_ends_it() -> None:
 
 
 # ------------------------------------------------------------------------------- the command
-
-
-def test_blocks_are_read_and_listed() -> None:
-    assert _blocks("4,7-9") == [4, 7, 8, 9]
-    assert _listed([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
-    with pytest.raises(UnsupportedError, match="--skip some names no blocks"):
-        _blocks("some")
 
 
 @pytest.mark.parametrize("skip", ["auto", "2"])

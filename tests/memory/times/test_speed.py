@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +18,6 @@ from edgespec.memory.times.speed import (
     estimated_curve,
     predicted_speedup,
 )
-
-if TYPE_CHECKING:
-    pass
 
 INF = float("inf")
 quick = settings(max_examples=200, deadline=None, derandomize=True, database=None)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from random_gguf import F32, VOCABULARY, WIDTH, write_model
+from random_gguf import VOCABULARY, WIDTH
 
-from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.models.spec import ModelSpec
 
 _PLACES = 3000
 _TEXT = 60
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> ModelSpec:
-    pytest.importorskip("torch", reason="training needs torch")
-    return read_model_spec(write_model(tmp_path / "target.gguf", "llama", F32))
 
 
 def test_the_width_is_shared_among_heads() -> None:
