@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 from exit_texts import written_texts
-from random_gguf import F32, VOCABULARY, write_model
+from random_gguf import VOCABULARY
 
 from edgespec.models.exits.eagle import layers_read
 from edgespec.models.exits.eagle_file import HeadInfo, read_head, write_head
-from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from edgespec.models.exits.eagle_training import EagleTrainer
@@ -20,15 +19,7 @@ if TYPE_CHECKING:
 
 
 IDS = np.arange(0, VOCABULARY, 2, dtype=np.int32)
-
-
 DRAFTED = 4  # of a chain
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> ModelSpec:
-    pytest.importorskip("torch", reason="training needs torch")
-    return read_model_spec(write_model(tmp_path / "target.gguf", "llama", F32))
 
 
 def texts_of(target: ModelSpec, count: int = 60) -> list[TrainingText]:

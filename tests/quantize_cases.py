@@ -1,19 +1,51 @@
-"""What tests of quantizing share: the conversation that a model of random weights writes."""
+"""What tests of quantizing share: a conversation, old files, and the command with little work."""
 
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
+import pytest
 from random_gguf import VOCABULARY
+from typer.testing import CliRunner, Result
 
+from edgespec.cli.main import app
+from edgespec.files import comparison, quantizing
+from edgespec.memory.device import host
 from edgespec.models.exits.openings import Chat
+from edgespec.models.gguf.ggml_types import GGML_TYPES
+from edgespec.quantize import step_times
 
 CHAT = Chat(before=[1, 2], between=[3, 4], ends=frozenset({VOCABULARY - 1}), openings=[[5, 6]])
 
 
 def legacy(entries: dict[str, tuple[int, list[float]]]) -> bytes:
+    """An importance matrix in the old format: calls and sums by tensor."""
     data = struct.pack("<i", len(entries))
     for name, (calls, values) in entries.items():
         data += struct.pack("<i", len(name)) + name.encode()
         data += struct.pack(f"<ii{len(values)}f", calls, len(values), *values)
     return data + struct.pack("<ii4s", 7, 4, b"data")
+
+
+def little_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As much measuring as a test can afford."""
+    monkeypatch.delenv("EDGESPEC_DATA", raising=False)
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(quantizing, "_SEARCH_TEXTS", 2)
+    monkeypatch.setattr(comparison, "TEXTS", 2)
+    monkeypatch.setattr(comparison.held_out, "__defaults__", (2,))
+    monkeypatch.setattr(step_times, "_FLUSHED_FLOATS", 1)
+    monkeypatch.setattr(step_times, "_REPEATS", 1)
+    monkeypatch.setattr(host, "usable_cores", lambda: 1)
+
+
+TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
+
+
+def run(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["quantize", *map(str, arguments)])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result

@@ -16,6 +16,11 @@ from edgespec.backends.tree import DraftTree
 
 if TYPE_CHECKING:
     from openai import OpenAI
+import json
+from typing import Any
+
+from edgespec.serve.answer_text import Reader
+from edgespec.serve.shapes import Delta
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -51,3 +56,31 @@ class Speaker(FakeBackend):
 
 Serve = Callable[..., str]  # starts a server of a model; its address
 Connect: TypeAlias = "Callable[[str], OpenAI]"  # a client of the server at an address
+
+
+def read(reader: Reader, pieces: list[str]) -> tuple[str, str, list[tuple[str, object]]]:
+    """Content, reasoning and calls."""
+    deltas: list[Delta] = [reader.push(piece) for piece in pieces]
+    deltas.append(reader.finish())
+    calls = [(call.name, json.loads(call.arguments)) for one in deltas for call in one.calls]
+    return "".join(d.content for d in deltas), "".join(d.reasoning for d in deltas), calls
+
+
+HELLO: Any = [{"role": "user", "content": "Hi"}]
+
+
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
+from random_gguf import Q4_0, Q8_0, write_model
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.decode.writers import LARGE, SMALL
 from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.memory.plan.request import Request
 from edgespec.memory.times.curve import CostCurve
+from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.switching.engine import SwitchingEngine
 from edgespec.switching.entropy import entropy_nats
 from edgespec.switching.policy import SwitchPolicy
@@ -98,3 +105,42 @@ def obvious(policy: SwitchPolicy, count: int) -> tuple[list[int], list[str]]:
         if writer == LARGE and mean <= policy.down_nats and stay >= policy.min_stay:
             writer, recent, stay, first = SMALL, [], 0, False
     return text[len(PROMPT) :], models
+
+
+def document() -> dict[str, Any]:
+    """What calibrating a pair found."""
+    ends = ({"large_share": 0.0, "quality": 0.0}, {"large_share": 1.0, "quality": 1.0})
+    points = [
+        {"agreement": 0.8 + 0.2 * end["quality"], "tokens_per_s": 200.0 - 80.0 * end["quality"],
+         "up_nats": 1.5, "down_nats": 0.5, **end}
+        for end in ends
+    ]  # fmt: skip
+    return {
+        "large": "large.gguf",
+        "small": "small<b>.gguf",
+        "policy": {"up_nats": 1.5, "down_nats": 0.5, "window": 5, "min_stay": 10},
+        "expected": {**points[0], "large_share": 0.4, "quality": 0.6, "agreement": 0.92},
+        "expected_where_it_pays": points[1],
+        "alone": {SMALL: points[0], LARGE: points[1]},
+        "lossless": {"drafting_tokens_per_s": 150.0},
+        "points": points,
+    }
+
+
+Pair = tuple[ModelSpec, ModelSpec]  # the large one and the small one
+
+
+def written_pair(folder: Path) -> Pair:
+    """Two models of random weights and one vocabulary."""
+    large = write_model(folder / "large.gguf", "llama", Q8_0)
+    small = write_model(folder / "small.gguf", "llama", Q4_0, seed=6)
+    return read_model_spec(large), read_model_spec(small)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return written_pair(tmp_path)
+
+
+def request_for(pair: Pair, **changes: object) -> Request:
+    return replace(Request(switch=pair[1].path, backend="llamacpp"), **changes)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from command_line import Command, Done
+from hub_server import empty_home
 
 from edgespec.cli.main import main
 from edgespec.memory.device import host
@@ -51,3 +52,43 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 GiB are free whenever it is asked, and nobody measures bandwidth: 20 GB/s."""
     monkeypatch.setattr(host, "available_bytes", lambda: 8 << 30)
     monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda: 20e9)
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> Command:
+    """Runs the command in an empty folder below the project's."""
+    here = tmp_path / "project" / "below"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("COLUMNS", "200")
+    return command
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return tmp_path / "project" / "edgespec.toml"
+
+
+@pytest.fixture
+def user(say: Command) -> Path:
+    """The file of the user, which is not there yet."""
+    from edgespec.cli import settings
+
+    path = settings.user_file()
+    path.parent.mkdir(parents=True)
+    return path
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return empty_home(tmp_path / "home", monkeypatch)
+
+
+@pytest.fixture
+def at_home(home: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> Command:
+    """Runs the command in an empty folder, in a wide terminal."""
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("COLUMNS", "200")
+    return command

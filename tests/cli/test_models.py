@@ -6,25 +6,17 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import Command, first_column
 from eagle3_gguf import Head, write_eagle
-from hub_server import Hub, empty_home, endpoint
+from hub_server import Hub, endpoint
 from hybrid_gguf import Shape, write_hollow, write_hybrid
 from random_gguf import Q8_0, write_model
 
-from edgespec.memory.plan.plan import Plan
 from edgespec.models.embedded import embedded_model
-from edgespec.setup import planning
 
 NAME = "hf:owner/Tiny-GGUF:Q8_0"
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return empty_home(tmp_path / "home", monkeypatch)
 
 
 @pytest.fixture
@@ -36,76 +28,38 @@ def hub(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         yield one
 
 
-@pytest.fixture
-def say(home: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> Command:
-    """Runs the command in an empty folder, in a wide terminal."""
-    monkeypatch.chdir(home)
-    monkeypatch.setenv("COLUMNS", "200")
-    return command
-
-
-def test_a_model_is_pulled_listed_and_removed(say: Command, hub: Hub, home: Path) -> None:
-    status, out, told = say("models", "pull", "owner/Tiny-GGUF")
+def test_a_model_is_pulled_listed_and_removed(at_home: Command, hub: Hub, home: Path) -> None:
+    status, out, told = at_home("models", "pull", "owner/Tiny-GGUF")
     path = Path(out.strip())
     assert status == 0 and path.is_file() and path.is_relative_to(home / "hub")
     first, plan, head = told.splitlines()
     assert first.startswith(f"{NAME}: ") and first.endswith(", from the hub")
     assert plan.startswith("would take at most ")
     assert head == "a head lies beside it: hf:owner/Tiny-GGUF/mtp-Tiny.gguf"
-    assert say("models", "pull", NAME)[1:] == (out, f"{NAME} is here already\n")
-    rows = {one["name"]: one for one in json.loads(say("models", "list", "--json")[1])}
+    assert at_home("models", "pull", NAME)[1:] == (out, f"{NAME} is here already\n")
+    rows = {one["name"]: one for one in json.loads(at_home("models", "list", "--json")[1])}
     assert rows[NAME]["path"] == str(path) and rows[NAME]["fits"] is True
     assert rows[NAME]["file_bytes"] == path.stat().st_size
-    status, _, told = say("models", "remove", NAME, stdin="n\n")
+    status, _, told = at_home("models", "remove", NAME, stdin="n\n")
     assert status == 1 and "nothing was removed" in told and path.is_file()
-    status, _, told = say("models", "remove", NAME, stdin="y\n")
+    status, _, told = at_home("models", "remove", NAME, stdin="y\n")
     assert status == 0 and f"removed {NAME}" in told and not path.exists()
-    assert say("models", "remove", NAME)[0] == 1
+    assert at_home("models", "remove", NAME)[0] == 1
 
 
-def test_what_does_not_fit_is_fetched_by_force_alone(say: Command, hub: Hub) -> None:
-    status, out, told = say("models", "pull", NAME, "--budget", "1MiB")
+def test_what_does_not_fit_is_fetched_by_force_alone(at_home: Command, hub: Hub) -> None:
+    status, out, told = at_home("models", "pull", NAME, "--budget", "1MiB")
     assert (status, out) == (1, "")
     assert f"error: {NAME} would not fit: needs " in told and "hint: `--budget " in told
-    status, out, _ = say("models", "pull", NAME, "--budget", "1MiB", "--force")
+    status, out, _ = at_home("models", "pull", NAME, "--budget", "1MiB", "--force")
     assert status == 0 and Path(out.strip()).is_file()
 
 
-def test_every_command_fetches_what_it_is_asked_for(say: Command, hub: Hub) -> None:
-    status, out, told = say("plan", "-hf", "owner/Tiny-GGUF", "--json")
+def test_every_command_fetches_what_it_is_asked_for(at_home: Command, hub: Hub) -> None:
+    status, out, told = at_home("plan", "-hf", "owner/Tiny-GGUF", "--json")
     assert status == 0 and f"{NAME}: " in told
     assert json.loads(out)["file_type"] == "Q8_0"
-    assert say("plan", "-m", NAME, "--json")[2] == "", "and the second time it is here"
-
-
-def test_the_list_says_how_fast_where_it_was_measured(
-    say: Command, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = planning.make_run_plan
-    monkeypatch.setenv("EDGESPEC_MODELS", str(home))
-    write_model(home / "here.gguf", "llama", Q8_0)
-    (home / "broken.gguf").write_bytes(b"<!doctype html>")
-
-    def measured(*arguments: Any) -> Plan:
-        source = "from step times measured on this device"
-        return replace(made(*arguments), speed_source=source, tokens_per_s=42.4)
-
-    for plan, speed in ((made, "-"), (measured, "42")):
-        monkeypatch.setattr(planning, "make_run_plan", plan)
-        lines = [line.split() for line in say("models", "list")[1].splitlines()]
-        row = next(line for line in lines if line[0] == "~/here.gguf")
-        assert row[1] == "Q8_0" and row[6] == speed
-        broken = next(line for line in lines if line[0] == "~/broken.gguf")
-        assert " ".join(broken[-8:]) == "- a web page, not a GGUF model"
-
-
-def test_a_machine_without_models_says_how_to_get_one(
-    say: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgespec.models.hub.caches._embedded", lambda: iter(()))
-    status, out, told = say("models", "list")
-    assert (status, out) == (0, "")
-    assert told == "no model is here; `edgespec models pull hf:OWNER/REPO` gets one\n"
+    assert at_home("plan", "-m", NAME, "--json")[2] == "", "and the second time it is here"
 
 
 @pytest.mark.parametrize(
@@ -119,11 +73,11 @@ def test_a_machine_without_models_says_how_to_get_one(
     ],
 )
 def test_a_file_says_what_it_can_do_for_drafting(
-    say: Command, tmp_path: Path, shape: Shape, rows: dict[str, str]
+    at_home: Command, tmp_path: Path, shape: Shape, rows: dict[str, str]
 ) -> None:
     path = write_hollow(tmp_path / "tiny-Q4_0.gguf", shape)
     (tmp_path / "mtp-tiny-Q8_0.gguf").write_bytes(b"GGUF")
-    status, shown, _ = say("models", "show", str(path))
+    status, shown, _ = at_home("models", "show", str(path))
     assert status == 0
     rows = rows | {
         "head beside it": "mtp-tiny-Q8_0.gguf: ",
@@ -133,7 +87,7 @@ def test_a_file_says_what_it_can_do_for_drafting(
     for name, text in rows.items():
         assert text in found[name], name
     assert ("head inside" in found) == bool(shape.predicting)
-    _, document, _ = say("models", "show", str(path), "--json")
+    _, document, _ = at_home("models", "show", str(path), "--json")
     can = json.loads(document)
     assert can["snapshots"]["value"] in (3, 7)
     assert can["most_snapshots"] > 7 and can["has_head"] == bool(shape.predicting)
@@ -142,25 +96,25 @@ def test_a_file_says_what_it_can_do_for_drafting(
 
 
 def test_a_head_beside_a_model_is_shown_with_what_it_is_good_for(
-    say: Command, tmp_path: Path
+    at_home: Command, tmp_path: Path
 ) -> None:
     shape = Shape("llama", interval=1)
     path = write_hybrid(tmp_path / "tiny-Q8_0.gguf", shape)
     other = write_hybrid(tmp_path / "other.gguf", replace(shape, width=96))
     head = write_eagle(tmp_path / "eagle3-tiny-Q8_0.gguf", path, shape, Head())
     for model, said in ((path, "--draft-model uses it"), (other, "the model has 96")):
-        _, shown, _ = say("models", "show", str(model))
+        _, shown, _ = at_home("models", "show", str(model))
         found = dict(line.split("  ", 1) for line in shown.splitlines() if "  " in line)
         assert f"{head.name}: " in found["head beside it"] and said in found["head beside it"]
-    _, pairs, _ = say("models", "show", str(path), "--pairs", str(tmp_path))
+    _, pairs, _ = at_home("models", "show", str(path), "--pairs", str(tmp_path))
     assert f"{head.name} (" in pairs.splitlines()[0] and "can draft" in pairs.splitlines()[0]
-    status, _, told = say("models", "show", str(head))
+    status, _, told = at_home("models", "show", str(head))
     assert status == 1 and "this file with --draft-model" in told
 
 
-def test_a_state_that_cannot_be_taken_back_is_named(say: Command, tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_taken_back_is_named(at_home: Command, tmp_path: Path) -> None:
     path = write_hollow(tmp_path / "model.gguf", Shape("qwen3next"))
-    _, shown, _ = say("models", "show", str(path))
+    _, shown, _ = at_home("models", "show", str(path))
     assert "no drafts: llama.cpp cannot take it back" in shown
 
 

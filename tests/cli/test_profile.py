@@ -1,4 +1,4 @@
-"""`edgespec profile` and `edgespec doctor` on the embedded model."""
+"""`edgespec profile` on the embedded model, and of two models."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from switching_cases import document
 from typer.testing import CliRunner
 
 from edgespec.bench import profiling
-from edgespec.cli import doctor
 from edgespec.cli.main import app
+from edgespec.cli.profile import _switch_text
 from edgespec.measure.prompts import PROMPTS
 
 runner = CliRunner()
@@ -89,44 +90,20 @@ def test_a_report_without_a_folder_is_refused_before_minutes_are_spent(tmp_path:
     assert "no folder" in str(done.exception)
 
 
-def test_doctor_says_what_is_there_and_what_will_be_used() -> None:
-    done = runner.invoke(app, ["doctor", "--json"])
-    found = json.loads(done.stdout)
-    packages = {one["name"]: one for one in found["packages"]}
-    assert packages["llama-cpp-python"]["version"] == "0.3.36"
-    assert found["cores"] >= 1
-    assert 0 < found["available_bytes"] <= found["memory_bytes"]
-    assert found["bandwidth_bytes_per_s"] > 1e8
-    text = runner.invoke(app, ["doctor"]).stdout
-    assert "what will be used" in text and "llama.cpp" in text
+def test_what_was_calibrated_is_shown() -> None:
+    text = _switch_text(document())
+    assert "large.gguf and small<b>.gguf in turns" in text
+    for fact in ("1.50 nats", "5 tokens, stays of 10", "40% of the tokens", "150.0 if the small"):
+        assert fact in " ".join(text.split()), fact
 
 
-def test_doctor_says_what_a_build_with_amx_kernels_misses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.backends.llama.library.has_amx_kernels", lambda: True)
-    text = " ".join(runner.invoke(app, ["doctor"]).stdout.split())
-    assert "a build without AMX" in text and "-mno-amx-int8 -U__AVX512FP16__" in text
-
-
-def test_doctor_names_the_command_for_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = ("no-such-package", "no_such_module", "nothing", "pip install no-such-package")
-    monkeypatch.setattr(doctor, "_PACKAGES", (absent,))
-    text = runner.invoke(app, ["doctor"]).stdout
-    assert "no-such-package  missing" in text
-    assert "pip install no-such-package" in text.split("missing, and how to get it")[1]
-
-
-def test_a_gpu_that_llama_cpp_was_not_built_for_is_pointed_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    driver = tmp_path / "version"
-    driver.touch()
-    monkeypatch.setattr(doctor, "_GPU_BUILDS", (("nvidia", str(driver), "-DGGML_CUDA=ON"),))
-    text = runner.invoke(app, ["doctor"]).stdout
-    assert "nvidia support" in text and 'CMAKE_ARGS="-DGGML_CUDA=ON"' in text
-
-
-def test_the_built_in_prompts_are_two_of_each_task_in_halves() -> None:
-    half = len(PROMPTS) // 2
-    first, second = ([prompt.task for prompt in part] for part in (PROMPTS[:half], PROMPTS[half:]))
-    assert first == second and len(set(first)) == 10
-    assert len({prompt.text for prompt in PROMPTS}) == 20
+def test_a_small_model_that_is_always_asked() -> None:
+    found = document()
+    found["policy"]["down_nats"] = None
+    found["policy"]["window"] = 1
+    for point in found["points"]:
+        point["down_nats"] = None
+    found["points"][-1]["down_nats"] = -1.0
+    text = " ".join(_switch_text(found).split())
+    assert "the small one is asked after every token" in text and "always" in text
+    assert "1 token, stays" in text and "never" in text and "-1.00" not in text

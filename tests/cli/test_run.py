@@ -12,7 +12,6 @@ from typing import IO, Any
 import pytest
 from command_line import CHOICES, COMPONENTS, EXACT, Command, run, start
 
-from edgespec.cli.start import cancel_on_interrupt
 from edgespec.models.embedded import embedded_model
 
 QUESTION = "Why is the sky blue? Explain it at length."
@@ -243,18 +242,6 @@ def test_ctrl_c_keeps_the_document(command: Command, monkeypatch: pytest.MonkeyP
     assert done.document["finish_reason"] == "cancelled"
     assert 0 < done.document["generated_tokens"] == len(done.document["token_ids"]) <= 10
     assert done.document["text"]
-
-
-@pytest.mark.model
-def test_ctrl_c_is_ignored_where_it_was_before() -> None:
-    """As in `edgespec run ... &` of a script, whose Ctrl-C is meant for others."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        cancel = cancel_on_interrupt()
-        signal.raise_signal(signal.SIGINT)
-        assert not cancel.is_set()
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_ctrl_c_while_the_model_loads(measured: str) -> None:

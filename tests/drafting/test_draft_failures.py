@@ -21,7 +21,6 @@ from edgespec import DraftModelWarning
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
-from edgespec.cli.render import show_warnings
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
@@ -161,18 +160,6 @@ def test_what_was_drawn_before_a_failure_is_judged(num_words: int) -> None:
 
 
 # ------------------------------------------------------------------------------ on the command line
-
-
-def test_a_warning_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    others: list[str] = []
-    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: others.append(str(message)))
-    show_warnings()
-    warnings.showwarning(DraftModelWarning("it failed"), DraftModelWarning, "model.py", 1)
-    warnings.showwarning(UserWarning("another"), UserWarning, "other.py", 1)
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err, others) == ("", "warning: it failed\n", ["another"])
 
 
 FAILS = """

@@ -1,4 +1,4 @@
-"""Training a head: its network is llama.cpp's, the loss falls, its file loads."""
+"""Heads from the command line: made, gone on with, and refused where they are another model's."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from edgespec.cli.main import app
 from edgespec.errors import UnsupportedError
 from edgespec.models.exits.eagle import layers_read
 from edgespec.models.exits.eagle_file import HeadInfo, read_head
-from edgespec.models.spec import ModelSpec
+from edgespec.models.spec import ModelSpec, read_model_spec
 
-# ---------------------------------------------------------------------- with a tiny model
+
+@pytest.fixture
+def target(tmp_path: Path) -> ModelSpec:
+    pytest.importorskip("torch", reason="training needs torch")
+    return read_model_spec(write_model(tmp_path / "target.gguf", "llama", F32))
 
 
 def test_a_head_of_another_model_is_not_gone_on_with(target: ModelSpec, tmp_path: Path) -> None:

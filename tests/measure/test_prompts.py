@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import UnsupportedError
-from edgespec.measure.prompts import TaskPrompt, first_of_each_task, read_prompts
+from edgespec.measure.prompts import PROMPTS, TaskPrompt, first_of_each_task, read_prompts
 
 
 def test_prompts_in_the_form_of_spec_bench(tmp_path: Path) -> None:
@@ -50,3 +50,10 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="cannot read"):
         read_prompts(tmp_path / "none.jsonl")
+
+
+def test_the_built_in_prompts_are_two_of_each_task_in_halves() -> None:
+    half = len(PROMPTS) // 2
+    first, second = ([prompt.task for prompt in part] for part in (PROMPTS[:half], PROMPTS[half:]))
+    assert first == second and len(set(first)) == 10
+    assert len({prompt.text for prompt in PROMPTS}) == 20

@@ -1,4 +1,4 @@
-"""Processes of our own: nothing that anybody prints or does not read can stop or confuse them."""
+"""Modules that are started as processes of their own."""
 
 from __future__ import annotations
 
@@ -7,150 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from random_gguf import Q8_0, write_model
 
-from edgespec.backends.ort import cache as ort_cache
-from edgespec.errors import BackendError, UnsupportedError
 from edgespec.models.processes import start_module
-from edgespec.models.spec import ModelSpec, read_model_spec
 
 _LIMIT_S = 60.0
-
-
-@pytest.fixture
-def spec(tmp_path: Path) -> ModelSpec:
-    return read_model_spec(write_model(tmp_path / "model.gguf", "llama", Q8_0))
-
-
-def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> None:
-    """Let the process that converts run `body`, in which `say` sends a message."""
-    script = folder / "stand_in.py"
-    script.write_text(
-        "import json, os, sys\n"
-        "from pathlib import Path\n"
-        "from edgespec.models.processes import messages_out\n"
-        "work = Path(sys.argv[2]) / 'packed'\n"
-        "out = messages_out()\n"
-        "def say(**said):\n"
-        "    out.write(json.dumps(said).encode() + b'\\n')\n"
-        "    out.flush()\n" + body
-    )
-
-    def start(_module: str, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(script), *arguments]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, **streams
-        )
-
-    monkeypatch.setattr(ort_cache, "start_module", start)
-    monkeypatch.setattr(ort_cache, "_runtime_version", lambda: "1.0")
-
-
-_WHOLE = "(work / 'model.onnx').write_text('graph')\n(work / 'weights.bin').write_text('weights')\n"
-
-
-def test_a_conversion_may_print_more_than_a_pipe_holds(
-    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Warnings of megabytes and lines on stdout, from Python and from below it."""
-    body = (
-        "say(part=0.25)\n"
-        "sys.stderr.write('warning\\n' * 200_000)\n"
-        "print('0.5', 'a library says hello', flush=True)\n"
-        "os.write(1, b'0.75\\n' * 50_000)\n"
-        "say(part=0.5)\n" + _WHOLE
-    )
-    stand_in(monkeypatch, tmp_path, body)
-    seen: list[float] = []
-    folder = ort_cache.converted(spec, tmp_path / "cache", "cpu", seen.append)
-    assert seen == [0.25, 0.5, 1.0]
-    assert sorted(os.listdir(folder)) == ["model.onnx", "weights.bin"]
-
-
-@pytest.mark.parametrize(
-    ("body", "kind", "sentence"),
-    [
-        ("say(problem='too new', hint='h', kind='UnsupportedError')\nsys.exit(1)", UnsupportedError,
-         "the model cannot be converted: too new"),
-        ("say(problem='No space left on device', errno=28)\nsys.exit(1)", UnsupportedError,
-         "cannot write the converted model: No space left on device"),
-        ("sys.stderr.write('x' * 300_000)\nraise ValueError('a shape \\udcff')", BackendError,
-         r"the model cannot be converted: ValueError: a shape .*"),
-        ("os.write(2, b'\\xff\\xfe broken\\n\\n')\nos._exit(3)", BackendError,
-         "the model cannot be converted: .* broken"),
-        ("os._exit(3)", BackendError, "the model cannot be converted: status 3"),
-    ],
-)  # fmt: skip
-def test_a_conversion_that_fails_says_why_and_leaves_nothing(
-    body: str,
-    kind: type[Exception],
-    sentence: str,
-    spec: ModelSpec,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stand_in(monkeypatch, tmp_path, body)
-    with pytest.raises(kind, match=f"^{sentence}$"):
-        ort_cache.converted(spec, tmp_path / "cache", "cpu")
-    assert os.listdir(tmp_path / "cache") == []
-
-
-def test_whoever_converts_last_takes_the_folder_of_the_one_that_was_faster(
-    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = _WHOLE + (
-        "place = work.parent.parent / work.parent.name[1:].rsplit('.', 2)[0]\n"
-        "place.mkdir()\n"
-        "(place / 'model.onnx').write_text('theirs')\n"
-        "(place / 'weights.bin').write_text('theirs')\n"
-    )
-    stand_in(monkeypatch, tmp_path, body)
-    folder = ort_cache.converted(spec, tmp_path / "cache", "cpu")
-    assert (folder / "model.onnx").read_text() == "theirs"
-    assert list((tmp_path / "cache").iterdir()) == [folder]
-
-
-def test_a_folder_of_which_something_is_missing_is_made_again(
-    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_in(monkeypatch, tmp_path, _WHOLE)
-    folder = ort_cache.converted(spec, tmp_path / "cache", "cpu")
-    (folder / "weights.bin").unlink()
-    assert ort_cache.converted(spec, tmp_path / "cache", "cpu") == folder
-    assert (folder / "weights.bin").read_text() == "weights"
-    assert list((tmp_path / "cache").iterdir()) == [folder]
-
-
-def test_a_rename_that_fails_is_an_error_and_no_model(
-    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_in(monkeypatch, tmp_path, _WHOLE)
-
-    def denied(*_paths: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "replace", denied)
-    with pytest.raises(UnsupportedError, match=r"cannot write .*: Permission denied"):
-        ort_cache.converted(spec, tmp_path / "cache", "cpu")
-    assert os.listdir(tmp_path / "cache") == []
-
-
-def test_what_a_killed_conversion_left_is_removed_by_the_next_one(
-    spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever model it was of; what a living process makes stays, and is no converted model."""
-    stand_in(monkeypatch, tmp_path, _WHOLE)
-    dead = tmp_path / "cache" / f".another-model.{2**31 - 2}-0.partial"
-    alive = tmp_path / "cache" / f".another-model.{os.getppid()}-0.partial"
-    for folder in (dead, alive):
-        (folder / "packed").mkdir(parents=True)
-        (folder / "packed" / "weights.bin").write_bytes(bytes(100))
-    monkeypatch.setattr(ort_cache, "_KEPT_BYTES", 1)
-    made = ort_cache.converted(spec, tmp_path / "cache", "cpu")
-    assert set((tmp_path / "cache").iterdir()) == {made, alive}
 
 
 def test_a_folder_of_scripts_does_not_stand_in_for_modules(tmp_path: Path) -> None:

@@ -10,7 +10,11 @@ from gguf import GGUFReader
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.quantize.gguf_writer import Value, keys_of, write_gguf, write_raw
 
-KEYS: dict[str, Value] = {"general.architecture": "tést", "test.count": 7, "test.names": ["", "a", "lönger"]}
+KEYS: dict[str, Value] = {
+    "general.architecture": "tést",
+    "test.count": 7,
+    "test.names": ["", "a", "lönger"],
+}
 ONE = np.arange(6, dtype=np.float32).reshape(2, 3)  # 24 bytes: the next one is moved
 TWO = np.arange(5, dtype=np.float32)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quantize_cases import CHAT
+
 from edgespec.quantize.texts import CountedText, texts_of_tokens, write_texts
 
 

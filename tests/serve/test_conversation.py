@@ -29,7 +29,9 @@ class Told:
 
 
 def conversation(told: Told, template: str, tools: Tools, *messages: Any) -> Any:
-    asked = ChatAsked(messages or ({"role": "user", "content": "Hi"},), OPTIONS, Output(), {}, tools)
+    asked = ChatAsked(
+        messages or ({"role": "user", "content": "Hi"},), OPTIONS, Output(), {}, tools
+    )
     return conversation_of(asked, told, template)  # type: ignore[arg-type]
 
 

@@ -8,10 +8,7 @@ import httpx
 import pytest
 from serving_cases import Serve, Speaker
 
-from edgespec.errors import UnsupportedError
-from edgespec.serve.access import is_loopback, local_hosts
 from edgespec.serve.limits import Limits
-from edgespec.serve.server import bind, check_exposure
 
 HELLO: Any = {"messages": [{"role": "user", "content": "Hi"}]}
 CHAT = "/v1/chat/completions"
@@ -97,23 +94,3 @@ def test_what_is_no_request_is_refused(serve: Serve, body: bytes) -> None:
     response = httpx.post(serve(Speaker()) + CHAT, content=body)
     assert response.status_code in (400, 404)
     assert response.json()["error"]["message"]
-
-
-def test_only_this_machine_uses_a_server_without_a_key() -> None:
-    assert is_loopback("127.0.0.5") and is_loopback("::1") and is_loopback("localhost")
-    assert not is_loopback("0.0.0.0") and not is_loopback("example.org")
-    assert local_hosts("0.0.0.0") == ()
-    check_exposure("127.0.0.1", ())
-    check_exposure("0.0.0.0", ("key",))
-    with pytest.raises(UnsupportedError, match=r"others could use a server on 0\.0\.0\.0"):
-        check_exposure("0.0.0.0", ())
-
-
-def test_a_port_in_use_is_told() -> None:
-    with bind("127.0.0.1", 0) as taken:
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(UnsupportedError, match=f"port {port}"):
-            bind("127.0.0.1", port)
-    with pytest.raises(UnsupportedError, match="cannot listen"):
-        bind("127.0.0.1", 70000)

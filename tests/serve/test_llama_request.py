@@ -7,27 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from decoding_cases import END, VOCAB
+from decoding_cases import END
+from filling_cases import Filling
 from serving_cases import Serve, Speaker
-
-from edgespec.backends.base import FillTokens
-from edgespec.backends.fake import ByteTokenizer
-from edgespec.serve.filling import Gap, fill_ids
-from edgespec.serve.refusal import Refusal
-
-PREFIX, SUFFIX, MIDDLE, REPOSITORY, FILE = 1, 2, 3, 4, 5  # control characters, as bytes
-
-
-class Filling(ByteTokenizer):
-    """A vocabulary with tokens for filling in the middle."""
-
-    def __init__(self, *, with_files: bool = True) -> None:
-        super().__init__(VOCAB, END)
-        more = (REPOSITORY, FILE) if with_files else ()
-        self._fill = FillTokens(PREFIX, SUFFIX, MIDDLE, *more)
-
-    def fill_tokens(self) -> FillTokens | None:
-        return self._fill
 
 
 class Coder(Speaker):
@@ -137,22 +119,3 @@ def test_a_model_without_such_tokens_says_so(serve: Serve, path: str, body: dict
     response = httpx.post(f"{serve(Speaker())}{path}", json=body)
     assert response.status_code == 400
     assert "no tokens for filling in the middle" in response.json()["error"]["message"]
-
-
-def test_what_is_far_from_the_gap_is_cut() -> None:
-    """Of 19 ids three mark the places; a quarter may be the suffix's, more where it is free."""
-    gap = Gap("p" * 20, "s" * 20)
-    ids, is_cut = fill_ids(Filling(), gap, 19, "it")
-    assert (bytes(ids), is_cut) == (b"\1" + b"p" * 12 + b"\2" + b"s" * 4 + b"\3", True)
-    ids, _ = fill_ids(Filling(), Gap("p", "s" * 20), 19, "it")
-    assert bytes(ids) == b"\1p\2" + b"s" * 15 + b"\3"
-    ids, is_cut = fill_ids(Filling(), gap, 43, "it")
-    assert (len(ids), is_cut) == (43, False)
-    files = Gap("p", "s", [("f", "0123456789")])
-    ids, is_cut = fill_ids(Filling(with_files=False), files, 9, "it")
-    assert (bytes(ids), is_cut) == (b"\n\n\n\n\1p\2s\3", True)
-
-
-def test_a_tokenizer_that_cannot_is_refused() -> None:
-    with pytest.raises(Refusal, match="/infill is not supported"):
-        fill_ids(ByteTokenizer(VOCAB), Gap("a", "b"), None, "/infill")

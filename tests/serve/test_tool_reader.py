@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from serving_cases import read
 
-from edgespec.serve.answer_text import PlainReader, Reader
-from edgespec.serve.reasoning import ReasoningReader
-from edgespec.serve.shapes import Delta
 from edgespec.serve.tool_formats import HERMES, LLAMA, MISTRAL, ToolFormat, format_of
 from edgespec.serve.tool_reader import ToolReader
 
 NAMES = ("weather", "time")
-
-
-def read(reader: Reader, pieces: list[str]) -> tuple[str, str, list[tuple[str, object]]]:
-    """Content, reasoning and calls."""
-    deltas: list[Delta] = [reader.push(piece) for piece in pieces]
-    deltas.append(reader.finish())
-    calls = [(call.name, json.loads(call.arguments)) for one in deltas for call in one.calls]
-    return "".join(d.content for d in deltas), "".join(d.reasoning for d in deltas), calls
 
 
 ROME = ("weather", {"city": "Rome"})
@@ -97,28 +85,6 @@ def test_a_text_without_calls_is_kept(text: str, size: int) -> None:
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
     content, _, calls = read(ToolReader(HERMES, NAMES, most=9), pieces)
     assert calls == [] and content == text
-
-
-THOUGHTS = [
-    ("<think>\nHm.\n</think>\n\nYes.", "Yes.", "Hm."),
-    ("Yes.", "Yes.", ""),
-    ("<think>Hm", "", "Hm"),
-    ("<thin", "<thin", ""),
-    ("\n\n<think>a </b></think>c", "c", "a </b>"),
-    ("", "", ""),
-]
-
-
-@pytest.mark.parametrize(("text", "content", "thought"), THOUGHTS)
-def test_thoughts_are_split_off(text: str, content: str, thought: str) -> None:
-    for pieces in ([text], list(text)):
-        found = read(ReasoningReader(PlainReader(), within=False), pieces)
-        assert found == (content, thought, [])
-
-
-def test_a_thought_may_have_begun_in_the_prompt() -> None:
-    found = read(ReasoningReader(PlainReader(), within=True), list("Hm.</think>Yes."))
-    assert found == ("Yes.", "Hm.", [])
 
 
 def test_formats_are_known_by_their_templates() -> None:

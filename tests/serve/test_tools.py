@@ -1,4 +1,4 @@
-"""Tools, thoughts and responses through the `openai` client."""
+"""Tools and thoughts through the `openai` client."""
 
 from __future__ import annotations
 
@@ -7,22 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving_cases import TEMPLATE, Connect, Serve, Speaker
-
-HELLO: Any = [{"role": "user", "content": "Hi"}]
-CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "Of a city",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}},
-            "required": ["city"],
-        },
-    },
-}
+from serving_cases import CALL, HELLO, TEMPLATE, WEATHER, Connect, Serve, Speaker
 
 
 def test_a_tool_is_called_and_its_result_told(serve: Serve, client: Connect) -> None:
@@ -102,72 +87,3 @@ def test_thoughts_are_apart_from_the_answer(serve: Serve) -> None:
     message = httpx.post(f"{address}/v1/chat/completions", json={"messages": HELLO}).json()
     assert message["choices"][0]["message"]["content"] == "Yes."
     assert message["choices"][0]["message"]["reasoning_content"] == "Hm."
-
-
-def test_responses(serve: Serve, client: Connect) -> None:
-    made = client(serve(Speaker())).responses.create(
-        model="edgespec", input="Hi", instructions="Be brief", max_output_tokens=5
-    )
-    assert made.output_text == "Hello"
-    assert made.status == "incomplete"
-    assert made.usage is not None and made.usage.output_tokens == 5
-
-
-def test_a_stream_of_a_response(serve: Serve, client: Connect) -> None:
-    tool: Any = {"type": "function", **WEATHER["function"], "strict": False}
-    stream = client(serve(Speaker(f"Look. {CALL}"))).responses.create(
-        model="edgespec",
-        input=[{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}],
-        tools=[tool],
-        stream=True,
-    )
-    events: list[Any] = list(stream)
-    kinds = [event.type for event in events]
-    assert kinds[:2] == ["response.created", "response.in_progress"]
-    assert kinds[-1] == "response.completed"
-    assert "response.function_call_arguments.done" in kinds
-    final: Any = events[-1]
-    assert [item.type for item in final.response.output] == ["message", "function_call"]
-    assert final.response.output_text == "Look."
-    numbers = [event.sequence_number for event in events]
-    assert numbers == list(range(len(numbers)))
-
-
-def test_a_conversation_of_items(serve: Serve, client: Connect) -> None:
-    made = client(serve(Speaker())).responses.create(
-        model="edgespec",
-        input=[
-            {"role": "user", "content": "Hi"},
-            {"type": "function_call", "call_id": "a", "name": "weather", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "a", "output": "Sun"},
-        ],
-    )
-    assert made.output_text == "Hello, world!"
-
-
-def test_what_needs_a_memory_of_responses_is_refused(serve: Serve) -> None:
-    address = serve(Speaker())
-    for field, value in (("previous_response_id", "resp_1"), ("store", True)):
-        body = {"input": "Hi", field: value}
-        error = httpx.post(f"{address}/v1/responses", json=body).json()["error"]
-        assert error["message"].startswith(f"{field} is not supported")
-    assert httpx.post(f"{address}/v1/embeddings", json={"input": "a"}).status_code == 501
-
-
-def test_what_a_server_tells_of_itself(serve: Serve) -> None:
-    address = serve(Speaker())
-    httpx.post(f"{address}/v1/completions", json={"prompt": "a"})
-    assert httpx.get(f"{address}/props").json()["default_generation_settings"]["n_ctx"] == 2048
-    assert httpx.get(f"{address}/slots").json()[0]["is_processing"] is False
-    told = httpx.get(f"{address}/metrics").text
-    assert "edgespec_generated_tokens_total 14\n" in told
-    assert 'edgespec_requests_total{status="200"} 3\n' in told
-    state = httpx.get(f"{address}/status").json()
-    assert state["totals"]["generations"] == 1 and state["queue"]["waiting"] == 0
-    pieces = httpx.post(f"{address}/tokenize", json={"content": "Hé", "with_pieces": True}).json()
-    assert pieces["tokens"][0] == {"id": 72, "piece": "H"}
-    assert pieces["tokens"][1] == {"id": 0xC3, "piece": [0xC3]}
-    back = httpx.post(f"{address}/detokenize", json={"tokens": [72, 0xC3, 0xA9]}).json()
-    assert back == {"content": "Hé"}
-    wrong = httpx.post(f"{address}/detokenize", json={"tokens": [999]})
-    assert "from 0 to 256" in wrong.json()["error"]["message"]

@@ -26,7 +26,6 @@ from switching_cases import (
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
-from edgespec.bench.loaded_model import LoadedModel
 from edgespec.decode.engine import Engine
 from edgespec.decode.writers import LARGE, SMALL
 from edgespec.drafting.drafters.suffix import SuffixDrafter
@@ -49,28 +48,6 @@ def test_the_text_is_that_of_the_rule_written_out(policy: SwitchPolicy, drafts: 
     if policy.down_nats != math.inf:  # with which a turn is too short for drafts
         assert (result.counters.accepted_tokens > 0) == drafts
     assert len({*models}) == 2, "a policy that never switches tests nothing"
-
-
-def test_benchmarks_give_both_models_a_drafter_that_has_seen_nothing() -> None:
-    pair = switching(POLICIES[0])
-    loaded = LoadedModel(pair, None, ["suffix", "suffix"], None)  # type: ignore[arg-type]
-    used = []
-    for place in (0, 1, 0):
-        loaded.renew(place)
-        loaded.answer(place, PROMPT, 20)
-        used.append(pair.small.drafter)
-    assert None not in used and len(set(map(id, used))) == 3
-
-
-def test_benchmarks_count_for_later_runs_what_the_loaded_drafter_does_alone() -> None:
-    alone = engine(LARGE_TABLE, drafts=True)
-    assert alone.drafter is not None
-    counted = alone.history
-    loaded = LoadedModel(alone, None, ["recycling", alone.drafter.name], None)  # type: ignore[arg-type]
-    loaded.answer(0, PROMPT, 20)
-    assert len(counted) == 0
-    rounds = loaded.answer(1, PROMPT, 20).counters.rounds
-    assert len(counted) == rounds > 0
 
 
 @pytest.mark.parametrize("model", [LARGE, SMALL])

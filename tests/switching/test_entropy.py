@@ -1,4 +1,4 @@
-"""The entropy of a row, and which rows are asked for it."""
+"""The entropy of a row."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from switching_cases import always_switching
 
-from edgespec.decode.writers import LARGE, SMALL
 from edgespec.switching.entropy import entropy_nats
-from edgespec.switching.switch import Switch
 
 
 def test_entropy_of_known_rows() -> None:
@@ -27,24 +24,6 @@ def test_entropy_of_known_rows() -> None:
     expected = -(chances * np.log(chances)).sum()
     for shift in (0.0, 40.0, 200.0, -200.0):  # softmax does not see it; float32's exp does
         assert entropy_nats(row + np.float32(shift)) == pytest.approx(expected, rel=2e-5)
-
-
-@pytest.mark.parametrize(("writer", "unseen"), [(LARGE, 2), (SMALL, 3)])
-def test_entropies_that_no_decision_sees_are_not_asked_for(writer: str, unseen: int) -> None:
-    """With a window of 2 and stays of 4, the first mean that counts is over the last two."""
-    switch = Switch(always_switching(up_nats=1.0, down_nats=0.5, window=2, min_stay=4))
-    assert switch.looks  # an answer may begin with either model
-    handing_over = {SMALL: 9.0, LARGE: 0.0}
-    for _ in range(50):
-        switch.sees(handing_over[switch.writer])
-        if switch.is_due:
-            switch.change()
-            if switch.writer == writer:
-                break
-    for _ in range(unseen):
-        assert not switch.looks
-        switch.sees(handing_over[writer])
-    assert switch.looks and not switch.is_due
 
 
 @pytest.mark.parametrize("row", [[math.nan, 1.0], [math.inf, 1.0], [-math.inf, -math.inf]])

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
-from random_gguf import Q4_0, Q8_0, write_model
+from switching_cases import Pair, request_for
 
 import edgespec
-from edgespec.backends.fake import FakeBackend
-from edgespec.bench import switch_calibration
-from edgespec.bench.switch_calibration import calibrate
-from edgespec.decode.engine import Engine
 from edgespec.decode.writers import LARGE, SMALL
 from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.measure.prompts import PROMPTS
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import settings_key
 from edgespec.switching.engine import SwitchingEngine
@@ -37,33 +27,20 @@ MIB = 1 << 20
 PLENTY = Machine(4 << 30)
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> tuple[ModelSpec, ModelSpec]:
-    """Two models of random weights and one vocabulary."""
-    large = write_model(tmp_path / "large.gguf", "llama", Q8_0)
-    return read_model_spec(large), read_model_spec(
-        write_model(tmp_path / "small.gguf", "llama", Q4_0, seed=6)
-    )
-
-
 def calibrated(**changes: object) -> Calibrated:
     turns = [[(SMALL, 8), (LARGE, 4), (SMALL, 8)]] * 3
     found = Calibrated(SwitchPolicy(), 0.2, 0.6, turns, [0.5, 0.7])
     return replace(found, **changes)  # type: ignore[arg-type]
 
 
-def request_for(pair: tuple[ModelSpec, ModelSpec], **changes: object) -> Request:
-    return replace(Request(switch=pair[1].path, backend="llamacpp"), **changes)  # type: ignore[arg-type]
-
-
-def store_curves(pair: tuple[ModelSpec, ModelSpec], large_ms: float, small_ms: float) -> None:
+def store_curves(pair: Pair, large_ms: float, small_ms: float) -> None:
     plan = make_run_plan(pair[0], request_for(pair), PLENTY)
     for spec, own, ms in ((pair[0], plan, large_ms), (pair[1], plan.of_small(), small_ms)):
         base = [math.inf, *(ms * (1 + 0.1 * n) for n in range(32))]
         cache.store("curves", settings_key(spec, settings_of(own)), CostCurve(base).as_json())
 
 
-def test_both_models_are_in_the_plan(pair: tuple[ModelSpec, ModelSpec]) -> None:
+def test_both_models_are_in_the_plan(pair: Pair) -> None:
     both = make_run_plan(pair[0], request_for(pair, context_size=1024), PLENTY)
     alone = make_run_plan(pair[0], Request(backend="llamacpp", context_size=1024), PLENTY)
     parts = both.component_bytes
@@ -77,14 +54,14 @@ def test_both_models_are_in_the_plan(pair: tuple[ModelSpec, ModelSpec]) -> None:
     assert (small.switch, small.context_size, small.batch_size) == (None, 1024, both.batch_size)
 
 
-def test_the_shorter_model_bounds_the_context(pair: tuple[ModelSpec, ModelSpec]) -> None:
+def test_the_shorter_model_bounds_the_context(pair: Pair) -> None:
     plan = make_run_plan(pair[0], request_for(pair), PLENTY)
     assert plan.context_size == 4096
     with pytest.raises(UnsupportedError, match="exceeds the 4096 tokens"):
         make_run_plan(pair[0], request_for(pair, context_size=8192), PLENTY)
 
 
-def test_a_budget_for_one_model_says_so(pair: tuple[ModelSpec, ModelSpec]) -> None:
+def test_a_budget_for_one_model_says_so(pair: Pair) -> None:
     asked = request_for(pair, context_size=4096, draft_max=3)
     needed = make_run_plan(pair[0], asked, PLENTY).predicted_peak_bytes
     alone = make_run_plan(pair[0], replace(asked, switch=None), PLENTY).predicted_peak_bytes
@@ -95,7 +72,7 @@ def test_a_budget_for_one_model_says_so(pair: tuple[ModelSpec, ModelSpec]) -> No
     assert "--ctx" in caught.value.hint
 
 
-def test_what_was_calibrated_is_kept_for_the_pair(pair: tuple[ModelSpec, ModelSpec]) -> None:
+def test_what_was_calibrated_is_kept_for_the_pair(pair: Pair) -> None:
     large, small = pair
     assert stored_switch(large, small) is None
     found = calibrated(policy=SwitchPolicy.always(SMALL))
@@ -117,9 +94,7 @@ def test_what_was_calibrated_is_kept_for_the_pair(pair: tuple[ModelSpec, ModelSp
         {"drafted": 3},
     ],
 )
-def test_a_damaged_document_is_nothing(
-    pair: tuple[ModelSpec, ModelSpec], damage: dict[str, object]
-) -> None:
+def test_a_damaged_document_is_nothing(pair: Pair, damage: dict[str, object]) -> None:
     keep_switch(*pair, calibrated())
     (path,) = (cache.cache_directory() / "switching").iterdir()
     key = f"{pair[0].fingerprint} | {pair[1].fingerprint}"
@@ -129,7 +104,7 @@ def test_a_damaged_document_is_nothing(
     assert stored_switch(*pair) is None
 
 
-def test_the_plan_says_which_use_of_the_pair_is_faster(pair: tuple[ModelSpec, ModelSpec]) -> None:
+def test_the_plan_says_which_use_of_the_pair_is_faster(pair: Pair) -> None:
     choice = make_run_plan(pair[0], request_for(pair), PLENTY).as_json()["switch"]
     assert "lossy; not calibrated: edgespec profile" in choice["reason"]
     keep_switch(*pair, calibrated())
@@ -150,9 +125,7 @@ def test_the_plan_says_which_use_of_the_pair_is_faster(pair: tuple[ModelSpec, Mo
     assert reason.endswith("drafting is faster")
 
 
-def test_pairs_that_cannot_take_turns_are_refused(
-    pair: tuple[ModelSpec, ModelSpec], tmp_path: Path
-) -> None:
+def test_pairs_that_cannot_take_turns_are_refused(pair: Pair, tmp_path: Path) -> None:
     large, small = pair
     check_switch(large, small)
     with pytest.raises(UnsupportedError, match="their tokenizers are"):
@@ -176,7 +149,7 @@ def test_drafting_is_judged_by_the_steps_there_are(size: int) -> None:
 
 
 def test_a_loaded_pair_writes_what_its_models_write_alone(
-    pair: tuple[ModelSpec, ModelSpec],
+    pair: Pair,
 ) -> None:
     prompt = list(range(50, 70))
     how = {"context_size": 256, "threads": 1, "backend": "llamacpp"}
@@ -194,58 +167,3 @@ def test_a_loaded_pair_writes_what_its_models_write_alone(
         engine.policy = SwitchPolicy(up_nats=0.5, down_nats=9.0, only_where_it_pays=False)
         result = engine.generate(prompt, max_tokens=40, speculate=False)
         assert {span.model for span in result.spans} == {LARGE, SMALL}
-
-
-def test_calibrating_meets_the_wish_and_keeps_it(
-    pair: tuple[ModelSpec, ModelSpec], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tables in place of models: the small one is the large one with noise."""
-    random = np.random.default_rng(0)
-    table = random.normal(0.0, 2.0, (256, 256))
-    noisy = table + random.normal(0.0, 0.7, (256, 256))
-
-    def fake(rows: NDArray[np.float64], step_ms: float) -> dict[str, Any]:
-        listed = rows.tolist()
-        curve = CostCurve([math.inf, *(step_ms * (1 + 0.1 * n) for n in range(16))])
-        backend = FakeBackend(lambda context: listed[context[-1]], 256, max_nodes=16)
-        return {"backend": backend, "curve": curve}
-
-    def load(*_: object, **__: object) -> SwitchingEngine:
-        small = Engine(**fake(noisy, 2.0))
-        return SwitchingEngine(**fake(table, 10.0), small=small, policy=SwitchPolicy())
-
-    monkeypatch.setattr(switch_calibration, "load_plan", load)
-    monkeypatch.setattr(switch_calibration, "_MOST_TOKENS", 40)
-    found = calibrate(pair[0], request_for(pair), large_share=0.4)
-    assert found["expected"]["large_share"] == pytest.approx(0.4, abs=0.05)
-    assert found["expected"]["quality"] > 0.4
-    kept = stored_switch(*pair)
-    assert kept is not None
-    assert kept.policy.as_json() == found["policy"]
-    assert kept.large_share == found["expected"]["large_share"]
-    assert 0.0 < kept.drafted[0] < kept.drafted[-1] < 8.0
-    json.dumps(found, allow_nan=False)  # numbers that every reader of JSON knows
-    shares = [point["large_share"] for point in found["points"]]
-    assert shares == sorted(shares) and (shares[0], shares[-1]) == (0.0, 1.0)
-    better = calibrate(pair[0], request_for(pair), quality=0.9)
-    assert better["expected"]["quality"] >= 0.9
-    with pytest.raises(UnsupportedError, match="not between 0 and 1"):
-        calibrate(pair[0], request_for(pair), quality=1.5)
-
-
-@pytest.mark.model
-def test_calibrating_a_model_with_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything agrees, so any threshold has the full quality."""
-    monkeypatch.setattr(switch_calibration, "_MOST_TOKENS", 12)
-    monkeypatch.setattr(switch_calibration, "_LEAST_TOKENS", 12)
-    monkeypatch.setattr(switch_calibration, "PROMPTS", PROMPTS[:4])
-    path = write_model(tmp_path / "random.gguf", "llama", Q8_0, reads_bytes=True)
-    spec = read_model_spec(path)
-    asked = Request(switch=spec.path, context_size=4096, threads=1, backend="llamacpp")
-    found = calibrate(spec, asked, large_share=0.5)
-    assert found["expected"]["large_share"] == pytest.approx(0.5, abs=0.15)
-    assert found["expected"]["agreement"] == found["alone"]["small"]["agreement"] == 1.0
-    assert [found["points"][i]["large_share"] for i in (0, -1)] == [0.0, 1.0]
-    assert stored_switch(spec, spec) is not None
-    reason = make_run_plan(spec, asked).as_json()["switch"]["reason"]
-    assert "tokens/s predicted" in reason

@@ -9,6 +9,7 @@ import pytest
 from llama_cases import RecordingBackend, recording, settings
 
 from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.kernels import attach
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -48,3 +49,10 @@ def backend(loaded: RecordingBackend) -> RecordingBackend:
 def reference(loaded_reference: LlamaBackend) -> LlamaBackend:
     loaded_reference.truncate(0)
     return loaded_reference
+
+
+@pytest.fixture(scope="session")
+def attached() -> None:
+    """Where edgespec's kernels are, llama.cpp has them."""
+    if reason := attach():
+        pytest.skip(f"edgespec has no kernels here: {reason}")

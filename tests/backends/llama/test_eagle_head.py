@@ -11,24 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from eagle3_gguf import Head, write_eagle, write_hollow_eagle
+from eagle3_gguf import Head, write_eagle
 from frozen_times import Frozen
-from hybrid_gguf import Shape, write_hollow, write_hybrid
-from planning_cases import compute_bytes
+from hybrid_gguf import Shape, write_hybrid
 from random_gguf import Q8_0
 
 import edgespec
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.eagle_head import EagleHead
 from edgespec.backends.llama.head import FollowedBackend
-from edgespec.backends.llama.kernels import model_params
-from edgespec.backends.llama.library import LOG, library
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.head import HeadDrafter, HeadText
 from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
-from edgespec.memory.bytes.footprint import RunShape
-from edgespec.memory.bytes.head_footprint import EAGLE_TOKENS, head_file_footprint
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec, read_model_spec
@@ -137,59 +132,6 @@ def test_a_plan_has_what_is_allocated(tmp_path: Path, cache_folder: Path, made: 
     there = sum(found.get(f"head_weights{end}", 0) for end in ("", "_repacked"))
     assert there == pytest.approx(weights, rel=1e-3, abs=0.012 * 2**20)
     assert found["head_logits"] == planned["head_logits"]
-
-
-@pytest.mark.parametrize("batch", [32, 512])
-@pytest.mark.parametrize(
-    ("shape", "made"),
-    [
-        (
-            Shape("llama", 32, 4096, 14336, 128_256, 32, 8, 128, interval=1),
-            Head((2, 16, 29), ids=tuple(range(32_000)), heads=32, kv_heads=8, head=128,
-                 hidden=14336),
-        ),
-        (
-            Shape("qwen3", 28, 1024, 3072, 151_936, 16, 8, 128, interval=1),
-            Head((2, 14, 25), has_output=False, heads=16, kv_heads=8, head=64, hidden=3072),
-        ),
-    ],
-)  # fmt: skip
-def test_heads_of_real_shapes_take_what_llama_cpp_says(
-    shape: Shape, made: Head, batch: int, tmp_path: Path
-) -> None:
-    """Within 0.1% and the two decimals of the log: theirs, and what targets need for them."""
-    spec = read_model_spec(write_hollow(tmp_path / "model.gguf", shape))
-    head = read_model_spec(write_hollow_eagle(tmp_path / "head.gguf", shape, made), heads=True)
-    lib = library()
-    params = model_params()
-    params.no_alloc, params.load_mode, params.n_gpu_layers = True, 0, 0
-    models = [
-        lib.llama_model_load_from_file(str(one.path).encode(), params) for one in (spec, head)
-    ]
-    assert all(models)
-    sizes, other = [], None
-    for model, tokens in zip(models, (batch, EAGLE_TOKENS), strict=True):
-        LOG.clear()
-        made_with = lib.llama_context_default_params()
-        made_with.n_ctx, made_with.n_seq_max, made_with.ctx_other = 4096, 1, other
-        made_with.n_batch = made_with.n_ubatch = tokens
-        made_with.n_outputs_max = EAGLE_TOKENS if other else 8
-        made_with.flash_attn_type, made_with.kv_unified = 1, True
-        context = lib.llama_init_from_model(model, made_with)
-        assert context
-        sizes.append((context, LOG.buffer_bytes()))
-        other = context
-    target = RunShape(4096, batch, 8, hands_out=made.layers)
-    parts = head_file_footprint(spec, target, head, RunShape(4096, EAGLE_TOKENS, EAGLE_TOKENS))
-    planned = {part.name: part.nbytes for part in parts}
-    said = sizes[1][1]
-    for context, _ in reversed(sizes):
-        lib.llama_free(context)
-    for model in reversed(models):
-        lib.llama_model_free(model)
-    assert planned["head_compute"] == pytest.approx(said["compute"], rel=1e-3, abs=0.006 * 2**20)
-    plain = compute_bytes(spec, replace(target, hands_out=()))
-    assert plain == pytest.approx(sizes[0][1]["compute"], rel=1e-3, abs=0.006 * 2**20)
 
 
 def test_a_head_is_tried_where_it_was_named(tmp_path: Path, cache_folder: Path) -> None:

@@ -24,11 +24,10 @@ from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.merging import merge
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.proposal import Proposal, Stakes
-from edgespec.errors import BackendError, EdgespecError, ModelFileError, UnsupportedError
+from edgespec.errors import BackendError, ModelFileError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_drafter_path, embedded_model
 from edgespec.models.exits.early_exit import read_exit
-from edgespec.models.exits.writer import choose_tokens
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.onnx.weights import raw_rows
 from edgespec.models.pairing import check_pair
@@ -58,27 +57,6 @@ def backend(target: ModelSpec, drafter: ModelSpec) -> Iterator[LlamaBackend]:
     made.close()
 
 
-def test_a_file_says_what_it_was_made_from(target: ModelSpec, drafter: ModelSpec) -> None:
-    info = read_exit(drafter)
-    assert info is not None
-    assert (info.exit_layer, info.target_name) == (2, "target.gguf")
-    assert list(info.token_ids) == IDS.tolist()
-    assert info.report == {"agreement": 0.5}
-    assert (drafter.num_layers, drafter.vocab_size) == (3, len(IDS))
-    assert read_exit(target) is None
-
-
-def test_blocks_are_the_targets_bytes(target: ModelSpec, drafter: ModelSpec) -> None:
-    def bytes_of(spec: ModelSpec, name: str) -> Any:
-        return raw_rows(spec.path, spec.tensors[name])
-
-    copied = [name for name in drafter.tensors if name.startswith(("blk.0.", "blk.1."))]
-    assert len(copied) >= 18
-    for name in copied:
-        assert drafter.tensors[name].type == target.tensors[name].type
-        assert np.array_equal(bytes_of(drafter, name), bytes_of(target, name)), name
-
-
 def test_another_target_is_refused(drafter: ModelSpec, tmp_path: Path) -> None:
     other = read_model_spec(write_model(tmp_path / "other.gguf", drafter.arch, Q4_0, seed=6))
     with pytest.raises(UnsupportedError, match=r"exit\.gguf is an early exit of target\.gguf"):
@@ -91,14 +69,6 @@ def test_a_copy_of_the_target_is_accepted(
     copy = tmp_path / "renamed.gguf"
     copy.write_bytes(target.path.read_bytes())
     check_pair(read_model_spec(copy), drafter)
-
-
-def test_a_file_without_its_token_ids_is_an_error(drafter: ModelSpec) -> None:
-    data = drafter.path.read_bytes()
-    broken = data.replace(b"early_exit.token_ids", b"early_exit.token_idz")
-    drafter.path.write_bytes(broken)
-    with pytest.raises(EdgespecError, match="does not say which tokens"):
-        read_exit(read_model_spec(drafter.path))
 
 
 @pytest.mark.parametrize("kind", [F32, Q4_0])
@@ -203,13 +173,6 @@ def test_drafting_needs_no_package_beside_llama_cpp(target: ModelSpec, drafter: 
         "engine.close()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def test_control_tokens_and_the_most_frequent_are_chosen(target: ModelSpec) -> None:
-    counts = np.zeros(VOCABULARY, np.int64)
-    counts[[200, 100, 150]] = 5, 9, 7
-    assert choose_tokens(target, counts, 3).tolist() == [100, 150, VOCABULARY - 1]
-    assert choose_tokens(target, counts, 5).tolist() == [0, 100, 150, 200, VOCABULARY - 1]
 
 
 class Cheap(CostCurve):

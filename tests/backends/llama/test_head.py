@@ -14,14 +14,11 @@ import numpy as np
 import pytest
 from frozen_times import Frozen
 from head_cases import BESIDE, DRAFTS, INSIDE, Files, opened, written
-from hybrid_gguf import Shape, write_hollow
 from random_gguf import F32, Q8_0, write_model
 
 import edgespec
 from edgespec.backends.llama.cache_head import CacheHead
 from edgespec.backends.llama.head import Followed, Head
-from edgespec.backends.llama.kernels import model_params
-from edgespec.backends.llama.library import LOG, library
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter
@@ -271,37 +268,6 @@ def test_a_plan_has_the_head_in_it(path: Path) -> None:
     assert found["kv_cache"] == pytest.approx(planned["head_kv_cache"], abs=ROUNDING)
     assert found["compute"] == pytest.approx(planned["head_compute"], abs=ROUNDING)
     assert found["logits"] == planned["head_logits"] and found["rows"] == planned["head_rows"]
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        Shape("qwen35", 24, 1024, 3584, 248_320, 8, 2, 256, 128, 16, 16, 4, 4, predicting=1),
-        Shape("qwen35", 32, 2560, 9216, 248_320, 16, 4, 256, 128, 32, 16, 4, 4, predicting=1),
-    ],
-)
-def test_heads_of_real_shapes_take_what_llama_cpp_says(shape: Shape, tmp_path: Path) -> None:
-    """Within 0.1% and the two decimals of the log."""
-    spec = read_model_spec(write_hollow(tmp_path / "model.gguf", shape))
-    lib = library()
-    params = model_params()
-    params.no_alloc, params.load_mode, params.n_gpu_layers, params.load_mtp = True, 0, 0, True
-    model = lib.llama_model_load_from_file(str(spec.path).encode(), params)
-    assert model
-    for batch in (32, 64, 512):
-        LOG.clear()
-        params = lib.llama_context_default_params()
-        params.n_ctx, params.n_seq_max, params.ctx_type = 4096, 1, 1
-        params.n_batch, params.n_ubatch, params.n_outputs_max = batch + 8, batch, 1
-        params.flash_attn_type, params.kv_unified = 1, True
-        context = lib.llama_init_from_model(model, params)
-        assert context
-        lib.llama_free(context)
-        parts = head_footprint(spec, RunShape(4096, batch, 8, head=True))
-        planned = {part.name: part.nbytes for part in parts}
-        said = LOG.buffer_bytes()["compute"]
-        assert planned["head_compute"] == pytest.approx(said, rel=1e-3, abs=0.006 * 2**20)
-    lib.llama_model_free(model)
 
 
 def test_a_head_lies_where_its_block_does(path: Path) -> None:

@@ -7,139 +7,23 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
+from product_cases import Q4_K
 
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
-from edgespec.backends.llama.ggml_products import MatrixProduct, quantized
 from edgespec.backends.llama.kernels import (
-    KERNEL_TYPES,
-    attach,
     kernels,
-    packed_type,
     product_ms,
 )
 from edgespec.backends.llama.library import library
-from edgespec.errors import BackendError
 from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant
 from edgespec.memory.bytes.footprint import RunShape, weights_bytes
-from edgespec.memory.device.kernels import attends, packed_bytes
+from edgespec.memory.device.kernels import attends
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import read_model_spec
 
-pytestmark = pytest.mark.model
-F32, Q4_0, Q4_K, Q2_K = 0, 2, 12, 10
-FAR = 0.02  # root mean square of the difference, over that of the product
-
-
-@pytest.fixture(scope="module", autouse=True)
-def attached() -> None:
-    if reason := attach():
-        pytest.skip(f"edgespec has no kernels here: {reason}")
-
-
-def numbers(seed: int, *shape: int) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape, np.float32)
-
-
-def distance(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> float:
-    return float(np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(theirs**2)))
-
-
-def both(
-    kind: int, weights: NDArray[np.float32], x: NDArray[np.float32], threads: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The product with our kernels, and with ggml's."""
-    data, shape = quantized(kind, weights), weights.shape[::-1]
-    results = []
-    for buffer_type in (packed_type(), None):
-        with MatrixProduct(
-            kind, data, shape, tokens=len(x), threads=threads, buffer_type=buffer_type
-        ) as product:
-            results.append(product(x))
-    return results[0], results[1]
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    kind=st.sampled_from(KERNEL_TYPES),
-    panels=st.integers(1, 9),
-    blocks=st.integers(1, 3),
-    tokens=st.integers(1, 40),
-    threads=st.integers(1, 2),
-    seed=st.integers(0, 1 << 30),
-)
-def test_products_are_ggmls(
-    kind: int, panels: int, blocks: int, tokens: int, threads: int, seed: int
-) -> None:
-    weights = numbers(seed, 16 * panels, 256 * blocks)
-    x = numbers(seed + 1, tokens, 256 * blocks)
-    ours, theirs = both(kind, weights, x, threads)
-    assert distance(ours, theirs) < FAR
-
-
-@pytest.mark.parametrize("kind", KERNEL_TYPES)
-def test_a_row_does_not_depend_on_its_step(kind: int) -> None:
-    weights, x = quantized(kind, numbers(1, 48, 512)), numbers(2, 33, 512)
-
-    def product(rows: NDArray[np.float32], threads: int) -> NDArray[np.float32]:
-        with MatrixProduct(
-            kind,
-            weights,
-            (512, 48),
-            tokens=len(rows),
-            threads=threads,
-            buffer_type=packed_type(),
-        ) as made:
-            return made(rows)
-
-    single = np.concatenate([product(row[None], 1) for row in x])
-    for size in (2, 3, 7, 8, 13, 16, 33):
-        for threads in (1, 2):
-            assert np.array_equal(product(x[:size], threads), single[:size])
-
-
-@pytest.mark.parametrize("kind", KERNEL_TYPES)
-@pytest.mark.parametrize("tokens", [1, 5])
-def test_experts_are_ggmls(kind: int, tokens: int) -> None:
-    experts, used, rows, columns = 5, 2, 32, 256
-    weights = quantized(kind, numbers(3, experts * rows, columns))
-    x = numbers(4, tokens, columns)
-    ids = np.random.default_rng(5).permuted(
-        np.tile(np.arange(experts, dtype=np.int32), (tokens, 1)), axis=1
-    )[:, :used]
-    results = []
-    for buffer_type in (packed_type(), None):
-        with MatrixProduct(
-            kind,
-            weights,
-            (columns, rows, experts),
-            tokens=tokens,
-            threads=2,
-            buffer_type=buffer_type,
-            used=used,
-        ) as product:
-            results.append(product(x, ids))
-    assert distance(*results) < FAR
-
-
-@pytest.mark.parametrize(
-    ("kind", "rows", "columns"),
-    [(Q4_0, 24, 256), (Q4_0, 15, 32), (Q2_K, 32, 256), (F32, 32, 40)],
-    ids=[
-        "rows no multiple of 16",
-        "fewer rows than a panel",
-        "a type without a kernel",
-        "columns no multiple of 16",
-    ],
-)
-def test_what_has_no_kernel_stays_with_llama_cpp(kind: int, rows: int, columns: int) -> None:
-    assert packed_bytes(kind, rows, columns) == 0
-    weights = quantized(kind, numbers(6, rows, columns))
-    with pytest.raises(BackendError, match="no kernel"):
-        MatrixProduct(kind, weights, (columns, rows), tokens=1, buffer_type=packed_type())
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("attached")]
 
 
 def test_products_are_timed_in_turns() -> None:

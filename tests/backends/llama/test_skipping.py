@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-from typing import Any
-
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,6 @@ TEXT = [3, 200, 7, 101, 55, 8]
 @pytest.fixture(params=[("llama", Q4_0), ("qwen2", Q8_0)], ids=["llama", "qwen2"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> ModelSpec:
     return read_model_spec(write_model(tmp_path / "target.gguf", *request.param))
-
 
 
 def test_nothing_left_out_is_the_model(target: ModelSpec) -> None:

@@ -20,7 +20,7 @@ from edgespec.backends.llama.team import Teams
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter
-from edgespec.memory.device.neighbours import Neighbours, alone
+from edgespec.memory.device.neighbours import alone
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_model
 
@@ -47,17 +47,6 @@ class World:
             self.others += 0.05 * others
             self.teams.leave()
         return used
-
-
-def test_neighbours_are_what_is_busy_and_not_ours() -> None:
-    looks = iter([(10.0, 100.0, 5.0), (12.0, 103.5, 8.0)])
-    assert Neighbours(lambda: next(looks)).share() == pytest.approx(0.25)  # 0.5 s of 2 s
-
-
-def test_a_look_at_this_process_grows() -> None:
-    first = alone()
-    sum(i * i for i in range(200_000))
-    assert all(now >= then for now, then in zip(alone(), first, strict=True))
 
 
 def test_a_team_that_is_alone_has_all_of_its_threads() -> None:

@@ -25,7 +25,11 @@ def counted(tokens: list[int], parents: list[int], cells: list[int], *emitted: i
 
 def test_a_chain_is_counted_up_to_its_first_mistake() -> None:
     assert counted([1, 2, 3], [-1, 0, 1], [0, 1, 2], 1, 9) == [(0, True), (1, False)]
-    assert counted([1, 2, 3], [-1, 0, 1], [0, 1, 2], 1, 2, 3, 4) == [(0, True), (1, True), (2, True)]
+    assert counted([1, 2, 3], [-1, 0, 1], [0, 1, 2], 1, 2, 3, 4) == [
+        (0, True),
+        (1, True),
+        (2, True),
+    ]
 
 
 def test_nodes_behind_the_last_token_are_not_known_to_be_wrong() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from switching_cases import document as switching_document
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
 from edgespec.memory.report.page import require_place
-from edgespec.memory.report.profile_page import render_profile, write_profile
+from edgespec.memory.report.profile_page import render_profile, render_switching, write_profile
 
 MIB = 1 << 20
 
@@ -178,3 +179,9 @@ def test_without_matplotlib_the_hint_installs_it(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(MissingDependencyError) as caught:
         render_profile(profile())
     assert "edgespec[report]" in caught.value.hint
+
+
+def test_the_page_of_a_pair() -> None:
+    page = render_switching(switching_document())
+    assert "<svg" in page and "Quality against speed" in page
+    assert "small&lt;b&gt;.gguf" in page and "small<b>" not in page

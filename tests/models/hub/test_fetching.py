@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
@@ -10,37 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_files import NAME, fetch
 from hub_server import COMMIT, Hub
-from random_gguf import F32, Q8_0, write_model
 
 from edgespec.errors import DoesNotFitError, DownloadError, ModelFileError, ModelNotFoundError
-from edgespec.models.hub import caches, fetching, remote, resolve
+from edgespec.models.hub import caches, fetching, resolve
 from edgespec.models.spec import ModelSpec, read_model_spec
-
-NAME = "owner/Tiny-GGUF"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """A model in two types, of 730 and 250 KB, whose headers have 7 KB."""
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        f"Tiny-{name}.gguf": write_model(folder / name, "llama", kind).read_bytes()
-        for name, kind in (("F32", F32), ("Q8_0", Q8_0))
-    }
-
-
-@pytest.fixture
-def repository(hub: Hub, data: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """The hub with that model, of which a part of the header is asked for at first."""
-    monkeypatch.setattr(fetching, "_FIRST_BYTES", 2048)
-    hub.repositories[NAME] = {".gitattributes": b"x", **data}
-    hub.small.add(".gitattributes")
-    return hub
-
-
-def fetch(tag: str = "") -> Path:
-    return fetching.fetch(fetching.find(NAME, tag))
 
 
 def test_a_model_lands_where_llama_cpp_looks_for_it(
@@ -113,13 +87,6 @@ def test_a_full_disk_is_told_before(
     assert repository.sent("Tiny-F32.gguf") == []
 
 
-# -- connections that break --------------------------------------------------------------------
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting before another attempt takes no time."""
-    monkeypatch.setattr("time.sleep", lambda _: None)
-
-
 @pytest.mark.usefixtures("patient")
 def test_a_broken_connection_is_taken_up_where_it_broke(
     repository: Hub, data: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
@@ -148,20 +115,6 @@ def test_the_next_command_goes_on_where_one_broke_for_good(
     assert asked.first is not None and asked.first > 190_000
 
 
-def test_a_server_that_ignores_ranges_sends_all_of_it_again(
-    repository: Hub, data: dict[str, bytes]
-) -> None:
-    wanted = fetching.find(NAME, "F32")
-    content = data["Tiny-F32.gguf"]
-    blob = fetching._blob(wanted.repository, "Tiny-F32.gguf")
-    blob.parent.mkdir(parents=True)
-    blob.with_name(blob.name + ".downloadInProgress").write_bytes(content[:5000])
-    repository.ignores_ranges = True
-    assert fetching.fetch(wanted).read_bytes() == content
-    with pytest.raises(DownloadError, match="sends more than was asked for"):
-        remote.read_beginning(wanted.repository, "Tiny-F32.gguf", 0, 2048)
-
-
 def test_other_bytes_than_announced_are_not_kept(repository: Hub, home: Path) -> None:
     repository.damaged = True
     with pytest.raises(DownloadError) as caught:
@@ -169,58 +122,6 @@ def test_other_bytes_than_announced_are_not_kept(repository: Hub, home: Path) ->
     assert "came with other bytes than announced (SHA-256)" in str(caught.value)
     folder = home / "hub" / "models--owner--Tiny-GGUF"
     assert [path for path in folder.rglob("*") if path.is_file() or path.is_symlink()] == []
-
-
-def test_a_disk_that_cannot_be_written_is_the_systems_own_error(
-    repository: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(remote._Limited, "write", full)
-    with pytest.raises(OSError, match="No space left on device") as caught:
-        fetch()
-    assert not isinstance(caught.value, DownloadError)
-
-
-# -- what a hub can say ------------------------------------------------------------------------
-@pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize(
-    ("status", "code", "kind", "told"),
-    [
-        (404, "", ModelNotFoundError, f"the hub has no {NAME}"),
-        (404, "RepoNotFound", ModelNotFoundError, f"the hub has no {NAME}"),
-        (401, "", ModelNotFoundError, f"the hub has no {NAME}"),
-        (401, "GatedRepo", DownloadError, "asks for its terms to be accepted first"),
-        (403, "", DownloadError, "asks for its terms to be accepted first"),
-        (429, "", DownloadError, "no more questions for now (429)"),
-        (500, "", DownloadError, "status 500"),
-    ],
-)
-def test_refusals_are_one_sentence_and_a_hint(
-    repository: Hub, status: int, code: str, kind: type[Exception], told: str
-) -> None:
-    repository.status[NAME], repository.error_code = status, code
-    with pytest.raises(kind) as caught:
-        fetching.find(NAME)
-    assert told in str(caught.value) and "\n" not in str(caught.value)
-    assert getattr(caught.value, "hint", "")
-
-
-def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with pytest.raises(DownloadError, match="owner/Tiny-GGUF could not be fetched"):
-        fetching.find(NAME)
-
-
-def test_a_token_is_sent_to_the_hub(repository: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository.token = "hf_secret"
-    with pytest.raises(ModelNotFoundError) as caught:
-        fetching.find(NAME)
-    assert "HF_TOKEN" in caught.value.hint
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    assert fetch().exists()
 
 
 def test_offline_nothing_is_asked(repository: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,9 @@ import pytest
 from tiny_folder import END, HEADS, LENGTHS, POSITIONS, WINDOW, TinyModel, write_folder
 
 import edgespec
-from edgespec.backends.ort.tokenizer import FolderTokenizer
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import EdgespecError, ModelFileError, UnsupportedError
 from edgespec.memory.bytes.footprint import RunShape, footprint
-from edgespec.memory.bytes.onnx_footprint import onnx_footprint
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.request import Request
 from edgespec.models.onnx.folder import end_ids, read_folder_spec, read_model
@@ -29,7 +27,6 @@ pytest.importorskip("onnx", reason="the onnx extra is not installed")
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("tokenizers", reason="the onnx extra is not installed")
 
-import tokenizers
 
 from edgespec.backends.ort.backend import OrtBackend, OrtSettings
 
@@ -221,25 +218,6 @@ def spec(folder: Path) -> ModelSpec:
     return read_folder_spec(folder)
 
 
-def test_footprint_of_a_folder(spec: ModelSpec) -> None:
-    """1,000 cells and steps of 32: scores 3 x 2 x 32 x 1,032, joined keys and values 2 x 2 x 16.
-
-    Activations are 32 x (8 x 16 + 3 x 16); the arena takes 1.4 times all of it in float32.
-    """
-    larger = replace(spec, weight_bytes=1_000_000)
-    parts = {
-        part.name: part.nbytes
-        for part in onnx_footprint(larger, RunShape(1000, 32, 4), drafter_bytes=77)
-    }
-    compute = 4 * 1.4 * (3 * 2 * 32 * 1032 + 1032 * 16 * 2 * 2 + 32 * (8 * 16 + 3 * 16))
-    assert parts["weights"] == 1_200_000
-    assert parts["embeddings"] == 4 * 258 * 16
-    assert parts["kv_cache"] == 1000 * 48 * 4
-    assert parts["compute"] == int(compute)
-    assert parts["logits"] == 4 * 258 * 4
-    assert parts["drafter_tables"] == 77
-
-
 def test_a_plan_says_why_it_is_onnx_runtime(spec: ModelSpec) -> None:
     plan = make_run_plan(spec, Request(), MACHINE)
     assert plan.backend == "onnx"
@@ -265,60 +243,3 @@ def test_gguf_footprints_are_as_before(spec: ModelSpec) -> None:
 
 
 # ----------------------------------------------------------------------------------- tokenizer
-
-TEXT = "Grüße, 世界! 🙂\tx  y\n"
-
-
-def test_byte_level_tokens_give_the_bytes_of_a_text(folder: Path) -> None:
-    tokenizer = FolderTokenizer(folder, 300)
-    ids = tokenizer.encode(TEXT)
-    assert ids[0] == 256
-    assert b"".join(tokenizer.token_bytes(token) for token in ids) == TEXT.encode()
-    assert tokenizer.encode("<s>a") == tokenizer.encode("a")  # a template may have written it
-    assert tokenizer.encode("a", add_special=False) == ids[:0] + tokenizer.encode("a")[1:]
-    assert (tokenizer.bos_text, tokenizer.eos_text) == ("<s>", "</s>")
-    assert tokenizer.is_end(END) and not tokenizer.is_end(0)
-    assert tokenizer.token_bytes(299) == b""  # a row of logits without a token
-    assert tokenizer.vocab_size == 300
-
-
-def test_tokens_with_marks_for_spaces_and_bytes(copy: Path) -> None:
-    """As sentencepiece's: U+2581 for spaces, `<0xNN>` for what has no token of its own."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    pieces += ["\u2581", "x", "y", "G", "r", "e", "\u2581x"]
-    made = tokenizers.Tokenizer(
-        tokenizers.models.BPE(
-            vocab={piece: number for number, piece in enumerate(pieces)},
-            merges=[("\u2581", "x")],
-            byte_fallback=True,
-            unk_token="<unk>",
-        )
-    )
-    made.add_special_tokens(["<s>", "</s>"])
-    made.add_tokens(["added"])
-    made.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
-    make = tokenizers.decoders
-    made.decoder = make.Sequence(
-        [make.Replace("\u2581", " "), make.ByteFallback(), make.Fuse(), make.Strip(" ", 1, 0)]
-    )
-    made.save(str(copy / "tokenizer.json"))
-    tokenizer = FolderTokenizer(copy, len(pieces))
-    ids = tokenizer.encode(TEXT)
-    assert b"".join(tokenizer.token_bytes(token) for token in ids) == TEXT.encode()
-    assert tokenizer.token_bytes(pieces.index("\u2581x")) == b" x"
-    assert tokenizer.token_bytes(2) == b""
-    assert tokenizer.token_bytes(len(pieces)) == b"added"
-
-
-def test_tokens_of_an_unknown_kind_are_refused(copy: Path) -> None:
-    made = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0, "##b": 1, "[UNK]": 2}))
-    made.decoder = tokenizers.decoders.WordPiece()
-    made.save(str(copy / "tokenizer.json"))
-    with pytest.raises(UnsupportedError, match=r"unknown kind \(WordPiece\)"):
-        FolderTokenizer(copy, 3)
-
-
-def test_a_damaged_tokenizer_is_refused(copy: Path) -> None:
-    (copy / "tokenizer.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ModelFileError, match=r"tokenizer\.json cannot be read"):
-        FolderTokenizer(copy, 3)

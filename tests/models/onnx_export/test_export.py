@@ -11,169 +11,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from tiny_folder import HEADS, LENGTHS, TinyModel, write_tokenizer
+from tiny_folder import write_tokenizer
 
 from edgespec.cli.main import main
 from edgespec.errors import EdgespecError, MissingDependencyError, ModelFileError, UnsupportedError
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.onnx_export import export as onnx_export
-from edgespec.models.onnx_export.contract import (
-    cache_shapes,
-    halve_tables,
-    split_linear,
-    to_contract,
-)
 from edgespec.models.onnx_export.export import count_parameters, export_model
-from edgespec.models.onnx_export.shapes import freeze_shapes
 
 pytest.importorskip("onnx", reason="the onnx extra is not installed")
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 pytest.importorskip("tokenizers", reason="the onnx extra is not installed")
 
-import onnx
-import onnxruntime
-
-WINDOWED = (False, True)
-MAKE = onnx.helper
-
-
-def run(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    wanted = {value.name for value in session.get_inputs()}
-    names = [value.name for value in session.get_outputs()]
-    values = session.run(names, {name: inputs[name] for name in wanted})
-    return dict(zip(names, values, strict=True))
-
-
-def step(past: int, count: int) -> dict[str, Any]:
-    """Inputs of the contract, and of what an exporter writes, with random numbers."""
-    random = np.random.default_rng(past)
-
-    def normal(*shape: int) -> Any:
-        return random.normal(0, 1, shape).astype(np.float32)
-
-    biases = normal(1, 2, count, past + count)
-    inputs = {
-        "input_ids": random.integers(0, 258, (1, count)),
-        "position_ids": np.arange(past, past + count)[None],
-        "rows": np.array([count - 1, 0]),
-        "attention_mask": biases,
-        "attention_bias": biases[:, :1],
-        "attention_bias_window": biases[:, 1:],
-    }
-    for layer, (heads, length) in enumerate(zip(HEADS, LENGTHS, strict=True)):
-        for what in ("key", "value"):
-            rows = normal(1, heads, past, length)
-            inputs |= {f"past_{what}.{layer}": rows, f"past_key_values.{layer}.{what}": rows}
-    return inputs
-
 
 # --------------------------------------------------------------------------------- the graph
-
-
-@pytest.mark.parametrize("past", [0, 5])
-def test_an_exported_graph_becomes_one_of_the_contract(past: int) -> None:
-    tiny, inputs = TinyModel(), step(past, 4)
-    model = tiny.graph(exported=True)
-    exported = run(model, inputs)
-    to_contract(model, WINDOWED)
-    onnx.checker.check_model(model)
-    cut = run(model, inputs)
-    np.testing.assert_allclose(cut["logits"], exported["logits"][0, [3, 0]], atol=1e-5)
-    for layer in range(2):
-        for what in ("key", "value"):
-            new = exported[f"present.{layer}.{what}"][:, :, past:]
-            np.testing.assert_array_equal(cut[f"new_{what}.{layer}"], new)
-    expected = run(tiny.graph(), inputs)
-    assert cut.keys() == expected.keys()
-    np.testing.assert_allclose(cut["logits"], expected["logits"], atol=1e-5)
-    assert cache_shapes(model) == [(2, 8, 8), (2, 4, 4)]
-
-
-def test_presents_that_are_no_concatenation_are_sliced() -> None:
-    """Some exporters join the past in another layout."""
-    model, inputs = TinyModel().graph(exported=True), step(5, 4)
-    for node in model.graph.node:
-        for place, name in enumerate(node.output):
-            if name.startswith("present."):
-                node.output[place] = f"{name}.joined"
-        for place, name in enumerate(node.input):
-            if name.startswith("present."):
-                node.input[place] = f"{name}.joined"
-    for value in model.graph.output:
-        if value.name.startswith("present."):
-            copy = MAKE.make_node("Identity", [f"{value.name}.joined"], [value.name])
-            model.graph.node.append(copy)
-    exported = run(model, inputs)
-    to_contract(model, WINDOWED)
-    np.testing.assert_array_equal(
-        run(model, inputs)["new_key.1"], exported["present.1.key"][:, :, 5:]
-    )
-
-
-def test_only_the_wanted_rows_pass_the_head() -> None:
-    model = TinyModel().graph(exported=True)
-    to_contract(model, WINDOWED)
-    head = next(node for node in model.graph.node if "head" in node.input)
-    assert head.input[0] == "hidden_of_rows"
-
-
-def test_a_graph_that_is_no_decoder_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"other inputs or outputs than a decoder's \(atten"):
-        to_contract(TinyModel().graph(), WINDOWED)
-
-
-def test_shapes_are_frozen_and_nothing_else() -> None:
-    pytest.importorskip("sympy", reason="comes with the export extra")
-    model, inputs = TinyModel().graph(exported=True), step(5, 4)
-    to_contract(model, WINDOWED)
-    before = run(model, inputs)
-    freeze_shapes(model)
-    after = run(model, inputs)
-    assert all(np.array_equal(before[name], after[name]) for name in before)
-    asked = [node for node in model.graph.node if node.op_type == "Shape"]
-    assert asked == []
-
-
-def small_graph(nodes: list[Any], constants: dict[str, Any], integer: bool = False) -> Any:
-    kind = onnx.TensorProto.INT64 if integer else onnx.TensorProto.FLOAT
-    graph = MAKE.make_graph(
-        nodes,
-        "small",
-        [MAKE.make_tensor_value_info("x", kind, None)],
-        [MAKE.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
-        [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    return MAKE.make_model(graph, opset_imports=[MAKE.make_opsetid("", 18)], ir_version=9)
-
-
-@pytest.mark.parametrize("transposed", [0, 1])
-def test_linear_layers_are_products_and_sums(transposed: int) -> None:
-    random = np.random.default_rng(1)
-    weight = random.normal(0, 1, (3, 5) if transposed else (5, 3)).astype(np.float32)
-    constants = {"w": weight, "b": np.arange(3, dtype=np.float32)}
-    model = small_graph(
-        [MAKE.make_node("Gemm", ["x", "w", "b"], ["y"], transB=transposed)], constants
-    )
-    inputs = {"x": random.normal(0, 1, (2, 5)).astype(np.float32)}
-    before = run(model, inputs)["y"]
-    split_linear(model)
-    assert [node.op_type for node in model.graph.node] == ["MatMul", "Add"]
-    np.testing.assert_allclose(run(model, inputs)["y"], before, rtol=1e-5)
-
-
-def test_large_tables_are_kept_in_half_precision() -> None:
-    table = np.random.default_rng(1).normal(0, 1, (1 << 15, 32)).astype(np.float32)
-    model = small_graph([MAKE.make_node("Gather", ["t", "x"], ["y"])], {"t": table}, integer=True)
-    halve_tables(model)
-    assert model.graph.initializer[0].data_type == onnx.TensorProto.FLOAT16
-    found = run(model, {"x": np.array([3, 9])})["y"]
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, table[[3, 9]], rtol=1e-3)
 
 
 # ---------------------------------------------------------------------------------- refusals

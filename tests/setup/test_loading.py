@@ -1,25 +1,26 @@
-"""Loading that fails at any of its steps leaves nothing open.
-
-A step is a call that the function under test makes. Each is let fail in turn, before it has done
-anything, until there are none left to fail; what is open then is counted.
-"""
+"""Loading that fails at any of its steps leaves nothing open."""
 
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import pytest
-from planning_cases import PLENTY, model
+from loading_cases import (
+    CURVE,
+    SPEC,
+    VOCAB,
+    Opened,
+    StepError,
+    assert_nothing_stays_open,
+    quiet,
+)
 from random_gguf import Q4_0, write_model
 
-from edgespec.backends.fake import FakeBackend
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.early_exit import ExitBackend
@@ -33,95 +34,10 @@ from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.memory.device.track import MemoryTracker
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
-from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import read_model_spec
 from edgespec.quantize.context import EvalContext
-from edgespec.setup import draft_loading, loading
+from edgespec.setup import loading
 from edgespec.setup.learning import Learning
-from edgespec.setup.planning import make_run_plan
-
-VOCAB = 258
-SPEC = replace(model(), path=Path("none.gguf"))
-_OWN = ("contextlib", "threading", "concurrent", "importlib")  # machinery, which does not fail
-
-
-class StepError(Exception):
-    """What the n-th step raises."""
-
-
-def failing(number: int, codes: set[CodeType]) -> Callable[[FrameType, str, Any], None]:
-    """A tracer that lets the n-th call made by these functions fail."""
-    seen = 0
-
-    def trace(frame: FrameType, event: str, _argument: Any) -> None:
-        nonlocal seen
-        caller = frame.f_back
-        if event != "call" or caller is None or caller.f_code not in codes:
-            return
-        if frame.f_code in codes or str(frame.f_globals["__name__"]).startswith(_OWN):
-            return
-        seen += 1
-        if seen == number:
-            raise StepError
-
-    return trace
-
-
-def assert_nothing_stays_open(
-    load: Callable[[], Any], functions: list[Any], opened: list[Any]
-) -> int:
-    """Let each step of `functions` within `load` fail; how many steps there are."""
-    codes = {function.__code__ for function in functions}
-    number = 0
-    while True:
-        number += 1
-        before = sys.gettrace()
-        sys.settrace(failing(number, codes))
-        try:
-            result = load()
-        except StepError:
-            sys.settrace(before)
-            assert opened == [], f"open after step {number} failed"
-            continue
-        finally:
-            sys.settrace(before)
-        assert opened, "nothing was opened at all"
-        result.close()
-        assert opened == []
-        return number - 1
-
-
-class Opened(FakeBackend):
-    """Is in a list as long as it is open."""
-
-    def __init__(self, opened: list[Any]) -> None:
-        super().__init__(lambda _context: [0.0] * VOCAB, VOCAB)
-        self._opened = opened
-        opened.append(self)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._opened.remove(self)
-        super().close()
-
-
-CURVE = CostCurve([float("inf"), *[1.0] * 16])
-
-
-@pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """With a draft model; models are read and step times measured without files and time."""
-    for module in (loading, draft_loading):
-        monkeypatch.setattr(module, "read_model_spec", lambda _path, **_: SPEC)
-    monkeypatch.setattr(loading, "_curve", lambda *_: CURVE)
-    monkeypatch.setattr("edgespec.setup.stored.learned_key", lambda *_: "key")
-    monkeypatch.setattr("edgespec.setup.learning.read_model_spec", lambda _path, **_: SPEC)
-    made = make_run_plan(SPEC, Request(context_size=256, threads=1), PLENTY)
-    return replace(made, draft_model=Path("draft.gguf"), drafter="suffix,model", draft_max=4)
-
-
-def quiet(_what: str, _part: float) -> None:
-    pass
 
 
 @pytest.mark.parametrize("remember", [False, True])
@@ -151,28 +67,6 @@ def test_two_models_that_take_turns(plan: Plan, monkeypatch: pytest.MonkeyPatch)
     functions = [loading.load_plan, loading._load_one]
     load = loading.load_plan
     assert assert_nothing_stays_open(lambda: load(SPEC, pair), functions, opened) > 20
-
-
-def test_a_draft_model(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[Any] = []
-    monkeypatch.setattr(draft_loading, "open_draft_model", lambda *_, **__: Opened(opened))
-    monkeypatch.setattr(draft_loading, "measure_curve", lambda *_, **__: CURVE)
-    monkeypatch.setattr(draft_loading, "read_exit", lambda _spec: None)
-    target = FakeBackend(lambda _context: [0.0] * VOCAB, VOCAB)
-    load = draft_loading.load_draft_model
-    functions = [value for value in vars(draft_loading).values() if hasattr(value, "__code__")]
-    steps = assert_nothing_stays_open(
-        lambda: load(target, SPEC, plan, quiet), [load, *functions], opened
-    )
-    assert steps > 10
-
-
-def test_a_draft_model_that_is_only_timed(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[Any] = []
-    monkeypatch.setattr(draft_loading, "open_draft_model", lambda *_, **__: Opened(opened))
-    monkeypatch.setattr(draft_loading, "measure_curve", lambda *_, **__: CURVE)
-    assert draft_loading.draft_step_ms(SPEC, SPEC, quiet) == 1.0
-    assert opened == []
 
 
 class Part:

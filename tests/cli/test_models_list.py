@@ -1,0 +1,44 @@
+"""`edgespec models list`: what is here, and what it would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Command
+from random_gguf import Q8_0, write_model
+
+from edgespec.memory.plan.plan import Plan
+from edgespec.setup import planning
+
+
+def test_the_list_says_how_fast_where_it_was_measured(
+    at_home: Command, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planning.make_run_plan
+    monkeypatch.setenv("EDGESPEC_MODELS", str(home))
+    write_model(home / "here.gguf", "llama", Q8_0)
+    (home / "broken.gguf").write_bytes(b"<!doctype html>")
+
+    def measured(*arguments: Any) -> Plan:
+        source = "from step times measured on this device"
+        return replace(made(*arguments), speed_source=source, tokens_per_s=42.4)
+
+    for plan, speed in ((made, "-"), (measured, "42")):
+        monkeypatch.setattr(planning, "make_run_plan", plan)
+        lines = [line.split() for line in at_home("models", "list")[1].splitlines()]
+        row = next(line for line in lines if line[0] == "~/here.gguf")
+        assert row[1] == "Q8_0" and row[6] == speed
+        broken = next(line for line in lines if line[0] == "~/broken.gguf")
+        assert " ".join(broken[-8:]) == "- a web page, not a GGUF model"
+
+
+def test_a_machine_without_models_says_how_to_get_one(
+    at_home: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.models.hub.caches._embedded", lambda: iter(()))
+    status, out, told = at_home("models", "list")
+    assert (status, out) == (0, "")
+    assert told == "no model is here; `edgespec models pull hf:OWNER/REPO` gets one\n"

@@ -1,0 +1,75 @@
+"""Options that commands share: what they become, and the words of other programs for them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command_line import Command
+
+from edgespec.cli.options import DEFAULTS, PlanOptionLists
+
+
+def test_options_given_several_times_are_multiplied() -> None:
+    lists = PlanOptionLists.of(
+        {"drafter": ["none", "suffix,recycling"], "kv_type": ["f16", "q8_0"], "threads": [1, 2],
+         "ctx": [512], "budget": None, "exact": True}
+    )  # fmt: skip
+    assert lists.drafters == ("none", "suffix,recycling")
+    assert [label for label, _ in lists.each] == [
+        "--kv-type f16 --threads 1", "--kv-type f16 --threads 2",
+        "--kv-type q8_0 --threads 1", "--kv-type q8_0 --threads 2",
+    ]  # fmt: skip
+    assert all(one.exact and one.ctx == 512 and one.drafter == "auto" for _, one in lists.each)
+    assert {(one.kv_type, one.threads) for _, one in lists.each} == {
+        ("f16", 1), ("f16", 2), ("q8_0", 1), ("q8_0", 2),
+    }  # fmt: skip
+
+
+def test_no_option_is_one_setting_without_a_name() -> None:
+    assert PlanOptionLists.of({"drafter": [], "kv_type": None, "exact": False}).each == (
+        ("", DEFAULTS),
+    )
+
+
+@pytest.mark.parametrize(
+    ("alias", "option"),
+    [
+        ("-m", "--model"),
+        ("-hf", "--hf-repo"),
+        ("-p", "--prompt"),
+        ("--ctx-size", "--ctx"),
+        ("--n-gpu-layers", "--gpu-layers"),
+        ("-md", "--draft-model"),
+        ("-ctk", "--cache-type-k"),
+        ("-ctv", "--cache-type-v"),
+        ("--temp", "--temperature"),
+        ("--n-predict", "--max-tokens"),
+    ],
+)
+def test_words_of_llama_cpp_are_known(say: Command, alias: str, option: str) -> None:
+    _, out, _ = say("run", "--help")
+    names = [line.split("<")[0].replace(",", "").split() for line in out.splitlines()]
+    assert any(alias in line and option in line for line in names)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "arguments",
+    [("-ctk", "q8_0"), ("-ctk", "q8_0", "-ctv", "f16"), ("-ctk", "q9", "-ctv", "q9")],
+)
+def test_cache_types_that_cannot_be_are_misuse(say: Command, arguments: tuple[str, ...]) -> None:
+    assert say("plan", *arguments)[0] == 2
+
+
+@pytest.mark.model
+def test_llama_cpps_cache_types_are_ours(say: Command) -> None:
+    _, out, _ = say("plan", "-ctk", "q8_0", "-ctv", "q8_0", "--json")
+    assert json.loads(out)["plan"]["kv_type"]["value"] == "q8_0"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("word", ["none", "plain"])
+def test_plain_and_none_are_one_drafter(say: Command, word: str) -> None:
+    _, out, _ = say("plan", "--drafter", word, "--json")
+    assert json.loads(out)["plan"]["drafter"]["value"] == "none"
