@@ -98,7 +98,7 @@ def test_each_answer_is_the_one_given_alone(
     """Whoever comes and goes meanwhile, with prefixes shared and cells given to others."""
     asked = asks(seed, 12)
     asked += [([*prompt, 1, 2, 3], options) for prompt, options in asked[:4]]
-    options = {"feeds_again": feeds_again, "context_size": 256, "cells": 500}
+    options: dict[str, Any] = {"feeds_again": feeds_again, "context_size": 256, "cells": 500}
     with engine_of(4, drafter, **options) as engine:
         results = all_at_once(engine, asked)
     for (prompt, options_), result in zip(asked, results, strict=True):
