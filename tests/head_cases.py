@@ -8,13 +8,19 @@ from typing import Any, NamedTuple
 
 from eagle3_gguf import Head as Eagle
 from eagle3_gguf import write_eagle
-from gemma4_gguf import write_assistant, write_gemma4
+from gemma4_gguf import (
+    write_assistant,
+    write_gemma4,
+)
 from hybrid_gguf import Shape, write_hybrid
 
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.head import Followed, FollowedBackend, FollowedRecurrentBackend
 from edgespec.backends.llama.head_files import open_head_file
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Request
 from edgespec.models.spec import read_model_spec
+from edgespec.setup.planning import make_run_plan
 
 INSIDE = {
     "qwen35": Shape("qwen35", predicting=1),
@@ -80,3 +86,8 @@ def written(folder: Path, name: str, kind: Any, say: float = 1.0) -> Files:
         return Files(model, head)
     write_gemma4(model, kind=kind, say=say)
     return Files(model, write_assistant(head, model, kind=kind, say=say))
+
+
+def plan_of(model: Path, **changes: Any) -> Plan:
+    request = Request(context_size=512, draft_max=3, kernels="off", threads=1, **changes)
+    return make_run_plan(read_model_spec(model), request)

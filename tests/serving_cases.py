@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from decoding_cases import END, ONE_HOT, VOCAB
 from waiting import PATIENCE_S
@@ -13,14 +14,13 @@ from waiting import PATIENCE_S
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
-
-if TYPE_CHECKING:
-    from openai import OpenAI
-import json
-from typing import Any
-
 from edgespec.serve.answer_text import Reader
 from edgespec.serve.shapes import Delta
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from openai import OpenAI
+
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -56,6 +56,7 @@ class Speaker(FakeBackend):
 
 Serve = Callable[..., str]  # starts a server of a model; its address
 Connect: TypeAlias = "Callable[[str], OpenAI]"  # a client of the server at an address
+ConnectAnthropic: TypeAlias = "Callable[..., Anthropic]"  # the same, with a key
 
 
 def read(reader: Reader, pieces: list[str]) -> tuple[str, str, list[tuple[str, object]]]:
@@ -84,3 +85,6 @@ WEATHER: Any = {
         },
     },
 }
+
+
+HELLO: Any = [{"role": "user", "content": "Hi"}]

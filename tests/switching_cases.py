@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 from random_gguf import Q4_0, Q8_0, write_model
 
@@ -135,11 +134,6 @@ def written_pair(folder: Path) -> Pair:
     large = write_model(folder / "large.gguf", "llama", Q8_0)
     small = write_model(folder / "small.gguf", "llama", Q4_0, seed=6)
     return read_model_spec(large), read_model_spec(small)
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Pair:
-    return written_pair(tmp_path)
 
 
 def request_for(pair: Pair, **changes: object) -> Request:

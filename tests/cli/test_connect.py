@@ -11,8 +11,6 @@ from typer.testing import CliRunner
 
 from edgespec.cli.main import app
 from edgespec.decode.engine import Engine
-from edgespec.errors import BackendError, UnsupportedError
-from edgespec.serve.client import Client
 from edgespec.serve.server import Server
 
 
@@ -49,14 +47,3 @@ def test_what_a_server_chooses_itself_is_misuse(address: str) -> None:
         done = CliRunner().invoke(app, ["run", "Hi", option, value, "--connect", address])
         assert done.exit_code == 2
         assert f"{option} is the server's to choose" in done.stderr
-
-
-def test_what_is_refused_and_what_is_not_there_is_told(address: str) -> None:
-    client = Client(address)
-    with pytest.raises(UnsupportedError, match="the server refuses: wibble is not supported"):
-        list(client.stream("completions", {"prompt": "a", "wibble": 1}))
-    with pytest.raises(BackendError, match="there is no server at"):
-        list(Client("http://127.0.0.1:1").stream("completions", {"prompt": "a"}))
-    for wrong in ("ftp://a", "http://", "http://a:x"):
-        with pytest.raises(UnsupportedError):
-            list(Client(wrong).stream("completions", {}))

@@ -1,4 +1,4 @@
-"""Training an early exit: the arithmetic of its choice, and with torch a tiny model's whole way."""
+"""Early exits from the command line: what cannot be gone on with, and a whole way."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from edgespec.cli.main import app
 from edgespec.errors import EdgespecError
 from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
-
-# ---------------------------------------------------------------------- with torch
 
 
 @pytest.fixture

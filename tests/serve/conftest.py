@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from serving_cases import TEMPLATE, Connect, Serve, Speaker
+from serving_cases import TEMPLATE, Connect, ConnectAnthropic, Serve, Speaker
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
@@ -49,4 +49,15 @@ def client() -> Iterator[Connect]:
     with ExitStack() as opened:
         yield lambda address: opened.enter_context(
             OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        )
+
+
+@pytest.fixture
+def anthropic_client() -> Iterator[ConnectAnthropic]:
+    """Anthropic's client of the server at an address, closed with the test."""
+    from anthropic import Anthropic
+
+    with ExitStack() as opened:
+        yield lambda address, api_key="none": opened.enter_context(
+            Anthropic(base_url=address, api_key=api_key, max_retries=0)
         )

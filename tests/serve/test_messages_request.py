@@ -1,19 +1,14 @@
-"""What the `anthropic` client gets."""
+"""What the `anthropic` client may ask for, and what it may not."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import anthropic
 import httpx
 import pytest
-from anthropic import Anthropic
-from serving_cases import Serve, Speaker
+from serving_cases import HELLO, ConnectAnthropic, Serve, Speaker
 
-HELLO: Any = [{"role": "user", "content": "Hi"}]
 TOOL: Any = {
     "name": "weather",
     "description": "Of a city",
@@ -22,68 +17,12 @@ TOOL: Any = {
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
-Connect = Callable[..., Anthropic]
-
-
-@pytest.fixture
-def client() -> Iterator[Connect]:
-    """Anthropic's client of the server at an address, closed with the test."""
-    with ExitStack() as opened:
-        yield lambda address, api_key="none": opened.enter_context(
-            Anthropic(base_url=address, api_key=api_key, max_retries=0)
-        )
-
-
-def test_an_answer_is_a_message_with_its_usage(serve: Serve, client: Connect) -> None:
-    backend = Speaker()
-    talk = client(serve(backend, names=["tiny"])).messages
-    answer = talk.create(model="tiny", max_tokens=50, messages=HELLO, system="Be brief")
-    assert (answer.type, answer.role, answer.model) == ("message", "assistant", "tiny")
-    assert [block.to_dict() for block in answer.content] == [
-        {"type": "text", "text": "Hello, world!"}
-    ]
-    assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
-    prompt = len("<system>Be brief<user>Hi<assistant>")
-    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (prompt, 14)
-    assert answer.usage.cache_read_input_tokens == 0
-    again = talk.create(model="tiny", max_tokens=50, messages=HELLO, system="Be brief")
-    assert again.usage.cache_read_input_tokens == prompt - 1
-    assert again.usage.input_tokens == 1
-    count = talk.count_tokens(model="tiny", messages=HELLO, system="Be brief")
-    assert count.input_tokens == prompt
-
-
-def test_the_ends_of_answers(serve: Serve, client: Connect) -> None:
-    talk = client(serve(Speaker())).messages
-    short = talk.create(model="edgespec", max_tokens=5, messages=HELLO)
-    assert short.stop_reason == "max_tokens"
-    stopped = talk.create(
-        model="edgespec", max_tokens=50, messages=HELLO, stop_sequences=["x", "wor"]
-    )
-    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "wor")
-
-
-def test_a_stream_has_the_events_of_the_interface(serve: Serve, client: Connect) -> None:
-    address = serve(Speaker())
-    body = {"model": "edgespec", "max_tokens": 50, "messages": HELLO, "stream": True}
-    response = httpx.post(f"{address}/v1/messages", json=body)
-    events = [part.split("\n", 1) for part in response.text.split("\n\n") if part]
-    documents = [json.loads(data.removeprefix("data: ")) for _, data in events]
-    assert [name.removeprefix("event: ") for name, _ in events] == [o["type"] for o in documents]
-    kinds = [one["type"] for one in documents]
-    assert kinds[:2] == ["message_start", "content_block_start"]
-    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    assert set(kinds[2:-3]) == {"content_block_delta"}
-    with client(address).messages.stream(model="edgespec", max_tokens=50, messages=HELLO) as stream:
-        assert "".join(stream.text_stream) == "Hello, world!"
-        final = stream.get_final_message()
-    assert final.stop_reason == "end_turn" and final.usage.output_tokens == 14
-
-
 @pytest.mark.parametrize("streams", [False, True])
-def test_tools_are_called_and_answered(serve: Serve, client: Connect, streams: bool) -> None:
+def test_tools_are_called_and_answered(
+    serve: Serve, anthropic_client: ConnectAnthropic, streams: bool
+) -> None:
     backend = Speaker(f"Let me look.\n{CALL}")
-    talk = client(serve(backend)).messages
+    talk = anthropic_client(serve(backend)).messages
     asked: Any = {
         "model": "edgespec",
         "max_tokens": 200,
@@ -116,24 +55,6 @@ def test_tools_are_called_and_answered(serve: Serve, client: Connect, streams: b
     assert last.content[0].to_dict() == {"type": "text", "text": "Take a coat."}
 
 
-def test_thoughts_are_blocks_of_their_own(serve: Serve, client: Connect) -> None:
-    template = (
-        "{% for m in messages %}{{ m.content }}{% endfor %}"
-        "{% if enable_thinking %}<think>{% else %}</think>{% endif %}"
-    )
-    backend = Speaker("hm</think>Yes")
-    talk = client(serve(backend, chat_template=template)).messages
-    asked: Any = {"model": "edgespec", "max_tokens": 50, "messages": HELLO}
-    answer = talk.create(**asked, thinking={"type": "adaptive"})
-    assert [(block.type, block.to_dict()) for block in answer.content] == [
-        ("thinking", {"type": "thinking", "thinking": "hm", "signature": ""}),
-        ("text", {"type": "text", "text": "Yes"}),
-    ]
-    with talk.stream(**asked, thinking={"type": "adaptive"}) as stream:
-        streamed = stream.get_final_message()
-    assert [block.to_dict() for block in streamed.content] == [b.to_dict() for b in answer.content]
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -158,11 +79,11 @@ def test_what_is_not_supported_is_an_error_of_the_interface(
     assert problem in document["error"]["message"]
 
 
-def test_the_client_knows_its_errors(serve: Serve, client: Connect) -> None:
+def test_the_client_knows_its_errors(serve: Serve, anthropic_client: ConnectAnthropic) -> None:
     address = serve(Speaker(), keys=("secret",))
     with pytest.raises(anthropic.AuthenticationError):
-        client(address).messages.create(model="edgespec", max_tokens=5, messages=HELLO)
-    known = client(address, "secret").messages
+        anthropic_client(address).messages.create(model="edgespec", max_tokens=5, messages=HELLO)
+    known = anthropic_client(address, "secret").messages
     with pytest.raises(anthropic.NotFoundError, match="no model"):
         known.create(model="claude", max_tokens=5, messages=HELLO)
     answer = known.create(model="edgespec", max_tokens=5, messages=HELLO)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from switching_cases import Pair, request_for
+from switching_cases import Pair, request_for, written_pair
 
 import edgespec
 from edgespec.decode.writers import LARGE, SMALL
@@ -25,6 +25,11 @@ from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 
 MIB = 1 << 20
 PLENTY = Machine(4 << 30)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return written_pair(tmp_path)
 
 
 def calibrated(**changes: object) -> Calibrated:

@@ -5,30 +5,21 @@ How they follow a model is compared in `test_head`, with heads of other kinds.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from gemma4_gguf import (
-    GEMMA4,
-    Heads,
-    write_gemma4,
-)
-from head_cases import ASSISTED, BLOCKS, INSIDE, Files, opened, written
+from head_cases import ASSISTED, BLOCKS, INSIDE, Files, opened, plan_of, written
 from hybrid_gguf import Shape, write_hybrid
 from random_gguf import F32, Q8_0
 
 import edgespec
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.errors import ModelFileError, UnsupportedError
-from edgespec.memory.plan.plan import Plan
-from edgespec.memory.plan.request import Request
+from edgespec.errors import ModelFileError
 from edgespec.models.pairing import heads_for
 from edgespec.models.spec import read_model_spec
-from edgespec.setup.planning import make_run_plan
 
 pytestmark = pytest.mark.model
 
@@ -45,11 +36,6 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
 def loaded(files: Files, **changes: Any) -> Engine:
     values = {"context_size": 512, "draft_max": 3, "threads": 1, "kernels": "off", **changes}
     return edgespec.load(files.model, draft_model=files.head, **values)
-
-
-def plan_of(model: Path, **changes: Any) -> Plan:
-    request = Request(context_size=512, draft_max=3, kernels="off", threads=1, **changes)
-    return make_run_plan(read_model_spec(model), request)
 
 
 @pytest.mark.parametrize("arch", INSIDE)
@@ -111,46 +97,6 @@ def test_a_head_is_no_model(files: Files) -> None:
     with pytest.raises(ModelFileError, match="a draft head") as caught:
         read_model_spec(files.head)
     assert "--draft-model" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("model", "head", "problem"),
-    [
-        (Shape("qwen35", width=96), "qwen35 beside it", "reads 64 values a layer, and the model"),
-        (
-            Shape("llama", interval=1),
-            "qwen35 beside it",
-            "of a qwen35 model, and this one is llama",
-        ),
-        (Shape("qwen35", vocabulary=300), "qwen35 beside it", "for 258 tokens, and the model has"),
-        (Shape("qwen35"), ASSISTED, "the cache of a gemma4 model, and this one is qwen35"),
-    ],
-)
-def test_wrong_pairs_are_refused(tmp_path: Path, model: Shape, head: str, problem: str) -> None:
-    """In one sentence, before anything is loaded."""
-    other = write_hybrid(tmp_path / "other.gguf", model, Q8_0)
-    with pytest.raises(UnsupportedError, match=problem) as caught:
-        plan_of(other, draft_model=written(tmp_path, head, Q8_0).head)
-    assert "trained for this model" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("shape", "heads", "problem"),
-    [
-        (replace(GEMMA4, kv_heads=2), Heads(), "heads of other sizes"),
-        (GEMMA4, Heads(length=32), "heads of other sizes"),
-        (replace(GEMMA4, interval=4, layers=5), Heads(), "one that slides and one that does not"),
-        (replace(GEMMA4, width=96), Heads(), "reads 64 values a layer, and the model has 96"),
-    ],
-)
-def test_an_assistant_needs_the_cache_that_it_was_made_for(
-    tmp_path: Path, shape: Shape, heads: Heads, problem: str
-) -> None:
-    """llama.cpp would end the process."""
-    head = written(tmp_path, ASSISTED, Q8_0).head
-    other = write_gemma4(tmp_path / "other.gguf", shape, heads=heads)
-    with pytest.raises(UnsupportedError, match=problem):
-        plan_of(other, draft_model=head)
 
 
 QWEN_4B = Shape("qwen35", 32, 2560, 9216, 248_320, 16, 4, 256, 128, 32, 16, 4, 4, predicting=1)

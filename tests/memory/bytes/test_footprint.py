@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
+from footprint_cases import (
+    AVX2,
+    HEAD,
+    LAYERS,
+    NORM,
+    TABLE,
+    TIED,
+    UNTIED,
+    model,
+    shape,
+    takes_up_to,
+    tensor,
+    weights,
+)
 from planning_cases import compute_bytes
 
 from edgespec.memory.bytes.footprint import (
@@ -21,56 +32,19 @@ from edgespec.memory.bytes.footprint import (
     padded,
     runtime_bytes,
     state_bytes,
-    weights_bytes,
     window_cells,
     work_bytes,
 )
-from edgespec.memory.bytes.places import refused_weights
 from edgespec.memory.device.kernels import missing_kernels, packed_bytes
 from edgespec.memory.device.taking import Weight
-from edgespec.models.gguf.ggml_types import GGML_TYPES, GgmlType
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.spec import ModelSpec
 
-TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
-AVX2 = frozenset({"avx2"})
 AVX512 = frozenset({"avx2", "avx512"})
 NEON = frozenset({"neon", "dotprod"})
 
 
-def tensor(name: str, dims: tuple[int, ...], kind: GgmlType | str) -> GgufTensor:
-    """As in a file: `dims` fastest first."""
-    kind = TYPES[kind] if isinstance(kind, str) else kind
-    values = 1
-    for size in dims:
-        values *= size
-    return GgufTensor(name, kind, dims, 0, values // kind.block_size * kind.block_bytes)
-
-
-def model(*tensors: GgufTensor, **changes: Any) -> ModelSpec:
-    """Two layers, embedding 64, 4 heads of 16, 2 of them for keys and values."""
-    spec = ModelSpec(
-        path=Path("tiny.gguf"), files=(Path("tiny.gguf"),), file_bytes=0,
-        weight_bytes=sum(one.data_bytes for one in tensors), fingerprint="f00d", arch="llama",
-        name="tiny", file_type="Q4_0", notes=(), num_layers=2, num_prediction_layers=0,
-        embedding_size=64, vocab_size=1000, context_length=32768, feed_forward_size=(96, 96),
-        num_heads=(4, 4), num_kv_heads=(2, 2), key_length=(16, 16), value_length=(16, 16),
-        sliding_window=0, is_sliding=(False, False), num_experts=0, num_experts_used=0,
-        expert_feed_forward_size=0, is_recurrent=False, is_hybrid=False,
-        is_recurrent_layer=(False, False), state_values=0, has_encoder=False,
-        tied_embeddings=all(one.name != "output.weight" for one in tensors), group_bytes=(),
-        type_bytes=(), layer_bytes=(), chat_template=None, bos_id=None, eos_id=None, add_bos=None,
-        tokenizer_model="gpt2", tokenizer_pre="", tokenizer_hash="",
-        tensors={one.name: one for one in tensors},
-    )  # fmt: skip
-    return replace(spec, **changes)
-
-
 SPEC = model()
-
-
-def shape(context_size: int = 1000, batch_size: int = 256, **changes: Any) -> RunShape:
-    return RunShape(context_size, batch_size, **{"max_nodes": 32, **changes})
 
 
 # ------------------------------------------------------------------------------ KV cache
@@ -132,27 +106,6 @@ def test_a_block_type_needs_heads_of_whole_blocks() -> None:
 
 
 # ------------------------------------------------------------------------------ weights
-
-# 64 x 1000 values of Q4_0, 18 bytes in 32: 36,000 bytes. A layer: 64 x 64, 2,304 bytes. Its norm:
-# 256 bytes. A head of its own in Q6_K needs rows of 256, so that one is made of Q8_0: 68,000.
-TABLE = tensor("token_embd.weight", (64, 1000), "Q4_0")
-HEAD = tensor("output.weight", (64, 1000), "Q8_0")
-NORM = tensor("output_norm.weight", (64,), "F32")
-LAYERS = [
-    one
-    for number in range(2)
-    for one in (
-        tensor(f"blk.{number}.attn_norm.weight", (64,), "F32"),
-        tensor(f"blk.{number}.attn_q.weight", (64, 64), "Q4_0"),
-    )
-]
-UNTIED = model(TABLE, HEAD, NORM, *LAYERS)
-TIED = model(TABLE, NORM, *LAYERS)
-
-
-def weights(spec: ModelSpec, **changes: Any) -> dict[tuple[str, str], int]:
-    parts = weights_bytes(spec, shape(**{"features": AVX2, "mapped": False, **changes}))
-    return {(part.device, part.name): part.nbytes for part in parts if part.nbytes}
 
 
 def test_the_examples_are_what_they_are_said_to_be() -> None:
@@ -254,25 +207,6 @@ def test_a_tied_table_is_copied_to_the_gpu() -> None:
     }
 
 
-def takes_up_to(limit: int) -> Callable[[str, Weight], bool]:
-    """A device that takes matrices of so many values at most."""
-    return lambda _label, weight: weight.dims[0] * weight.dims[1] <= limit
-
-
-def test_what_a_device_does_not_take_stays_here() -> None:
-    """The head, in a file with one and where the table is it; norms are taken all the same."""
-    some = takes_up_to(64 * 64)
-    assert weights(UNTIED, gpu_layers=-1, takes=some) == {
-        (HOST, "weights"): 36_000 + 68_000 + 256,
-        (GPU, "weights"): 2 * (2304 + 256),
-    }
-    assert weights(TIED, gpu_layers=1, takes=some) == weights(TIED, gpu_layers=0)
-    assert weights(UNTIED, gpu_layers=1, takes=some) == weights(UNTIED, gpu_layers=0)
-    (head,) = refused_weights(TIED, shape(gpu_layers=-1, takes=some))
-    assert (head.name, head.data_bytes) == ("output.weight", 36_000)
-    assert not refused_weights(TIED, shape(gpu_layers=0, takes=some))
-
-
 def test_of_a_head_that_stays_here_the_table_is_kept_twice() -> None:
     """As `LlamaContext` loads it: a table is packed as the head, too, where there is no device."""
     if missing_kernels():
@@ -303,14 +237,6 @@ def test_of_floats_only_matrices_that_steps_multiply_by_are_packed() -> None:
         (HOST, "weights_repacked"): 4 * 64 * 4 + packed_bytes(2, 16, 64),
     }
     assert has_packed_weights(spec) and not has_packed_weights(model(*floats, *others))
-
-
-def test_a_matrix_of_a_layer_that_a_device_does_not_take_stays_here() -> None:
-    few = takes_up_to(0)
-    sizes = weights(UNTIED, gpu_layers=-1, takes=few)
-    assert sizes[GPU, "weights"] == 2 * 256, "norms"
-    assert sizes[HOST, "weights_repacked"] == 2 * 2304
-    assert len(refused_weights(UNTIED, shape(gpu_layers=-1, takes=few))) == 3
 
 
 def test_a_device_is_asked_about_the_experts_that_a_token_uses() -> None:

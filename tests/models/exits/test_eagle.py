@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from eagle_cases import DRAFTED, IDS, trainer_of, write
 from eagle_driver import EagleDriver
 from random_gguf import Q4_0, WIDTH, write_model
 
@@ -17,7 +18,7 @@ from edgespec.models.spec import ModelSpec, read_model_spec
 
 if TYPE_CHECKING:
     from edgespec.models.exits.eagle_training import EagleTrainer
-from eagle_cases import DRAFTED, IDS, trainer_of, write
+
 
 TOKENS = list(range(40, 64))
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpx
+from queue_cases import CHAT, HELLO, generations
 from serving_cases import Serve, Speaker
 from waiting import PATIENCE_S, until
 
 from edgespec.serve.limits import Limits
-
-HELLO: Any = {"messages": [{"role": "user", "content": "Hi"}]}
-CHAT = "/v1/chat/completions"
 
 
 def connection(address: str, body: bytes, *headers: str) -> socket.socket:
@@ -54,29 +50,6 @@ def test_one_that_is_not_streamed_ends_as_well(serve: Serve) -> None:
     assert backend.steps_made <= 1
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_again(serve: Serve) -> None:
-    backend = Speaker()
-    address = serve(backend, limits=Limits(waiting=2))
-    backend.gate.clear()
-    with ThreadPoolExecutor(3) as pool:
-        asked = []
-        for number in range(3):
-            asked.append(pool.submit(httpx.post, address + CHAT, json=HELLO, timeout=20))
-            until(lambda there=number + 1: generations(address) == there)  # type: ignore[misc]
-        found = httpx.post(address + CHAT, json=HELLO)
-        backend.gate.set()
-        assert found.status_code == 429
-        assert found.headers["retry-after"] == "1"
-        assert found.json()["error"]["code"] == "queue_full"
-        assert [one.result().status_code for one in asked] == [200, 200, 200]
-
-
-def generations(address: str) -> int:
-    """How many run or wait."""
-    queue = httpx.get(f"{address}/status").json()["queue"]
-    return int(queue["running"] + queue["waiting"])
-
-
 def test_a_slow_reader_slows_nobody_else(serve: Serve) -> None:
     address = serve(Speaker(loops=True))
     body = b'{"messages":[{"role":"user","content":"Hi"}],"stream":true,"max_tokens":2000}'
@@ -104,39 +77,6 @@ def test_a_client_that_sends_a_byte_at_a_time_is_let_go(serve: Serve) -> None:
         )
         opened.sendall(head.encode())
         assert b" 408 " in opened.recv(100)
-
-
-def test_requests_are_answered_one_after_the_other(serve: Serve) -> None:
-    address = serve(Speaker())
-    with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(httpx.post, address + CHAT, json=HELLO, timeout=20) for _ in range(8)]
-    assert all(one.result().status_code == 200 for one in asked)
-
-
-def test_what_fails_in_the_engine_is_told_and_the_next_one_is_answered(serve: Serve) -> None:
-    class Failing(Speaker):
-        broken = True
-
-        def verify(self, tree: Any) -> Any:
-            if self.broken:
-                raise RuntimeError("out of order: /secret/path")
-            return super().verify(tree)
-
-    backend = Failing()
-    address = serve(backend)
-    response = httpx.post(address + CHAT, json=HELLO)
-    assert response.status_code == 500
-    assert response.json()["error"] == {
-        "message": "the server failed: RuntimeError",
-        "type": "server_error",
-        "param": None,
-        "code": None,
-    }
-    streamed = httpx.post(address + CHAT, json={**HELLO, "stream": True})
-    assert streamed.status_code == 200  # its first token came
-    assert '"type": "server_error"' in streamed.text and "[DONE]" not in streamed.text
-    backend.broken = False
-    assert httpx.post(address + CHAT, json=HELLO).status_code == 200
 
 
 def test_a_server_that_is_closed_ends_its_answers(serve: Serve) -> None:

@@ -1,0 +1,77 @@
+"""Where answers part from those of the first drafter, and what is asked of a load because of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from bench_cases import answer
+
+from edgespec.bench.measure import _compare, _Load, _rows, _Run, time_text
+from edgespec.bench.summary import Prompted
+from edgespec.measure.prompts import TaskPrompt
+
+PROMPTS = [TaskPrompt("code", "a"), TaskPrompt("math", "b")]
+SAME, OTHER = (1, 2, 3), (1, 2, 9)
+
+
+class Told:
+    """A worker that tells gaps by the prompt, and keeps what it was asked."""
+
+    def __init__(self, **gaps: float) -> None:
+        self.gaps, self.asked = gaps, list[str]()
+
+    def call(self, what: str, *arguments: Any) -> float:
+        self.asked.append(what)
+        return self.gaps[arguments[0]] if what == "gap" else 0.5
+
+
+def answers(*ids: tuple[int, ...]) -> Prompted:
+    return Prompted([answer(1.0, 3, ids=one) for one in ids])
+
+
+def compared(worker: Told, *variants: list[Prompted]) -> float:
+    return _compare(worker, PROMPTS, variants)  # type: ignore[arg-type]
+
+
+def test_nobody_is_asked_where_answers_are_the_same() -> None:
+    """Repeats are held against each other: two answers of one drafter may differ."""
+    plain = [answers(SAME, OTHER), answers(SAME, SAME)]
+    drafted = [answers(SAME, OTHER), answers(SAME, SAME)]
+    worker = Told()
+    assert compared(worker, plain, drafted) == 0.0
+    assert worker.asked == [] and [one.gap for one in drafted] == [None, None]
+
+
+def test_the_widest_gap_of_a_prompt_counts_and_each_pair_is_asked_for_once() -> None:
+    plain = [answers(SAME, SAME), answers(SAME, SAME)]
+    drafted = [answers(SAME, SAME), answers(OTHER, OTHER)]
+    worker = Told(b=0.25)
+    assert compared(worker, plain, drafted) == 0.5
+    assert worker.asked == ["gap", "noise"]
+    assert [one.gap for one in drafted] == [None, 0.25]
+    assert [one.gap for one in plain] == [None, None]
+
+
+def test_every_answer_has_a_row_that_says_whose_it_is() -> None:
+    plain, drafted = [answers(SAME, SAME)] * 2, [answers(SAME, SAME), answers(SAME, OTHER)]
+    drafted[1].gap = 0.25
+    load = _Load("--ctx 512", ["none", "suffix"], [plain, drafted], 0.5, {})
+    rows = list(_rows(PROMPTS, _Run([load], 0.0)))
+    shown = [(row["prompt"], row["variant"], row["repeat"], row["identical"]) for row in rows]
+    assert shown == [
+        (1, "plain --ctx 512", 1, True),
+        (1, "plain --ctx 512", 2, True),
+        (1, "suffix --ctx 512", 1, True),
+        (1, "suffix --ctx 512", 2, True),
+        (2, "plain --ctx 512", 1, True),
+        (2, "plain --ctx 512", 2, True),
+        (2, "suffix --ctx 512", 1, False),
+        (2, "suffix --ctx 512", 2, False),
+    ]
+    assert (rows[0]["task"], rows[0]["generated_tokens"], rows[0]["tokens_per_s"]) == ("code", 4, 3)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (89.0, "89 s"), (90.0, "2 min")])
+def test_time_that_is_left(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text

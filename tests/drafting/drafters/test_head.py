@@ -1,0 +1,71 @@
+"""Drafts of a head: what of the text it has read, and when reading prompts pays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from draft_model_cases import ONE_HOT, V, counting, curve_of, paths_of, stakes_of
+
+from edgespec.backends.base import Logits
+from edgespec.drafting.drafters.head import HeadDrafter, HeadText
+
+
+class Counting:
+    """A head that says the next number, whatever its model's states are."""
+
+    context_size, reads_prompts = 64, False
+
+    def __init__(self) -> None:
+        self.num_unread = 0
+        self.began: list[int] = []
+
+    def begin(self, token: int) -> Logits:
+        self.began.append(token)
+        return self.go_on(token)
+
+    def go_on(self, token: int) -> Logits:
+        return np.float32(counting((token,)))  # type: ignore[return-value]
+
+    def memory_bytes(self) -> dict[str, int]:
+        return {"head_compute": 7}
+
+    def close(self) -> None: ...
+
+
+def drafter_of(head: Any, *ms: float) -> HeadDrafter:
+    return HeadDrafter(HeadText(head), curve_of(*(ms or (0.01,) * 16)), V)
+
+
+def test_a_head_begins_with_the_last_token_and_goes_on_with_its_own() -> None:
+    assert ONE_HOT[1] == counting((0,))
+    head = Counting()
+    drafter = drafter_of(head)
+    drafter.begin([5, 1, 2])
+    proposal = drafter.propose(stakes_of(max_nodes=3, branches=False))
+    assert max(paths_of(proposal), key=len) == (3, 4, 5)
+    assert head.began == [2]
+
+
+def test_a_text_is_behind_by_what_the_head_has_not_read() -> None:
+    head = Counting()
+    text = HeadText(head)
+    text.begin([1, 2])
+    text.append((3, 4))
+    head.num_unread = 5
+    assert (text.tokens, text.num_missing) == ([1, 2, 3, 4], 6)
+    text.begin([0] * (head.context_size - 16))
+    assert text.can_be_read
+    text.append((1,))  # now there is no room for sixteen drafts
+    assert not text.can_be_read
+
+
+def test_prompts_are_read_where_texts_gain_more_than_that_takes() -> None:
+    """Reading 512 tokens takes 512 / 16 steps of 4 ms."""
+    head = Counting()
+    drafter = drafter_of(head, *[4.0] * 16)
+    assert not head.reads_prompts
+    drafter.expect(1000.0)
+    assert head.reads_prompts
+    drafter.expect(1.0)
+    assert not head.reads_prompts
