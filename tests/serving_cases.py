@@ -85,6 +85,3 @@ WEATHER: Any = {
         },
     },
 }
-
-
-HELLO: Any = [{"role": "user", "content": "Hi"}]
