@@ -31,6 +31,7 @@ from edgespec.backends.llama.hidden_rows import ModelRows, NextRows, Rows
 from edgespec.backends.llama.library import LOG
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
+from edgespec.backends.llama.unread import Unread
 from edgespec.backends.tree import DraftTree
 from edgespec.memory.bytes.head_footprint import HEAD_NODES, HEAD_UNREAD
 from edgespec.models.spec import ModelSpec
@@ -60,9 +61,8 @@ class Head:
             context.lib, most, 1, None, own.width, rows=np.zeros((most, own.width), np.float32)
         )
         self.length = 0  # tokens of the text that it has read
-        self._unread: list[int] = []  # and those behind them that it has not,
+        self._unread = Unread(_MOST_UNREAD, of_model.width)  # and those behind them that it has not
         self._missed = 0  # tokens between these that it will never read
-        self._unread_rows = np.zeros((_MOST_UNREAD + 1, of_model.width), np.float32)  # before them
         self._last = np.zeros((1, of_model.width), np.float32)  # of the model, for the last token
         self._next: Rows = np.empty((0, own.width), np.float32)  # its own, for what was fed last
         self._drafted = 0  # cells behind the text
@@ -95,31 +95,30 @@ class Head:
             start = self.length = self.headless
         while start < len(tokens):
             end = min(start + _MOST_UNREAD, len(tokens))
-            too_many = len(self._unread) + end - start - _MOST_UNREAD
+            too_many = self.num_unread + end - start - _MOST_UNREAD
             if too_many > 0 and reads:
                 self._read()
             elif too_many > 0:
-                self._leave(too_many)
-            rows = self._unread_rows[len(self._unread) :][: end - start]
-            if start == 0:
-                rows[0], rows = self._last[0], rows[1:]
-            if len(rows):
-                self._models.copy(max(0, start - 1), rows)
-            self._unread += tokens[start:end]
+                self._unread.leave(too_many)
+                self._missed += too_many
+            self._take_rows(start - 1, end - start)
+            self._unread.tokens += tokens[start:end]
             start = end
         self._models.copy(len(tokens) - 1, self._last)
 
-    def _leave(self, count: int) -> None:
-        """Never read the first `count` unread tokens, nor what stands before them."""
-        self._missed += count
-        kept = len(self._unread) - count
-        self._unread_rows[:kept] = self._unread_rows[count : count + kept].copy()
-        del self._unread[:count]
+    def _take_rows(self, at: int, count: int) -> None:
+        """Keep so many rows of the model's last step from `at` on; -1 is that of the step before."""
+        for rows in self._unread.places(count):
+            if at < 0:
+                rows[0], rows, at = self._last[0], rows[1:], 0
+            if len(rows):
+                self._models.copy(at, rows)
+            at += len(rows)
 
     @property
     def followed(self) -> int:
         """Tokens of the text that it knows of."""
-        return self.length + self._missed + len(self._unread)
+        return self.length + self._missed + self.num_unread
 
     def truncate(self, length: int) -> int:
         """Go back to the first `length` tokens of the text.
@@ -128,7 +127,7 @@ class Head:
         """
         if length < self.followed:
             self._last[:] = 0.0
-        self._unread = self._unread[: max(0, length - self.length - self._missed)]
+        self._unread.cut(max(0, length - self.length - self._missed))
         self._missed = min(self._missed, max(0, length - self.length))
         self.length = min(self.length, length)
         self._take_back()
@@ -142,26 +141,30 @@ class Head:
     @property
     def num_unread(self) -> int:
         """Tokens of the text that are fed before anything is drafted."""
-        return len(self._unread)
+        return len(self._unread.tokens)
 
     def _read(self) -> None:
         """Feed what is unread; nobody asks for what comes next."""
-        if self._unread:
+        count = self.num_unread
+        if count:
             self._prepare()
-            self._feed(self._unread, self._unread_rows[: len(self._unread)], wanted=False)
-            self.length += len(self._unread)
-            self._unread = []
+            self._feed(self._unread.tokens, self._unread.rows(count), wanted=False)
+            self._has_read(count)
+
+    def _has_read(self, count: int) -> None:
+        self.length += count
+        self._unread.leave(count)
 
     # -- drafting --------------------------------------------------------------------------
 
     def begin(self, token: int) -> Logits:
         """Logits of what comes after `token`, which follows the text and is not in it yet, [V]."""
         self._prepare()
-        tokens, count = [*self._unread, token], len(self._unread)
-        self._unread_rows[count] = self._last[0]
-        logits = self._feed(tokens, self._unread_rows[: count + 1], wanted=True)
-        self.length += count
-        self._unread, self._drafted = [], 1
+        tokens, count = [*self._unread.tokens, token], self.num_unread
+        self._unread.places(1)[0][0] = self._last[0]
+        logits = self._feed(tokens, self._unread.rows(count + 1), wanted=True)
+        self._has_read(count)
+        self._drafted = 1
         return logits
 
     def go_on(self, token: int) -> Logits:
@@ -258,7 +261,7 @@ class Head:
     def memory_bytes(self) -> dict[str, int]:
         """What llama.cpp says it allocated for the head, its logits and rows that are handed on."""
         kept = self._models.nbytes + self._own.nbytes
-        fed = self._batch.rows.nbytes + self._unread_rows.nbytes
+        fed = self._batch.rows.nbytes + self._unread.nbytes
         logits = self._context.logits.nbytes
         return {**self._context.buffer_bytes, "logits": logits, "rows": kept + fed}
 

@@ -7,13 +7,14 @@ Each drafter has a purse of milliseconds, into which every round pays a small al
   accepted brings the time of a plain step. The purse holds little, so that it is soon asked less
   where it is of no use, and soon again where it is. Beside other texts it may owe more, and is not
   asked at all until that is paid off.
-* Another drafter of tables is asked while its purse is not empty. It pays the time it takes and
-  what its nodes add to the target's step; each of its tokens that is accepted brings the time of a
-  plain step.
-* A drafter that needs a model's time says beforehand what it expects, and is asked where that
-  raises the round's tokens/ms. Elsewhere it is tried whenever its purse can pay for it.
+* Any other drafter is asked while its purse is not empty. It pays the time it takes and what its
+  nodes add to the target's step; each of its tokens that is accepted brings the time of a plain
+  step.
+* One that needs a model's time says beforehand what it expects, too. Where that does not raise the
+  round's tokens/ms, its purse has to hold the price of a try before it is asked.
 
-So a drafter that never pays costs its allowance, and is never given up.
+So a drafter that never pays costs its first purse and its allowance, whatever it promises, and is
+never given up. Where no purse will hold enough for some rounds, these need no choice at all.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class _Source:
     prospects: Callable[[Stakes], Prospects | None] | None
     is_first: bool
     purse_ms: float = 0.0
+    price_ms: float = 0.0  # that the purse has to hold for it to be asked
     missed_ms: float = 0.0  # that a model would have saved in this text, had it read all of it
     gained_ms: float = 0.0  # that it saved or would have saved in this text so far,
     typical_ms: float = 0.0  # and that texts before this one came to
@@ -90,21 +92,28 @@ class _Source:
         if isinstance(self.drafter, ReadsAlong):
             self.drafter.expect(self.typical_ms)
 
-    def buy(self, hope: Prospects, merged: Proposal, stakes: Stakes) -> bool:
-        """Ask a drafter that takes time, and pay for it: because it pays, or to try it.
+    def buy(self, merged: Proposal, stakes: Stakes) -> bool:
+        """Whether a drafter that takes time is asked, and pay for it.
 
-        False, with the round counted, where it is left out.
+        Reading that pays has an account of its own; all else is paid for out of the purse.
         """
-        gain_ms, round_ms = _expected_gain(hope, merged, stakes)
+        hope = self.prospects(stakes) if self.prospects is not None else None
+        if hope is None or not hope.probabilities:
+            self.price_ms = inf
+            return False
+        try_ms = hope.before_ms + hope.draft_ms
+        gain_ms = _expected_gain(hope, merged, stakes)
+        self.price_ms = 0.0 if gain_ms > 0.0 else try_ms
+        if self.purse_ms < self.price_ms:
+            return False
         if gain_ms > 0.0 and self._saves(gain_ms, hope.before_ms):
-            self.count(round_ms + gain_ms, gain_ms - hope.before_ms)
-            return True
-        price_ms = hope.before_ms + hope.draft_ms
-        is_tried = len(hope.probabilities) > 0 and self.purse_ms >= price_ms
-        self.purse_ms -= price_ms if is_tried else 0.0
-        without, _ = choose_size(merged.probabilities, stakes, kept=merged.kept)
-        self.count(stakes.estimated_ms(without + 1), -price_ms if is_tried else 0.0)
-        return is_tried
+            self.purse_ms -= hope.draft_ms
+        elif self.purse_ms >= try_ms:
+            self.purse_ms -= try_ms
+        else:
+            return False
+        self.saved_ms -= try_ms
+        return True
 
     def _saves(self, gain_ms: float, before_ms: float) -> bool:
         """Add a gain to those of this text; whether they come to what reading it takes.
@@ -122,11 +131,16 @@ class _Source:
             self.missed_ms = max(0.0, self.missed_ms - before_ms)
         return is_bought
 
-    def count(self, usual_ms: float, saved_ms: float) -> None:
-        """One more round, and what it would have taken without this drafter."""
-        self.rounds += 1.0
-        self.usual_ms += usual_ms
-        self.saved_ms += saved_ms
+    def settle(self, outcome: Outcome, plain_ms: float, step_ms: float, node_ms: float) -> None:
+        """Pay for the nodes of a round, be paid for the accepted ones, and count both."""
+        name, sources = self.drafter.name, outcome.tree.sources
+        accepted = sum(sources[node] == name for node in outcome.path if sources)
+        added = sum(one == name for one in sources)
+        brought_ms = accepted * plain_ms - added * node_ms
+        self.purse_ms += brought_ms
+        self.rounds += outcome.rounds
+        self.usual_ms += step_ms + brought_ms
+        self.saved_ms += brought_ms
         if self.rounds > _MOST_ROUNDS:
             for name in SAVINGS:
                 setattr(self, name, getattr(self, name) / 2.0)
@@ -187,8 +201,7 @@ class CombinedDrafter:
         merged = base
         for source in self._sources:
             if source.prospects is not None:
-                hope = source.prospects(stakes)
-                is_asked = hope is not None and source.buy(hope, merged, stakes)
+                is_asked = source.buy(merged, stakes)
             else:
                 is_asked = source.purse_ms >= 0.0 or self._is_tempted(source, stakes)
             if is_asked:
@@ -210,12 +223,12 @@ class CombinedDrafter:
         return not stakes.others or source.purse_ms > -_SHARED_DEBT * plain_ms
 
     def pause(self) -> int:
-        """Rounds until a purse is full enough again; none where a model is asked in each."""
-        purses_ms = [source.purse_ms for source in self._sources]
-        models = any(source.prospects is not None for source in self._sources)
-        if models or max(purses_ms) >= 0.0 or not self._allowance_ms:
+        """Rounds until a purse holds enough again."""
+        missing_ms = min(source.price_ms - source.purse_ms for source in self._sources)
+        if missing_ms <= 0.0 or not self._allowance_ms:
             return 0
-        return ceil(-max(purses_ms) / self._allowance_ms) - 1  # this one's brings the first
+        rounds = min(missing_ms / self._allowance_ms, _MOST_STEPS / _ALLOWANCE)
+        return ceil(rounds) - 1  # this one's brings the first
 
     def is_wanted(self, tokens: Sequence[int]) -> bool:
         """Whether the text ends as it did before."""
@@ -243,17 +256,11 @@ class CombinedDrafter:
                 least_ms = -inf if stakes.others else -_FIRST_DEBT * plain_ms
                 source.purse_ms = min(max(purse_ms, least_ms), _FIRST_MOST * plain_ms)
                 continue
-            if source.prospects is not None:
-                drafter.observe(outcome)
-            else:
-                start = perf_counter()
-                can_pay = source.purse_ms >= 0.0
-                drafter.observe(outcome if can_pay else replace(outcome, top_tokens=_nothing))
-                if sources:
-                    accepted = sum(sources[node] == drafter.name for node in outcome.path)
-                    added = sum(name == drafter.name for name in sources)
-                    source.purse_ms += accepted * plain_ms - added * node_ms
-                source.purse_ms -= (perf_counter() - start) * 1e3
+            start = perf_counter()
+            can_pay = source.purse_ms >= 0.0
+            drafter.observe(outcome if can_pay else replace(outcome, top_tokens=_nothing))
+            source.purse_ms -= (perf_counter() - start) * 1e3
+            source.settle(outcome, plain_ms, step_ms, node_ms)
             most = _MOST_STEPS * plain_ms
             source.purse_ms = min(max(source.purse_ms, -most), most)
 
@@ -309,14 +316,13 @@ class CombinedDrafter:
             drafter.close()
 
 
-def _expected_gain(hope: Prospects, merged: Proposal, stakes: Stakes) -> tuple[float, float]:
-    """What asking a drafter would save in this round, in ms, and what the round would take."""
+def _expected_gain(hope: Prospects, merged: Proposal, stakes: Stakes) -> float:
+    """What asking a drafter would save in this round, in ms."""
     _, rate = choose_size(merged.probabilities, stakes, kept=merged.kept)
     size, hoped = choose_size(hope.probabilities, stakes, spent_ms=hope.draft_ms)
     if size == 0 or hoped <= rate:
-        return 0.0, 0.0
-    round_ms = hope.draft_ms + stakes.step_ms(size + 1)
-    return round_ms * (hoped / rate - 1.0), round_ms
+        return 0.0
+    return (hope.draft_ms + stakes.step_ms(size + 1)) * (hoped / rate - 1.0)
 
 
 def _named(drafter: Drafter, stakes: Stakes, base: Proposal) -> Proposal:

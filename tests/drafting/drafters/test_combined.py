@@ -125,8 +125,22 @@ def test_a_step_whose_size_was_not_measured_spoils_no_purse(clock: Clock) -> Non
 def test_a_model_is_asked_where_it_raises_the_rate(clock: Clock) -> None:
     """Plain: 0.1 tokens/ms. Hopes of 0.7 and 0.5 for 1 ms a node: 2.2 / 12 = 0.18."""
     model = Model(clock, [0.7, 0.5])
-    rounds(CombinedDrafter([Table("first", clock), model]), 500, stakes_of())
+    rounds(CombinedDrafter([Table("first", clock), model]), 500, stakes_of(), accepted=True)
     assert model.asked == 500
+
+
+def test_promises_that_never_hold_are_not_believed_for_long(clock: Clock) -> None:
+    """As with a table: 2 ms a round out of the first 40 ms, and of 0.04 ms a round."""
+    model = Model(clock, [0.7, 0.5])
+    rounds(CombinedDrafter([Table("first", clock), model]), 10_000, stakes_of())
+    assert model.asked == pytest.approx((40.0 + 10_000 * 0.04) / 2.0, abs=1.5)
+
+
+def test_wrong_nodes_of_a_model_are_paid_for_too(clock: Clock) -> None:
+    """Each round takes 2 ms of drafting and adds 2 x 0.5 ms to a step: 40 ms last for 13."""
+    model = Model(clock, [0.7, 0.5])
+    rounds(CombinedDrafter([Table("first", clock), model]), 40, stakes_of(10.5, 11.0))
+    assert model.asked == 14
 
 
 def test_reading_a_long_text_is_bought_when_that_would_have_paid(clock: Clock) -> None:
@@ -164,14 +178,17 @@ def test_reading_is_bought_at_once_where_texts_usually_pay_for_it(clock: Clock) 
 
 
 def test_what_a_model_saved_is_kept(clock: Clock) -> None:
-    """A round of 2.2 tokens takes 12 ms of the 22 ms that plain steps would; reading takes 300."""
+    """Two right tokens save 18 of the 30 ms that plain steps would take; reading takes 300.
+
+    Nothing is counted for it before it was asked.
+    """
     model = Model(clock, [0.7, 0.5], before_ms=300.0)
     combined = CombinedDrafter([Table("first", clock), model])
     combined.begin([1])
-    expected = [(29, 29 * 10.0, 0.0), (1, 22.0, 10.0 - 300.0), (1, 22.0, 10.0)]
+    expected = [(29, 29 * 10.0, 0.0), (1, 30.0, 18.0 - 300.0), (1, 30.0, 18.0)]
     for number, (count, _, _) in enumerate(expected):
         model.before_ms = 0.0 if number == 2 else 300.0
-        rounds(combined, count, stakes_of())
+        rounds(combined, count, stakes_of(), accepted=True)
         assert merits_of(combined) == pytest.approx(
             [sum(row) for row in zip(*expected[: number + 1], strict=True)]
         )
@@ -193,7 +210,9 @@ def test_a_step_that_was_not_measured_spoils_no_merits(clock: Clock) -> None:
     curve = CostCurve([INF, PLAIN_MS, INF, 14.0])
     combined = CombinedDrafter([Table("first", clock), Model(clock, [0.01])])
     kept = Proposal([1], [-1], [0.5], ["other"], kept=1)
-    combined.propose(Stakes(2, 0.01, curve, depth=0), kept)
+    stakes = Stakes(2, 0.01, curve, depth=0)
+    combined.propose(stakes, kept)
+    combined.observe(Outcome(DraftTree((2, 1), (-1, 0), ("", "other")), [0], [3], stakes))
     assert merits_of(combined) == [1, 12.0, -2.0]
 
 
@@ -207,7 +226,7 @@ def test_a_model_is_not_asked_where_others_have_more_to_offer(clock: Clock) -> N
     model = Model(clock, [0.7, 0.5], draft_ms=3.0)
     table = Table("first", clock, [5, 6, 7])
     combined = CombinedDrafter([table, model])
-    rounds(combined, 500, stakes_of(), accepted=True)
+    rounds(combined, 500, stakes_of())
     # Tries: each takes two nodes' time of the first 40 ms and of 0.04 ms a round.
     assert model.asked == pytest.approx((40.0 + 500 * 0.04) / 3.0, abs=1.5)
     assert model.bases[0].tokens == [5, 6, 7]

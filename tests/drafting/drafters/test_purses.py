@@ -28,7 +28,34 @@ def test_a_pause_lasts_until_a_purse_is_full_again(clock: Clock) -> None:
     combined.observe(Outcome(DraftTree.chain((1,)), (0,), (2,), stakes_of()))
     combined.propose(stakes_of())
     assert first.asked == asked + 1
-    assert CombinedDrafter([first, Model(clock, [0.5])]).pause() == 0
+
+
+def test_a_model_that_promises_nothing_does_not_keep_rounds_from_being_plain(clock: Clock) -> None:
+    """A try takes 8 ms, which 0.04 ms a round come to in 200; what is promised is not waited for.
+
+    Of a model that cannot draft nothing is waited for.
+    """
+    for hopes, before_ms, pause in (([0.01], 6.0, 199), ([0.7, 0.5], 6.0, 0), ([], 0.0, 12_499)):
+        model = Model(clock, hopes, before_ms=before_ms)
+        combined = CombinedDrafter([model])
+        rounds(combined, 1, stakes_of())
+        combined._sources[0].purse_ms = 0.0
+        combined.propose(stakes_of())
+        combined._sources[0].purse_ms = 0.0
+        assert combined.pause() == pause
+    first = Table("first", clock)
+    combined = CombinedDrafter([first, Model(clock, [0.01])])
+    rounds(combined, 50, stakes_of())
+    assert combined.pause() == 0, "another is asked in each round"
+
+
+def test_rounds_of_a_pause_are_a_models_rounds(clock: Clock) -> None:
+    combined = CombinedDrafter([Model(clock, [0.01])])
+    rounds(combined, 1, stakes_of())
+    tokens = range(40)
+    combined.observe(Outcome(DraftTree.chain(tokens), tokens, tokens, stakes_of(), rounds=40))
+    kept = combined.state()["model"]
+    assert [kept["rounds"], kept["usual_ms"]] == [41.0, 410.0]
 
 
 def test_a_text_that_ends_as_it_did_before_is_looked_up_whatever_the_purse_holds(
