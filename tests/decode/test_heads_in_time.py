@@ -6,7 +6,7 @@ The host takes its time, too: more in a round in which drafters are asked than i
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,18 +16,22 @@ from simulated_time import Clock, Timed
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.base import Outcome
+from edgespec.drafting.drafters import model
+from edgespec.drafting.drafters.base import Drafter, Outcome
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.head import HeadDrafter, HeadText
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.memory.times.curve import CostCurve
+from edgespec.sampling.params import SamplingParams
 
 INF = float("inf")
 VOCAB = 250
 PROMPT, TOKENS, ANSWERS = 100, 128, 5
 NODES, UNREAD, FED = 8, 64, 8  # of a step, waiting for the head, and fed to it at once
-ROUND_MS, TELLING_MS, LOOKUP_MS, FOLLOWING_MS = 0.06, 0.08, 0.05, 0.02  # of the host
+ROUND_MS, FOLLOWING_MS = 0.06, 0.02  # of the host, in every round
+LOOKUP_MS, TELLING_MS = 0.05, 0.08  # and in those that are not plain
+MOST_LOST, MOST_LOST_LATER = 1.02, 1.015
 
 
 class Device(NamedTuple):
@@ -38,9 +42,11 @@ class Device(NamedTuple):
     head_ms: float
 
     def target(self, tokens: int) -> float:
+        """Milliseconds of a step."""
         return self.step_ms + self.node_ms * (tokens - 1)
 
     def head(self, tokens: int) -> float:
+        """The same of the head."""
         return self.head_ms * (1.0 + 0.25 * (tokens - 1))
 
 
@@ -59,26 +65,26 @@ def row_of(token: int) -> list[float]:
 
 
 class Target(Timed):
-    """A model that is followed by a head."""
+    """A model that a head may follow."""
 
     head: FakeHead | None = None
 
     def verify(self, tree: DraftTree) -> Logits:
-        self.clock.ms += ROUND_MS
-        if self.head is not None:
-            self.clock.ms += FOLLOWING_MS
+        self.clock.ms += ROUND_MS + (FOLLOWING_MS if self.head is not None else 0.0)
         return super().verify(tree)
+
+    def prefill(self, tokens: Sequence[int]) -> Logits:
+        began = self.clock.ms
+        logits = super().prefill(tokens)
+        self.clock.ms = began  # what is compared are answers
+        if self.head is not None and self.head.reads_prompts:
+            self.head.catch_up()
+        return logits
 
     def truncate(self, length: int) -> int:
         if self.head is not None:
             self.head.read = min(self.head.read, length)
         return super().truncate(length)
-
-    def prefill(self, tokens: Sequence[int]) -> Logits:
-        logits = super().prefill(tokens)
-        if self.head is not None and self.head.reads_prompts:
-            self.head.catch_up()
-        return logits
 
 
 class FakeHead:
@@ -126,7 +132,9 @@ class FakeHead:
 class SlowSuffix(SuffixDrafter):
     """Looking up takes time."""
 
-    clock: Clock
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
 
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         self.clock.ms += LOOKUP_MS
@@ -134,39 +142,62 @@ class SlowSuffix(SuffixDrafter):
 
 
 class SlowCombined(CombinedDrafter):
-    """Asking, and telling what came of it, takes time."""
+    """Choosing, and telling what came of it, takes time."""
 
-    clock: Clock
+    def __init__(self, clock: Clock, drafters: Sequence[Drafter]) -> None:
+        super().__init__(drafters)
+        self.clock = clock
 
     def observe(self, outcome: Outcome) -> None:
         self.clock.ms += TELLING_MS
         super().observe(outcome)
 
 
-def answers_ms(
-    clock: Clock, device: Device, agreement: float | None, count: int, *, drafts: bool = True,
-    seed: int = 1,
-) -> tuple[list[float], HeadDrafter | None, Engine]:
-    """What each answer takes, its prompt's reading apart; no agreement is no head."""
-    target = Target(clock, device.target, lambda text: row_of(following(text)), VOCAB,
-                    max_nodes=NODES, context_size=4096)
-    suffix = SlowSuffix()
-    suffix.clock = clock
-    head = None
-    drafters: list = [suffix]
-    if agreement is not None:
-        target.head = FakeHead(target, device, agreement)
-        curve = CostCurve([INF, *map(device.head, range(1, FED + 1))])
-        head = HeadDrafter(HeadText(target.head), curve, VOCAB)
-        drafters.append(head)
-    combined = SlowCombined(drafters)
-    combined.clock = clock
+def engine_of(clock: Clock, device: Device, agreement: float | None) -> Engine:
+    """With a head that is right so often; None decodes plainly."""
+    target = Target(
+        clock, device.target, lambda text: row_of(following(text)), VOCAB, max_nodes=NODES
+    )
+    if agreement is None:
+        return Engine(target)
+    target.head = FakeHead(target, device, agreement)
+    of_head = CostCurve([INF, *map(device.head, range(1, FED + 1))])
+    head = HeadDrafter(HeadText(target.head), of_head, VOCAB)
+    drafter = SlowCombined(clock, [SlowSuffix(clock), head])
     curve = CostCurve([INF, *map(device.target, range(1, NODES + 1))])
-    engine = Engine(target, curve=curve if drafts else None, drafter=combined if drafts else None)
+    return Engine(target, curve=curve, drafter=drafter)
+
+
+def answers_ms(
+    engine: Engine, clock: Clock, count: int, temperature: float, seed: int = 1
+) -> list[float]:
+    """What each of some answers takes; tokens are sure at any temperature."""
     rng, taken = random.Random(seed), []
+    sampling = SamplingParams(temperature=temperature, seed=seed)
     for _ in range(count):
-        prompt = [rng.randrange(VOCAB) for _ in range(PROMPT)]
-        began = clock.ms
-        engine.generate(prompt, max_tokens=TOKENS)
+        began, prompt = clock.ms, [rng.randrange(VOCAB) for _ in range(PROMPT)]
+        engine.generate(prompt, max_tokens=TOKENS, sampling=sampling)
         taken.append(clock.ms - began)
-    return taken, head, engine
+    return taken
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    made.use(monkeypatch)
+    monkeypatch.setattr(model, "perf_counter", made)
+    return made
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_head_that_is_always_wrong_costs_next_to_nothing(
+    clock: Clock, device: str, temperature: float
+) -> None:
+    """Two per cent of the first answers at most, and less of later ones."""
+    plain, useless = (
+        answers_ms(engine_of(clock, DEVICES[device], one), clock, 2 * ANSWERS, temperature)
+        for one in (None, 0.0)
+    )
+    assert sum(useless[:ANSWERS]) <= MOST_LOST * sum(plain[:ANSWERS])
+    assert sum(useless[ANSWERS:]) <= MOST_LOST_LATER * sum(plain[ANSWERS:])

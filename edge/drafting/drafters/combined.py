@@ -68,7 +68,7 @@ class _Source:
     typical_ms: float = 0.0  # and that texts before this one came to
     texts: int = 0  # that count in it
     is_open: bool = False  # whether there is a text
-    # Of a model: what rounds would have taken without it, and what of that it was asked to save.
+    # Of a model: what rounds would have taken without it, and what it saved of that.
     rounds: float = 0.0
     usual_ms: float = 0.0
     saved_ms: float = 0.0
@@ -142,8 +142,8 @@ class _Source:
         self.usual_ms += step_ms + brought_ms
         self.saved_ms += brought_ms
         if self.rounds > _MOST_ROUNDS:
-            for name in SAVINGS:
-                setattr(self, name, getattr(self, name) / 2.0)
+            for one in SAVINGS:
+                setattr(self, one, getattr(self, one) / 2.0)
 
 
 class CombinedDrafter:
