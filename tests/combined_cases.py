@@ -16,7 +16,7 @@ from edgespec.memory.times.curve import CostCurve
 INF = float("inf")
 PLAIN_MS = 10.0
 ALLOWANCE = 0.004  # of a step
-FIRST_STEPS = 4.0
+FIRST_STEPS, FIRST_STEPS_OF_MODEL = 4.0, 2.0
 
 
 class Table:

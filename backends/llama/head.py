@@ -4,8 +4,8 @@ For each token a head is fed the token and what its model has computed for the t
 gives a row of logits, and a row to go on with. So it follows what its model reads, and then writes
 ahead on rows of its own, as llama.cpp's own server drives it (`llama.cpp: common/speculative.cpp`).
 Prompts are read with the model, where that is worth it. What that writes waits until something is
-drafted; where nothing was for many tokens, the head begins anew with the last ones, so that one
-which does not pay costs nothing meanwhile.
+drafted; where nothing was for many tokens, the head begins anew with a few of the last ones, so
+that one which does not pay costs next to nothing meanwhile, and is cheap to try again.
 
     model   reads   a b c d         its rows          ra rb rc rd
     head    reads   (a, 0) (b, ra) (c, rb) (d, rc)    drafts from (e, rd), e being the next token
@@ -38,6 +38,7 @@ from edgespec.models.spec import ModelSpec
 
 _MTP = 1  # value of llama_context_type
 _MOST_UNREAD = HEAD_UNREAD - 1  # tokens that are fed together before anything is drafted
+_ANEW = 16  # of these that are fed behind a gap: a try should cost one short step
 
 
 class Head:
@@ -95,7 +96,7 @@ class Head:
             start = self.length = self.headless
         while start < len(tokens):
             end = min(start + _MOST_UNREAD, len(tokens))
-            too_many = self.num_unread + end - start - _MOST_UNREAD
+            too_many = len(self._unread.tokens) + end - start - _MOST_UNREAD
             if too_many > 0 and reads:
                 self._read()
             elif too_many > 0:
@@ -118,7 +119,7 @@ class Head:
     @property
     def followed(self) -> int:
         """Tokens of the text that it knows of."""
-        return self.length + self._missed + self.num_unread
+        return self.length + self._missed + len(self._unread.tokens)
 
     def truncate(self, length: int) -> int:
         """Go back to the first `length` tokens of the text.
@@ -141,7 +142,8 @@ class Head:
     @property
     def num_unread(self) -> int:
         """Tokens of the text that are fed before anything is drafted."""
-        return len(self._unread.tokens)
+        count = len(self._unread.tokens)
+        return min(count, _ANEW) if self._missed else count
 
     def _read(self) -> None:
         """Feed what is unread; nobody asks for what comes next."""
@@ -211,6 +213,9 @@ class Head:
     def _prepare(self) -> None:
         """Stand behind what was read; behind a gap begin anew, since cells come without gaps."""
         if self._missed:
+            too_many = len(self._unread.tokens) - self.num_unread
+            self._unread.leave(too_many)
+            self._missed += too_many
             lib, memory = self._context.lib, self._context.memory
             lib.llama_memory_seq_rm(memory, 0, 0, -1)
             self.length, self._missed = self.length + self._missed, 0

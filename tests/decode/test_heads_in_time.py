@@ -28,10 +28,11 @@ from edgespec.sampling.params import SamplingParams
 INF = float("inf")
 VOCAB = 250
 PROMPT, TOKENS, ANSWERS = 100, 128, 5
-NODES, UNREAD, FED = 8, 64, 8  # of a step, waiting for the head, and fed to it at once
+NODES, FED = 8, 8  # of a step, and fed to the head at once
+UNREAD, ANEW = 64, 16  # that wait for the head, and that it begins anew with
 ROUND_MS, FOLLOWING_MS = 0.06, 0.02  # of the host, in every round
 LOOKUP_MS, TELLING_MS = 0.05, 0.08  # and in those that are not plain
-MOST_LOST, MOST_LOST_LATER = 1.02, 1.015
+MOST_LOST, MOST_LOST_LATER = 1.02, 1.018
 
 
 class Device(NamedTuple):
@@ -99,7 +100,8 @@ class FakeHead:
 
     @property
     def num_unread(self) -> int:
-        return min(UNREAD, self.target.length - self.read)
+        missing = self.target.length - self.read
+        return missing if missing <= UNREAD else ANEW
 
     def catch_up(self) -> None:
         for left in range(self.num_unread, 0, -FED):

@@ -43,6 +43,7 @@ from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
 
 _ALLOWANCE = 0.004  # of the time of the target's steps
 _FIRST_STEPS = 4.0  # plain steps' worth of time to begin with
+_FIRST_STEPS_OF_MODEL = 2.0  # which takes far more of it, and says what it expects
 _FIRST_MOST = 1.0  # and most that the first one holds
 _BESIDE = 3.0  # times as long as its lookup asking it takes: choosing, telling, counting
 _FIRST_DEBT = 0.25  # and most that it owes
@@ -80,6 +81,13 @@ class _Source:
         if self.is_first and isinstance(self.drafter, Knows):
             self.is_familiar = self.drafter.is_familiar
 
+    @property
+    def first_steps(self) -> float:
+        """Plain steps' worth of time that its purse begins with."""
+        if self.prospects is not None:
+            return _FIRST_STEPS_OF_MODEL
+        return _FIRST_MOST if self.is_first else _FIRST_STEPS
+
     def typical_with_this_text(self) -> float:
         """What texts usually gain, in ms, this one included."""
         if not self.is_open:
@@ -95,7 +103,8 @@ class _Source:
     def buy(self, merged: Proposal, stakes: Stakes) -> bool:
         """Whether a drafter that takes time is asked, and pay for it.
 
-        Reading that pays has an account of its own; all else is paid for out of the purse.
+        Reading that pays has an account of its own, as long as no more than its price was lost so
+        far; all else is paid for out of the purse.
         """
         hope = self.prospects(stakes) if self.prospects is not None else None
         if hope is None or not hope.probabilities:
@@ -103,10 +112,11 @@ class _Source:
             return False
         try_ms = hope.before_ms + hope.draft_ms
         gain_ms = _expected_gain(hope, merged, stakes)
-        self.price_ms = 0.0 if gain_ms > 0.0 else try_ms
+        is_promising = gain_ms > 0.0 and self.saved_ms >= -hope.before_ms
+        self.price_ms = 0.0 if is_promising else try_ms
         if self.purse_ms < self.price_ms:
             return False
-        if gain_ms > 0.0 and self._saves(gain_ms, hope.before_ms):
+        if is_promising and self._saves(gain_ms, hope.before_ms):
             self.purse_ms -= hope.draft_ms
         elif self.purse_ms >= try_ms:
             self.purse_ms -= try_ms
@@ -138,6 +148,8 @@ class _Source:
         added = sum(one == name for one in sources)
         brought_ms = accepted * plain_ms - added * node_ms
         self.purse_ms += brought_ms
+        if self.price_ms == inf:  # rounds in which it cannot draft say nothing about it
+            return
         self.rounds += outcome.rounds
         self.usual_ms += step_ms + brought_ms
         self.saved_ms += brought_ms
@@ -196,8 +208,7 @@ class CombinedDrafter:
         if not self._was_asked:
             self._was_asked = True
             for source in self._sources:
-                steps = _FIRST_MOST if source.is_first else _FIRST_STEPS
-                source.purse_ms += steps * stakes.estimated_ms(1)
+                source.purse_ms += source.first_steps * stakes.estimated_ms(1)
         merged = base
         for source in self._sources:
             if source.prospects is not None:

@@ -146,7 +146,7 @@ def test_a_head_that_nobody_asked_begins_anew_with_the_last_tokens(
     for token in text[10:]:
         backend.verify(DraftTree.chain((token,)))
         backend.commit((0,))
-    assert head.length == head.headless and head.num_unread == 64 and head.followed == len(text)
+    assert head.length == head.headless and head.num_unread == 16 and head.followed == len(text)
     row = head.begin(7).copy()
     assert head.length == len(text) and head.num_unread == 0
     assert float(np.abs(row - read_anew(files, text[:100], 7)).max()) > NOISE

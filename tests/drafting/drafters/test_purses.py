@@ -38,9 +38,10 @@ def test_a_model_that_promises_nothing_does_not_keep_rounds_from_being_plain(clo
     for hopes, before_ms, pause in (([0.01], 6.0, 199), ([0.7, 0.5], 6.0, 0), ([], 0.0, 12_499)):
         model = Model(clock, hopes, before_ms=before_ms)
         combined = CombinedDrafter([model])
-        rounds(combined, 1, stakes_of())
-        combined._sources[0].purse_ms = 0.0
-        combined.propose(stakes_of())
+        rounds(combined, 1, stakes_of(), accepted=True)
+        for _ in range(2):
+            combined._sources[0].purse_ms = 0.0
+            combined.propose(stakes_of())
         combined._sources[0].purse_ms = 0.0
         assert combined.pause() == pause
     first = Table("first", clock)
