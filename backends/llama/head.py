@@ -108,7 +108,7 @@ class Head:
         self._models.copy(len(tokens) - 1, self._last)
 
     def _take_rows(self, at: int, count: int) -> None:
-        """Keep so many rows of the model's last step from `at` on; -1 is that of the step before."""
+        """Keep rows of the model's last step from `at` on; -1 is that of the step before."""
         for rows in self._unread.places(count):
             if at < 0:
                 rows[0], rows, at = self._last[0], rows[1:], 0
