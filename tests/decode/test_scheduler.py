@@ -150,12 +150,20 @@ class Slow(FakeBackend):
         return super().verify_together(steps, pieces)
 
 
+def known_to(engine: Engine) -> int:
+    """Generations that run or wait."""
+    scheduler = engine._scheduler
+    return 0 if scheduler is None else len(scheduler._running) + len(scheduler._waiting)
+
+
 def test_cells_for_three_of_eight_run_three_and_none_fails() -> None:
     backend = Slow(users=8, context_size=100, cells=3 * 50)
-    backend.gate.release(10_000)
     asked = [([n + 1] * 20, GenerationOptions(max_tokens=30)) for n in range(8)]
-    with Engine(backend) as engine:
-        results = all_at_once(engine, asked)
+    with Engine(backend) as engine, ThreadPoolExecutor(8) as pool:
+        made = [pool.submit(engine.generate, *one) for one in asked]
+        until(lambda: known_to(engine) == 8)
+        backend.gate.release(10_000)
+        results = [one.result(PATIENCE_S) for one in made]
     assert max(backend.together) == 3
     assert [r.finish_reason for r in results] == ["length"] * 8
     assert [r.token_ids for r in results] == [alone(*one).token_ids for one in asked]
@@ -213,12 +221,6 @@ def test_a_shared_prefix_is_read_once() -> None:
         results = all_at_once(engine, asked)
     assert sorted(r.counters.reused_tokens for r in results) == [0] + [100] * 7
     assert [r.token_ids for r in results] == [alone(*one).token_ids for one in asked]
-
-
-def known_to(engine: Engine) -> int:
-    """Generations that run or wait."""
-    scheduler = engine._scheduler
-    return 0 if scheduler is None else len(scheduler._running) + len(scheduler._waiting)
 
 
 def test_shared_cells_count_once() -> None:
