@@ -11,6 +11,8 @@ order changing from turn to turn; those that are not asked do not compute. N use
 - tokens/s of all users together: what servers count, by wall clock
 - time to the first event of an answer, and between two events: median and 95th percentile, ms
 - the slowest answer's tokens/s over the mean, and how many were below half of it
+- the same over the mean of plain edgespec's answers to the same prompts: drafts that hold raise the
+  mean of all, so that who copies nothing falls behind it without being any slower
 
 No prompt is asked twice (as long as there are enough), so that nobody finds one in a cache. Of
 several `--repeats` the medians are told; of tokens/s the smallest and the largest, too, and what
@@ -70,11 +72,19 @@ class Answer:
         return (self.tokens - 1) / spent_s if spent_s else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What some users saw of one server."""
+
+    row: dict[str, float]
+    speeds: list[float]  # tokens/s of each answer
+
+
 def main() -> None:
     arguments = parse()
     prompts = read_prompts(arguments.prompts)
     numbers = [int(part) for part in arguments.users.split(",")]
-    rows: dict[tuple[str, int], list[dict[str, float]]] = {}
+    rows: dict[tuple[str, int], list[Turn]] = {}
     with ExitStack() as stack:
         if "EDGESPEC_CACHE" not in os.environ:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -92,9 +102,9 @@ def main() -> None:
             order = list(clients)
             shift = number % len(order)
             for name in order[shift:] + order[:shift]:
-                row = measure(clients[name], prompts[asked:] + prompts[:asked], users, arguments)
-                rows.setdefault((name, users), []).append(row)
-                print(json.dumps({"server": name, "users": users, **row}), flush=True)
+                turn = measure(clients[name], prompts[asked:] + prompts[:asked], users, arguments)
+                rows.setdefault((name, users), []).append(turn)
+                print(json.dumps({"server": name, "users": users, **turn.row}), flush=True)
             asked = (asked + users * arguments.answers) % len(prompts)
     table = summary(rows)
     print(text_of(table))
@@ -112,7 +122,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--users", default="1,2,4,8")
     parser.add_argument("--answers", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--ctx", type=int, default=1024)
+    parser.add_argument("--ctx", type=int, default=2048)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--only", help="names of contenders, separated by commas")
@@ -223,7 +233,7 @@ def ask(client: Client, prompt: str, tokens: int) -> Answer:
 
 def measure(
     client: Client, prompts: Sequence[str], users: int, arguments: argparse.Namespace
-) -> dict[str, float]:
+) -> Turn:
     """What `users` see who ask at once."""
 
     def use(user: int) -> list[Answer]:
@@ -242,15 +252,22 @@ def measure(
         for one in answers
         for earlier, later in zip(one.events_s, one.events_s[1:], strict=False)
     ]
-    speeds = [one.tokens_per_s for one in answers]
-    return {
+    row = {
         "tokens_per_s": sum(one.tokens for one in answers) / spent_s,
         "first_ms": statistics.median(first_ms),
         "first_p95_ms": percentile(first_ms, 0.95),
         "gap_ms": statistics.median(gaps_ms),
         "gap_p95_ms": percentile(gaps_ms, 0.95),
-        "slowest_over_mean": min(speeds) / statistics.mean(speeds),
-        "below_half": sum(speed < 0.5 * statistics.mean(speeds) for speed in speeds),
+    }
+    speeds = [one.tokens_per_s for one in answers]
+    return Turn(row | fairness(speeds, statistics.mean(speeds)), speeds)
+
+
+def fairness(speeds: Sequence[float], mean: float, suffix: str = "") -> dict[str, float]:
+    """How far answers lie below a mean, tokens/s."""
+    return {
+        f"slowest_over_mean{suffix}": min(speeds) / mean,
+        f"below_half{suffix}": sum(speed < 0.5 * mean for speed in speeds),
     }
 
 
@@ -259,20 +276,28 @@ def percentile(values: Sequence[float], part: float) -> float:
     return ranked[min(len(ranked) - 1, int(part * len(ranked)))]
 
 
-def summary(rows: dict[tuple[str, int], list[dict[str, float]]]) -> list[dict[str, Any]]:
+def summary(turns: dict[tuple[str, int], list[Turn]]) -> list[dict[str, Any]]:
     """Medians over the repeats, the range of tokens/s, and how many answers were unfair."""
     table = []
-    for (name, users), found in sorted(rows.items(), key=lambda item: item[0][1]):
-        speeds = [row["tokens_per_s"] for row in found]
-        medians = {key: statistics.median(row[key] for row in found) for key in found[0]}
-        ranges = {"tokens_per_s_low": min(speeds), "tokens_per_s_high": max(speeds)}
-        if plain := rows.get((_PLAIN, users)):
-            pairs = zip(speeds, plain, strict=True)
-            beside = interval([speed / row["tokens_per_s"] for speed, row in pairs])
-            ranges |= {f"over_plain_{key}": value for key, value in beside.items()}
-        unfair = {"below_half": sum(row["below_half"] for row in found)}
+    for (name, users), found in sorted(turns.items(), key=lambda item: item[0][1]):
+        rows, ranges = [turn.row for turn in found], {}
+        speeds = [row["tokens_per_s"] for row in rows]
+        if plain := turns.get((_PLAIN, users)):
+            rows = [beside(*pair) for pair in zip(found, plain, strict=True)]
+            ratios = [row.pop("over_plain") for row in rows]
+            ranges = {f"over_plain_{key}": value for key, value in interval(ratios).items()}
+        medians = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+        unfair = {key: sum(row[key] for row in rows) for key in medians if "below" in key}
+        ranges |= {"tokens_per_s_low": min(speeds), "tokens_per_s_high": max(speeds)}
         table.append({"server": name, "users": users, **medians, **ranges, **unfair})
     return table
+
+
+def beside(turn: Turn, plain: Turn) -> dict[str, float]:
+    """A turn, and what it is beside plain edgespec's of the same prompts."""
+    ratio = turn.row["tokens_per_s"] / plain.row["tokens_per_s"]
+    unfair = fairness(turn.speeds, statistics.mean(plain.speeds), "_of_plain")
+    return {**turn.row, "over_plain": ratio, **unfair}
 
 
 def interval(ratios: Sequence[float]) -> dict[str, float]:

@@ -65,7 +65,7 @@ def test_results_of_several_users_are_a_table(
     assert made._serving("") == ""
     row = {"tokens_per_s": 182.6, "first_ms": 410.0, "first_p95_ms": 990.0, "gap_ms": 36.4}
     row |= {"gap_p95_ms": 61.0, "slowest_over_mean": 0.7, "below_half": 0}
-    rows = {("edgespec", 8): [row]}
+    rows = {("edgespec", 8): [serving.Turn(row, [20.0, 30.0])]}
     asked = {"model": Path("some.gguf"), "threads": 2, "answers": 4, "tokens": 64, "ctx": 1024}
     found = serving.document(argparse.Namespace(**asked, repeats=1), serving.summary(rows))
     (tmp_path / "serving-some-cpu.json").write_text(json.dumps(found))
@@ -80,16 +80,22 @@ def test_results_of_several_users_are_a_table(
         "| 8 | slowest answer over the mean | 0.70 |",
     ]
 
-    rows["edgespec", 8] += [{**row, "tokens_per_s": 190.0, "below_half": 2}] * 2
+    faster = {**row, "tokens_per_s": 190.0, "below_half": 2}
+    rows["edgespec", 8] += [serving.Turn(faster, [10.0, 70.0])] * 2
     again = serving.document(argparse.Namespace(**asked, repeats=3), serving.summary(rows))
     assert again["rows"][0]["below_half"] == 4
     (tmp_path / "serving-some-cpu.json").write_text(json.dumps(again))
     assert "| 8 | tokens/s of all | 190 (183 to 190) |\n" in made._serving("")
 
-    rows["edgespec plain", 8] = [{**row, "tokens_per_s": speed} for speed in (91.3, 95.0, 190.0)]
+    rows["edgespec plain", 8] = [
+        serving.Turn({**row, "tokens_per_s": speed}, [mean - 1.0, mean + 1.0])
+        for speed, mean in ((91.3, 20.0), (95.0, 20.0), (190.0, 21.0))
+    ]
     drafted, plain = serving.summary(rows)
     assert drafted["over_plain_median"] == 2.0 and drafted["over_plain_low"] == 1.0
     assert plain["over_plain_median"] == plain["over_plain_high"] == 1.0
+    assert drafted["slowest_over_mean_of_plain"] == 0.5
+    assert drafted["below_half_of_plain"] == 1 and drafted["below_half"] == 4
 
 
 def test_generated_parts_are_what_the_program_says() -> None:

@@ -3,8 +3,9 @@
     draft -> verify -> accept -> commit -> learn
 
 The drafts of all texts in it are chosen together, by the one rule: what is verified are the nodes
-with the most expected tokens per measured millisecond of the whole step, whose text ever they are
-of. One text is the special case, and none of its nodes an ordinary choice.
+with the most expected tokens per measured millisecond of the whole step. Of several texts it is the
+geometric mean of what each expects, so that drafts of one do not slow the others down by more than
+they speed it up. One text is the special case, and none of its nodes an ordinary choice.
 
 Prompts of other texts are read in the same step: next to what it computes anyway, a token more
 costs a fraction of what a run of its own does. Drafts are chosen as if they were not there, and
@@ -15,6 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from math import prod
 from time import perf_counter
 from typing import NamedTuple
 
@@ -23,7 +27,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.decoding import Company, Decoding, Offer
 from edgespec.decode.generation import Rounds, Written
 from edgespec.drafting.controller import choose_size
-from edgespec.drafting.proposal import Stakes
+from edgespec.drafting.proposal import Proposal, Stakes
 
 # What a round of one text came to: None where another model writes on, or why it failed.
 Outcome = Written | Exception | None
@@ -153,17 +157,38 @@ class _Choice(NamedTuple):
         sizes = [proposal.kept for proposal in proposals]
         draft_ms = sum(proposal.draft_ms for proposal in proposals)
         stakes, kept = _joint(there, len(offers), pending, most), sum(sizes)
-        ranked = sorted(
-            (-probability, i)
-            for i, proposal in enumerate(proposals)
-            for probability in proposal.probabilities[proposal.kept :]
-        )
-        probabilities = [one for p in proposals for one in p.probabilities[: p.kept]]
-        probabilities += [-negative for negative, _ in ranked]
-        size, _ = choose_size(probabilities, stakes, kept=kept, spent_ms=draft_ms, tries=True)
-        for _, i in ranked[: size - kept]:
+        worth, order = _shared_worth(proposals)
+        size, _ = choose_size(worth, stakes, kept=kept, spent_ms=draft_ms, tries=True)
+        for i in order[: size - kept]:
             sizes[i] += 1
         return cls(sizes, stakes, draft_ms)
+
+
+def _shared_worth(proposals: Sequence[Proposal]) -> tuple[list[float], list[int]]:
+    """What each node adds to the tokens that all texts expect, and which text it is of.
+
+    The best come first, behind those that are kept. Counted is the geometric mean over the texts,
+    times their number: a node of a text that expects E tokens already counts for 1/E of one of a
+    text that expects none. (What the sum of logarithms of all speeds is largest for is called
+    proportionally fair: Kelly, "Charging and rate control for elastic traffic", 1997.)
+    """
+    texts, kept = len(proposals), sum(proposal.kept for proposal in proposals)
+    expected = [1.0 + sum(one.probabilities[: one.kept]) for one in proposals]
+    total = texts * prod(expected) ** (1.0 / texts)
+    worth = [(total - texts) / kept] * kept if kept else []
+    order: list[int] = []
+    nodes = [iter(one.probabilities[one.kept :]) for one in proposals]
+    best = [(-p / expected[i], i) for i, left in enumerate(nodes) for p in islice(left, 1)]
+    heapify(best)
+    while best:
+        gain, i = heappop(best)
+        expected[i] *= 1.0 - gain
+        before, total = total, total * (1.0 - gain) ** (1.0 / texts)
+        worth.append(total - before)
+        order.append(i)
+        if (probability := next(nodes[i], None)) is not None:
+            heappush(best, (-probability / expected[i], i))
+    return worth, order
 
 
 def _joint(stakes: Sequence[Stakes], roots: int, pending: int, most: int) -> Stakes:
