@@ -3,8 +3,9 @@
     n* = argmax over n of  E(n) / (t_draft + t(n)),   E(n) = 1 + sum of the n-1 largest path
                                                               probabilities
 
-Where several texts share the step, E(n) begins with one token for each of them. No nodes but their
-roots are plain decoding and an ordinary choice. The best of many noisy estimates is too good on
+Where several texts share the step, E(n) begins with one token for each of them, and is their number
+times the geometric mean (`decode/step.py`). No nodes but their roots are plain decoding and an
+ordinary choice. The best of many noisy estimates is too good on
 average, so steps over drafts are taken to be as slow as their times are unsure, and must promise a
 margin besides (`balance.py`). The rule knows neither drafters nor backends.
 """
