@@ -168,8 +168,8 @@ def _shared_worth(proposals: Sequence[Proposal]) -> tuple[list[float], list[int]
     """What each node adds to the tokens that all texts expect, and which text it is of.
 
     The best come first, behind those that are kept. Counted is the geometric mean over the texts,
-    times their number: a node of a text that expects E tokens already counts for 1/E of one of a
-    text that expects none. (What the sum of logarithms of all speeds is largest for is called
+    times their number: a node of a text that expects E tokens without it is ranked by its
+    probability over E. (What the sum of the logarithms of all speeds is largest for is called
     proportionally fair: Kelly, "Charging and rate control for elastic traffic", 1997.)
     """
     texts, kept = len(proposals), sum(proposal.kept for proposal in proposals)

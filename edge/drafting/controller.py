@@ -5,9 +5,9 @@
 
 Where several texts share the step, E(n) begins with one token for each of them, and is their number
 times the geometric mean (`decode/step.py`). No nodes but their roots are plain decoding and an
-ordinary choice. The best of many noisy estimates is too good on
-average, so steps over drafts are taken to be as slow as their times are unsure, and must promise a
-margin besides (`balance.py`). The rule knows neither drafters nor backends.
+ordinary choice. The best of many noisy estimates is too good on average, so steps over drafts are
+taken to be as slow as their times are unsure, and must promise a margin besides (`balance.py`). The
+rule knows neither drafters nor backends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def choose_size(
     its size was not measured; no other such size is chosen unless it may be tried.
 
     Args:
-        probabilities: path probabilities, non-increasing behind the kept ones.
+        probabilities: what each node adds to the tokens expected (of one text: the path's
+            probability), the best first behind the kept ones.
         stakes: step times and the most that may be drafted.
         kept: the first nodes, which cannot be left out.
         spent_ms: time this round has taken already.
