@@ -4,9 +4,10 @@
     python benchmarks/heads.py llama-server model.gguf --draft eagle3-model.gguf
     python benchmarks/heads.py llama-server model.gguf --draft mtp-model.gguf
 
-Each model writes greedily with drafts of one and of three tokens, all of them from its head and
-verified in every round, on both sides. Compared are the tokens, how many were drafted, and how many
-of these were accepted. The server must be of the llama.cpp that edgespec runs on.
+Each model writes greedily with drafts of one and of three tokens (of a DFlash head, with those of
+its block), all of them from its head and verified in every round, on both sides. Compared are the
+tokens, how many were drafted, and how many of these were accepted. The server must be of the
+llama.cpp that edgespec runs on.
 """
 
 from __future__ import annotations
@@ -24,19 +25,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.following import Following
 from edgespec.backends.llama.head import (
     Followed,
     FollowedBackend,
     FollowedRecurrentBackend,
-    Head,
 )
 from edgespec.backends.llama.head_files import open_head_file
 from edgespec.backends.tree import DraftTree
-from edgespec.models.spec import EAGLE, read_model_spec
+from edgespec.memory.bytes.head_footprint import block_nodes
+from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, Reads, read_model_spec
 
 TEXT = b"to be or not to be, that is the question: to be or not to be; 64 pears for 8 "
 TOKENS, CONTEXT = 96, 512
 DEPTHS = (1, 3)
+SERVER_KINDS = {
+    MTP: "draft-mtp",
+    ASSISTANT: "draft-mtp",
+    EAGLE: "draft-eagle3",
+    DFLASH: "draft-dflash",
+}
 PORT = 18_231
 
 
@@ -64,12 +72,26 @@ def opened(files: Files, depth: int) -> Followed:
     return FollowedBackend(files.model, settings, inside=inside)
 
 
-def head_beside(files: Files, backend: Followed) -> Head:
+def head_beside(files: Files, backend: Followed) -> Following:
     """The head of a model, opened beside it."""
     if files.head is None:
         return backend.open_head()
     spec = read_model_spec(files.head, heads=True)
     return backend.open_head(partial(open_head_file, spec, LlamaSettings(CONTEXT, gpu_layers=0)))
+
+
+def kind_of(head: Path) -> Reads:
+    """What a head in a file of its own reads."""
+    reads = read_model_spec(head, heads=True).reads
+    assert reads is not None, "a head"
+    return reads
+
+
+def depths_of(files: Files) -> tuple[int, ...]:
+    """Tokens to be drafted: the server makes a block of as many as it is asked for."""
+    if files.head is None or kind_of(files.head).kind != DFLASH:
+        return DEPTHS
+    return (block_nodes(kind_of(files.head)) - 1,)
 
 
 def written_here(files: Files, prompt: list[int], depth: int) -> Written:
@@ -98,9 +120,7 @@ def written_by_server(server: str, files: Files, prompt: list[int], depth: int) 
     """The same request to llama.cpp's server."""
     kind = ["draft-mtp"]
     if files.head is not None:
-        reads = read_model_spec(files.head, heads=True).reads
-        is_eagle = reads is not None and reads.kind == EAGLE
-        kind = ["draft-eagle3" if is_eagle else "draft-mtp", "-md", str(files.head)]
+        kind = [SERVER_KINDS[kind_of(files.head).kind], "-md", str(files.head)]
     command = [
         server, "-m", str(files.model), "-c", str(CONTEXT), "--port", str(PORT), "-t", "1",
         "-np", "1", "-fa", "on", "--no-warmup", "--spec-draft-n-max", str(depth),
@@ -153,7 +173,7 @@ def main() -> int:
         files = Files(path, options.draft)
         with closing(opened(files, 1)) as backend:
             prompt = backend.tokenizer.encode(TEXT.decode())
-        for depth in DEPTHS:
+        for depth in depths_of(files):
             here = written_here(files, prompt, depth)
             there = written_by_server(options.server, files, prompt, depth)
             same = here.tokens == there.tokens

@@ -11,17 +11,24 @@ from pathlib import Path
 
 from edgespec.errors import UnsupportedError
 from edgespec.models.hub.choice import heads_of
-from edgespec.models.spec import ASSISTANT, EAGLE, MTP, ModelSpec, Reads
+from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, ModelSpec, Reads
 
 # Architectures whose head edgespec drafts with: llama.cpp computes it, it has a cache of keys and
 # values of its own, and it was tried. llama.cpp computes that of some others, too
 # (`LLM_GRAPH_TYPE_DECODER_MTP` in `src/models/*.cpp`).
 MTP_ARCHITECTURES = {"qwen35", "qwen35moe", "glm4moe"}
-# Architectures that hand out what their blocks take in, which EAGLE-3 heads read. llama.cpp has
-# some others (`t_layer_inp` in `src/models/*.cpp`), and ends the process for the rest.
+# Architectures that hand out what their blocks take in, which EAGLE-3 and DFlash heads read.
+# llama.cpp has some others (`t_layer_inp` in `src/models/*.cpp`), and ends the process for the
+# rest.
 HANDS_OUT = {"llama", "qwen3", "qwen3moe"}
 _BLOCKS_READ = 3  # by an EAGLE-3 head
 _ASSISTED = "gemma4"
+# Tensors of later kinds of DFlash heads, and what they have.
+_NOT_DRAFTED = {
+    "markov_w1.weight": "a Markov chain (DSpark)",
+    "selector_hidden.weight": "a selector (DFlash 2)",
+    "hc_head_fn.weight": "hyper-connections",
+}
 
 
 def has_head(spec: ModelSpec) -> bool:
@@ -61,15 +68,32 @@ def check_head(target: ModelSpec, head: ModelSpec) -> None:
 
 def _problem_of_eagle(target: ModelSpec, head: ModelSpec, reads: Reads) -> str:
     """What keeps it from reading a model's states, or ""."""
+    if problem := _not_handed_out(target, reads):
+        return problem
+    if len(reads.layers) != _BLOCKS_READ:
+        return f"it reads {len(reads.layers)} layers, and EAGLE-3 heads read {_BLOCKS_READ}"
+    if not _is_complete(head) and head.embedding_size != target.embedding_size:
+        return "it has no table of its own, and the model's has another width"
+    return ""
+
+
+def _problem_of_dflash(target: ModelSpec, head: ModelSpec, reads: Reads) -> str:
+    """As `_problem_of_eagle`, for a head that drafts a block of tokens in one step."""
+    other = next((word for name, word in _NOT_DRAFTED.items() if name in head.tensors), "")
+    if other or any(head.is_sliding):
+        return f"it is a DFlash head with {other or 'a sliding window'}, which none was tried with"
+    return _not_handed_out(target, reads)
+
+
+def _not_handed_out(target: ModelSpec, reads: Reads) -> str:
+    """What a head that reads some blocks' inputs would look for in vain, or ""."""
     if target.arch not in HANDS_OUT:
         return f"{target.arch} models do not hand out the states that it reads"
     if problem := _other_width(target, reads):
         return problem
-    if len(reads.layers) != _BLOCKS_READ or not set(reads.layers) < {*range(target.num_layers)}:
+    if not reads.layers or not set(reads.layers) <= {*range(target.num_layers)}:
         numbers = ", ".join(map(str, reads.layers))
         return f"it reads layers {numbers} of a model that has {target.num_layers}"
-    if not _is_complete(head) and head.embedding_size != target.embedding_size:
-        return "it has no table of its own, and the model's has another width"
     return ""
 
 
@@ -111,6 +135,7 @@ _PROBLEMS = {
     EAGLE: _problem_of_eagle,
     MTP: _problem_of_block,
     ASSISTANT: _problem_of_assistant,
+    DFLASH: _problem_of_dflash,
 }
 
 

@@ -53,8 +53,9 @@ _EXTRA_CACHES = {
 }  # fmt: skip
 # Kinds of heads in files of their own: one that reads what three blocks of a model take in, a
 # model's own last block, and one that looks into its model's cache.
-EAGLE, MTP, ASSISTANT = "eagle3", "mtp", "gemma4-assistant"
-_DRAFT_HEADS = {EAGLE, "dflash", ASSISTANT}
+EAGLE, MTP, ASSISTANT, DFLASH = "eagle3", "mtp", "gemma4-assistant", "dflash"
+_DRAFT_HEADS = {EAGLE, DFLASH, ASSISTANT}
+_DFLASH_BLOCK = 16  # tokens of a step, where a head's file does not say
 # Whatever their files say (`build_moe_ffn` in `llama.cpp: src/models/*.cpp`).
 _NORMALISE_EXPERTS = {
     "arctic", "dbrx", "ernie4_5-moe", "gemma4", "granitemoe", "granitehybrid", "granite_swa",
@@ -75,10 +76,13 @@ _EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_
 class Reads:
     """What a head in a file of its own reads of the model that it drafts for."""
 
-    kind: str  # EAGLE, MTP or ASSISTANT
+    kind: str  # EAGLE, MTP, ASSISTANT or DFLASH
     width: int  # of the model's embeddings
     layers: tuple[int, ...] = ()  # whose inputs it is fed; without any, what the last one gives
     keeps_normed: bool = False  # whether what it adds to has been normalised
+    block: int = 0  # tokens of a step, of a DFlash head; those to be drafted are `mask_id`
+    mask_id: int = 0
+    is_causal: bool = True  # whether such a token sees those before it alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +245,7 @@ def _refuse_other_kinds(gguf: Gguf, tensors: list[GgufTensor], heads: bool) -> N
     kind, arch = gguf.text("general.type"), gguf.text("general.architecture")
     names = {tensor.name for tensor in tensors}
     mtp = _is_last_block(Keys(gguf), names)
-    if heads and (mtp or arch in (EAGLE, ASSISTANT)):
+    if heads and (mtp or arch in _DRAFT_HEADS):
         return
     give_model = "name the language model it belongs to"
     if kind == "imatrix" or "imatrix.datasets" in gguf.metadata:
@@ -256,8 +260,8 @@ def _refuse_other_kinds(gguf: Gguf, tensors: list[GgufTensor], heads: bool) -> N
     elif arch == "controlvector":
         problem, hint = "a control vector", give_model
     elif arch in _DRAFT_HEADS or mtp:
-        problem, hint = f"a draft head ({arch}) that reads another model's states", give_model
-        hint = hint if arch == "dflash" else f"{hint}, and this file with --draft-model"
+        problem = f"a draft head ({arch}) that reads another model's states"
+        hint = f"{give_model}, and this file with --draft-model"
     elif arch in _AUDIO:
         problem, hint = f"a speech model ({arch})", _TEXT_MODEL
     elif not arch:
@@ -287,7 +291,7 @@ def _reads(keys: Keys, tensors: list[GgufTensor]) -> Reads | None:
         return Reads(MTP, keys.integer("embedding_length", low=1))
     if keys.arch == ASSISTANT:
         return Reads(ASSISTANT, keys.integer("embedding_length_out", low=1))
-    if keys.arch != EAGLE:
+    if keys.arch not in (EAGLE, DFLASH):
         return None
     layers, residual = keys.value("target_layers"), keys.value("norm_before_residual")
     if not isinstance(layers, tuple) or not all(isinstance(one, int) for one in layers):
@@ -295,8 +299,29 @@ def _reads(keys: Keys, tensors: list[GgufTensor]) -> Reads | None:
             f"{keys.gguf.path} does not say which layers of its model it reads",
             hint="convert it again with llama.cpp's convert_hf_to_gguf.py",
         )
+    numbers = tuple(int(one) for one in layers)
+    if keys.arch == DFLASH:
+        return _reads_of_block(keys, numbers)
     width = keys.integer("target_hidden_size", low=1)
-    return Reads(EAGLE, width, tuple(int(one) for one in layers), bool(residual))
+    return Reads(EAGLE, width, numbers, bool(residual))
+
+
+def _reads_of_block(keys: Keys, layers: tuple[int, ...]) -> Reads:
+    """Raises ModelFileError for a head without a token that stands for those to be drafted."""
+    mask_id = keys.gguf.integer("tokenizer.ggml.mask_token_id", -1)
+    if mask_id < 0:
+        raise ModelFileError(
+            f"{keys.gguf.path} does not say which token is its mask",
+            hint="convert it again with llama.cpp's convert_hf_to_gguf.py",
+        )
+    return Reads(
+        DFLASH,
+        keys.integer("embedding_length", low=1),
+        layers,
+        block=keys.integer("block_size", _DFLASH_BLOCK, low=2),
+        mask_id=mask_id,
+        is_causal=keys.value("attention.causal") is True,
+    )
 
 
 def _is_last_block(keys: Keys, names: Collection[str]) -> bool:
@@ -313,7 +338,9 @@ def _layer_bytes(tensors: list[GgufTensor], num_layers: int) -> tuple[int, ...]:
 
 def _is_tied(keys: Keys, tensors: list[GgufTensor]) -> bool:
     """A head in a file of its own may have neither table and take both from its model."""
-    return keys.arch != EAGLE and all(tensor.name != "output.weight" for tensor in tensors)
+    names = {tensor.name for tensor in tensors}
+    has_none = keys.arch == EAGLE or (keys.arch == DFLASH and "token_embd.weight" not in names)
+    return not has_none and "output.weight" not in names
 
 
 def _normalises(keys: Keys) -> bool:

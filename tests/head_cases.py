@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dflash_gguf import DFlash, write_dflash
 from eagle3_gguf import Head as Eagle
 from eagle3_gguf import write_eagle
 from gemma4_gguf import (
@@ -35,10 +36,17 @@ EAGLES = {  # with heads of their own: as large as the model, and with fewer tok
         Eagle(width=96, has_table=True, norms_before_fc=True),
     ),
 }
+DFLASHES = {
+    "dflash for llama": (Shape("llama", interval=1), DFlash()),
+    "dflash for qwen3": (
+        Shape("qwen3", interval=1),
+        DFlash(has_tables=True, is_causal=True),
+    ),
+}
 # Last blocks in files of their own, beside a file without them.
 BLOCKS = {f"{name} beside it": shape for name, shape in INSIDE.items()}
 ASSISTED = "gemma4"
-BESIDE = (*EAGLES, *BLOCKS, ASSISTED)
+BESIDE = (*EAGLES, *DFLASHES, *BLOCKS, ASSISTED)
 DRAFTS = 4
 
 
@@ -79,6 +87,11 @@ def written(folder: Path, name: str, kind: Any, say: float = 1.0) -> Files:
         write_hybrid(model, shape, kind, say=say)
         head = folder / "eagle3-model.gguf"
         return Files(model, write_eagle(head, model, shape, made, kind, knows=say < 0.1))
+    if name in DFLASHES:
+        shape, block = DFLASHES[name]
+        write_hybrid(model, shape, kind, say=say)
+        head = folder / "dflash-model.gguf"
+        return Files(model, write_dflash(head, model, shape, block, kind, knows=say < 0.1))
     head = folder / "mtp-model.gguf"
     if name in BLOCKS:
         for path, part in ((model, "trunk"), (head, "head")):

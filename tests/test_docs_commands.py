@@ -27,6 +27,7 @@ ELSEWHERE = {
     r"edgespec worker|.*--workers": "tests/cli/test_worker.py, tests/backends/llama",
     r".*-ngl [1-9]": "tests/backends/llama/test_full_device.py, where there is a GPU",
     r".*--draft-model eagle3-": "tests/backends/llama/test_eagle_head.py",
+    r".*--draft-model dflash-": "tests/backends/llama/test_block_head.py",
     r".*--draft-model mtp-": "tests/backends/llama/test_head_files.py",
     r"edgespec bench": "tests/cli/test_drafters.py and tests/bench",
     r"edgespec quantize": "tests/cli/test_quantize.py",

@@ -3,15 +3,13 @@
 For each token a head is fed the token and what its model has computed for the token before; it
 gives a row of logits, and a row to go on with. So it follows what its model reads, and then writes
 ahead on rows of its own, as llama.cpp's own server drives it (`llama.cpp: common/speculative.cpp`).
-Prompts are read with the model, where that is worth it. What that writes waits until something is
-drafted; where nothing was for many tokens, the head begins anew with a few of the last ones, so
-that one which does not pay costs next to nothing meanwhile, and is cheap to try again.
 
     model   reads   a b c d         its rows          ra rb rc rd
     head    reads   (a, 0) (b, ra) (c, rb) (d, rc)    drafts from (e, rd), e being the next token
 
 `MtpHead` is the model's last block, in its file or in one of its own, and reads the rows of the
-block before it. Other heads in files of their own are in `eagle_head` and `cache_head`.
+block before it. Other heads in files of their own are in `eagle_head`, `cache_head`
+and `block_head`.
 """
 
 from __future__ import annotations
@@ -27,135 +25,34 @@ from edgespec.backends.base import Capabilities, Logits
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.following import Following
 from edgespec.backends.llama.hidden_rows import ModelRows, NextRows, Rows
 from edgespec.backends.llama.library import LOG
 from edgespec.backends.llama.recurrent import RecurrentBackend
-from edgespec.backends.llama.tokenizer import LlamaTokenizer
-from edgespec.backends.llama.unread import Unread
 from edgespec.backends.tree import DraftTree
-from edgespec.memory.bytes.head_footprint import HEAD_NODES, HEAD_UNREAD
+from edgespec.memory.bytes.head_footprint import HEAD_UNREAD
 from edgespec.models.spec import ModelSpec
 
 _MTP = 1  # value of llama_context_type
-_MOST_UNREAD = HEAD_UNREAD - 1  # tokens that are fed together before anything is drafted
-_ANEW = 16  # of these that are fed behind a gap: a try should cost one short step
 
 
-class Head:
-    """What drafts beside a model that follows it: `follow` what that reads, then draft.
+class Head(Following):
+    """One that writes token by token, from rows `of_model` and on with rows of its `own`.
 
-    It is computed in `context`, from rows `of_model`, and goes on with rows of its `own`. The first
-    `headless` tokens of a text have no row before them to be read with. Closes its context.
+    Its steps have `most` tokens.
     """
 
-    pending, max_nodes = 0, HEAD_NODES
-    capabilities = Capabilities(True, False, True)
-    headless = 0
     shows_all = False  # whether steps show rows of logits for each of their tokens, or the last one
-    reads_prompts = True  # with its model; else it begins with the last tokens, once it drafts
 
     def __init__(
         self, context: LlamaContext, of_model: ModelRows, own: NextRows, most: int
     ) -> None:
-        self._context, self._models, self._own = context, of_model, own
+        super().__init__(context, of_model)
+        self._own = own
         self._batch = Batch(
             context.lib, most, 1, None, own.width, rows=np.zeros((most, own.width), np.float32)
         )
-        self.length = 0  # tokens of the text that it has read
-        self._unread = Unread(_MOST_UNREAD, of_model.width)  # and those behind them that it has not
-        self._missed = 0  # tokens between these that it will never read
-        self._last = np.zeros((1, of_model.width), np.float32)  # of the model, for the last token
         self._next: Rows = np.empty((0, own.width), np.float32)  # its own, for what was fed last
-        self._drafted = 0  # cells behind the text
-
-    @property
-    def tokenizer(self) -> LlamaTokenizer:
-        """The model's."""
-        return self._context.tokenizer
-
-    @property
-    def batch_size(self) -> int:
-        """Tokens of the model's prompts that it reads at once."""
-        return self._context.settings.batch_size
-
-    @property
-    def context_size(self) -> int:
-        """Tokens there is room for."""
-        return self._context.settings.context_size
-
-    # -- following the model ---------------------------------------------------------------
-
-    def follow(self, tokens: Sequence[int], *, reads: bool) -> None:
-        """The model has read `tokens`, the first ones of its last step.
-
-        They are read as well where it `reads` along, else by what is drafted next, if that comes
-        before too many others.
-        """
-        start = 0
-        if self.followed < self.headless:
-            start = self.length = self.headless
-        while start < len(tokens):
-            end = min(start + _MOST_UNREAD, len(tokens))
-            too_many = len(self._unread.tokens) + end - start - _MOST_UNREAD
-            if too_many > 0 and reads:
-                self._read()
-            elif too_many > 0:
-                self._unread.leave(too_many)
-                self._missed += too_many
-            self._take_rows(start - 1, end - start)
-            self._unread.tokens += tokens[start:end]
-            start = end
-        self._models.copy(len(tokens) - 1, self._last)
-
-    def _take_rows(self, at: int, count: int) -> None:
-        """Keep rows of the model's last step from `at` on; -1 is that of the step before."""
-        for rows in self._unread.places(count):
-            if at < 0:
-                rows[0], rows, at = self._last[0], rows[1:], 0
-            if len(rows):
-                self._models.copy(at, rows)
-            at += len(rows)
-
-    @property
-    def followed(self) -> int:
-        """Tokens of the text that it knows of."""
-        return self.length + self._missed + len(self._unread.tokens)
-
-    def truncate(self, length: int) -> int:
-        """Go back to the first `length` tokens of the text.
-
-        The row of the last one is gone then, so what is drafted next is drafted without it.
-        """
-        if length < self.followed:
-            self._last[:] = 0.0
-        self._unread.cut(max(0, length - self.length - self._missed))
-        self._missed = min(self._missed, max(0, length - self.length))
-        self.length = min(self.length, length)
-        self._take_back()
-        return length
-
-    def skip(self, length: int) -> None:
-        """The text begins with `length` tokens that it will never read."""
-        self.truncate(0)
-        self.length = length
-
-    @property
-    def num_unread(self) -> int:
-        """Tokens of the text that are fed before anything is drafted."""
-        count = len(self._unread.tokens)
-        return min(count, _ANEW) if self._missed else count
-
-    def _read(self) -> None:
-        """Feed what is unread; nobody asks for what comes next."""
-        count = self.num_unread
-        if count:
-            self._prepare()
-            self._feed(self._unread.tokens, self._unread.rows(count), wanted=False)
-            self._has_read(count)
-
-    def _has_read(self, count: int) -> None:
-        self.length += count
-        self._unread.leave(count)
 
     # -- drafting --------------------------------------------------------------------------
 
@@ -164,7 +61,7 @@ class Head:
         self._prepare()
         tokens, count = [*self._unread.tokens, token], self.num_unread
         self._unread.places(1)[0][0] = self._last[0]
-        logits = self._feed(tokens, self._unread.rows(count + 1), wanted=True)
+        logits = self._read_in_steps(tokens, self._unread.rows(count + 1), wanted=True)
         self._has_read(count)
         self._drafted = 1
         return logits
@@ -175,7 +72,10 @@ class Head:
         self._drafted += 1
         return logits
 
-    def _feed(self, tokens: Sequence[int], rows: Rows, *, wanted: bool) -> Logits:
+    def _feed(self, tokens: Sequence[int], rows: Rows) -> None:
+        self._read_in_steps(tokens, rows, wanted=False)
+
+    def _read_in_steps(self, tokens: Sequence[int], rows: Rows, *, wanted: bool) -> Logits:
         """Read tokens, each with its row of the model; logits of what comes next, [V]."""
         most, logits = len(self._batch.positions), np.empty(0, np.float32)
         for start in range(0, len(tokens), most):
@@ -205,38 +105,11 @@ class Head:
         logits: Logits = self._context.rows(shown)[shown - 1]
         return logits
 
-    @property
-    def _position(self) -> int:
-        """Of the next token in its cache."""
-        return max(0, self.length - self.headless) + self._drafted
-
-    def _prepare(self) -> None:
-        """Stand behind what was read; behind a gap begin anew, since cells come without gaps."""
-        if self._missed:
-            too_many = len(self._unread.tokens) - self.num_unread
-            self._unread.leave(too_many)
-            self._missed += too_many
-            lib, memory = self._context.lib, self._context.memory
-            lib.llama_memory_seq_rm(memory, 0, 0, -1)
-            self.length, self._missed = self.length + self._missed, 0
-        self._take_back()
-
-    def _take_back(self) -> None:
-        """Forget what was only drafted, or cut off."""
-        lib, memory = self._context.lib, self._context.memory
-        self._drafted = 0
-        lib.llama_memory_seq_rm(memory, 0, self._position, -1)
-
     # -- as a backend whose steps are timed --------------------------------------------------
-
-    @property
-    def crowding(self) -> float:
-        """As of a backend."""
-        return self._context.crowding
 
     def prefill(self, tokens: Sequence[int]) -> Logits:
         """Read tokens with rows of zeros: for the clock alone."""
-        logits = self._feed(tokens, self._zeros(len(tokens)), wanted=True)
+        logits = self._read_in_steps(tokens, self._zeros(len(tokens)), wanted=True)
         self.length = max(self.headless, self.length) + len(tokens)
         return logits
 
@@ -249,19 +122,7 @@ class Head:
         if len(tree) == 1:
             next_rows = np.zeros((1, self._own.width), np.float32)
             return self._step(tree.tokens, next_rows, self._position, wanted=True)[None]
-        return self._feed(list(tree.tokens), rows, wanted=True)[None]
-
-    def _zeros(self, count: int) -> Rows:
-        return np.zeros((count, self._last.shape[1]), np.float32)
-
-    def commit(self, path: Sequence[int]) -> None:
-        """Nothing of such a step is kept."""
-        self._take_back()
-
-    @property
-    def tokens(self) -> Sequence[int]:
-        """None that a prompt could begin with: it follows its model."""
-        return ()
+        return self._read_in_steps(list(tree.tokens), rows, wanted=True)[None]
 
     def memory_bytes(self) -> dict[str, int]:
         """What llama.cpp says it allocated for the head, its logits and rows that are handed on."""
@@ -269,10 +130,6 @@ class Head:
         fed = self._batch.rows.nbytes + self._unread.nbytes
         logits = self._context.logits.nbytes
         return {**self._context.buffer_bytes, "logits": logits, "rows": kept + fed}
-
-    def close(self) -> None:
-        """Free the context; safe to call twice."""
-        self._context.close()
 
 
 class _MtpContext(LlamaContext):
@@ -348,9 +205,9 @@ class MtpHead(Head):
 class Followed(LlamaBackend):
     """A model whose head follows what it reads. Chains only, so rows lie in the text's order."""
 
-    head: Head | None = None
+    head: Following | None = None
 
-    def open_head(self, make: Callable[[LlamaContext], Head] = MtpHead) -> Head:
+    def open_head(self, make: Callable[[LlamaContext], Following] = MtpHead) -> Following:
         """A head, from now on beside the model, whose cache is empty. Raises as what makes it."""
         self.head = make(self._context)
         return self.head

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from edgespec.backends.llama.block_head import BlockHead
 from edgespec.backends.llama.cache_head import CacheHead
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.eagle_head import EagleHead
-from edgespec.backends.llama.head import Head, MtpHead
-from edgespec.models.spec import ASSISTANT, EAGLE, MTP, ModelSpec
+from edgespec.backends.llama.following import Following
+from edgespec.backends.llama.head import MtpHead
+from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, ModelSpec
 
-_KINDS: dict[str, Callable[..., Head]] = {EAGLE: EagleHead, MTP: MtpHead, ASSISTANT: CacheHead}
+_KINDS: dict[str, Callable[..., Following]] = {
+    EAGLE: EagleHead,
+    MTP: MtpHead,
+    ASSISTANT: CacheHead,
+    DFLASH: BlockHead,
+}
 
 
 def open_head_file(
@@ -19,7 +26,7 @@ def open_head_file(
     model: LlamaContext,
     *,
     progress: Callable[[float], None] | None = None,
-) -> Head:
+) -> Following:
     """The head in the file of `spec`, for the model of another context, whose cache is empty.
 
     `settings` are its own; their sizes of steps do not count. Raises as `LlamaContext.open`.

@@ -23,15 +23,17 @@ from edgespec.memory.bytes.footprint import (
 )
 from edgespec.memory.bytes.head_graph import (
     assistant_compute_bytes,
+    block_compute_bytes,
     eagle_compute_bytes,
     head_compute_bytes,
 )
 from edgespec.memory.bytes.places import device_layers, holder
-from edgespec.models.spec import ASSISTANT, EAGLE, MTP, ModelSpec
+from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, ModelSpec, Reads
 
 HEAD_NODES, HEAD_UNREAD = 8, 65  # tokens of a head's steps, and rows that wait to be fed to it
 # Tokens that an EAGLE-3 head reads at once: its graph has a row of logits for each of them.
 EAGLE_TOKENS = 16
+BLOCK_TOKENS = 16  # as many as a DFlash head takes in at once
 _F32 = 4
 _Parts = Iterator[Component]
 
@@ -118,6 +120,30 @@ def _parts_of_eagle(spec: ModelSpec, target: RunShape, head: ModelSpec, shape: R
     yield from _parts_of_steps(head, shape, compute, rows, EAGLE_TOKENS)
 
 
+def block_nodes(reads: Reads) -> int:
+    """Tokens of a DFlash head's step, the one that it drafts behind among them.
+
+    Fewer than it was trained for where that is more than small devices gain by.
+    """
+    return min(reads.block, HEAD_NODES)
+
+
+def _parts_of_dflash(spec: ModelSpec, target: RunShape, head: ModelSpec, shape: RunShape) -> _Parts:
+    """Of a DFlash head: as of an EAGLE-3 head, with rows of logits for a block."""
+    assert head.reads is not None, "a head"
+    nodes = block_nodes(head.reads)
+    shape = replace(
+        shape, context_size=target.context_size, batch_size=BLOCK_TOKENS, max_nodes=nodes
+    )
+    of_target = target.batch_size + target.max_nodes + HEAD_UNREAD + BLOCK_TOKENS
+    rows = len(target.hands_out) * spec.embedding_size * of_target
+    compute = block_compute_bytes(head, batch_shape(head, shape, BLOCK_TOKENS))
+    yield from weights_bytes(head, shape)
+    for one in device_layers(head, shape) or {HOST: range(0)}:
+        yield Component("kv_cache", kv_cache_bytes(head, shape), device=one)
+    yield from _parts_of_steps(head, shape, compute, rows, nodes)
+
+
 def _parts_of_assistant(
     spec: ModelSpec, target: RunShape, head: ModelSpec, shape: RunShape
 ) -> _Parts:
@@ -154,4 +180,5 @@ _FILES: dict[str, Callable[[ModelSpec, RunShape, ModelSpec, RunShape], _Parts]] 
     EAGLE: _parts_of_eagle,
     MTP: _parts_of_block_file,
     ASSISTANT: _parts_of_assistant,
+    DFLASH: _parts_of_dflash,
 }

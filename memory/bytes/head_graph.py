@@ -3,8 +3,9 @@
 In the model's file they follow `graph_mtp` of `llama.cpp: src/models/qwen35.cpp` and
 `glm4-moe.cpp`: the embedding of a token and a row, both normalised, side by side through a matrix,
 then a block as the model's own. In a file of its own, `src/models/eagle3.cpp`: the block attends to
-both side by side. One that looks into its model's cache (`src/models/gemma4-assistant.cpp`) has
-several blocks, which attend to what is there.
+both side by side. In `src/models/dflash.cpp` several blocks read tokens alone. One that looks into
+its model's cache (`src/models/gemma4-assistant.cpp`) has several blocks, which attend to what is
+there.
 """
 
 from __future__ import annotations
@@ -52,12 +53,47 @@ def _rows(count: int, width: int) -> Tensor:
     return Tensor(count * width * F32, (count, width), is_input=True)
 
 
-class _Eagle(Builder):
-    """The decoder of an EAGLE-3 head, with logits of all tokens."""
+class _ShowsAll(Builder):
+    """A head with logits of all tokens, spread over its model's vocabulary."""
+
+    def _show(self, cur: Tensor) -> Graph:
+        spec, count = self.spec, self.shape.num_tokens
+        d2t = spec.tensors.get("d2t")
+        width = spec.vocab_size if d2t is None else d2t.dims[0]
+        logits = result(count, width, cur)
+        if d2t is not None:
+            everywhere = over(fed(count * spec.vocab_size * F32))
+            logits = Tensor(0, None, (logits, everywhere), view_of=everywhere)
+        logits.is_output = True
+        self.graph.add(logits)
+        return self.graph
+
+
+class _Block(_ShowsAll):
+    """A step of a DFlash head over a block of tokens."""
 
     def build(self) -> Graph:
         """The graph of the largest batch."""
-        spec, graph = self.spec, self.graph
+        count, width = self.shape.num_tokens, self.spec.embedding_size
+        cur = result(count, width, fed(count * _TOKEN))
+        for layer in range(self.spec.num_layers):
+            cur = self._layer(cur, layer, last=False)
+        cur = self._norm(cur)
+        cur.is_output = True
+        return self._show(cur)
+
+
+def block_compute_bytes(spec: ModelSpec, shape: BatchShape) -> int:
+    """Bytes of llama.cpp's compute buffer for the largest batch of a DFlash head."""
+    return _Block(spec, shape).build().buffer_bytes()
+
+
+class _Eagle(_ShowsAll):
+    """The decoder of an EAGLE-3 head."""
+
+    def build(self) -> Graph:
+        """The graph of the largest batch."""
+        spec = self.spec
         count, width = self.shape.num_tokens, spec.embedding_size
         embedding, row = result(count, width, fed(count * _TOKEN)), _rows(count, width)
         normed = self._norm(embedding), self._norm(row)
@@ -67,18 +103,7 @@ class _Eagle(Builder):
         residual = added(attended, normed[1] if keeps_normed else row)
         cur = added(self._feed_forward(self._norm(residual), 0, count), residual)
         cur.is_output = True
-        logits = result(count, self._rows_of_head, self._norm(cur))
-        if "d2t" in spec.tensors:
-            everywhere = over(fed(count * spec.vocab_size * F32))
-            logits = Tensor(0, None, (logits, everywhere), view_of=everywhere)
-        logits.is_output = True
-        graph.add(logits)
-        return graph
-
-    @property
-    def _rows_of_head(self) -> int:
-        d2t = self.spec.tensors.get("d2t")
-        return self.spec.vocab_size if d2t is None else d2t.dims[0]
+        return self._show(self._norm(cur))
 
 
 def eagle_compute_bytes(spec: ModelSpec, shape: BatchShape) -> int:

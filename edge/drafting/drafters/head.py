@@ -22,10 +22,14 @@ class Head(Protocol):
     """What drafts beside a backend that tells it all it reads.
 
     `reads_prompts` says whether it reads prompts as the backend does, or the last tokens of one
-    when it drafts first.
+    when it drafts first. A step drafts `block` tokens, or one if that is 0.
     """
 
     reads_prompts: bool
+
+    @property
+    def block(self) -> int:
+        """Tokens that a step drafts; 0: one by one, each behind those before it."""
 
     @property
     def context_size(self) -> int:
@@ -39,7 +43,7 @@ class Head(Protocol):
         """Logits of what comes after `token`, which the backend has not read yet, [V]."""
 
     def go_on(self, token: int) -> Logits:
-        """Logits of what comes after one token more, [V]."""
+        """Logits of what comes after one token more, [V]; of a block no more than it has."""
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes the engine says it allocated, by component."""
@@ -94,7 +98,7 @@ class HeadDrafter(WritingDrafter):
 
     def __init__(self, text: HeadText, curve: CostCurve, vocab_size: int) -> None:
         super().__init__(curve, vocab_size)
-        self._text = text
+        self._text, self._block = text, text.backend.block
         self.expect(0.0)
 
     def expect(self, gain_ms: float) -> None:

@@ -40,6 +40,7 @@ class WritingDrafter:
     name = ""
     nbytes = 0  # of tables; the engine's own bytes are in the plan
     _who = _component = ""
+    _block = 0  # tokens that one step drafts; 0: one by one
     _text: DraftText
 
     def __init__(
@@ -75,7 +76,7 @@ class WritingDrafter:
         if not self._text.can_be_read:
             return Prospects((), 0.0, 0.0)
         before_ms = self._times.catch_up_ms(self._text.num_missing, len(self._text.tokens))
-        draft_ms = self._usual.num_steps * self._step_ms()
+        draft_ms = self._steps_of(self._usual.num_steps) * self._step_ms()
         return Prospects(self._usual.probabilities[: stakes.max_nodes], before_ms, draft_ms)
 
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
@@ -91,7 +92,8 @@ class WritingDrafter:
             self.failure = str(error) or type(error).__name__
         if self.failure is None:
             ms = (perf_counter() - began) * 1e3
-            self._times.learn(ms, missing, builder.depth, len(self._text.tokens))
+            steps = self._steps_of(builder.depth)
+            self._times.learn(ms, missing, steps, len(self._text.tokens))
             self._usual.learn(builder.probabilities, builder.depth)
         # What was drawn before a failure stays: dropping it because its own token could not be fed
         # would bias the output.
@@ -113,19 +115,24 @@ class WritingDrafter:
 
     def _goes_on(self, builder: ProposalBuilder, stakes: Stakes, spent_ms: float) -> bool:
         """Whether one more token of the spine is expected to raise the round's tokens/ms."""
-        if builder.is_full or builder.depth >= LONGEST:
+        longest = self._block or LONGEST
+        if builder.is_full or builder.depth >= longest:
             return False
         spine, depth = builder.spine_probabilities(), builder.depth
-        ahead = [builder.chance * self._usual.hope ** (i + 1) for i in range(LONGEST - depth)]
+        ahead = [builder.chance * self._usual.hope ** (i + 1) for i in range(longest - depth)]
         size, _ = choose_size(
             [*spine, *ahead],
             stakes,
             kept=depth if stakes.sampler else 0,
             spent_ms=spent_ms,
-            node_ms=self._step_ms(),
+            node_ms=0.0 if self._block else self._step_ms(),
             drafted=depth,
         )
         return size > depth
+
+    def _steps_of(self, depth: float) -> float:
+        """That drafting so many tokens takes."""
+        return min(1.0, depth) if self._block else depth
 
     def _step_ms(self) -> float:
         return self._times.step_ms(len(self._text.tokens))

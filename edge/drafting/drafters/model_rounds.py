@@ -41,11 +41,11 @@ class RoundTimes:
         """What it takes to feed so many tokens, beyond the step that drafts the first one."""
         return self._pace * self._curve.read_ms(missing, depth) - self.step_ms(depth)
 
-    def learn(self, ms: float, missing: int, drafted: int, depth: int) -> None:
-        """A round read and drafted so many tokens in `ms`."""
+    def learn(self, ms: float, missing: int, steps: float, depth: int) -> None:
+        """A round read so many tokens, and drafted in so many steps, in `ms`."""
         if missing > self._curve.max_nodes:  # what reading more takes is a guess
             return
-        curve_ms = (self.catch_up_ms(missing, depth) + drafted * self.step_ms(depth)) / self._pace
+        curve_ms = (self.catch_up_ms(missing, depth) + steps * self.step_ms(depth)) / self._pace
         # A round that stood still must not keep others from being asked for, and so from showing.
         self._taken_ms = _PACE_MEMORY * self._taken_ms + min(ms, _SLOWEST * curve_ms)
         self._curve_ms = _PACE_MEMORY * self._curve_ms + curve_ms

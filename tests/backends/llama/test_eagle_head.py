@@ -171,7 +171,7 @@ def test_a_budget_holds_with_a_head(tmp_path: Path, cache_folder: Path) -> None:
         (replace(SHAPE, layers=2), Head(), "layers 1, 2, 3 of a model that has 2"),
         (replace(SHAPE, vocabulary=300), Head(), "made for 258 tokens, and the model has 300"),
         (Shape("glm4moe", interval=1), Head(), "glm4moe models do not hand out"),
-        (SHAPE, Head(layers=(1, 2)), "layers 1, 2 of a model"),
+        (SHAPE, Head(layers=(1, 2)), "reads 2 layers"),
         (SHAPE, Head(width=96, has_output=False), "no table of its own"),
     ],
 )

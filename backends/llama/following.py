@@ -1,0 +1,211 @@
+"""What heads of all kinds have in common: they follow what their model reads.
+
+The model's rows are kept for them until they read. Prompts are read with the model, where that is
+worth it. What the model writes waits until something is drafted; where nothing was for many tokens,
+a head begins anew with a few of the last ones, so that one which does not pay costs next to nothing
+meanwhile, and is cheap to try again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgespec.backends.base import Capabilities, Logits
+from edgespec.backends.llama.context import LlamaContext
+from edgespec.backends.llama.hidden_rows import ModelRows, Rows
+from edgespec.backends.llama.tokenizer import LlamaTokenizer
+from edgespec.backends.llama.unread import Unread
+from edgespec.backends.tree import DraftTree
+from edgespec.memory.bytes.head_footprint import HEAD_NODES, HEAD_UNREAD
+
+_MOST_UNREAD = HEAD_UNREAD - 1  # tokens that are fed together before anything is drafted
+_ANEW = 16  # of these that are fed behind a gap: a try should cost one short step
+
+
+class Following(ABC):
+    """What drafts beside a model that it follows: `follow` what that reads, then draft.
+
+    It is computed in `context`, from rows `of_model`. The first `headless` tokens of a text have no
+    row to be read with. Closes its context.
+    """
+
+    pending, max_nodes = 0, HEAD_NODES
+    capabilities = Capabilities(True, False, True)
+    block = 0  # tokens that one step drafts; 0: one by one
+    lag = 1  # of the row that a token is read with: that of the token before, or 0 for its own
+    headless = 0
+    reads_prompts = True  # with its model; else it begins with the last tokens, once it drafts
+
+    def __init__(self, context: LlamaContext, of_model: ModelRows) -> None:
+        self._context, self._models = context, of_model
+        self.length = 0  # tokens of the text that it has read
+        self._unread = Unread(_MOST_UNREAD, of_model.width)  # and those behind them that it has not
+        self._missed = 0  # tokens between these that it will never read
+        self._last = np.zeros((1, of_model.width), np.float32)  # of the model, for the last token
+        self._drafted = 0  # cells behind the text
+
+    @property
+    def tokenizer(self) -> LlamaTokenizer:
+        """The model's."""
+        return self._context.tokenizer
+
+    @property
+    def batch_size(self) -> int:
+        """Tokens of the model's prompts that it reads at once."""
+        return self._context.settings.batch_size
+
+    @property
+    def context_size(self) -> int:
+        """Tokens there is room for."""
+        return self._context.settings.context_size
+
+    # -- following the model ---------------------------------------------------------------
+
+    def follow(self, tokens: Sequence[int], *, reads: bool) -> None:
+        """The model has read `tokens`, the first ones of its last step.
+
+        They are read as well where it `reads` along, else by what is drafted next, if that comes
+        before too many others.
+        """
+        start = 0
+        if self.followed < self.headless:
+            start = self.length = self.headless
+        while start < len(tokens):
+            end = min(start + _MOST_UNREAD, len(tokens))
+            too_many = len(self._unread.tokens) + end - start - _MOST_UNREAD
+            if too_many > 0 and reads:
+                self._read()
+            elif too_many > 0:
+                self._unread.leave(too_many)
+                self._missed += too_many
+            self._take_rows(start - self.lag, end - start)
+            self._unread.tokens += tokens[start:end]
+            start = end
+        self._models.copy(len(tokens) - 1, self._last)
+
+    def _take_rows(self, at: int, count: int) -> None:
+        """Keep rows of the model's last step from `at` on; -1 is that of the step before."""
+        for rows in self._unread.places(count):
+            if at < 0:
+                rows[0], rows, at = self._last[0], rows[1:], 0
+            if len(rows):
+                self._models.copy(at, rows)
+            at += len(rows)
+
+    @property
+    def followed(self) -> int:
+        """Tokens of the text that it knows of."""
+        return self.length + self._missed + len(self._unread.tokens)
+
+    def truncate(self, length: int) -> int:
+        """Go back to the first `length` tokens of the text.
+
+        The row of the last one is gone then, so what is drafted next is drafted without it.
+        """
+        if length < self.followed:
+            self._last[:] = 0.0
+        self._unread.cut(max(0, length - self.length - self._missed))
+        self._missed = min(self._missed, max(0, length - self.length))
+        self.length = min(self.length, length)
+        self._take_back()
+        return length
+
+    def skip(self, length: int) -> None:
+        """The text begins with `length` tokens that it will never read."""
+        self.truncate(0)
+        self.length = length
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the text that are fed before anything is drafted."""
+        count = len(self._unread.tokens)
+        return min(count, _ANEW) if self._missed else count
+
+    def _read(self) -> None:
+        """Feed what is unread; nobody asks for what comes next."""
+        count = self.num_unread
+        if count:
+            self._prepare()
+            self._feed(self._unread.tokens, self._unread.rows(count))
+            self._has_read(count)
+
+    @abstractmethod
+    def _feed(self, tokens: Sequence[int], rows: Rows) -> None:
+        """Read tokens, each with its row of the model."""
+
+    def _has_read(self, count: int) -> None:
+        self.length += count
+        self._unread.leave(count)
+
+    # -- drafting --------------------------------------------------------------------------
+
+    @abstractmethod
+    def begin(self, token: int) -> Logits:
+        """Logits of what comes after `token`, which follows the text and is not in it yet, [V]."""
+
+    @abstractmethod
+    def go_on(self, token: int) -> Logits:
+        """Logits of what comes after one token more, [V]."""
+
+    @property
+    def _position(self) -> int:
+        """Of the next token in its cache."""
+        return max(0, self.length - self.headless) + self._drafted
+
+    def _prepare(self) -> None:
+        """Stand behind what was read; behind a gap begin anew, since cells come without gaps."""
+        if self._missed:
+            too_many = len(self._unread.tokens) - self.num_unread
+            self._unread.leave(too_many)
+            self._missed += too_many
+            lib, memory = self._context.lib, self._context.memory
+            lib.llama_memory_seq_rm(memory, 0, 0, -1)
+            self.length, self._missed = self.length + self._missed, 0
+        self._take_back()
+
+    def _take_back(self) -> None:
+        """Forget what was only drafted, or cut off."""
+        lib, memory = self._context.lib, self._context.memory
+        self._drafted = 0
+        lib.llama_memory_seq_rm(memory, 0, self._position, -1)
+
+    # -- as a backend whose steps are timed --------------------------------------------------
+
+    @property
+    def crowding(self) -> float:
+        """As of a backend."""
+        return self._context.crowding
+
+    @abstractmethod
+    def prefill(self, tokens: Sequence[int]) -> Logits:
+        """Read tokens with rows of zeros: for the clock alone."""
+
+    @abstractmethod
+    def verify(self, tree: DraftTree) -> Logits:
+        """A step over the nodes of a chain, with rows of zeros: for the clock alone.
+
+        One token is fed as those that are drafted, several as those that its model has read.
+        """
+
+    def _zeros(self, count: int) -> Rows:
+        return np.zeros((count, self._last.shape[1]), np.float32)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Nothing of such a step is kept."""
+        self._take_back()
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """None that a prompt could begin with: it follows its model."""
+        return ()
+
+    @abstractmethod
+    def memory_bytes(self) -> dict[str, int]:
+        """What llama.cpp says it allocated for the head, its logits and rows that are handed on."""
+
+    def close(self) -> None:
+        """Free the context; safe to call twice."""
+        self._context.close()

@@ -1,0 +1,143 @@
+"""DFlash heads in files of their own, for targets that `hybrid_gguf` has written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from hollow_gguf import write_infos
+from hybrid_gguf import Shape
+from random_gguf import Q8_0, floats
+from written_gguf import add_vocabulary, begun, end, is_quantized
+
+from edgespec.models.spec import read_model_spec
+
+
+@dataclass(frozen=True)
+class DFlash:
+    """How a head is made; `ids` are the tokens of its own vocabulary, None being the target's."""
+
+    reads: tuple[int, ...] = (1, 3)
+    layers: int = 2
+    ids: tuple[int, ...] | None = None
+    has_tables: bool = False
+    block: int = 5
+    is_causal: bool = False
+    heads: int = 2
+    kv_heads: int = 2
+    head: int = 32
+    hidden: int = 128
+
+
+def _shapes(target: Shape, made: DFlash) -> dict[str, tuple[int, ...]]:
+    width, queries, keys = target.width, made.heads * made.head, made.kv_heads * made.head
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc.weight": (width, len(made.reads) * width),
+        "enc.output_norm.weight": (width,),
+        "output_norm.weight": (width,),
+    }
+    for layer in range(made.layers):
+        block = {
+            "attn_norm": (width,),
+            "ffn_norm": (width,),
+            "attn_q_norm": (made.head,),
+            "attn_k_norm": (made.head,),
+            "attn_q": (queries, width),
+            "attn_k": (keys, width),
+            "attn_v": (keys, width),
+            "attn_output": (width, queries),
+            "ffn_gate": (made.hidden, width),
+            "ffn_up": (made.hidden, width),
+            "ffn_down": (width, made.hidden),
+        }
+        shapes |= {f"blk.{layer}.{name}.weight": size for name, size in block.items()}
+    if made.has_tables:
+        shapes["token_embd.weight"] = (target.vocabulary, width)
+    if made.has_tables or made.ids is not None:
+        tokens = target.vocabulary if made.ids is None else len(made.ids)
+        shapes["output.weight"] = (tokens, width)
+    return shapes
+
+
+def _keys(target: Shape, made: DFlash) -> dict[str, Any]:
+    return {
+        "block_count": made.layers,
+        "context_length": 32_768,
+        "embedding_length": target.width,
+        "feed_forward_length": made.hidden,
+        "attention.head_count": made.heads,
+        "attention.head_count_kv": made.kv_heads,
+        "attention.key_length": made.head,
+        "attention.value_length": made.head,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.dimension_count": made.head,
+        "rope.freq_base": 10_000.0,
+        "vocab_size": target.vocabulary,
+        "target_layers": list(made.reads),
+        "block_size": made.block,
+        "attention.causal": made.is_causal,
+    }
+
+
+def write_dflash(
+    path: Path, target: Path, shape: Shape, made: DFlash, kind: Any = Q8_0, *, knows: bool = False
+) -> Path:
+    """Random weights; one that `knows` is right where its target looks at the last token alone.
+
+    Its first mask then looks at that token, since a mask turns away from masks and what the target
+    has read is nothing to it, and shows it to the target's own head.
+    """
+    source, spec = np.random.default_rng(11), read_model_spec(target)
+    writer = begun(path, "dflash", _keys(shape, made))
+    add_vocabulary(writer, shape.vocabulary)
+    writer.add_mask_token_id(shape.vocabulary - 2)
+    if made.ids is not None:
+        writer.add_tensor("d2t", np.array(made.ids, np.int64))
+    for name, size in _shapes(shape, made).items():
+        data = np.ones(size) if len(size) == 1 else source.normal(0.0, size[-1] ** -0.5, size)
+        if name in ("token_embd.weight", "output.weight"):
+            data = floats(spec, name)
+            if name == "output.weight" and made.ids is not None:
+                data = data[list(made.ids)]
+        elif knows:
+            data = _knowing(name, data)
+        elif name.endswith("attn_output.weight"):
+            data = 30.0 * data  # what it looks at matters more than what it is,
+        elif name.endswith("attn_q_norm.weight"):
+            data = 2.0 * data  # and that is a few places
+        data = np.ascontiguousarray(data, np.float32)
+        if is_quantized(name, size):
+            writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, data)
+    end(writer)
+    return path
+
+
+def _knowing(name: str, data: Any) -> Any:
+    if "fc." in name or "ffn_down." in name or ".1.attn_output." in name:
+        return 0.0 * data
+    if "attn_q." in name:
+        return -np.eye(*data.shape)
+    if "attn_k." in name or "attn_v." in name:
+        return np.eye(*data.shape)
+    if "attn_output." in name:
+        return 2000.0 * np.eye(*data.shape)
+    return 4.0 * data if "attn_q_norm." in name else data
+
+
+def write_hollow_dflash(path: Path, shape: Shape, made: DFlash, kind: str = "Q4_0") -> Path:
+    """A whole file but for the data, for a target of that shape."""
+    writer = begun(path, "dflash", _keys(shape, made))
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_mask_token_id(1)
+    shapes = _shapes(shape, made)
+    kinds = {name: kind if is_quantized(name, size) else "F32" for name, size in shapes.items()}
+    infos = {name: (size, kinds[name]) for name, size in shapes.items()}
+    if made.ids is not None:
+        infos["d2t"] = ((len(made.ids),), "I64")
+    write_infos(writer, path, infos)
+    return path
