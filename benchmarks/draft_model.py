@@ -28,7 +28,8 @@ from typing import Any, TypeVar
 
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
-from edgespec.backends.llama.head import FollowedBackend, Head
+from edgespec.backends.llama.following import Following
+from edgespec.backends.llama.head import FollowedBackend
 from edgespec.backends.llama.head_files import open_head_file
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
@@ -197,7 +198,7 @@ class Bench:
         draft_spec = read_model_spec(arguments.draft, heads=True)
         check_pair(self._spec, draft_spec)
         self._target: LlamaBackend
-        self._draft: LlamaBackend | Head
+        self._draft: LlamaBackend | Following
         if draft_spec.reads is None:
             self._target = LlamaBackend(arguments.target, _settings(max_nodes=16, max_leaves=8))
             self._draft = open_draft_model(draft_spec, self._spec, _settings(8, 1))
@@ -234,7 +235,7 @@ class Bench:
 
     def _drafter(self, curve: CostCurve, model: type[M], head: type[H]) -> M | H:
         """One whose steps take what a curve says: of the first class for a model."""
-        if isinstance(self._draft, Head):
+        if isinstance(self._draft, Following):
             return head(HeadText(self._draft), curve, self._vocab_size)
         return model(self._draft, curve, self._vocab_size, early_exit=self._early_exit)
 

@@ -62,7 +62,8 @@ class LoadOptions:
         drafter: "auto", "none" or a list of `edgespec.drafting.drafters.NAMES`, such as
             "suffix,recycling".
         draft_model: a smaller GGUF model with the same vocabulary, or an EAGLE-3 or DFlash head or
-            an early exit of this one, which with `drafter="auto"` are used unless they were seen not to pay.
+            an early exit of this one, which with `drafter="auto"` are used unless they were seen
+            not to pay.
         switch: a smaller GGUF model with the same vocabulary, which writes the tokens
             it is confident about: faster where the pair allows it, and lossy.
         draft_max: most tokens drafted at once.

@@ -96,10 +96,10 @@ def test_a_block_is_drafted_by_one_step(tmp_path: Path) -> None:
 def test_a_plan_has_what_is_allocated(tmp_path: Path, cache_folder: Path, made: DFlash) -> None:
     """Within 0.1% and the two decimals of llama.cpp's log."""
     model, head = pair(tmp_path, made, "qwen3")
-    asked = {"draft_model": head, "drafter": "suffix,head", "threads": 1}
+    asked: dict[str, Any] = {"draft_model": head, "drafter": "suffix,head", "threads": 1}
     planned = plan_of(model, **asked).component_bytes
-    values = {"context_size": 512, "draft_max": 3, "kernels": "off"}
-    with edgespec.load(model, **asked, **values) as engine:
+    asked |= {"context_size": 512, "draft_max": 3, "kernels": "off"}
+    with edgespec.load(model, **asked) as engine:
         engine.generate(TEXT, max_tokens=20)
         assert isinstance(engine.drafter, CombinedDrafter)
         found = engine.drafter.memory_bytes() | engine.backend.memory_bytes()
@@ -124,7 +124,11 @@ def test_sessions_and_long_prompts(tmp_path: Path, cache_folder: Path, exact: bo
     model, head = pair(tmp_path, DFlash())
     texts = ["to be or not to be " * 40, "and then?", "64 pears " * 9]
     answers = []
-    for changes in ({"drafter": "suffix,head", "draft_model": head}, {"drafter": "none"}):
+    kinds: list[dict[str, Any]] = [
+        {"drafter": "suffix,head", "draft_model": head},
+        {"drafter": "none"},
+    ]
+    for changes in kinds:
         with edgespec.load(model, context_size=2048, threads=1, exact=exact, **changes) as engine:
             session = edgespec.Session(engine)
             answers.append([session.send(text, max_tokens=40).token_ids for text in texts])

@@ -14,7 +14,7 @@ from edgespec.drafting.drafters.head import HeadDrafter, HeadText
 class Counting:
     """A head that says the next number, whatever its model's states are."""
 
-    context_size, reads_prompts = 64, False
+    context_size, reads_prompts, block = 64, False, 0
 
     def __init__(self) -> None:
         self.num_unread = 0
@@ -69,3 +69,15 @@ def test_prompts_are_read_where_texts_gain_more_than_that_takes() -> None:
     assert head.reads_prompts
     drafter.expect(1.0)
     assert not head.reads_prompts
+
+
+def test_a_block_costs_one_step_however_many_of_it_are_drafted() -> None:
+    """Steps so dear that no second one pays; of a block all rows are there after the first."""
+    found = []
+    for block in (0, 7):
+        head = Counting()
+        head.block = block
+        drafter = drafter_of(head, *(30.0,) * 16)
+        drafter.begin([5, 1, 2])
+        found.append(len(drafter.propose(stakes_of(max_nodes=15, branches=False)).tokens))
+    assert found == [1, 7]
