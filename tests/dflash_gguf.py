@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 from hollow_gguf import write_infos
 from hybrid_gguf import Shape
 from random_gguf import Q8_0, floats
-from written_gguf import add_vocabulary, begun, end, is_quantized
+from written_gguf import add_tensor, add_vocabulary, begun, end, is_quantized
 
 from edgespec.models.spec import read_model_spec
 
@@ -108,11 +107,7 @@ def write_dflash(
             data = 30.0 * data  # what it looks at matters more than what it is,
         elif name.endswith("attn_q_norm.weight"):
             data = 2.0 * data  # and that is a few places
-        data = np.ascontiguousarray(data, np.float32)
-        if is_quantized(name, size):
-            writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, data)
+        add_tensor(writer, name, data, kind)
     end(writer)
     return path
 

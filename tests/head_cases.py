@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from dflash_gguf import DFlash, write_dflash
 from eagle3_gguf import Head as Eagle
 from eagle3_gguf import write_eagle
@@ -99,6 +100,16 @@ def written(folder: Path, name: str, kind: Any, say: float = 1.0) -> Files:
         return Files(model, head)
     write_gemma4(model, kind=kind, say=say)
     return Files(model, write_assistant(head, model, kind=kind, say=say))
+
+
+def assert_planned(found: dict[str, int], planned: dict[str, int]) -> None:
+    """Bytes of a head in a file of its own: within 0.1% and the two decimals of llama.cpp's log."""
+    for name in ("head_kv_cache", "head_compute", "head_rows", "compute"):
+        assert found[name] == pytest.approx(planned[name], rel=1e-3, abs=0.006 * 2**20), name
+    weights = sum(planned.get(f"head_weights{end}", 0) for end in ("", "_repacked"))
+    there = sum(found.get(f"head_weights{end}", 0) for end in ("", "_repacked"))
+    assert there == pytest.approx(weights, rel=1e-3, abs=0.012 * 2**20)
+    assert found["head_logits"] == planned["head_logits"]
 
 
 def plan_of(model: Path, **changes: Any) -> Plan:

@@ -50,6 +50,15 @@ def add_vocabulary(writer: Any, size: int) -> None:
     writer.add_chat_template("{% for one in messages %}{{ one.content }}. {% endfor %}")
 
 
+def add_tensor(writer: Any, name: str, data: Any, kind: Any) -> None:
+    """A tensor, of a kind where it is a matrix that may be."""
+    data = np.ascontiguousarray(data, np.float32)
+    if is_quantized(name, data.shape):
+        writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+    else:
+        writer.add_tensor(name, data)
+
+
 def end(writer: Any) -> None:
     """Write it."""
     writer.write_header_to_file()
@@ -100,10 +109,7 @@ def write_random(
             continue
         if known and name in known:
             data = np.ascontiguousarray(known[name], np.float32)
-        if is_quantized(name, size):
-            writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(name, data)
+        add_tensor(writer, name, data, kind)
     end(writer)
     return path
 

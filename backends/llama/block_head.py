@@ -16,40 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from edgespec.backends.base import Capabilities, Logits
+from edgespec.backends.base import Logits
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.following import Following
+from edgespec.backends.llama.head_context import HeadContext
 from edgespec.backends.llama.hidden_rows import LayerRows, Rows
-from edgespec.backends.llama.library import LOG
 from edgespec.backends.tree import DraftTree
 from edgespec.memory.bytes.head_footprint import BLOCK_TOKENS, block_nodes
 from edgespec.models.spec import ModelSpec
-
-
-class _BlockContext(LlamaContext):
-    """A head's file, and a context that may look into its model's; its tokens see each other."""
-
-    def open_beside(
-        self, path: str, model: LlamaContext, progress: Callable[[float], None] | None
-    ) -> None:
-        """Raises as `LlamaContext.open`."""
-        LOG.clear()
-        self._load(path, progress)
-        self.tokenizer = model.tokenizer
-        self.capabilities = Capabilities(True, False, True)
-
-        def adjust(params: Any) -> None:
-            params.n_batch = params.n_ubatch = BLOCK_TOKENS
-            params.n_outputs_max = self.settings.max_nodes
-            params.ctx_other = model.handle
-
-        self._make_context(adjust)
-        self._look(rows=self.settings.max_nodes)
 
 
 class BlockHead(Following):
@@ -70,7 +48,7 @@ class BlockHead(Following):
     ) -> None:
         assert spec.reads is not None, "a head"
         nodes = block_nodes(spec.reads)
-        context = _BlockContext(replace(settings, batch_size=BLOCK_TOKENS, max_nodes=nodes))
+        context = HeadContext(replace(settings, batch_size=BLOCK_TOKENS, max_nodes=nodes))
         try:
             context.open_beside(str(spec.path), model, progress)
             context.lib.llama_set_causal_attn(context.handle, spec.reads.is_causal)

@@ -15,38 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.head import Head
+from edgespec.backends.llama.head_context import HeadContext
 from edgespec.backends.llama.hidden_rows import LayerRows, NextRows, Rows
-from edgespec.backends.llama.library import LOG
 from edgespec.memory.bytes.head_footprint import EAGLE_TOKENS
 from edgespec.models.spec import ModelSpec
-
-
-class _EagleContext(LlamaContext):
-    """A head's file, and a context that may look into its model's."""
-
-    def open_beside(
-        self, path: str, model: LlamaContext, progress: Callable[[float], None] | None
-    ) -> None:
-        """Raises as `LlamaContext.open`."""
-        LOG.clear()
-        self._load(path, progress)
-        self.tokenizer = model.tokenizer
-        self.capabilities = Capabilities(True, False, True)
-
-        def adjust(params: Any) -> None:
-            params.n_batch = params.n_ubatch = params.n_outputs_max = EAGLE_TOKENS
-            params.ctx_other = model.handle
-
-        self._make_context(adjust)
-        self._look(rows=EAGLE_TOKENS)
 
 
 class EagleHead(Head):
@@ -68,7 +46,7 @@ class EagleHead(Head):
     ) -> None:
         assert spec.reads is not None, "a head"
         settings = replace(settings, batch_size=EAGLE_TOKENS, max_nodes=EAGLE_TOKENS)
-        context = _EagleContext(settings)
+        context = HeadContext(settings)
         try:
             context.open_beside(str(spec.path), model, progress)
             own = NextRows(context, spec.embedding_size, masked=True)

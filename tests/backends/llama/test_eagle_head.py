@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from eagle3_gguf import Head, write_eagle
 from frozen_times import Frozen
+from head_cases import assert_planned
 from hybrid_gguf import Shape, write_hybrid
 from random_gguf import Q8_0
 
@@ -126,12 +127,7 @@ def test_a_plan_has_what_is_allocated(tmp_path: Path, cache_folder: Path, made: 
         engine.generate(TEXT, max_tokens=20)
         assert isinstance(engine.drafter, CombinedDrafter)
         found = engine.drafter.memory_bytes() | engine.backend.memory_bytes()
-    for name in ("head_kv_cache", "head_compute", "head_rows", "compute"):
-        assert found[name] == pytest.approx(planned[name], rel=1e-3, abs=0.006 * 2**20), name
-    weights = sum(planned.get(f"head_weights{end}", 0) for end in ("", "_repacked"))
-    there = sum(found.get(f"head_weights{end}", 0) for end in ("", "_repacked"))
-    assert there == pytest.approx(weights, rel=1e-3, abs=0.012 * 2**20)
-    assert found["head_logits"] == planned["head_logits"]
+    assert_planned(found, planned)
 
 
 def test_a_head_is_tried_where_it_was_named(tmp_path: Path, cache_folder: Path) -> None:
