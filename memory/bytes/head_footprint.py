@@ -21,6 +21,7 @@ from edgespec.memory.bytes.footprint import (
     weights_bytes,
     work_bytes,
 )
+from edgespec.memory.bytes.graph import BatchShape
 from edgespec.memory.bytes.head_graph import (
     assistant_compute_bytes,
     block_compute_bytes,
@@ -98,50 +99,47 @@ def _parts_of_block_file(
 
 
 def _parts_of_eagle(spec: ModelSpec, target: RunShape, head: ModelSpec, shape: RunShape) -> _Parts:
-    """Of an EAGLE-3 head.
-
-    Rows of three layers of the model are kept by its context for a batch, and by the drafter until
-    it has fed them.
-    """
-    shape = replace(
-        shape,
-        context_size=target.context_size,
-        batch_size=EAGLE_TOKENS,
-        max_nodes=EAGLE_TOKENS,
-    )
-    of_target = target.batch_size + target.max_nodes + HEAD_UNREAD + EAGLE_TOKENS
-    rows = len(target.hands_out) * spec.embedding_size * of_target
-    rows += head.embedding_size * 2 * EAGLE_TOKENS
-    devices = device_layers(head, shape)
-    compute = eagle_compute_bytes(head, batch_shape(head, shape, EAGLE_TOKENS))
-    yield from weights_bytes(head, shape)
-    for one in devices or {HOST: range(0)}:
-        yield Component("kv_cache", kv_cache_bytes(head, shape), device=one)
-    yield from _parts_of_steps(head, shape, compute, rows, EAGLE_TOKENS)
+    """Of an EAGLE-3 head, with rows of its encoder and rows to go on with."""
+    shape = replace(shape, batch_size=EAGLE_TOKENS, max_nodes=EAGLE_TOKENS)
+    own_values = head.embedding_size * 2 * EAGLE_TOKENS
+    yield from _parts_of_reader(spec, target, head, shape, eagle_compute_bytes, own_values)
 
 
 def block_nodes(reads: Reads) -> int:
     """Tokens of a DFlash head's step, the one that it drafts behind among them.
 
-    Fewer than it was trained for where that is more than small devices gain by.
+    As many as other heads' steps have, where it was trained for more.
     """
     return min(reads.block, HEAD_NODES)
 
 
 def _parts_of_dflash(spec: ModelSpec, target: RunShape, head: ModelSpec, shape: RunShape) -> _Parts:
-    """Of a DFlash head: as of an EAGLE-3 head, with rows of logits for a block."""
+    """Of a DFlash head, with rows of logits for a block."""
     assert head.reads is not None, "a head"
-    nodes = block_nodes(head.reads)
-    shape = replace(
-        shape, context_size=target.context_size, batch_size=BLOCK_TOKENS, max_nodes=nodes
-    )
-    of_target = target.batch_size + target.max_nodes + HEAD_UNREAD + BLOCK_TOKENS
-    rows = len(target.hands_out) * spec.embedding_size * of_target
-    compute = block_compute_bytes(head, batch_shape(head, shape, BLOCK_TOKENS))
+    shape = replace(shape, batch_size=BLOCK_TOKENS, max_nodes=block_nodes(head.reads))
+    yield from _parts_of_reader(spec, target, head, shape, block_compute_bytes, 0)
+
+
+def _parts_of_reader(
+    spec: ModelSpec,
+    target: RunShape,
+    head: ModelSpec,
+    shape: RunShape,
+    compute_bytes: Callable[[ModelSpec, BatchShape], int],
+    own_values: int,
+) -> _Parts:
+    """Of a head that reads what some layers of the model take in.
+
+    The model's context keeps these rows for a batch, and the drafter until it has fed them.
+    """
+    shape = replace(shape, context_size=target.context_size)
+    of_target = target.batch_size + target.max_nodes + HEAD_UNREAD + shape.batch_size
+    rows = len(target.hands_out) * spec.embedding_size * of_target + own_values
+    compute = compute_bytes(head, batch_shape(head, shape, shape.batch_size))
     yield from weights_bytes(head, shape)
     for one in device_layers(head, shape) or {HOST: range(0)}:
         yield Component("kv_cache", kv_cache_bytes(head, shape), device=one)
-    yield from _parts_of_steps(head, shape, compute, rows, nodes)
+    yield from _parts_of_steps(head, shape, compute, rows, shape.max_nodes)
 
 
 def _parts_of_assistant(
