@@ -31,6 +31,7 @@ ELSEWHERE = {
     r".*--draft-model mtp-": "tests/backends/llama/test_head_files.py",
     r"edgespec bench": "tests/cli/test_drafters.py and tests/bench",
     r"edgespec quantize": "tests/cli/test_quantize.py",
+    r"edgespec draft train": "tests/cli/test_draft.py, tests/exits where torch is installed",
     r"edgespec (run|plan|profile) large\.gguf": "tests/cli/test_switching.py",
     r".*--backend onnx": "tests/backends/ort",
     r".*--device npu|edgespec run smollm2-onnx": "not run: needs a device or torch",
