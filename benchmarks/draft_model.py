@@ -31,6 +31,7 @@ from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.following import Following
 from edgespec.backends.llama.head import FollowedBackend
 from edgespec.backends.llama.head_files import open_head_file
+from edgespec.backends.llama.kernels import attach
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.drafting.drafters.base import Drafter, Outcome
@@ -184,7 +185,9 @@ def main() -> None:
 
 
 def _settings(max_nodes: int, max_leaves: int) -> LlamaSettings:
-    return LlamaSettings(3072, 128, max_nodes, max_leaves, usable_cores(), kv_type_k="bf16")
+    return LlamaSettings(
+        3072, 128, max_nodes, max_leaves, usable_cores(), kv_type_k="bf16", kernels=not attach()
+    )
 
 
 class Bench:
