@@ -1,7 +1,7 @@
 """Prompts of many kinds for a drafter's training text, from Debian's free dictionaries and books.
 
     apt-get download dict-foldoc dict-jargon wordnet-base fortunes-de debian-handbook \\
-        gimp-help-en gimp-help-de
+        gimp-help-en gimp-help-de anarchism
     for package in *.deb; do dpkg -x $package FOLDER; done
     python benchmarks/exit_prompts.py FOLDER --not-like spec_bench_dev.jsonl > prompts.jsonl
     edgespec draft train MODEL -o exit.gguf --data prompts.jsonl
@@ -124,13 +124,6 @@ _TASK = [
     "What are the {one:main causes|advantages and disadvantages|key features|effects} of {topic}?",
     "Compare {topic} with {topic}.", "Describe the relationship between {topic} and {topic}.",
     "Discuss the role of {topic} in {one:history|society|science|art|politics}.",
-    "Write a {one:Python|C++|JavaScript|Java} function that {one:sorts a list of|counts the|finds "
-    "the longest|removes duplicates from|prints all|searches for a} {noun}{one:| names| values}.",
-    "Implement {one:binary search|a linked list|a stack|quick sort|a prime test|a hash table|"
-    "string reversal|a simple calculator} in {one:Python|C|Java|Go} and explain it.",
-    "Fix the bug in this code:\n```python\ndef {one:total|count|find}_{noun}(items):\n"
-    "    result = 0\n    for item in items:\n        result = item\n    return {one:result|item}\n"
-    "```",
     "Extract all {one:names|dates|places|key terms} from the following text and "
     "{one:list them|return them as JSON|put them in a table}:\n{passage:40-160}",
     "Which word does not belong: {noun}, {noun}, {noun}, {place}?",
@@ -141,10 +134,34 @@ _TASK = [
     "Create a {one:weekly plan|checklist|timeline|budget} for {topic}.",
     "Rewrite this in a more formal way: {passage:20-50}",
 ]  # fmt: skip
+_CODE = [
+    "Write a {one:Python|C++|JavaScript|Java} function that {one:sorts a list of|counts the|finds "
+    "the longest|removes duplicates from|prints all|searches for a} {noun}{one:| names| values}.",
+    "Implement {one:binary search|a linked list|a stack|quick sort|a prime test|a hash table|"
+    "string reversal|a simple calculator} in {one:Python|C|Java|Go} and explain it.",
+    "Fix the bug in this code:\n```python\ndef {one:total|count|find}_{noun}(items):\n"
+    "    result = 0\n    for item in items:\n        result = item\n    return {one:result|item}\n"
+    "```",
+    "Write a {one:Python|Java|C++|Go|Rust} program that {one:reads|counts|compares|merges} "
+    "{one:all CSV files in a folder|the lines of a log file|two JSON files|the words of a book} "
+    "and {one:prints a table|writes the result to a file|reports errors|shows the ten largest}.",
+    "Write a function to {one:find the shortest path in|reverse|rotate|balance|flatten|clone} a "
+    "{one:graph|binary tree|matrix|linked list|nested list|queue}.",
+    "Write {one:a web page in HTML|a CSS style sheet|a form with JavaScript} for {topic}.",
+    "Write an SQL query that {one:lists|counts|sums up|deletes} the {noun} of each {noun}.",
+    "Given an array of {one:integers|strings|intervals|points}, {one:return the indices of|count|"
+    "merge|sort} those that {one:overlap|occur twice|add up to a target|are closest}. What is the "
+    "time complexity?",
+    "Explain what this code does:\n```python\n{one:while|if} {noun} > {number:0-9}:\n"
+    "    {noun} = {noun} {one:+|-|//|%} {number:1-9}\n    print({noun})\n```",
+    "Write a class in {one:Python|Java|TypeScript} that models a {noun} with {number:2-5} methods, "
+    "and show how it is used.",
+    "Write unit tests for a function that {one:validates|parses|formats|encrypts} a {noun}.",
+]
 # Of a hundred prompts.
 _KINDS = (
-    (_TRANSLATION, 15), (_SUMMARY, 11), (_QUESTION, 17), (_ARITHMETIC, 17), (_PASSAGES, 13),
-    (_TASK, 27),
+    (_TRANSLATION, 13), (_SUMMARY, 17), (_QUESTION, 14), (_ARITHMETIC, 14), (_PASSAGES, 14),
+    (_TASK, 19), (_CODE, 9),
 )  # fmt: skip
 
 
@@ -160,6 +177,8 @@ class Sources:
         books = [*_paragraphs(share / "doc/debian-handbook/html/en-US")]
         self.prose = [text for text in books if len(text) > 250]
         self.prose += _paragraphs(share / "gimp/2.0/help/en")
+        essays = _paragraphs(share / "doc/anarchism/html")
+        self.prose += [text for text in essays if len(text) > 250]
         terms = re.findall(
             r"\n\n([A-Za-z][^\n]{2,40})\n\n((?:   [^\n]+\n\n?)+)", _book(share, "foldoc")
         )

@@ -21,6 +21,7 @@ MTP_ARCHITECTURES = {"qwen35", "qwen35moe", "glm4moe"}
 # llama.cpp has some others (`t_layer_inp` in `src/models/*.cpp`), and ends the process for the
 # rest.
 HANDS_OUT = {"llama", "qwen3", "qwen3moe"}
+DRAFTED = "d2t"  # the tensor of the tokens that a head's rows stand for; without it, all
 _BLOCKS_READ = 3  # by an EAGLE-3 head
 _ASSISTED = "gemma4"
 # Tensors of later kinds of DFlash heads, and what they have.

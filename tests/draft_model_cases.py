@@ -15,6 +15,7 @@ from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting.drafters.base import Outcome
 from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.proposal_builder import new_calibration
 from edgespec.drafting.proposal import Proposal, Prospects, Stakes
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.exits.early_exit import ExitInfo
@@ -27,7 +28,9 @@ INF = float("inf")
 V = 8
 EXIT = ExitInfo("", "", 1, array("i", range(V)), {})
 LONGEST = 16
-FIRST_CHANCE = 0.7  # of a drafted token, before anything was counted
+# Before anything was counted: of a token that its model is so sure of, and of one to come.
+FIRST_CHANCE = {0.9: new_calibration().probability(7), 1.0: new_calibration().probability(10)}
+HOPE = 0.7
 ONE_HOT: list[list[float]] = (20.0 * np.eye(V)).tolist()
 TABLE: list[list[list[float]]] = np.random.default_rng(3).normal(0.0, 1.5, (V, V, V)).tolist()
 

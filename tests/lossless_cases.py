@@ -184,7 +184,7 @@ class FakeHead:
     """A head that is a function of the text; what it drafts it goes on from."""
 
     context_size, num_unread = 4096, 0
-    reads_prompts, block = True, 0
+    reads_prompts, block, token_ids = True, 0, None
 
     def __init__(self, draft: Model) -> None:
         self.text = HeadText(self)

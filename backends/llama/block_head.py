@@ -58,7 +58,7 @@ class BlockHead(Following):
         except BaseException:
             context.close()
             raise
-        self.block = nodes - 1
+        self.block, self.token_ids = nodes - 1, context.drafted
         rows = np.zeros((BLOCK_TOKENS, of_model.width), np.float32)
         self._injected = Batch(
             context.lib, BLOCK_TOKENS, 1, None, of_model.width, rows=rows, has_ids=False
@@ -97,8 +97,7 @@ class BlockHead(Following):
         return self._row()
 
     def _row(self) -> Logits:
-        row: Logits = self._context.rows(self.block + 1)[self._drafted]
-        return row
+        return self._drafted_from(self._context.rows(self.block + 1)[self._drafted])
 
     # -- as a backend whose steps are timed --------------------------------------------------
 

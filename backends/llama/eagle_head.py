@@ -52,6 +52,7 @@ class EagleHead(Head):
             own = NextRows(context, spec.embedding_size, masked=True)
             of_model = LayerRows(model, spec.reads.layers)
             super().__init__(context, of_model, own, EAGLE_TOKENS)
+            self.token_ids = context.drafted
             context.logits.most_rows = EAGLE_TOKENS  # its encoder has one for each token, too
         except BaseException:
             context.close()

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.backends.base import Capabilities, Logits
 from edgespec.backends.llama.context import LlamaContext
@@ -19,10 +20,9 @@ from edgespec.backends.llama.hidden_rows import ModelRows, Rows
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.llama.unread import Unread
 from edgespec.backends.tree import DraftTree
-from edgespec.memory.bytes.head_footprint import HEAD_NODES, HEAD_UNREAD
+from edgespec.memory.bytes.head_footprint import HEAD_ANEW, HEAD_NODES, HEAD_UNREAD
 
 _MOST_UNREAD = HEAD_UNREAD - 1  # tokens that are fed together before anything is drafted
-_ANEW = 16  # of these that are fed behind a gap: a try should cost one short step
 
 
 class Following(ABC):
@@ -38,6 +38,7 @@ class Following(ABC):
     lag = 1  # of the row that a token is read with: that of the token before, or 0 for its own
     headless = 0
     reads_prompts = True  # with its model; else it begins with the last tokens, once it drafts
+    token_ids: NDArray[np.int64] | None = None  # that its rows of logits stand for; None: all
 
     def __init__(self, context: LlamaContext, of_model: ModelRows) -> None:
         self._context, self._models = context, of_model
@@ -45,7 +46,8 @@ class Following(ABC):
         self._unread = Unread(_MOST_UNREAD, of_model.width)  # and those behind them that it has not
         self._missed = 0  # tokens between these that it will never read
         self._last = np.zeros((1, of_model.width), np.float32)  # of the model, for the last token
-        self._drafted = 0  # cells behind the text
+        self._drafted = 0  # cells behind the text, of which the first
+        self._ahead: int | None = None  # is this token's, read as the text will have it
 
     @property
     def tokenizer(self) -> LlamaTokenizer:
@@ -73,6 +75,11 @@ class Following(ABC):
         start = 0
         if self.followed < self.headless:
             start = self.length = self.headless
+        elif tokens[0] == self._ahead:
+            self.length += 1  # its cell stays
+            self._drafted -= 1
+            start = 1
+        self._ahead = None
         while start < len(tokens):
             end = min(start + _MOST_UNREAD, len(tokens))
             too_many = len(self._unread.tokens) + end - start - _MOST_UNREAD
@@ -122,7 +129,7 @@ class Following(ABC):
     def num_unread(self) -> int:
         """Tokens of the text that are fed before anything is drafted."""
         count = len(self._unread.tokens)
-        return min(count, _ANEW) if self._missed else count
+        return min(count, HEAD_ANEW) if self._missed else count
 
     def _read(self) -> None:
         """Feed what is unread; nobody asks for what comes next."""
@@ -135,6 +142,10 @@ class Following(ABC):
     @abstractmethod
     def _feed(self, tokens: Sequence[int], rows: Rows) -> None:
         """Read tokens, each with its row of the model."""
+
+    def _drafted_from(self, row: Logits) -> Logits:
+        """Logits of the tokens that it may draft, of a row of logits [V]."""
+        return row if self.token_ids is None else row[self.token_ids]
 
     def _has_read(self, count: int) -> None:
         self.length += count
@@ -169,7 +180,7 @@ class Following(ABC):
     def _take_back(self) -> None:
         """Forget what was only drafted, or cut off."""
         lib, memory = self._context.lib, self._context.memory
-        self._drafted = 0
+        self._drafted, self._ahead = 0, None
         lib.llama_memory_seq_rm(memory, 0, self._position, -1)
 
     # -- as a backend whose steps are timed --------------------------------------------------

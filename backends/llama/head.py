@@ -63,7 +63,7 @@ class Head(Following):
         self._unread.places(1)[0][0] = self._last[0]
         logits = self._read_in_steps(tokens, self._unread.rows(count + 1), wanted=True)
         self._has_read(count)
-        self._drafted = 1
+        self._drafted, self._ahead = 1, token
         return logits
 
     def go_on(self, token: int) -> Logits:
@@ -102,8 +102,7 @@ class Head(Following):
         if not wanted:
             return np.empty(0, np.float32)
         self._next = self._own.rows(count)[-1:].copy()
-        logits: Logits = self._context.rows(shown)[shown - 1]
-        return logits
+        return self._drafted_from(self._context.rows(shown)[shown - 1])
 
     # -- as a backend whose steps are timed --------------------------------------------------
 

@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.backends.llama.library import LOG
+from edgespec.models.gguf.shards import read_gguf_shards
+from edgespec.models.gguf.values import read_ids
+from edgespec.models.heads import DRAFTED
 
 
 class HeadContext(LlamaContext):
     """A head's file, and a context that may look into its model's.
 
-    It takes in `batch_size` tokens at once, and shows logits of `max_nodes`.
+    It takes in `batch_size` tokens at once, and shows logits of `max_nodes`. `drafted` are the
+    tokens that it may draft, ascending; None: all of the model's.
     """
+
+    drafted: NDArray[np.int64] | None = None
 
     def open_beside(
         self, path: str, model: LlamaContext, progress: Callable[[float], None] | None
@@ -23,6 +32,8 @@ class HeadContext(LlamaContext):
         LOG.clear()
         self._load(path, progress)
         self.tokenizer = model.tokenizer
+        ids = read_ids(read_gguf_shards(path)[0], DRAFTED)
+        self.drafted = None if ids is None else np.array(ids)
         self.capabilities = Capabilities(True, False, True)
 
         def adjust(params: Any) -> None:

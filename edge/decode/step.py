@@ -228,13 +228,13 @@ def _learn(
         expected_ms = stakes.estimated_ms(1 + num_drafted)
         spent_ms += curve.scale * expected_ms - step_ms
     plain_ms = curve.scale * curve.estimated_ms(1 + stakes.extra, stakes.depth)
+    work_ms = spent_ms - chosen.draft_ms  # a model's drafting is paid for out of its purse
     balances = [one.balance for one in decodings]
     for balance in (*balances, decodings[0].model.known.balance):
-        balance.add(1 + num_drafted, num_written / len(decodings), spent_ms, plain_ms)
+        balance.add(1 + num_drafted, num_written / len(decodings), work_ms, plain_ms)
     texts = 1 + stakes.others
     # Else the team changed for this step, or one of the texts failed.
     if not has_read and curve is decodings[0].model.curve_now(texts) and len(decodings) == texts:
-        work_ms = spent_ms - chosen.draft_ms
         nodes = 1 + num_drafted + stakes.extra
         curve.observe(nodes, stakes.depth, stakes.previous, step_ms, work_ms)
 

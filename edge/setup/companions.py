@@ -17,7 +17,7 @@ from edgespec.memory.plan.request import Choice, Request
 from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.exits.early_exit import read_exit
-from edgespec.models.heads import require_head
+from edgespec.models.heads import DRAFTED, require_head
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.stored import stored_reads
@@ -58,7 +58,8 @@ def draft_rows_bytes(spec: ModelSpec, draft_spec: ModelSpec | None, names: str) 
     if draft_spec is None and HEAD not in names.split(","):
         return 0
     distributions = MOST_DRAWN * spec.vocab_size * (_F32 + _F64)
-    spread = spec.vocab_size * _F32 if draft_spec and read_exit(draft_spec) else 0
+    is_part = draft_spec and (DRAFTED in draft_spec.tensors or read_exit(draft_spec))
+    spread = spec.vocab_size * _F32 if is_part else 0
     return distributions + spread
 
 

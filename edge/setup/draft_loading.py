@@ -16,7 +16,7 @@ from edgespec.backends.llama.head_files import open_head_file
 from edgespec.drafting.drafters import HEAD
 from edgespec.drafting.drafters.head import HeadDrafter, HeadText
 from edgespec.drafting.drafters.model import ModelDrafter
-from edgespec.measure.timing import measure_depths, measured_while_busy, one_step
+from edgespec.measure.timing import measure_depths, measured_while_busy, one_step, times_behind
 from edgespec.memory.device import host
 from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan, draft_context
 from edgespec.memory.plan.settings import Settings
@@ -48,7 +48,7 @@ def load_draft_model(
     stored = stored_curve(draft_spec, chosen)
     with ExitStack() as opened:
         backend = opened.enter_context(closing(_open(draft_spec, spec, settings, report)))
-        curve = _curve(backend, report, stored)
+        curve = _curve(backend, report, stored, target)
         if curve is not stored and backend.crowding == 1.0:
             keep_curve(draft_spec, chosen, curve, replaced=True)
         vocab_size = target.tokenizer.vocab_size
@@ -77,7 +77,7 @@ def load_head(target: Backend, spec: ModelSpec, plan: Plan, report: Progress) ->
 
         head = target.open_head(partial(open_head_file, spec, settings, progress=progress))
     stored = stored_curve(spec, chosen)
-    curve = _curve(head, report, stored)
+    curve = _curve(head, report, stored, target)
     if curve is not stored and head.crowding == 1.0:
         keep_curve(spec, chosen, curve, replaced=True)
     return HeadDrafter(HeadText(head), curve, target.tokenizer.vocab_size)
@@ -111,15 +111,30 @@ def _open(
     )
 
 
-def _curve(backend: Backend, report: Progress, stored: CostCurve | None = None) -> CostCurve:
-    """The times of a draft model's steps: what was stored, if it still holds."""
-    if stored is not None and not measured_while_busy(backend, stored):
+def _curve(
+    backend: Backend,
+    report: Progress,
+    stored: CostCurve | None = None,
+    target: Backend | None = None,
+) -> CostCurve:
+    """The times of a draft model's steps: what was stored, if it still holds.
+
+    Behind steps of its `target`, if that is there.
+    """
+
+    def between() -> None:
+        if target is not None:
+            one_step(target, 1)
+
+    if stored is not None and not measured_while_busy(backend, stored, between):
         return stored
     report("measuring step times", 0.0)
     curve = measure_curve(
         lambda nodes: one_step(backend, nodes), DRAFT_MODEL_NODES, seconds=_CURVE_SECONDS
     )
     measure_depths(backend, curve)
+    if target is not None:
+        curve = curve.scaled(times_behind(target, backend, curve))
     report("measuring step times", 1.0)
     return curve
 

@@ -8,7 +8,7 @@ whether the next one is of use depends on the plans before it:
 
 1. on llama.cpp, drafts of what the text repeats
 2. where large steps are cheap: those of what else the target could have said, too
-3. where it pays: those of an early exit, too (`exit_planning`), or of a head (`head_planning`)
+3. where it pays: those of an early exit or a head, too (`drafter_choice`)
 4. with edgespec's matrix kernels, and with llama.cpp's: 1 to 3 with those that are faster
    (`kernel_choice`)
 5. where ONNX Runtime was measured with this file: 1 to 3 on it (`backend_choice`)
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 from edgespec.drafting.drafters import tables_bytes
 from edgespec.memory.device.bandwidth import memory_bandwidth
@@ -39,13 +38,11 @@ from edgespec.setup.companions import (
     switch_spec_of,
     with_switch,
 )
-from edgespec.setup.exit_planning import EarlyExit, exit_of, with_early_exit
-from edgespec.setup.head_planning import head_of, with_head
+from edgespec.setup.drafter_choice import Candidate, candidate_of, with_candidate, with_offer
 from edgespec.setup.kernel_choice import best_kernels
 from edgespec.setup.snapshots import curve_with
 from edgespec.setup.stored import known_exact_step, stored_curve, stored_kv_losses, stored_rounds
 
-_Tried: TypeAlias = EarlyExit | ModelSpec | None  # what drafts besides, if it pays
 _MAX_NODES = 32  # of a step whose time is estimated
 _MANY, _FLAT = 8, 1.3  # nodes of a step, and times a plain step: flatter curves reward branches
 
@@ -70,7 +67,7 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = N
     return replace(plan, drafter_is_asked=request.drafter != "auto")
 
 
-def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, _Tried]:
+def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, Candidate | None]:
     """The early exit or head that may draft: it follows one text. Raises UnsupportedError."""
     switch_spec = switch_spec_of(spec, request)
     specs = (spec,) if switch_spec is None else (spec, switch_spec)
@@ -78,16 +75,20 @@ def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, _Tried]:
         return request, None
     if request.draft_model is not None:  # candidates without it are planned, too
         request = replace(request, users=1)
-    return request, exit_of(spec, request) or head_of(spec, request)
+    return request, candidate_of(spec, request)
 
 
-def _best_kernels(spec: ModelSpec, request: Request, machine: Machine, tried: _Tried) -> Plan:
+def _best_kernels(
+    spec: ModelSpec, request: Request, machine: Machine, tried: Candidate | None
+) -> Plan:
     """The plan on one backend, with the matrix kernels that are faster there."""
     plan_of = partial(_best_drafters, spec, machine=machine, tried=tried)
     return best_kernels(spec, request, plan_of)
 
 
-def _best_drafters(spec: ModelSpec, request: Request, machine: Machine, tried: _Tried) -> Plan:
+def _best_drafters(
+    spec: ModelSpec, request: Request, machine: Machine, tried: Candidate | None
+) -> Plan:
     """The plan on one backend and its kernels, with the drafters that are worth it."""
     plan_of = partial(planned, spec, machine=machine)
     tables = request if tried is None else replace(request, draft_model=None)
@@ -101,9 +102,9 @@ def _best_drafters(spec: ModelSpec, request: Request, machine: Machine, tried: _
         plan = wide.with_reason("drafter", reason)
     if plan.drafter == "none":
         return plan
-    if isinstance(tried, EarlyExit):
-        return with_early_exit(spec, request, plan, tried, plan_of)
-    return with_head(spec, request, plan, tried, plan_of)
+    if tried is not None:
+        return with_candidate(spec, request, plan, tried, plan_of)
+    return with_offer(spec, request, plan)
 
 
 def _is_flat(curve: CostCurve | None) -> bool:

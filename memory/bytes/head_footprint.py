@@ -32,8 +32,10 @@ from edgespec.memory.bytes.places import device_layers, holder
 from edgespec.models.spec import ASSISTANT, DFLASH, EAGLE, MTP, ModelSpec, Reads
 
 HEAD_NODES, HEAD_UNREAD = 8, 65  # tokens of a head's steps, and rows that wait to be fed to it
-# Tokens that an EAGLE-3 head reads at once: its graph has a row of logits for each of them.
-EAGLE_TOKENS = 16
+HEAD_ANEW = 16  # tokens that a head reads behind a gap, before it drafts: a short step
+# Tokens that an EAGLE-3 head reads at once: those, and the one that it drafts behind. Its graph has
+# a row of logits for each of them.
+EAGLE_TOKENS = HEAD_ANEW + 1
 BLOCK_TOKENS = 16  # as many as a DFlash head takes in at once
 _F32 = 4
 _Parts = Iterator[Component]

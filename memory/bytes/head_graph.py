@@ -16,6 +16,7 @@ from edgespec.memory.bytes.arena import Graph, Tensor
 from edgespec.memory.bytes.graph import BatchShape, Builder, rotated
 from edgespec.memory.bytes.recurrent_graph import DeltaNetBuilder
 from edgespec.memory.bytes.results import F32, added, fed, over, result, view
+from edgespec.models.heads import DRAFTED
 from edgespec.models.spec import ModelSpec
 
 _TOKEN = 4  # bytes of an id
@@ -58,7 +59,7 @@ class _ShowsAll(Builder):
 
     def _show(self, cur: Tensor) -> Graph:
         spec, count = self.spec, self.shape.num_tokens
-        d2t = spec.tensors.get("d2t")
+        d2t = spec.tensors.get(DRAFTED)
         width = spec.vocab_size if d2t is None else d2t.dims[0]
         logits = result(count, width, cur)
         if d2t is not None:

@@ -20,29 +20,27 @@ from numpy.typing import NDArray
 
 from edgespec.errors import UnsupportedError
 from edgespec.models.exits.eagle_start import ROWS_NORM
-from edgespec.models.exits.early_exit import report_of, target_hash
+from edgespec.models.exits.early_exit import target_hash
+from edgespec.models.exits.made_for import PREFIX, MadeFor, read_made_for
 from edgespec.models.exits.network import Hyperparameters, Tensor, read_tensor
 from edgespec.models.exits.writer import add_tokenizer, add_trained, import_gguf, save_gguf
 from edgespec.models.gguf.reader import Gguf, GgufTensor
 from edgespec.models.gguf.shards import read_gguf_shards
-from edgespec.models.gguf.values import read_numbers
+from edgespec.models.gguf.values import read_ids, read_numbers
+from edgespec.models.heads import DRAFTED
 from edgespec.models.spec import ModelSpec
 
-ARCHITECTURE, PREFIX, VERSION = "eagle3", "edgespec.head", 1
-_D2T = "d2t"  # the tensor of the tokens that its rows stand for
+ARCHITECTURE, VERSION = "eagle3", 1
 _OUTSIDE = ("fc.weight", ROWS_NORM)  # tensors that are not the block's
 
 
 @dataclass(frozen=True, slots=True)
-class HeadInfo:
-    """What a head's file says of itself; `report` is how it was made, for people."""
+class HeadInfo(MadeFor):
+    """All that a head's file says of itself."""
 
     file: Gguf
-    target_hash: str
-    target_name: str
     layers: tuple[int, ...]  # of the target, whose inputs it reads
     token_ids: NDArray[np.int32]  # [V'], ascending
-    report: Mapping[str, Any]
 
     @property
     def tensors(self) -> Mapping[str, GgufTensor]:
@@ -55,20 +53,19 @@ def read_head(path: str | os.PathLike[str]) -> HeadInfo | None:
 
     Raises ModelNotFoundError and ModelFileError.
     """
-    file = read_gguf_shards(path)[0]
-    is_head = file.text("general.architecture") == ARCHITECTURE
-    if not is_head or f"{PREFIX}.version" not in file.metadata:
+    file, made = read_gguf_shards(path)[0], read_made_for(path)
+    if made is None or file.text("general.architecture") != ARCHITECTURE:
         return None
     layers: array[int] = read_numbers(file.path, file.metadata.get(f"{ARCHITECTURE}.target_layers"))
-    d2t = next(tensor for tensor in file.tensors if tensor.name == _D2T)
-    ids = np.fromfile(file.path, "<i8", d2t.dims[0], offset=d2t.offset)
+    ids = read_ids(file, DRAFTED)
+    assert ids is not None, "written with one"
     return HeadInfo(
+        made.target_hash,
+        made.target_name,
+        made.report,
         file,
-        file.text(f"{PREFIX}.target"),
-        file.text(f"{PREFIX}.target_name"),
         tuple(layers),
-        ids.astype(np.int32),
-        report_of(file, PREFIX),
+        np.array(ids, np.int32),
     )
 
 
@@ -77,7 +74,7 @@ def values_of(info: HeadInfo) -> dict[str, Tensor]:
     return {
         name.removeprefix("blk.0."): read_tensor(info.file.path, tensor)
         for name, tensor in info.tensors.items()
-        if name != _D2T
+        if name != DRAFTED
     }
 
 
@@ -131,7 +128,7 @@ def write_head(
     for name, values in {"output_norm.weight": norm, "output.weight": head, **block}.items():
         is_inside = name in block and name not in _OUTSIDE
         add_trained(gguf, writer, f"blk.0.{name}" if is_inside else name, values)
-    writer.add_tensor(_D2T, token_ids.astype(np.int64))
+    writer.add_tensor(DRAFTED, token_ids.astype(np.int64))
     save_gguf(writer, Path(path))
 
 

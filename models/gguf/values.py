@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.models.gguf.access import read_part
-from edgespec.models.gguf.reader import GgufSpan, GgufValue
+from edgespec.models.gguf.reader import Gguf, GgufSpan, GgufValue
 
 _LENGTH = struct.Struct("<Q")
 _NUMBERS = {"i32": "i", "u32": "I", "f32": "f"}
@@ -36,6 +36,18 @@ def read_numbers(path: Path, value: GgufValue | None) -> array[Any]:
     if not isinstance(value, GgufSpan) or value.element_type not in _NUMBERS:
         return array("i")
     numbers = array(_NUMBERS[value.element_type], _bytes(path, value))
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def read_ids(file: Gguf, tensor: str) -> array[int] | None:
+    """The 64-bit numbers of a tensor; None where there is no such tensor."""
+    found = next((one for one in file.tensors if one.name == tensor), None)
+    if found is None:
+        return None
+    with file.path.open("rb") as opened:
+        numbers = array("q", read_part(opened, found.offset, found.data_bytes))
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers

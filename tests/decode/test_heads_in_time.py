@@ -95,7 +95,7 @@ class Target(Timed):
 class FakeHead:
     """Right in a given part of all places."""
 
-    reads_prompts, block = False, 0
+    reads_prompts, block, token_ids = False, 0, None
     context_size = 4096
 
     def __init__(self, target: Target, device: Device, agreement: float) -> None:

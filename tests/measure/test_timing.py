@@ -1,4 +1,4 @@
-"""How far the cache is filled to see what depth costs: as far as the time allows."""
+"""What is timed of a loaded backend: steps at depth, and of a draft model behind its target."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from draft_model_cases import Clock
 
-from edgespec.measure.timing import measure_depths
+from edgespec.measure import timing
+from edgespec.measure.timing import measure_depths, measured_while_busy, times_behind
 from edgespec.memory.times.curve import CostCurve
 
 
@@ -44,3 +46,52 @@ def test_slow_models_are_looked_at_less_deep(token_ms: float, depth: int) -> Non
     assert (backend.read, backend.length) == (depth, 0)
     if depth == 0:
         assert not curve.knows_depth
+
+
+class Drafting(Cache):
+    """Steps take 1 ms for each token, and twice that behind a step of somebody else."""
+
+    def __init__(self, clock: Clock, other: Cache | None = None) -> None:
+        super().__init__()
+        self.clock, self.is_cold = clock, False
+        if other is not None:
+            other.verify = self.cool  # type: ignore[method-assign]
+
+    def cool(self, _tree: Any) -> None:
+        self.is_cold = True
+
+    def verify(self, tree: Any) -> None:
+        self.clock.ms += len(tree) * (2.0 if self.is_cold else 1.0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(timing, "perf_counter", made)
+    return made
+
+
+def test_a_drafts_steps_are_timed_behind_those_of_its_target(clock: Clock) -> None:
+    """Two steps of 2 and 1 ms, which take 4 and 2 ms there."""
+    target = Cache()
+    draft = Drafting(clock, target)
+    curve = CostCurve([math.inf, 1.0, 2.0])
+    assert times_behind(target, draft, curve) == pytest.approx(2.0)  # type: ignore[arg-type]
+    assert times_behind(target, Drafting(clock), curve) < 1.001  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_stored_time_is_held_against_steps_behind_the_target(
+    clock: Clock, is_behind: bool
+) -> None:
+    """2 ms were stored: alone a step takes half of it, as if other programs had run then."""
+    target = Cache()
+    draft = Drafting(clock, target)
+
+    def between() -> None:
+        if is_behind:
+            target.verify(None)
+
+    stored = CostCurve([math.inf, 2.0])
+    found = measured_while_busy(draft, stored, between)  # type: ignore[arg-type]
+    assert found is not is_behind

@@ -46,7 +46,7 @@ def small_spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelSpec]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGESPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(backend_choice, "find_spec", lambda _name: object())
-        patch.setattr(planning, "exit_of", lambda _spec, _request: None)
+        patch.setattr(planning, "candidate_of", lambda _spec, _request: None)
         yield SPEC
 
 

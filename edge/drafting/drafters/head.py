@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgespec.backends.base import Logits
 from edgespec.drafting.drafters.model import WritingDrafter
 from edgespec.drafting.drafters.model_rounds import LONGEST
@@ -28,6 +31,10 @@ class Head(Protocol):
     reads_prompts: bool
 
     @property
+    def token_ids(self) -> NDArray[np.int64] | None:
+        """V' of the target's tokens, which rows of logits stand for; None: all of them."""
+
+    @property
     def block(self) -> int:
         """Tokens that a step drafts; 0: one by one, each behind those before it."""
 
@@ -40,10 +47,10 @@ class Head(Protocol):
         """Tokens of the text that are fed before anything is drafted."""
 
     def begin(self, token: int) -> Logits:
-        """Logits of what comes after `token`, which the backend has not read yet, [V]."""
+        """Logits of what comes after `token`, which the backend has not read yet, [V']."""
 
     def go_on(self, token: int) -> Logits:
-        """Logits of what comes after one token more, [V]; of a block no more than it has."""
+        """Logits of what comes after one token more, [V']; of a block no more than it has."""
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes the engine says it allocated, by component."""
@@ -81,11 +88,11 @@ class HeadText:
         return self.backend.num_unread + 1
 
     def catch_up(self) -> Logits:
-        """Logits after the last token, [V]."""
+        """Logits after the last token, [V']."""
         return self.backend.begin(self.tokens[-1])
 
     def feed_draft(self, token: int) -> Logits:
-        """Go on with a token that is not in the text yet; logits after it, [V]."""
+        """Go on with a token that is not in the text yet; logits after it, [V']."""
         return self.backend.go_on(token)
 
 
@@ -97,7 +104,7 @@ class HeadDrafter(WritingDrafter):
     _text: HeadText
 
     def __init__(self, text: HeadText, curve: CostCurve, vocab_size: int) -> None:
-        super().__init__(curve, vocab_size)
+        super().__init__(curve, vocab_size, text.backend.token_ids)
         self._text, self._block = text, text.backend.block
         self.expect(0.0)
 

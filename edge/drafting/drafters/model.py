@@ -14,6 +14,7 @@ from typing import Any
 from warnings import warn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.backends.base import Backend, Logits
 from edgespec.drafting.controller import choose_size
@@ -44,7 +45,10 @@ class WritingDrafter:
     _text: DraftText
 
     def __init__(
-        self, curve: CostCurve, vocab_size: int, token_ids: Sequence[int] | None = None
+        self,
+        curve: CostCurve,
+        vocab_size: int,
+        token_ids: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> None:
         self.failure: str | None = None  # of the backend, in its words
         self._times = RoundTimes(curve)

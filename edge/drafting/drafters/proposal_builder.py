@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -25,12 +26,22 @@ _NUM_RANKS = 3  # nodes beside each other
 _SHARE_BORDERS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 0.999)
 _NUM_SHARES = len(_SHARE_BORDERS) + 1
 _PRIORS = ((0.7, 0.15, 0.05), (0.6, 0.15, 0.05))  # by best or drawn, and rank
+# Before anything was counted, what a draft model says of its best token is believed in part: 0.8
+# times the share to the power of 1.5. Of a head trained for minutes, tokens with shares of about
+# 0.27, 0.42, 0.57, 0.72, 0.85 and 0.93 were right at 0.12, 0.24, 0.33, 0.44, 0.76 and 0.8 of 940
+# places.
+_BELIEF, _DOUBT, _BELIEVED_TRIES = 0.8, 1.5, 6.0
 
 
 def new_calibration() -> Calibration:
     """Cells are numbered (drawn * ranks + rank) * shares + share."""
     groups = [cell // _NUM_SHARES for cell in range(2 * _NUM_RANKS * _NUM_SHARES)]
-    return Calibration(len(groups), groups, groups, [p for row in _PRIORS for p in row])
+    borders = pairwise((0.0, *_SHARE_BORDERS, 1.0))
+    said = {
+        cell: (_BELIEVED_TRIES * _BELIEF * ((low + high) / 2.0) ** _DOUBT, _BELIEVED_TRIES)
+        for cell, (low, high) in enumerate(borders)
+    }
+    return Calibration(len(groups), groups, groups, [p for row in _PRIORS for p in row], said)
 
 
 class ProposalBuilder:

@@ -14,7 +14,7 @@ from edgespec.drafting.drafters.head import HeadDrafter, HeadText
 class Counting:
     """A head that says the next number, whatever its model's states are."""
 
-    context_size, reads_prompts, block = 64, False, 0
+    context_size, reads_prompts, block, token_ids = 64, False, 0, None
 
     def __init__(self) -> None:
         self.num_unread = 0

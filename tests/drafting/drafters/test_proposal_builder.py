@@ -23,7 +23,7 @@ def test_the_best_token_goes_on_and_others_stand_beside_it() -> None:
     builder.take((5, 6, 7), SHARES)
     builder.take((1, 2, 3), SHARES)
     assert (builder.spine(), builder.depth, builder.tip) == ([5, 1], 2, 1)
-    assert builder.chance == pytest.approx(FIRST_CHANCE**2)
+    assert builder.chance == pytest.approx(FIRST_CHANCE[0.9] ** 2)
     proposal, cells = builder.proposal(draft_ms=3.0)
     assert set(paths_of(proposal)) == {(5,), (6,), (7,), (5, 1), (5, 2), (5, 3)}
     assert list(proposal.probabilities) == sorted(proposal.probabilities, reverse=True)
@@ -36,7 +36,8 @@ def test_beside_it_stands_only_what_may_pay() -> None:
     for _ in range(6):
         builder.take((5, 6, 7), SHARES)
     assert builder.tokens == [5] * 6
-    assert builder.chance == pytest.approx(FIRST_CHANCE**6) and builder.chance < 0.2
+    assert builder.chance == pytest.approx(FIRST_CHANCE[0.9] ** 6)
+    assert builder.chance < 0.2
     chain = builder_of(min_probability=0.0, branches=False)
     chain.take((5, 6, 7), SHARES)
     assert chain.tokens == [5]

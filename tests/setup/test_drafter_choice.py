@@ -49,7 +49,7 @@ def drafter(target: ModelSpec, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shipped(drafter: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("edgespec.setup.exit_planning.embedded_drafter_path", lambda: drafter)
+    monkeypatch.setattr("edgespec.setup.drafter_choice.embedded_drafter_path", lambda: drafter)
     return drafter
 
 
@@ -80,7 +80,7 @@ def choice(plan: Plan) -> tuple[str, str]:
 def test_nothing_is_said_where_there_is_none(
     target: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.setup.exit_planning.embedded_drafter_path", lambda: None)
+    monkeypatch.setattr("edgespec.setup.drafter_choice.embedded_drafter_path", lambda: None)
     assert "early_exit" not in plan_of(target).as_json()
 
 
@@ -316,7 +316,7 @@ def test_without_room_for_drafts_the_model_is_loaded_without_it(
 def test_a_shipped_one_is_loaded_once_the_target_was_measured(
     target: ModelSpec, shipped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.setup.exit_planning._WORTH_TRYING", 0.0)
+    monkeypatch.setattr("edgespec.setup.drafter_choice._WORTH_TRYING", 0.0)
     names = []
     for _ in range(2):
         with edgespec.load(

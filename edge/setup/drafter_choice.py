@@ -1,0 +1,237 @@
+"""Whether an early exit or a head drafts, too: from what it has brought here, or promises to.
+
+A file that edgespec trained says how often it is right, so that measured step times predict what it
+brings. Of another head nothing says it, and so it is tried until its rounds do. Imports no
+inference library and no numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from typing import Any
+
+from edgespec.drafting.drafters import HEAD, MODEL
+from edgespec.drafting.drafters.model_savings import SAVINGS
+from edgespec.errors import DoesNotFitError
+from edgespec.memory.plan.drafts import DRAFT_SIZES
+from edgespec.memory.plan.options import LLAMACPP
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Choice, Request
+from edgespec.memory.plan.settings import settings_of
+from edgespec.memory.times.curve import CostCurve
+from edgespec.memory.times.speed import predicted_speedup
+from edgespec.models.embedded import embedded_drafter_path
+from edgespec.models.exits.early_exit import ExitInfo, read_exit, target_hash
+from edgespec.models.exits.made_for import MadeFor, read_made_for
+from edgespec.models.heads import has_head
+from edgespec.models.pairing import check_pair, heads_for
+from edgespec.models.spec import ModelSpec, read_model_spec
+from edgespec.setup.snapshots import snapshot_cost
+from edgespec.setup.stored import draft_settings_of, stored_curve, stored_learned
+
+# Predicted gain for which one is loaded unseen. Files tell of text of their own, which flatters:
+# an exit of the embedded model said 1.57 tokens a round of one draft, and answers to people's
+# prompts had 1.38 (64 tokens long) to 1.48 (192). And its memory has to be worth it.
+_WORTH_TRYING = 1.15
+_WORTH_LOADING = 0.01  # of the time of rounds: what it has to save where that was seen
+_TELLING_ROUNDS = 300
+_CHOICES = {MODEL: "early_exit", HEAD: HEAD}  # names in a plan
+_DRAFTS = {MODEL: "the model's own first words of what follows", HEAD: "the head"}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What may draft besides tables: an early exit or a head, in a file or in the model's own.
+
+    gains[i] is what an i + 1st draft adds to the tokens of a round, as its file says; without any
+    it says nothing.
+    """
+
+    drafts_as: str  # MODEL or HEAD
+    spec: ModelSpec | None  # of its file; None: the model's own
+    gains: Sequence[float] = ()
+    is_named: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether to load a drafter, and why."""
+
+    pays: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """What a drafter with a model brought in earlier runs on this device."""
+
+    rounds: float
+    saved: float  # part of the time that these rounds would have taken without it
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any] | None) -> Experience | None:
+        """Of the document that a run has left; None where it says too little or is old."""
+        values = [(document or {}).get(name) for name in SAVINGS]
+        if not all(isinstance(value, float) and isfinite(value) for value in values):
+            return None
+        rounds, usual_ms, saved_ms = (float(value) for value in values if value is not None)
+        if rounds < _TELLING_ROUNDS or usual_ms <= 0.0:
+            return None
+        return cls(rounds, saved_ms / usual_ms)
+
+
+def candidate_of(spec: ModelSpec, request: Request) -> Candidate | None:
+    """What `--drafter auto` thinks about: the named file, the shipped one, or the model's own.
+
+    Raises UnsupportedError where the named one is of another model.
+    """
+    if request.drafter != "auto":
+        return None
+    path, is_named = request.draft_model, request.draft_model is not None
+    path = path or embedded_drafter_path()
+    own = Candidate(HEAD, None) if has_head(spec) else None
+    if path is None:
+        return own
+    drafter = read_model_spec(path, heads=True)
+    made = read_exit(drafter) if drafter.reads is None else read_made_for(path)
+    if is_named:
+        if made is None and drafter.reads is None:
+            return None  # a smaller model, which drafts in any case
+        check_pair(spec, drafter)
+    elif made is None or not _is_made_for(spec, drafter, made):
+        return own
+    drafts_as = MODEL if drafter.reads is None else HEAD
+    return Candidate(drafts_as, drafter, _gains(made), is_named)
+
+
+def with_candidate(
+    spec: ModelSpec,
+    request: Request,
+    plan: Plan,
+    candidate: Candidate,
+    plan_of: Callable[[Request], Plan],
+) -> Plan:
+    """The plan with the candidate drafting where it is tried or pays; else `plan` says why not."""
+    drafter, choice = candidate.spec, _CHOICES[candidate.drafts_as]
+    if obstacle := _obstacle(request, plan, candidate.drafts_as):
+        is_named = candidate.is_named
+        return plan.with_choice(Choice(choice, "not used", obstacle)) if is_named else plan
+    draft_curve = None
+    if drafter is not None:
+        draft_curve = stored_curve(drafter, draft_settings_of(plan, drafter))
+    verdict = judge(
+        candidate,
+        spec,
+        stored_curve(spec, settings_of(plan)),
+        draft_curve,
+        Experience.from_json(stored_learned(spec, plan, drafter)),
+        _snapshots_for_it(spec, plan, candidate),
+    )
+    # A head follows chains alone, and tables of what else could have been said bring branches.
+    tables = plan.drafter if candidate.drafts_as == MODEL else "suffix"
+    names = f"{tables},{candidate.drafts_as}"
+    if verdict.pays:
+        path = None if drafter is None else drafter.path
+        try:
+            drafting = plan_of(replace(request, drafter=names, draft_model=path))
+        except DoesNotFitError as problem:
+            verdict = Verdict(False, str(problem))
+        else:
+            if drafting.draft_max and not drafting.is_limited:
+                reason = f"what the text repeats, and {_DRAFTS[candidate.drafts_as]}"
+                drafting = drafting.with_reason("drafter", reason)
+                return drafting.with_choice(Choice(choice, "used", verdict.reason))
+            verdict = Verdict(False, f"{verdict.reason}; but context would be left out for it")
+    is_at_hand = candidate.is_named or drafter is None
+    hint = f"; --drafter {names} uses it" if is_at_hand else ""
+    return plan.with_choice(Choice(choice, "not used", verdict.reason + hint))
+
+
+def with_offer(spec: ModelSpec, request: Request, plan: Plan) -> Plan:
+    """The plan, which names a head that lies beside the model and could draft for it."""
+    is_open = request.drafter == "auto" and request.draft_model is None and plan.users == 1
+    if not is_open or _obstacle(request, plan, HEAD):
+        return plan
+    found = next((path for path, problem in heads_for(spec) if not problem), None)
+    if found is None:
+        return plan
+    reason = f"{found.name} lies beside the model; --draft-model {found} uses it"
+    return plan.with_choice(Choice(HEAD, "not used", reason))
+
+
+def judge(
+    candidate: Candidate,
+    target: ModelSpec,
+    curve: CostCurve | None,
+    draft_curve: CostCurve | None,
+    experience: Experience | None = None,
+    cost: float = 1.0,
+) -> Verdict:
+    """What it brought here, or else what its file says of how often it is right, and step times.
+
+    A shipped one is used where measurements say that it pays; one that was named, or is the model's
+    own, unless they say that it does not. A draft step that was not measured takes as long as its
+    share of the target's bytes. Plain steps take `cost` times as long where it may draft.
+    """
+    if experience is not None:
+        saved, rounds = experience.saved, experience.rounds
+        reason = f"in the last {rounds:.0f} rounds here it saved {max(0.0, saved):.1%} of the time"
+        if cost > 1.0:
+            saved = 1.0 - cost * (1.0 - saved)
+            reason += f", and snapshots for it make plain steps {cost:.2f} times as long"
+        return Verdict(saved > _WORTH_LOADING, reason)
+    is_asked = candidate.is_named or candidate.spec is None
+    if not candidate.gains:
+        missing = "its file does not say how often it is right"
+        if candidate.drafts_as == HEAD:
+            missing = "it is not known yet whether it pays here"
+        return Verdict(is_asked, missing)
+    if curve is None:
+        return Verdict(is_asked, "step times are not measured yet")
+    plain_ms = curve.base[1]
+    if draft_curve is not None:
+        draft_ms = draft_curve.base[1]
+    else:
+        assert candidate.spec is not None, "what promises something is a file"
+        draft_ms = plain_ms * candidate.spec.weight_bytes / target.weight_bytes
+    speed, length = predicted_speedup(candidate.gains, curve.base, draft_ms)
+    two_ms = curve.step_ms(2, 0)
+    reason = (
+        f"{speed:.2f}x of plain decoding predicted: {length:.2f} tokens a round, "
+        f"{draft_ms / plain_ms:.2f} plain steps a draft, "
+        + (f"{two_ms / plain_ms:.2f} for two tokens" if two_ms < inf else "one token a step")
+    )
+    return Verdict(speed > _WORTH_TRYING, reason)
+
+
+def _obstacle(request: Request, plan: Plan, drafts_as: str) -> str:
+    """What keeps it from drafting, or ""."""
+    if drafts_as == MODEL:
+        return ""
+    if plan.backend != LLAMACPP:
+        return "ONNX Runtime runs no heads"
+    return "two models write in turns" if request.switch is not None else ""
+
+
+def _snapshots_for_it(spec: ModelSpec, plan: Plan, candidate: Candidate) -> float:
+    """How many times as long plain steps take with the snapshots that drafts of a head alone need.
+
+    1 where the plan keeps some for other drafts.
+    """
+    if plan.draft_max or candidate.drafts_as == MODEL:
+        return 1.0
+    return snapshot_cost(spec, settings_of(plan), DRAFT_SIZES[0]) or 1.0
+
+
+def _is_made_for(spec: ModelSpec, drafter: ModelSpec, made: ExitInfo | MadeFor) -> bool:
+    width = drafter.embedding_size if drafter.reads is None else drafter.reads.width
+    return width == spec.embedding_size and made.target_hash == target_hash(spec)
+
+
+def _gains(made: ExitInfo | MadeFor | None) -> Sequence[float]:
+    gains = None if made is None else made.report.get("gains")
+    if not isinstance(gains, list) or not all(isinstance(part, (int, float)) for part in gains):
+        return ()
+    return gains
