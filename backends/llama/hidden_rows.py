@@ -1,7 +1,8 @@
 """Rows that a context gives besides logits: what blocks take in, and what the last one gives.
 
 Heads draft from them. The functions are none of llama.cpp's stable ones (`llama.cpp:
-src/llama-ext.h`); those that llama-cpp-python does not bind are found by their C++ names.
+src/llama-ext.h`), and found by their C++ names: as addresses, since making a pointer of each takes
+longer than most other work of a step.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ _GET_LAYER_INPUT = (
     "_Z30llama_get_embeddings_layer_inpP13llama_contextj",
     "?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z",
 )
+_GET_NEXT = (
+    "llama_get_embeddings_nextn",
+    "_Z26llama_get_embeddings_nextnP13llama_context",
+    "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z",
+)
 
 
 class ModelRows(Protocol):
@@ -49,7 +55,7 @@ class NextRows:
     def __init__(self, context: LlamaContext, width: int, *, masked: bool = False) -> None:
         from llama_cpp import llama_cpp_ext
 
-        self._get = llama_cpp_ext.llama_get_embeddings_nextn
+        self._get = _function(context.lib, _GET_NEXT, ctypes.c_void_p, ctypes.c_void_p)
         self._handle, self.width = context.handle, width
         settings = context.settings
         kept = settings.max_nodes if masked else settings.batch_size + settings.max_nodes
@@ -73,17 +79,20 @@ class LayerRows:
     """
 
     def __init__(self, context: LlamaContext, layers: Sequence[int]) -> None:
-        pointer = ctypes.POINTER(ctypes.c_float)
         self._get = _function(
-            context.lib, _GET_LAYER_INPUT, pointer, ctypes.c_void_p, ctypes.c_uint32
+            context.lib, _GET_LAYER_INPUT, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
         )
         keep = _function(
             context.lib, _SET_LAYER_INPUT, None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
         )
-        self._handle, self._layers, self._part = context.handle, layers, context.width
+        self._handle, part = context.handle, context.width
         kept = context.settings.batch_size + context.settings.max_nodes
-        self._views = [_View(kept, context.width) for _ in layers]
-        self.width = len(layers) * context.width
+        self.width = len(layers) * part
+        # Of each layer: its number, its rows, and their place in those that are handed on.
+        self._parts = [
+            (layer, _View(kept, part), slice(place * part, (place + 1) * part))
+            for place, layer in enumerate(layers)
+        ]
         self.nbytes = 4 * self.width * kept
         for layer in layers:
             keep(context.handle, layer, True)
@@ -91,9 +100,9 @@ class LayerRows:
 
     def copy(self, start: int, into: Rows) -> None:
         """As `ModelRows`."""
-        for place, (layer, view) in enumerate(zip(self._layers, self._views, strict=True)):
-            rows = view.at(self._get(self._handle, layer))[start : start + len(into)]
-            into[:, place * self._part : (place + 1) * self._part] = rows
+        end = start + len(into)
+        for layer, view, place in self._parts:
+            into[:, place] = view.at(self._get(self._handle, layer))[start:end]
 
 
 class _View:
@@ -104,13 +113,12 @@ class _View:
         self._address = 0
         self._rows: Rows = np.empty((0, width), np.float32)
 
-    def at(self, pointer: Any) -> Rows:
+    def at(self, address: int | None) -> Rows:
         """Those at a place. Raises BackendError where there are none."""
-        address = ctypes.cast(pointer, ctypes.c_void_p).value
         if not address:
             raise BackendError("llama.cpp gives no rows for this model's head")
-        if address != self._address:  # looking anew takes longer than most other work of a step
-            found = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
+        if address != self._address:
+            found = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
             self._rows = np.ctypeslib.as_array(found, self._shape)
             self._address = address
         return self._rows
