@@ -42,11 +42,12 @@ from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.measure.divergence import find_divergence
 from edgespec.measure.noise import measure_batch_noise
-from edgespec.measure.timing import measure_depths, one_step
+from edgespec.measure.timing import measure_depths, one_step, times_behind
 from edgespec.memory.device.host import usable_cores
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.measuring import measure_curve
-from edgespec.models.exits.early_exit import ExitInfo, read_exit
+from edgespec.models.exits.early_exit import ExitInfo, gains_of, read_exit
+from edgespec.models.exits.made_for import read_made_for
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import read_model_spec
 from edgespec.sampling.params import SamplingParams
@@ -202,6 +203,8 @@ class Bench:
         check_pair(self._spec, draft_spec)
         self._target: LlamaBackend
         self._draft: LlamaBackend | Following
+        made = None if draft_spec.reads is None else read_made_for(arguments.draft)
+        self._promised = () if made is None else gains_of(made.report)
         if draft_spec.reads is None:
             self._target = LlamaBackend(arguments.target, _settings(max_nodes=16, max_leaves=8))
             self._draft = open_draft_model(draft_spec, self._spec, _settings(8, 1))
@@ -223,7 +226,8 @@ class Bench:
             curve = measure_curve(partial(one_step, backend), most, seconds=1.5)
             measure_depths(backend, curve)
             curves.append(curve)
-        return curves[0], curves[1]
+        times = times_behind(self._target, self._draft, curves[1])
+        return curves[0], curves[1].scaled(times)
 
     def _engine(self, curve: CostCurve, drafter: Drafter | None) -> Engine:
         return Engine(
@@ -239,7 +243,7 @@ class Bench:
     def _drafter(self, curve: CostCurve, model: type[M], head: type[H]) -> M | H:
         """One whose steps take what a curve says: of the first class for a model."""
         if isinstance(self._draft, Following):
-            return head(HeadText(self._draft), curve, self._vocab_size)
+            return head(HeadText(self._draft), curve, self._vocab_size, self._promised)
         return model(self._draft, curve, self._vocab_size, early_exit=self._early_exit)
 
     def _forced(self) -> TimedModel | TimedHead:

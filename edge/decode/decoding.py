@@ -20,7 +20,7 @@ from edgespec.decode.writers import ALONE
 from edgespec.drafting.balance import Balance, Balances
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.controller import build_tree, likeliest_chain
-from edgespec.drafting.drafters.base import Drafter, Outcome, Pauses, TopTokens
+from edgespec.drafting.drafters.base import Drafter, HasPurses, Outcome, Pauses, TopTokens
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.drafting.top_tokens import top_tokens_of
@@ -159,6 +159,9 @@ class Decoding:
         self.previous = 0  # nodes of the step before
         self.has_unsaid = False  # tokens that the sampler has picked, and no round has written
         self.balance = Balance(model.known.balances)
+        self.paid_nodes = self.paid_tokens = 0  # of a round, that a drafter's purse paid for
+        drafter = self._drafter
+        self._paid_for = drafter.paid_for if isinstance(drafter, HasPurses) else frozenset()
 
     @property
     def backend(self) -> Backend:
@@ -289,6 +292,7 @@ class Decoding:
     def draft(self, size: int) -> DraftTree:
         """The root, and the best nodes of the proposal."""
         self._tree = build_tree(self._root, self._offer.proposal, size)
+        self.paid_nodes = self.paid_tokens = 0
         return self._tree
 
     def settle(self, logits: Logits, began_s: float, step_ms: float) -> Written | None:
@@ -353,6 +357,9 @@ class Decoding:
             return
         self._pause.root = emitted[-1]
         outcome = Outcome(tree, path, emitted, stakes, _top_tokens(logits))
+        if tree.sources and self._paid_for:
+            self.paid_nodes = sum(name in self._paid_for for name in tree.sources)
+            self.paid_tokens = sum(tree.sources[node] in self._paid_for for node in path)
         self._drafter.observe(outcome)
         self.model.history.observe(len(tree), len(emitted))
 

@@ -228,10 +228,14 @@ def _learn(
         expected_ms = stakes.estimated_ms(1 + num_drafted)
         spent_ms += curve.scale * expected_ms - step_ms
     plain_ms = curve.scale * curve.estimated_ms(1 + stakes.extra, stakes.depth)
-    work_ms = spent_ms - chosen.draft_ms  # a model's drafting is paid for out of its purse
+    work_ms = spent_ms - chosen.draft_ms
+    # What a drafter's purse pays for is no loss of the others, nor are its tokens a gain.
+    paid = sum(one.paid_nodes for one in decodings)
+    left, tokens = num_drafted - paid, num_written - sum(one.paid_tokens for one in decodings)
+    left_ms = work_ms - max(0.0, step_ms - plain_ms) * paid / max(1, num_drafted)
     balances = [one.balance for one in decodings]
     for balance in (*balances, decodings[0].model.known.balance):
-        balance.add(1 + num_drafted, num_written / len(decodings), work_ms, plain_ms)
+        balance.add(1 + left, tokens / len(decodings), left_ms, plain_ms)
     texts = 1 + stakes.others
     # Else the team changed for this step, or one of the texts failed.
     if not has_read and curve is decodings[0].model.curve_now(texts) and len(decodings) == texts:

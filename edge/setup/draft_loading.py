@@ -22,7 +22,8 @@ from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan
 from edgespec.memory.plan.settings import Settings
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.measuring import measure_curve
-from edgespec.models.exits.early_exit import read_exit
+from edgespec.models.exits.early_exit import gains_of, read_exit
+from edgespec.models.exits.made_for import read_made_for
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup.stored import (
@@ -66,9 +67,9 @@ def load_head(target: Backend, spec: ModelSpec, plan: Plan, report: Progress) ->
     assert isinstance(target, Followed)
     target.truncate(0)
     if plan.draft_model is None:
-        head, chosen = target.open_head(), head_settings_of(plan)
+        head, chosen, made = target.open_head(), head_settings_of(plan), None
     else:
-        spec = read_model_spec(plan.draft_model, heads=True)
+        spec, made = read_model_spec(plan.draft_model, heads=True), read_made_for(plan.draft_model)
         chosen = draft_settings_of(plan, spec)
         settings = _settings(plan, spec, chosen, plan.context_size)
 
@@ -80,7 +81,8 @@ def load_head(target: Backend, spec: ModelSpec, plan: Plan, report: Progress) ->
     curve = _curve(head, report, stored, target)
     if curve is not stored and head.crowding == 1.0:
         keep_curve(spec, chosen, curve, replaced=True)
-    return HeadDrafter(HeadText(head), curve, target.tokenizer.vocab_size)
+    promised = () if made is None else gains_of(made.report)
+    return HeadDrafter(HeadText(head), curve, target.tokenizer.vocab_size, promised)
 
 
 def _has_head(plan: Plan) -> bool:

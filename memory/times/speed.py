@@ -156,17 +156,23 @@ def estimated_curve(weight_bytes: int, bytes_per_s: float, max_nodes: int) -> Co
 
 
 def predicted_speedup(
-    gains: Sequence[float], target_ms: Sequence[float], draft_ms: float
+    gains: Sequence[float],
+    target_ms: Sequence[float],
+    draft_ms: float,
+    first_ms: float | None = None,
 ) -> tuple[float, float]:
     """Speed over plain decoding and tokens per round, at the best fixed draft length.
 
     E(n) = 1 + the sum of `gains`[:n] tokens come from n drafted ones; a round takes
-    `target_ms`[n + 1] + n x `draft_ms` (arXiv 2211.17192, section 3.3, with measured times). That
-    of plain decoding where no step of a draft was measured.
+    `target_ms`[n + 1] + n x `draft_ms` (arXiv 2211.17192, section 3.3, with measured times), the
+    first of these `first_ms` if that differs. Those of plain decoding where no step of a draft was
+    measured.
     """
     plain, found = target_ms[1], []
+    more_ms = 0.0 if first_ms is None else first_ms - draft_ms
     for count in range(1, min(len(gains), len(target_ms) - 2) + 1):
         length = 1.0 + sum(gains[:count])
         if target_ms[count + 1] != float("inf"):
-            found.append((length * plain / (target_ms[count + 1] + count * draft_ms), length))
+            round_ms = target_ms[count + 1] + more_ms + count * draft_ms
+            found.append((length * plain / round_ms, length))
     return max(found, default=(1.0, 1.0), key=lambda pair: pair[0])

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -112,6 +112,14 @@ def report_of(file: Gguf, prefix: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def gains_of(report: Mapping[str, Any]) -> Sequence[float]:
+    """What a report says that a 1st, 2nd, ... draft adds to the tokens of a round; or nothing."""
+    gains = report.get("gains")
+    if not isinstance(gains, list) or not all(isinstance(part, (int, float)) for part in gains):
+        return ()
+    return gains
 
 
 def check_exit(target: ModelSpec, draft: ModelSpec, info: ExitInfo) -> None:

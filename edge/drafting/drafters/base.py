@@ -79,6 +79,15 @@ class Pauses(Protocol):
 
 
 @runtime_checkable
+class HasPurses(Protocol):
+    """Drafters of which some pay for their nodes themselves."""
+
+    @property
+    def paid_for(self) -> frozenset[str]:
+        """Their names: what their nodes gain or lose is no gain or loss of the others."""
+
+
+@runtime_checkable
 class Knows(Protocol):
     """A drafter that sees at once whether there is anything to look up."""
 
@@ -92,6 +101,14 @@ class TakesTime(Protocol):
 
     def prospects(self, stakes: Stakes) -> Prospects | None:
         """What it expects of a round; None where it cannot draft."""
+
+
+@runtime_checkable
+class Promises(Protocol):
+    """A drafter of which somebody has measured what it brings: it is believed for longer."""
+
+    @property
+    def is_promised(self) -> bool: ...
 
 
 @runtime_checkable

@@ -33,6 +33,7 @@ from edgespec.drafting.drafters.base import (
     HoldsModel,
     Knows,
     Outcome,
+    Promises,
     ReadsAlong,
     Recalls,
     TakesTime,
@@ -43,8 +44,11 @@ from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
 
 _ALLOWANCE = 0.004  # of the time of the target's steps
 _FIRST_STEPS = 4.0  # plain steps' worth of time to begin with
-_FIRST_STEPS_OF_MODEL = 2.0  # which takes far more of it, and says what it expects
+_FIRST_STEPS_OF_MODEL = 2.0  # which takes far more of it, and says what it expects,
+_FIRST_STEPS_OF_PROMISED = 16.0  # or whose file says what it brings: some texts are harder
 _FIRST_MOST = 1.0  # and most that the first one holds
+# Rounds behind one in which it promised nothing and could not pay, and most behind a try.
+_RESTS, _MOST_RESTS = 8, 500
 _BESIDE = 3.0  # times as long as its lookup asking it takes: choosing, telling, counting
 _FIRST_DEBT = 0.25  # and most that it owes
 _SHARED_DEBT = 12.0  # beside other texts: more is paid off before it is asked again
@@ -64,11 +68,13 @@ class _Source:
     is_first: bool
     purse_ms: float = 0.0
     price_ms: float = 0.0  # that the purse has to hold for it to be asked
+    rests: int = 0  # rounds in which nobody looks whether it promises anything
     missed_ms: float = 0.0  # that a model would have saved in this text, had it read all of it
     gained_ms: float = 0.0  # that it saved or would have saved in this text so far,
     typical_ms: float = 0.0  # and that texts before this one came to
     texts: int = 0  # that count in it
     is_open: bool = False  # whether there is a text
+    is_promised: bool = False  # whether somebody has measured what it brings
     # Of a model: what rounds would have taken without it, and what it saved of that.
     rounds: float = 0.0
     usual_ms: float = 0.0
@@ -78,6 +84,7 @@ class _Source:
 
     def __post_init__(self) -> None:
         self.is_first = self.is_first and self.prospects is None
+        self.is_promised = isinstance(self.drafter, Promises) and self.drafter.is_promised
         if self.is_first and isinstance(self.drafter, Knows):
             self.is_familiar = self.drafter.is_familiar
 
@@ -85,7 +92,7 @@ class _Source:
     def first_steps(self) -> float:
         """Plain steps' worth of time that its purse begins with."""
         if self.prospects is not None:
-            return _FIRST_STEPS_OF_MODEL
+            return _FIRST_STEPS_OF_PROMISED if self.is_promised else _FIRST_STEPS_OF_MODEL
         return _FIRST_MOST if self.is_first else _FIRST_STEPS
 
     def typical_with_this_text(self) -> float:
@@ -100,12 +107,15 @@ class _Source:
         if isinstance(self.drafter, ReadsAlong):
             self.drafter.expect(self.typical_ms)
 
-    def buy(self, merged: Proposal, stakes: Stakes) -> bool:
+    def buy(self, merged: Proposal, stakes: Stakes, allowance_ms: float) -> bool:
         """Whether a drafter that takes time is asked, and pay for it.
 
         Reading that pays has an account of its own, as long as no more than its price was lost so
         far; all else is paid for out of the purse.
         """
+        if self.rests:  # what it promises changes slowly, and looking takes time
+            self.rests -= 1
+            return False
         hope = self.prospects(stakes) if self.prospects is not None else None
         if hope is None or not hope.probabilities:
             self.price_ms = inf
@@ -115,7 +125,11 @@ class _Source:
         is_promising = gain_ms > 0.0 and self.saved_ms >= -hope.before_ms
         self.price_ms = 0.0 if is_promising else try_ms
         if self.purse_ms < self.price_ms:
+            self.rests = _RESTS
             return False
+        if gain_ms <= 0.0 and self.is_promised and allowance_ms:
+            # The purse is for what it promises: tries take what rounds between them bring.
+            self.rests = min(_MOST_RESTS, int(try_ms / allowance_ms))
         if is_promising and self._saves(gain_ms, hope.before_ms):
             self.purse_ms -= hope.draft_ms
         elif self.purse_ms >= try_ms:
@@ -173,6 +187,7 @@ class CombinedDrafter:
         ]
         drafters = [source.drafter for source in self._sources]
         self._models = [drafter for drafter in drafters if isinstance(drafter, HoldsModel)]
+        self.paid_for = frozenset(one.drafter.name for one in self._sources if not one.is_first)
         self._was_asked = False
         self._allowance_ms = 0.0  # of a plain round
         self.written: deque[list[int]] = deque(maxlen=_MOST_TEXTS)  # lately, in this process
@@ -200,6 +215,7 @@ class CombinedDrafter:
             source.texts += source.is_open
             source.is_open = True
             source.missed_ms = source.gained_ms = 0.0
+            source.rests = 0
             source.drafter.begin(tokens)
             source.tell()
 
@@ -212,7 +228,7 @@ class CombinedDrafter:
         merged = base
         for source in self._sources:
             if source.prospects is not None:
-                is_asked = source.buy(merged, stakes)
+                is_asked = source.buy(merged, stakes, self._allowance_ms)
             else:
                 is_asked = source.purse_ms >= 0.0 or self._is_tempted(source, stakes)
             if is_asked:

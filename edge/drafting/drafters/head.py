@@ -97,14 +97,23 @@ class HeadText:
 
 
 class HeadDrafter(WritingDrafter):
-    """Drafts with the head of a text; its steps take what `curve` says, rows have `vocab_size`."""
+    """Drafts with a text's head for a target of `vocab_size`; its steps take what `curve` says.
+
+    `promised` as of `UsualRound`, where its file says so.
+    """
 
     name = "head"
     _who, _component = "the head", "head"
     _text: HeadText
 
-    def __init__(self, text: HeadText, curve: CostCurve, vocab_size: int) -> None:
-        super().__init__(curve, vocab_size, text.backend.token_ids)
+    def __init__(
+        self,
+        text: HeadText,
+        curve: CostCurve,
+        vocab_size: int,
+        promised: Sequence[float] = (),
+    ) -> None:
+        super().__init__(curve, vocab_size, text.backend.token_ids, promised)
         self._text, self._block = text, text.backend.block
         self.expect(0.0)
 

@@ -26,7 +26,7 @@ from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
 from edgespec.drafting.top_tokens import top_tokens_of
 from edgespec.errors import DraftModelWarning, EdgespecError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.exits.early_exit import ExitInfo
+from edgespec.models.exits.early_exit import ExitInfo, gains_of
 
 _FAILURES = (EdgespecError, OSError, MemoryError)  # of a backend; all else is a mistake of ours
 
@@ -49,10 +49,11 @@ class WritingDrafter:
         curve: CostCurve,
         vocab_size: int,
         token_ids: Sequence[int] | NDArray[np.int64] | None = None,
+        promised: Sequence[float] = (),
     ) -> None:
         self.failure: str | None = None  # of the backend, in its words
         self._times = RoundTimes(curve)
-        self._usual = UsualRound()
+        self._usual, self.is_promised = UsualRound(promised), bool(promised)
         self._vocab_size = vocab_size
         # The target's tokens that the rows of logits stand for; None are the first ones.
         self._ids = None if token_ids is None else np.array(token_ids)
@@ -64,6 +65,7 @@ class WritingDrafter:
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text; nothing is computed before it pays."""
         self._calibration.forget_recent()
+        self._usual.begin()
         self._proposal, self._spine = EMPTY, []
         self._text.begin(tokens)
 
@@ -211,6 +213,7 @@ class ModelDrafter(WritingDrafter):
         readable: int | None = None,
         early_exit: ExitInfo | None = None,
     ) -> None:
+        promised = gains_of(early_exit.report) if early_exit else ()
         if not backend.capabilities.truncate:
             raise UnsupportedError(
                 f"this model cannot draft: {backend.capabilities.reason}",
@@ -218,5 +221,6 @@ class ModelDrafter(WritingDrafter):
             )
         window = early_exit.window if early_exit else None
         readable = vocab_size if readable is None else readable
-        super().__init__(curve, vocab_size, early_exit.token_ids if early_exit else None)
+        token_ids = early_exit.token_ids if early_exit else None
+        super().__init__(curve, vocab_size, token_ids, promised)
         self._text = ModelText(backend, readable, window, LONGEST)

@@ -11,6 +11,8 @@ LONGEST = 16  # tokens drafted ahead
 _FIRST_HOPE = 0.7  # that a drafted token is accepted, before anything was counted
 _HOPE_RATE = 0.05
 _USUAL_STEPS, _USUAL_RATE = 3.0, 0.05  # of a round, before there was one; of each one later
+_LASTING_RATE = 0.005  # of a round in what texts are usually like
+_PROMISED_ROUNDS = 20  # that a promise is worth
 _SETTLED = 100  # rounds after which all count alike
 _PACE_MEMORY = 0.95  # of what rounds took, from round to round
 _SLOWEST = 10.0  # times as long as the curve says
@@ -54,23 +56,32 @@ class RoundTimes:
 class UsualRound:
     """What a round drafts: probabilities of its nodes, best first, and the steps it takes.
 
-    `hope` is how often a drafted token is accepted when the one before it was.
+    `hope` is how often a drafted token is accepted when the one before it was. `promised[i]` is
+    what an i + 1st draft was measured to add to the tokens of a round; without any, nobody knows.
     """
 
-    def __init__(self) -> None:
-        self.hope = _FIRST_HOPE
+    def __init__(self, promised: Sequence[float] = ()) -> None:
+        self.hope = promised[0] if promised else _FIRST_HOPE
         self.probabilities = [_FIRST_HOPE ** (i + 1) for i in range(LONGEST)]
+        if promised:
+            self.probabilities = [*promised, *[0.0] * LONGEST][:LONGEST]
+        self._lasting = list(self.probabilities)
         self.num_steps = _USUAL_STEPS
-        self._rounds = 0
+        self._rounds = _PROMISED_ROUNDS if promised else 0
+
+    def begin(self) -> None:
+        """Another text: the last one may have been a hard one."""
+        self.probabilities = list(self._lasting)
 
     def learn(self, probabilities: Sequence[float], num_steps: int) -> None:
         """A round has drafted nodes with these probabilities."""
-        rate = max(_USUAL_RATE, 1.0 / (self._rounds + 2))
+        part = 1.0 / (self._rounds + 2)
+        rate = max(_USUAL_RATE, part)
         self._rounds += 1
         self.num_steps += rate * (num_steps - self.num_steps)
         found = [*sorted(probabilities, reverse=True), *[0.0] * LONGEST]
-        pairs = zip(self.probabilities, found, strict=False)
-        self.probabilities = [p + rate * (q - p) for p, q in pairs]
+        self.probabilities = _nearer(self.probabilities, found, rate)
+        self._lasting = _nearer(self._lasting, found, max(_LASTING_RATE, part))
 
     def learn_hits(self, drafted: Sequence[int], emitted: Sequence[int]) -> None:
         """Count which tokens of a draft were written, up to the first that was not."""
@@ -83,7 +94,7 @@ class UsualRound:
         """What was learned."""
         return {
             "hope": self.hope,
-            "usual": self.probabilities,
+            "usual": self._lasting,
             "usual_steps": self.num_steps,
         }
 
@@ -94,7 +105,12 @@ class UsualRound:
             self.hope = hope
         usual, steps = document.get("usual"), document.get("usual_steps")
         if _is_usual(usual) and isinstance(steps, float) and 1.0 <= steps <= LONGEST:
-            self.probabilities, self.num_steps, self._rounds = usual, steps, _SETTLED
+            self._lasting, self.num_steps, self._rounds = usual, steps, _SETTLED
+            self.begin()
+
+
+def _nearer(usual: Sequence[float], found: Sequence[float], rate: float) -> list[float]:
+    return [p + rate * (q - p) for p, q in zip(usual, found, strict=False)]
 
 
 def _is_usual(value: Any) -> TypeGuard[list[float]]:
