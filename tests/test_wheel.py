@@ -41,7 +41,7 @@ def test_a_wheel_holds_every_module_and_what_they_read(wheel: Path) -> None:
         for file in (ROOT / folder).rglob("*"):
             if file.suffix in (".py", ".typed", ".html"):
                 assert f"{package}/{file.relative_to(ROOT / folder).as_posix()}" in names
-    assert "edgespec/models/smollm2-135m-exit.gguf" in names
+    assert "edgespec/models/smollm2-135m-head.gguf" in names
     assert "-cp310-abi3-" in wheel.name  # one for all versions
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in names)
 

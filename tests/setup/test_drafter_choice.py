@@ -125,11 +125,11 @@ def test_it_is_not_used_where_steps_are_dear(target: ModelSpec, shipped: Path) -
     assert "draft_weights" not in plan_of(target).component_bytes
 
 
-@pytest.mark.parametrize(("two_ms", "said"), [(1.45, "used"), (1.55, "not used")])
+@pytest.mark.parametrize(("two_ms", "said"), [(1.3, "used"), (1.4, "not used")])
 def test_what_a_file_promises_has_to_be_more_than_it_flatters(
     target: ModelSpec, drafter: Path, two_ms: float, said: str
 ) -> None:
-    """1.8 tokens a round of one draft over 1.55 or 1.65 plain steps: 1.16x and 1.09x."""
+    """1.8 tokens a round of one draft over 1.4 or 1.5 plain steps: 1.29x and 1.2x."""
     certain = exit_file(target, drafter, gains=[0.8])
     measured(target, [1.0, two_ms, *[9.0] * 14])
     drafts_measured(target, certain, 0.1)

@@ -26,7 +26,6 @@ from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.proposal import Proposal, Stakes
 from edgespec.errors import BackendError, ModelFileError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.embedded import embedded_drafter_path, embedded_model
 from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.onnx.weights import raw_rows
@@ -116,17 +115,6 @@ def test_what_is_drafted_are_the_targets_tokens_of_the_best_rows(
         (distribution,) = drawn.distributions
         assert distribution is not None and len(distribution) == target.vocab_size
         assert np.delete(distribution, IDS).sum() == 0.0
-
-
-@pytest.mark.model
-def test_the_shipped_drafter_is_the_embedded_models() -> None:
-    path = embedded_drafter_path()
-    assert path is not None
-    target, drafter = read_model_spec(embedded_model()), read_model_spec(path)
-    check_pair(target, drafter)
-    info = read_exit(drafter)
-    assert info is not None and info.report["agreement"] > 0.5
-    assert drafter.file_bytes < target.file_bytes / 5  # what it may take of the memory
 
 
 def test_tokens_without_a_row_are_read_all_the_same(backend: LlamaBackend) -> None:
