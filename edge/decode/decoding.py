@@ -159,7 +159,6 @@ class Decoding:
         self.previous = 0  # nodes of the step before
         self.has_unsaid = False  # tokens that the sampler has picked, and no round has written
         self.balance = Balance(model.known.balances)
-        self.paid = (0, 0)  # nodes and accepted ones of a round, for which a drafter's purse pays
 
     @property
     def backend(self) -> Backend:
@@ -290,7 +289,7 @@ class Decoding:
     def draft(self, size: int) -> DraftTree:
         """The root, and the best nodes of the proposal."""
         self._tree = build_tree(self._root, self._offer.proposal, size)
-        self.paid = (0, 0)
+        self.balance.paid = (0, 0)
         return self._tree
 
     def settle(self, logits: Logits, began_s: float, step_ms: float) -> Written | None:
@@ -357,7 +356,7 @@ class Decoding:
         outcome = Outcome(tree, path, emitted, stakes, _top_tokens(logits))
         if tree.sources and isinstance(self._drafter, HasPurses):
             pays = [name in self._drafter.paid_for for name in tree.sources]
-            self.paid = sum(pays), sum(pays[node] for node in path)
+            self.balance.paid = sum(pays), sum(pays[node] for node in path)
         self._drafter.observe(outcome)
         self.model.history.observe(len(tree), len(emitted))
 

@@ -230,8 +230,8 @@ def _learn(
     plain_ms = curve.scale * curve.estimated_ms(1 + stakes.extra, stakes.depth)
     work_ms = spent_ms - chosen.draft_ms
     # What a drafter's purse pays for is no loss of the others, nor are its tokens a gain.
-    paid = sum(one.paid[0] for one in decodings)
-    left, tokens = num_drafted - paid, num_written - sum(one.paid[1] for one in decodings)
+    paid = sum(one.balance.paid[0] for one in decodings)
+    left, tokens = num_drafted - paid, num_written - sum(one.balance.paid[1] for one in decodings)
     left_ms = work_ms - max(0.0, step_ms - plain_ms) * paid / max(1, num_drafted)
     balances = [one.balance for one in decodings]
     for balance in (*balances, decodings[0].model.known.balance):

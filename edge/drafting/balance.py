@@ -58,6 +58,7 @@ class Balance:
     """
 
     def __init__(self, all_texts: Balances | None = None, *, of_all: bool = False) -> None:
+        self.paid = (0, 0)  # of a round: nodes, and accepted ones, that a drafter's purse pays for
         self._all = all_texts
         self._per_loss = _PER_LOSS_OF_ALL if of_all else _PER_LOSS
         self._most_rounds = _LATELY if of_all else inf
