@@ -1,6 +1,6 @@
 """A draft model and its target: acceptance, price, and whether the controller uses it well.
 
-    python benchmarks/draft_model.py TARGET DRAFT --prompts FILE --per-category 2
+    python benchmarks/draft_model.py TARGET DRAFT --prompts FILE --per-category 2 [--keep]
 
 DRAFT is a smaller model, an early exit, or a head in a file of its own. Four tables over Spec-Bench
 prompts (first turn, in chat format):
@@ -12,6 +12,9 @@ prompts (first turn, in chat format):
   verification) against the draft model's best tokens and sample-and-match.
 * decided: plain, suffix, and suffix with the draft model in turn; what the controller makes of it.
 * garbage: random tokens that claim to be right, as a second source beside the suffix drafter.
+
+With `--keep` the file of a head that edgespec trained promises from now on what forced rounds of 1,
+2, ... drafts brought here, in place of what they did on its own text: plans believe it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,9 +51,12 @@ from edgespec.memory.device.host import usable_cores
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.measuring import measure_curve
 from edgespec.models.exits.early_exit import ExitInfo, gains_of, read_exit
-from edgespec.models.exits.made_for import read_made_for
+from edgespec.models.exits.made_for import PREFIX, read_made_for
+from edgespec.models.gguf.ggml_types import GGML_NUMBERS
+from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import read_model_spec
+from edgespec.quantize.gguf_writer import keys_of, text, write_raw
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.draft_loading import open_draft_model
 
@@ -163,6 +170,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--drafts", type=int, nargs="*", help="tokens to force, not 1 to 4")
     parser.add_argument("--only", choices=("forced", "sampled", "decided"))
+    parser.add_argument("--keep", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     bench = Bench(arguments)
@@ -181,8 +189,33 @@ def main() -> None:
         if arguments.only in (None, name):
             document[name] = measure()
     print(json.dumps(document, indent=1))
+    if arguments.keep:
+        lengths = [1.0, *(row["acceptance_length"] for row in document["forced"])]
+        keep(Path(arguments.draft), [after - before for before, after in pairwise(lengths)])
     if arguments.json:
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def keep(path: Path, gains: Sequence[float]) -> None:
+    """Write what further drafts add to the tokens of a round into a head's file."""
+    made, file = read_made_for(path), read_gguf(path)
+    assert made is not None, "a head that edgespec trained"
+    data = path.read_bytes()
+    count, keys = keys_of(file, data[: file.data_offset])
+    report = json.dumps({**made.report, "gains": list(gains)})
+    before = text(f"{PREFIX}.report", file.text(f"{PREFIX}.report"))
+    assert keys.count(before) == 1
+    keys = keys.replace(before, text(f"{PREFIX}.report", report))
+    tensors = [
+        (
+            one.name,
+            one.dims,
+            GGML_NUMBERS[one.type.name],
+            data[one.offset : one.offset + one.data_bytes],
+        )
+        for one in file.tensors
+    ]
+    write_raw(path, count, keys, tensors)
 
 
 def _settings(max_nodes: int, max_leaves: int) -> LlamaSettings:

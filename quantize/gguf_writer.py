@@ -62,6 +62,11 @@ def i32(key: str, value: int) -> bytes:
     return _string(key) + struct.pack("<Ii", _I32, value)
 
 
+def text(key: str, value: str) -> bytes:
+    """A key with a text."""
+    return _string(key) + _value(value)
+
+
 def tensor_entry(name: str, dims: Sequence[int], kind: int, offset: int) -> bytes:
     """What the header says about a tensor; `offset` counts from the first one's data."""
     return _string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)

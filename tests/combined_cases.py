@@ -71,7 +71,7 @@ class Table:
 class Model(Table):
     """Like a draft model: says beforehand what it hopes for, and what that takes."""
 
-    failure = None
+    failure, is_promised = None, False
 
     def __init__(
         self, clock: Clock, hopes: Sequence[float], *, before_ms: float = 0.0, draft_ms: float = 2.0

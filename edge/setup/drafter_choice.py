@@ -32,9 +32,8 @@ from edgespec.setup.snapshots import snapshot_cost
 from edgespec.setup.stored import draft_settings_of, stored_curve, stored_learned
 
 # Predicted gain for which one is loaded unseen. Files tell of text of their own, which flatters:
-# the embedded model's head says 1.66 tokens a round of one draft, and the first 96 tokens of
-# answers to people's prompts had 1.37; an exit said 1.57 and had 1.38. And its memory has to be
-# worth it.
+# a head said 1.66 tokens a round of one draft, and the first 96 tokens of answers to people's
+# prompts had 1.38; an exit said 1.57 and had 1.38. And its memory has to be worth it.
 _WORTH_TRYING = 1.25
 _WORTH_LOADING = 0.01  # of the time of rounds: what it has to save where that was seen
 _TELLING_ROUNDS = 300

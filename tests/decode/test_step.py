@@ -222,3 +222,21 @@ def test_nodes_of_who_expects_least_come_first() -> None:
     """0.6 of a text that expects one token is more than 0.85 of one that expects 1.9 already."""
     high, low = chain(0.9, 0.85, 0.8, 0.75), chain(0.6)
     assert sizes(line(20.0, 0.1), high, low, most=2) == [1, 1]
+
+
+class Paying(CombinedDrafter):
+    """One whose only table pays for its nodes, or does not."""
+
+    def __init__(self, *, pays: bool) -> None:
+        super().__init__([SuffixDrafter()])
+        self.paid_for = frozenset({"suffix"} if pays else ())
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_what_a_purse_pays_for_is_no_loss_of_an_answer(clock: Clock, pays: bool) -> None:
+    """Steps over drafts take eight times as long as the curve says, so that these lose."""
+    target = Timed(clock, lambda n: 5.0 if n == 1 else 40.0, noise, VOCAB, max_nodes=16)
+    engine = Engine(target, curve=curve_of(lambda n: 5.0 + 0.01 * n), drafter=Paying(pays=pays))
+    counters = engine.generate([3, 5, 7, 11] * 5, max_tokens=100).counters
+    assert counters.drafted_tokens > 0
+    assert (engine._known.balance.margin > 1.06) is not pays

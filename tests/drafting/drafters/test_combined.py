@@ -273,6 +273,36 @@ def test_a_model_is_not_free_where_it_is_first(clock: Clock) -> None:
     assert model.asked < 10
 
 
+def promised(clock: Clock, hopes: list[float]) -> Model:
+    model = Model(clock, hopes)
+    model.is_promised = True
+    return model
+
+
+def test_a_promise_is_believed_for_longer(clock: Clock) -> None:
+    """2 ms a round out of the first 160 ms: some texts are harder than others."""
+    model = promised(clock, [0.7, 0.5])
+    rounds(CombinedDrafter([Table("first", clock), model]), 75, stakes_of())
+    assert model.asked == 75
+
+
+def test_tries_of_what_promises_nothing_here_are_spread(clock: Clock) -> None:
+    """Each takes 2 ms, which is the allowance of 50 rounds; the purse is kept for what promises."""
+    model = promised(clock, [0.01])
+    rounds(CombinedDrafter([Table("first", clock), model]), 500, stakes_of())
+    assert 9 <= model.asked <= 11
+    model.hopes = [0.7, 0.5]
+    asked = model.asked
+    rounds(CombinedDrafter([Table("first", clock), model]), 20, stakes_of())
+    assert model.asked - asked == 20
+
+
+def test_nodes_that_purses_pay_for_are_named(clock: Clock) -> None:
+    """The first table's nodes are everybody's loss."""
+    tables = [Table("first", clock), Table("second", clock), Model(clock, [0.5])]
+    assert CombinedDrafter(tables).paid_for == {"second", "model"}
+
+
 # ------------------------------------------------------------------------------ together
 
 

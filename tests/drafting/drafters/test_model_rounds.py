@@ -21,6 +21,7 @@ from draft_model_cases import (
 )
 
 from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.model_rounds import UsualRound
 
 
 def test_what_rounds_usually_bring_is_what_is_expected_of_the_next(clock: Clock) -> None:
@@ -133,3 +134,19 @@ def test_a_state_that_is_of_no_use_is_ignored(
     before = drafter.state()
     drafter.load_state(document)
     assert drafter.state() == before
+
+
+def test_another_text_begins_with_what_texts_are_usually_like() -> None:
+    """A hard text is soon expected to be hard, and says little of the next one."""
+    usual = UsualRound([0.6, 0.3])
+    assert usual.probabilities[:3] == [0.6, 0.3, 0.0] and usual.hope == 0.6
+    for _ in range(100):
+        usual.learn([0.1], 1)
+    assert usual.probabilities[0] < 0.11
+    usual.begin()
+    assert 0.15 < usual.probabilities[0] < 0.3, "a hundred rounds of hundred and twenty"
+    kept = usual.state()
+    assert kept["usual"] == usual.probabilities
+    again = UsualRound()
+    again.load_state(kept)
+    assert again.probabilities == usual.probabilities
