@@ -114,26 +114,16 @@ def with_candidate(
     plan_of: Callable[[Request], Plan],
 ) -> Plan:
     """The plan with the candidate drafting where it is tried or pays; else `plan` says why not."""
-    drafter, choice = candidate.spec, _CHOICES[candidate.drafts_as]
+    choice = _CHOICES[candidate.drafts_as]
     if obstacle := _obstacle(request, plan, candidate.drafts_as):
         is_named = candidate.is_named
         return plan.with_choice(Choice(choice, "not used", obstacle)) if is_named else plan
-    draft_curve = None
-    if drafter is not None:
-        draft_curve = stored_curve(drafter, draft_settings_of(plan, drafter))
-    verdict = judge(
-        candidate,
-        spec,
-        stored_curve(spec, settings_of(plan)),
-        draft_curve,
-        Experience.from_json(stored_learned(spec, plan, drafter)),
-        _snapshots_for_it(spec, plan, candidate),
-    )
     # A head follows chains alone, and tables of what else could have been said bring branches.
     tables = plan.drafter if candidate.drafts_as == MODEL else "suffix"
     names = f"{tables},{candidate.drafts_as}"
+    verdict = _verdict(spec, plan, candidate)
     if verdict.pays:
-        path = None if drafter is None else drafter.path
+        path = None if candidate.spec is None else candidate.spec.path
         try:
             drafting = plan_of(replace(request, drafter=names, draft_model=path))
         except DoesNotFitError as problem:
@@ -144,9 +134,24 @@ def with_candidate(
                 drafting = drafting.with_reason("drafter", reason)
                 return drafting.with_choice(Choice(choice, "used", verdict.reason))
             verdict = Verdict(False, f"{verdict.reason}; but context would be left out for it")
-    is_at_hand = candidate.is_named or drafter is None
+    is_at_hand = candidate.is_named or candidate.spec is None
     hint = f"; --drafter {names} uses it" if is_at_hand else ""
     return plan.with_choice(Choice(choice, "not used", verdict.reason + hint))
+
+
+def _verdict(spec: ModelSpec, plan: Plan, candidate: Candidate) -> Verdict:
+    """By what is stored of the model and the candidate at the settings of `plan`."""
+    drafter, draft_curve = candidate.spec, None
+    if drafter is not None:
+        draft_curve = stored_curve(drafter, draft_settings_of(plan, drafter))
+    return judge(
+        candidate,
+        spec,
+        stored_curve(spec, settings_of(plan)),
+        draft_curve,
+        Experience.from_json(stored_learned(spec, plan, drafter)),
+        _snapshots_for_it(spec, plan, candidate),
+    )
 
 
 def with_offer(spec: ModelSpec, request: Request, plan: Plan) -> Plan:
