@@ -50,7 +50,7 @@ def run(*arguments: str, cache: str, stdin: str = "", **environment: str) -> Don
     return Done(process.returncode, out.decode(), err.decode())
 
 
-CHOICES = {"backend", "head", 
+CHOICES = {"backend", "head",
     "kv_type", "threads", "drafter", "draft_max", "gpu_layers", "batch_size", "context_size",
     "mapped", "device", "kernels",
 }  # fmt: skip
