@@ -202,7 +202,7 @@ def keep(path: Path, gains: Sequence[float]) -> None:
     assert made is not None, "a head that edgespec trained"
     data = path.read_bytes()
     count, keys = keys_of(file, data[: file.data_offset])
-    report = json.dumps({**made.report, "gains": list(gains)})
+    report = json.dumps({**made.report, "gains": list(gains), "gains_of": "answers to prompts"})
     before = text(f"{PREFIX}.report", file.text(f"{PREFIX}.report"))
     assert keys.count(before) == 1
     keys = keys.replace(before, text(f"{PREFIX}.report", report))

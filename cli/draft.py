@@ -267,10 +267,11 @@ def _training_text(report: Mapping[str, Any]) -> str:
 
 
 def _head_text(report: Mapping[str, Any]) -> str:
-    """How well a head does on text held out."""
+    """How well a head does: on text held out, or on what its gains were measured with later."""
     lengths = list(accumulate(report["gains"], initial=1.0))
-    rows = [("drafts in every round", "tokens/round")]
-    rows += [(str(count), f"{lengths[count]:.2f}") for count in _DRAFTS]
+    measured = f" of {report['gains_of']}" if "gains_of" in report else ""
+    rows = [(f"drafts in every round{measured}", "tokens/round")]
+    rows += [(str(count), f"{lengths[count]:.2f}") for count in _DRAFTS if count < len(lengths)]
     return (
         f"{report['text_tokens']} tokens of text, on those held out: loss {report['loss']:.3f}, "
         f"agreement {report['agreement']:.3f}\n\n{table(rows)}"

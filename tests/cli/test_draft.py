@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from edgespec.cli.draft import _blocks, _listed
 from edgespec.cli.main import app
 from edgespec.errors import EdgespecError, UnsupportedError
+from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.spec import read_model_spec
 
 
@@ -48,3 +49,13 @@ def test_what_cannot_be_a_head_is_said(tmp_path: Path, options: list[str], words
 def test_a_kind_that_there_is_not_is_wrong_usage() -> None:
     result = CliRunner().invoke(app, ["draft", "train", "--kind", "medusa"])
     assert result.exit_code == 2 and "exit, eagle3" in result.output
+
+
+def test_what_the_shipped_head_promises_is_told() -> None:
+    """Of four drafts, measured with answers to people's prompts."""
+    path = embedded_drafter_path()
+    assert path is not None
+    shown = CliRunner().invoke(app, ["draft", "info", str(path)]).stdout
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    start = lines.index("drafts in every round of answers to prompts tokens/round")
+    assert [line.split()[0] for line in lines[start + 1 :]] == ["1", "2", "4"]
