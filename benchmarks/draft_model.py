@@ -173,15 +173,17 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    counts = arguments.drafts or list(range(1, _MOST + 1))
+    is_forced = arguments.only in (None, "forced") and counts == list(range(1, len(counts) + 1))
+    if arguments.keep and not (is_forced and read_made_for(arguments.draft)):
+        parser.error("--keep takes a head of edgespec's, and forced rounds of 1, 2, ... drafts")
     bench = Bench(arguments)
     document: dict[str, Any] = {
         "target": Path(arguments.target).name,
         "draft": Path(arguments.draft).name,
     }
     tables: dict[str, Callable[[], Any]] = {
-        "forced": lambda: [
-            bench.forced(count) for count in arguments.drafts or range(1, _MOST + 1)
-        ],
+        "forced": lambda: [bench.forced(count) for count in counts],
         "sampled": lambda: [bench.sampled(branches) for branches in bench.shapes],
         "decided": bench.decided,
     }

@@ -142,8 +142,9 @@ _CODE = [
     "Fix the bug in this code:\n```python\ndef {one:total|count|find}_{noun}(items):\n"
     "    result = 0\n    for item in items:\n        result = item\n    return {one:result|item}\n"
     "```",
-    "Write a {one:Python|Java|C++|Go|Rust} program that {one:reads|counts|compares|merges} "
-    "{one:all CSV files in a folder|the lines of a log file|two JSON files|the words of a book} "
+    "Write a {one:Python|Java|C++|Go|Rust} program that "
+    "{one:reads|counts|compares|renames|merges} {one:all CSV files in a folder|the lines "
+    "of a log file|two JSON files|the words of a book} "
     "and {one:prints a table|writes the result to a file|reports errors|shows the ten largest}.",
     "Write a function to {one:find the shortest path in|reverse|rotate|balance|flatten|clone} a "
     "{one:graph|binary tree|matrix|linked list|nested list|queue}.",

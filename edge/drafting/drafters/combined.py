@@ -11,7 +11,9 @@ Each drafter has a purse of milliseconds, into which every round pays a small al
   nodes add to the target's step; each of its tokens that is accepted brings the time of a plain
   step.
 * One that needs a model's time says beforehand what it expects, too. Where that does not raise the
-  round's tokens/ms, its purse has to hold the price of a try before it is asked.
+  round's tokens/ms, its purse has to hold the price of a try before it is asked; where it holds
+  less, nobody looks again for some rounds. One that was measured to bring something begins with a
+  fuller purse, of which tries take no more than the allowance.
 
 So a drafter that never pays costs its first purse and its allowance, whatever it promises, and is
 never given up. Where no purse will hold enough for some rounds, these need no choice at all.
