@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.cli.render import Progress, note, size_text
+from edgespec.errors import DownloadError
 
 if TYPE_CHECKING:
     from edgespec.memory.plan.request import Request
@@ -25,13 +26,23 @@ def fetcher(asked: Callable[[], Request]) -> Fetch:
 
 
 def pull(repository: str, tag: str, request: Request | None) -> Path:
-    """Bring a model of the hub into the cache; without a request, whether it fits or not."""
-    from edgespec.models.hub import fetching
+    """Bring a model of the hub into the cache; without a request, whether it fits or not.
 
-    wanted = fetching.find(repository, tag)
-    if fetching.is_here(wanted):
+    One that is here is enough where the hub does not answer, and nothing is written for it.
+    """
+    from edgespec.models.hub import fetching
+    from edgespec.models.hub.resolve import cached
+
+    try:
+        wanted = fetching.find(repository, tag)
+    except DownloadError as problem:
+        if (path := cached(repository, tag)) is None:
+            raise
+        note(f"{path.name} is here already; a newer one is not looked for: {problem}")
+        return path
+    if (path := fetching.here(wanted)) is not None:
         note(f"{wanted.name} is here already")
-        return fetching.fetch(wanted)
+        return path
     note(f"{wanted.name}: {size_text(wanted.file_bytes)}, from the hub")
     fetching.check(wanted, None if request is None else lambda spec: _plan(spec, request))
     progress = Progress()

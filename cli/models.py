@@ -73,20 +73,22 @@ def remove(
 ) -> None:
     """Remove a fetched model from the hub's cache. What other programs keep stays theirs."""
     from edgespec.models.hub import fetching
-    from edgespec.models.hub.caches import local_models
+    from edgespec.models.hub.caches import named
     from edgespec.models.hub.resolve import missing
 
-    local = next((one for one in local_models() if name in (one.name, str(one.path))), None)
+    local = named(name)
     if local is None:
         raise missing(name)
-    files = fetching.files_of(local)
-    size = size_text(local.file_bytes)
+    files, kept = fetching.files_of(local)
+    size = size_text(sum(file.lstat().st_size for file in files))
     if not yes and not typer.confirm(f"remove {local.path} ({size})?", err=True):
         note("nothing was removed")
         raise typer.Exit(1)
     for file in files:
         file.unlink()
-    note(f"removed {name} ({size})")
+    note(f"removed {local.name} ({size})")
+    for file in kept:
+        note(f"{file} stays: the cache had a link to it")
 
 
 @models_app.command(cls=Command)

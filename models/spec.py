@@ -181,6 +181,7 @@ class ModelSpec:
 def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> ModelSpec:
     """Reads the metadata of a GGUF model, whole or split: 30 ms for a vocabulary of 152,000.
 
+    Of a split one any part may be given; its path is then that of the first, as llama.cpp wants it.
     With `heads` also of a head in a file of its own. Raises ModelNotFoundError if there is no file,
     and ModelFileError if it cannot be read or holds something else (an adapter, a projector, ...).
     """
@@ -194,7 +195,7 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
     by_type = _bytes_by(tensors, lambda tensor: tensor.type.name)
     by_group = _bytes_by(tensors, lambda tensor: _group(tensor.name))
     return ModelSpec(
-        path=Path(path),
+        path=first.path,
         files=tuple(shard.path for shard in shards),
         file_bytes=sum(shard.file_bytes for shard in shards),
         weight_bytes=sum(by_type.values()),

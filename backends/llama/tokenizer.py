@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,8 +21,15 @@ if TYPE_CHECKING:
     from edgespec.backends.llama.grammar import LlamaGrammar
 
 
+# How vocabularies call a token that ends a text (`llama.cpp: src/llama-vocab.cpp`).
+_END = re.compile(r"</s>|[<\[_].*(?:end|eo[tms]|return|call|flush).*[>\]]", re.IGNORECASE)
+
+
 class LlamaTokenizer:
     """Ids of a llama.cpp vocabulary, for any number of threads, until it is closed.
+
+    Where the file of a byte-level BPE names no first or last token, llama.cpp takes token 11, which
+    is Falcon's `<|endoftext|>` and a comma elsewhere. Here such a file has none.
 
     Whoever frees the model it came from closes it first. That waits for calls under way; later
     ones raise UnsupportedError, but for what was asked of a token before.
@@ -35,6 +43,22 @@ class LlamaTokenizer:
         self._change = threading.Condition()
         self._calls: dict[object, threading.Thread] = {}
         self.vocab_size = int(library.llama_vocab_n_tokens(self._vocab))
+        self._bos = self._special(model, "bos", library.llama_vocab_bos(self._vocab))
+        eos = library.llama_vocab_eos(self._vocab)
+        self._eos = self._special(model, "eos", eos)
+        self._no_end = eos if self._eos < 0 else -1  # which llama.cpp still counts among the ends
+        self._adds_bos = bool(library.llama_vocab_get_add_bos(self._vocab))
+        self._adds_eos = bool(library.llama_vocab_get_add_eos(self._vocab))
+
+    def _special(self, model: Any, which: str, token: int) -> int:
+        """The token that llama.cpp has for it, or -1 where that is a default for other files."""
+        if token < 0 or self._lib.llama_vocab_type(self._vocab) != self._lib.LLAMA_VOCAB_TYPE_BPE:
+            return token
+        value = ctypes.create_string_buffer(16)
+        key = f"tokenizer.ggml.{which}_token_id".encode()
+        self._lib.llama_model_meta_val_str(model, key, value, len(value))
+        is_named = value.value == str(token).encode()
+        return token if is_named or _END.fullmatch(self.token_text(token)) else -1
 
     @contextmanager
     def vocabulary(self) -> Iterator[Any]:
@@ -69,6 +93,17 @@ class LlamaTokenizer:
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Ids of `text`; a BOS is added where the file asks for it and the text has none yet."""
         data = text.encode("utf-8", errors="surrogatepass")
+        # llama.cpp ends the process where it has to add a token that there is not.
+        has_all = (self._bos >= 0 or not self._adds_bos) and (self._eos >= 0 or not self._adds_eos)
+        ids = self._encoded(data, add_special and has_all)
+        if add_special and not has_all:
+            first = [self._bos] if self._adds_bos and self._bos >= 0 else []
+            last = [self._eos] if self._adds_eos and self._eos >= 0 else []
+            ids = [*first, *ids, *last]
+        doubled = add_special and len(ids) > 1 and ids[0] == self._bos == ids[1]
+        return ids[1:] if doubled else ids
+
+    def _encoded(self, data: bytes, add_special: bool) -> list[int]:
         capacity = len(data) + 8
         ids = (self._lib.llama_token * capacity)()
         with self.vocabulary() as vocab:
@@ -80,9 +115,7 @@ class LlamaTokenizer:
                 count = self._lib.llama_tokenize(
                     vocab, data, len(data), ids, -count, add_special, True
                 )
-            bos = self._lib.llama_vocab_bos(vocab)
-        doubled = add_special and count > 1 and ids[0] == bos == ids[1]
-        return list(ids[1:count] if doubled else ids[:count])
+        return list(ids[:count])
 
     def grammar(self, text: str) -> LlamaGrammar:
         """As `MakesGrammars.grammar`."""
@@ -118,8 +151,11 @@ class LlamaTokenizer:
         end = self._ends.get(token)
         if end is None:
             with self.vocabulary() as vocab:
-                end = self._ends[token] = bool(self._lib.llama_vocab_is_eog(vocab, token))
+                end = self._ends[token] = self._ends_text(vocab, token)
         return end
+
+    def _ends_text(self, vocab: Any, token: int) -> bool:
+        return token != self._no_end and bool(self._lib.llama_vocab_is_eog(vocab, token))
 
     def one_byte_tokens(self) -> dict[int, int]:
         """A token for each byte that has one of its own, and one that ends a generation at -1.
@@ -129,7 +165,7 @@ class LlamaTokenizer:
         found: dict[int, int] = {}
         with self.vocabulary() as vocab:
             for token in range(self.vocab_size):
-                if self._lib.llama_vocab_is_eog(vocab, token):
+                if self._ends_text(vocab, token):
                     found.setdefault(-1, token)
                 elif len(piece := self._piece(vocab, token)) == 1:
                     found.setdefault(piece[0], token)
@@ -159,14 +195,14 @@ class LlamaTokenizer:
     @property
     def bos_text(self) -> str:
         """Name of the begin-of-sequence token, for chat templates."""
-        with self.vocabulary() as vocab:
-            return self.token_text(self._lib.llama_vocab_bos(vocab))
+        with self.vocabulary():
+            return self.token_text(self._bos)
 
     @property
     def eos_text(self) -> str:
         """Name of the end-of-sequence token, for chat templates."""
-        with self.vocabulary() as vocab:
-            return self.token_text(self._lib.llama_vocab_eos(vocab))
+        with self.vocabulary():
+            return self.token_text(self._eos)
 
 
 class VocabularyTokenizer(LlamaTokenizer):

@@ -25,6 +25,7 @@ _OLLAMA_HOST, _OLLAMA_USER = "registry.ollama.ai", "library"
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MANIFEST_BYTES = 1 << 20
+_FOLDER = "models--"  # how the hub's cache calls a repository
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +49,29 @@ class Local:
 
 
 def local_models() -> list[Local]:
-    """Every GGUF file on this machine that is found, each once, first parts for split ones."""
-    seen: set[Path] = set()
-    found = []
-    for local in _everything():
-        real = Path(os.path.realpath(local.path))
-        if real not in seen:
-            seen.add(real)
-            found.append(local)
-    return found
+    """Every GGUF file on this machine that is found; first parts for split ones.
+
+    A file that two programs share is listed for the first of them, under each name that it has
+    there.
+    """
+    owners: dict[str, str] = {}
+    return [
+        local
+        for local in _everything()
+        if owners.setdefault(os.path.realpath(local.path), local.source) == local.source
+    ]
+
+
+def named(name: str) -> Local | None:
+    """The model of that name or path. Names of the hub and of Ollama are the same in any case."""
+    found = list(_everything())
+    exact = (one for one in found if name in (one.name, str(one.path)))
+    other = (
+        one
+        for one in found
+        if one.name.startswith((HUB, OLLAMA)) and one.name.lower() == name.lower()
+    )
+    return next(exact, None) or next(other, None)
 
 
 def _everything() -> Iterator[Local]:
@@ -113,30 +128,45 @@ def hub_cache() -> Path:
 
 def repository_folder(repository: str) -> Path:
     """Where the cache keeps a repository, named OWNER/REPO."""
-    return hub_cache() / f"models--{repository.replace('/', '--')}"
+    return hub_cache() / f"{_FOLDER}{repository.replace('/', '--')}"
 
 
-def snapshot(repository: str) -> Path | None:
-    """The folder with the files of a repository's last known commit."""
-    folder = repository_folder(repository)
-    commit = _commit(folder / "refs")
-    place = folder / "snapshots" / commit if commit else None
-    if place is not None and place.is_dir():
-        return place
-    try:  # fetched by commit, which leaves no reference
-        others = sorted((folder / "snapshots").iterdir(), key=lambda path: path.stat().st_mtime)
+def snapshots(repository: str) -> list[tuple[str, Path]]:
+    """Folders with files of OWNER/REPO, each with the repository's name as it is written there.
+
+    The last known commit comes first, then others, the newest first. The hub takes names in any
+    case, so those that differ in it follow.
+    """
+    exact = repository_folder(repository)
+    try:
+        others = sorted(hub_cache().glob(f"{_FOLDER}*--*"))
     except OSError:
-        return None
-    return others[-1] if others else None
+        others = []
+    same = [one for one in others if one != exact and one.name.lower() == exact.name.lower()]
+    return [(_repository_in(one), place) for one in (exact, *same) for place in _snapshots(one)]
 
 
-def cached_paths(repository: str) -> list[str]:
-    """GGUF files of a repository that lie in the cache, by their paths in it."""
-    place = snapshot(repository)
-    if place is None:
+def _repository_in(folder: Path) -> str:
+    return folder.name.removeprefix(_FOLDER).replace("--", "/", 1)
+
+
+def _snapshots(folder: Path) -> list[Path]:
+    commit = _commit(folder / "refs")
+
+    def order(place: Path) -> tuple[bool, float]:
+        return place.name == commit, place.stat().st_mtime
+
+    try:  # what was fetched by its commit alone has no reference
+        places = [place for place in (folder / "snapshots").iterdir() if place.is_dir()]
+        return sorted(places, key=order, reverse=True)
+    except OSError:
         return []
+
+
+def gguf_paths(place: Path) -> list[str]:
+    """GGUF files of a repository that lie in a snapshot of it, by their paths in it."""
     files = sorted(place.rglob("*.gguf"))
-    return [file.relative_to(place).as_posix() for file in files if file.exists()]
+    return [file.relative_to(place).as_posix() for file in files if file.is_file()]
 
 
 def _commit(refs: Path) -> str:
@@ -152,23 +182,18 @@ def _commit(refs: Path) -> str:
 
 def _of_hub() -> Iterator[Local]:
     try:
-        folders = sorted(hub_cache().glob("models--*--*"))
+        folders = sorted(hub_cache().glob(f"{_FOLDER}*--*"))
     except OSError:
         return
     for folder in folders:
-        repository = folder.name.removeprefix("models--").replace("--", "/", 1)
-        place, paths = snapshot(repository), cached_paths(repository)
-        for path in paths:
-            if place is None or choice.read_name(path).part != 1:
-                continue
-            yield Local(_hub_name(repository, paths, path), place / path, "Hugging Face hub")
-
-
-def _hub_name(repository: str, paths: list[str], path: str) -> str:
-    """The name by which this file is found again; its path where a tag means another one."""
-    tag = choice.read_name(path).tag
-    meant = tag and choice.is_model(path) and choice.choose(paths, tag) == path
-    return f"{HUB}{repository}:{tag}" if meant else f"{HUB}{repository}/{path}"
+        repository, seen = _repository_in(folder), set[str]()
+        for place in _snapshots(folder):
+            new = [path for path in gguf_paths(place) if path not in seen]
+            seen.update(new)
+            for path in new:
+                if choice.read_name(path).part == 1:
+                    name = f"{HUB}{choice.name_of(path, repository)}"
+                    yield Local(name, place / path, "Hugging Face hub")
 
 
 # -- Ollama's ------------------------------------------------------------------------------------
@@ -204,7 +229,7 @@ def _ollama_name(host: str, user: str, model: str) -> str:
 def _ollama_blob(folder: Path, manifest: Path) -> Path | None:
     """The weights that a manifest names; None where it names none, or they are gone."""
     try:
-        if manifest.stat().st_size > _MANIFEST_BYTES:
+        if not manifest.is_file() or manifest.stat().st_size > _MANIFEST_BYTES:
             return None
         layers = json.loads(manifest.read_bytes())["layers"]
         digests = [one["digest"] for one in layers if one["mediaType"] == _OLLAMA_MODEL]

@@ -3,6 +3,10 @@
 A repository holds one model in many quantizations, in parts, with projectors, importance matrices
 and heads beside it. Names of files are all that the rule reads (`llama.cpp: common/download.cpp`,
 `find_best_model`), so that both programs fetch, and find again, the same files.
+
+llama.cpp takes the first file whose name has the tag anywhere, so that Q4_K_M may get UD-Q4_K_M.
+Here a tag is what a file's name has after the repository's: `UD-Q4_K_M` of `Tiny-UD-Q4_K_M.gguf`
+in `owner/Tiny-GGUF`. A part of it is taken where one file alone has it.
 """
 
 from __future__ import annotations
@@ -12,13 +16,18 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from edgespec.errors import ModelNotFoundError
+
 DEFAULT_TAGS = ("Q4_K_M", "Q8_0")
 # Beginnings of the names of heads that draft for the model beside them.
 HEADS = ("mtp-", "eagle3-", "dflash-", "dspark-")
 _NO_MODELS = ("mmproj", "imatrix", *HEADS)
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})", re.DOTALL)
-_TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
+_TAG = re.compile(r"[-.]((?:UD-)?[A-Za-z0-9_]+)$", re.IGNORECASE)
 _SUFFIX = ".gguf"
+_REPOSITORY_SUFFIX = re.compile(r"[-_.]?gguf$", re.IGNORECASE)
+_SEPARATORS = str.maketrans("_. ", "---")
+_OFFERED = 6  # names in a refusal
 
 
 class Name(NamedTuple):
@@ -56,22 +65,86 @@ def models(paths: Iterable[str]) -> list[str]:
     return [path for path in paths if is_model(path)]
 
 
-def choose(paths: Iterable[str], tag: str = "") -> str | None:
-    """The model that a tag means, or None: Q4_K_M, then Q8_0, then the first where none is given.
+def tag_of(path: str, repository: str) -> tuple[str, bool]:
+    """The tag of a model in OWNER/REPO, and whether no other name there can have it.
 
-    A tag that ends in `.gguf` is the path of a file, which may be a head.
+    >>> tag_of("Q4/tiny-UD-Q4_K_M.gguf", "owner/Tiny-GGUF")
+    ('UD-Q4_K_M', True)
+    """
+    name = read_name(path)
+    stem = name.prefix.rpartition("/")[2]
+    model = _REPOSITORY_SUFFIX.sub("", repository.rpartition("/")[2])
+    begins, plain = _plain(model), _plain(stem)
+    if plain.startswith(f"{begins}-"):
+        return stem[len(model) + 1 :].upper(), True
+    return name.tag, plain == begins
+
+
+def _plain(name: str) -> str:
+    return name.translate(_SEPARATORS).lower()
+
+
+def name_of(path: str, repository: str) -> str:
+    """The name that means this file wherever the repository is read: by its tag, or by its path."""
+    tag, is_certain = tag_of(path, repository)
+    if tag and is_certain and is_model(path) and "/" not in path:
+        return f"{repository}:{tag}"
+    return f"{repository}/{path}"
+
+
+def choose(
+    paths: Iterable[str], tag: str, repository: str, *, is_listing: bool = True
+) -> str | None:
+    """The model that a tag means in OWNER/REPO, or None.
+
+    Q4_K_M, then Q8_0, then the first where no tag is given. A tag that ends in `.gguf` is the path
+    of a file, which may be a head. Case does not matter.
+
+    Args:
+        is_listing: whether `paths` is all that the repository has. In a part of it, a part of a
+            tag says nothing.
+
+    Raises ModelNotFoundError, with their names, where several files may be meant.
     """
     paths = list(paths)
     if tag.endswith(_SUFFIX):
-        return tag if tag in paths else None
+        same = [path for path in paths if path.lower() == tag.lower()]
+        return tag if tag in same else _only(same, tag, repository)
     found = models(paths)
-    for wanted in (tag,) if tag else DEFAULT_TAGS:
-        # Unlike llama.cpp's, F16 is no end of BF16.
-        pattern = re.compile(f"(?<![a-z0-9]){re.escape(wanted)}[.-]", re.IGNORECASE)
-        for path in found:
-            if pattern.search(path):
-                return path
-    return found[0] if found and not tag else None
+    if tag:
+        tagged = _tagged(found, tag, repository)
+        if not tagged and is_listing:
+            tagged = _holding(found, tag)
+        return _only(tagged, tag, repository)
+    for wanted in DEFAULT_TAGS:
+        for path in (*_tagged(found, wanted, repository), *_holding(found, wanted)):
+            return path
+    return found[0] if found else None
+
+
+def _tagged(paths: list[str], tag: str, repository: str) -> list[str]:
+    """Files whose tag it is; where some lie in no folder, those."""
+    found = [path for path in paths if tag_of(path, repository)[0] == tag.upper()]
+    return [path for path in found if "/" not in path] or found
+
+
+def _holding(paths: list[str], tag: str) -> list[str]:
+    # Unlike llama.cpp's, F16 is no end of BF16.
+    pattern = re.compile(f"(?<![a-z0-9]){re.escape(tag)}[.-]", re.IGNORECASE)
+    return [path for path in paths if pattern.search(path)]
+
+
+def _only(paths: list[str], tag: str, repository: str) -> str | None:
+    if len(paths) < 2:
+        return paths[0] if paths else None
+    names = [name_of(path, repository) for path in paths]
+    if len(set(names)) < len(names):
+        names = [f"{repository}/{path}" for path in paths]
+    more = f" and {len(names) - _OFFERED} more" if len(names) > _OFFERED else ""
+    raise ModelNotFoundError(
+        f"{tag} means {len(paths)} files of {repository}",
+        hint=f"name one: {', '.join(f'hf:{name}' for name in names[:_OFFERED])}{more}",
+    )
 
 
 def parts_of(paths: Iterable[str], chosen: str) -> list[str]:

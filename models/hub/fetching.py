@@ -11,7 +11,6 @@ bytes have the digest that was announced.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -47,12 +46,8 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        return f"{caches.HUB}{self.repository.name}:{self.tag}"
-
-    @property
-    def tag(self) -> str:
-        """The file's type as its name says it, or its path."""
-        return choice.read_name(self.paths[0]).tag or self.paths[0]
+        """By which the same files are meant everywhere."""
+        return caches.HUB + choice.name_of(self.paths[0], self.repository.name)
 
     @property
     def file_bytes(self) -> int:
@@ -66,9 +61,10 @@ def find(name: str, tag: str = "") -> Wanted:
     Raises ModelNotFoundError, with the tags there are, and DownloadError.
     """
     repository = remote.list_repository(name)
-    chosen = choice.choose(repository.files, tag)
+    name = repository.name
+    chosen = choice.choose(repository.files, tag, name)
     if chosen is None:
-        tags = [choice.read_name(path).tag for path in choice.models(repository.files)]
+        tags = [choice.tag_of(path, name)[0] for path in choice.models(repository.files)]
         known = ", ".join(dict.fromkeys(tag for tag in tags if tag))
         missing = f"no {tag} in {name}" if tag else f"no GGUF model in {name}"
         raise ModelNotFoundError(
@@ -199,17 +195,31 @@ def fetch(wanted: Wanted, progress: Progress | None = None) -> Path:
 
         _fetch_file(wanted.repository, path, tell)
         before += wanted.repository.files[path].file_bytes
-    folder = caches.repository_folder(wanted.repository.name)
-    reference = folder / "refs" / "main"
+    reference = caches.repository_folder(wanted.repository.name) / "refs" / "main"
     reference.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(reference) as partial:
         partial.write_text(wanted.repository.commit, encoding="utf-8")
     return _place(wanted.repository, wanted.paths[0])
 
 
-def is_here(wanted: Wanted) -> bool:
-    """Whether all parts lie in the cache as the hub has them now."""
-    return all(_place(wanted.repository, path).exists() for path in wanted.paths)
+def here(wanted: Wanted) -> Path | None:
+    """The first part where all parts lie in the cache as the hub has them now; writes nothing.
+
+    They may lie there under an older commit, with the same bytes.
+    """
+    for _, place in caches.snapshots(wanted.repository.name):
+        is_now = place.name == wanted.repository.commit
+        if all(
+            (place / path).is_file()
+            and (is_now or Path(os.path.realpath(place / path)).name == _digest(wanted, path))
+            for path in wanted.paths
+        ):
+            return place / wanted.paths[0]
+    return None
+
+
+def _digest(wanted: Wanted, path: str) -> str:
+    return wanted.repository.files[path].digest
 
 
 def _place(repository: remote.Repository, path: str) -> Path:
@@ -256,21 +266,17 @@ def _fill(
             target.truncate(0)
             present = 0
         remote.write_file(repository, path, target, present, tell)
-    if file.has_sha256 and _sha256(partial) != file.digest:
+    kind, digest = file.hashing()
+    with partial.open("rb") as written:
+        while block := written.read(_BLOCK_BYTES):
+            digest.update(block)
+    if digest.hexdigest() != file.digest:
         partial.unlink()
         raise DownloadError(
-            f"{repository.name}/{path} came with other bytes than announced (SHA-256)",
+            f"{repository.name}/{path} came with other bytes than announced ({kind})",
             hint="the file was removed; fetch it again",
         )
     os.replace(partial, blob)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _link(blob: Path, place: Path) -> None:
@@ -283,25 +289,43 @@ def _link(blob: Path, place: Path) -> None:
 # -- removing ----------------------------------------------------------------------------------
 
 
-def files_of(local: caches.Local) -> list[Path]:
-    """What has to go for a model of the hub's cache to be gone: links, and bytes nobody else has.
+def files_of(local: caches.Local) -> tuple[list[Path], list[Path]]:
+    """What has to go for a model of the hub's cache to be gone, and what stays elsewhere.
 
-    Raises ModelNotFoundError for a file that another program or person keeps.
+    Links go, and bytes in the repository's folder that nobody else has. What a link means beyond
+    that folder stays: another person or program keeps it there.
+
+    Raises ModelNotFoundError for a file that is not in the cache.
     """
     cache = caches.hub_cache()
-    if not local.path.is_relative_to(cache):
+    real = Path(os.path.realpath(cache))
+    links = _parts_beside(local.path)
+    if not all(_named(link).is_relative_to(real) for link in links):
         raise ModelNotFoundError(
             f"{local.name} is not in the hub's cache", hint=f"it is {local.source}'s: {local.path}"
         )
-    folder = cache / local.path.relative_to(cache).parts[0]
-    links = _parts_beside(local.path)
-    blobs = {Path(os.path.realpath(link)) for link in links}
-    others = {
-        Path(os.path.realpath(path))
-        for path in (folder / "snapshots").rglob("*")
-        if path.is_symlink() and path not in links
-    }
-    return [*links, *(blob for blob in sorted(blobs) if blob not in others and blob not in links)]
+    folder = real / _named(local.path).relative_to(real).parts[0]
+    own = {_named(link) for link in links}
+    others = (path for path in (folder / "snapshots").rglob("*") if path.is_symlink())
+    used = {step for other in others if _named(other) not in own for step in _steps(other)}
+    steps = list(dict.fromkeys(step for link in links for step in _steps(link)))
+    there = [step for step in steps if os.path.lexists(step) and step not in used]
+    outside = [step for step in there if not step.is_relative_to(folder)]
+    return [*links, *(step for step in there if step not in outside)], outside
+
+
+def _named(path: Path) -> Path:
+    """Where a name itself lies, whatever it is a link to."""
+    return Path(os.path.realpath(path.parent)) / path.name
+
+
+def _steps(link: Path) -> Iterator[Path]:
+    """What a link means, and what that means if it is a link, to the end."""
+    seen: set[Path] = set()
+    while link.is_symlink() and link not in seen:
+        seen.add(link)
+        link = _named(link.parent / os.readlink(link))
+        yield link
 
 
 def _parts_beside(path: Path) -> list[Path]:

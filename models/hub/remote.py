@@ -3,33 +3,49 @@
 Files are listed, parts of them read, and whole ones written to a file that is given. Where they
 belong in the cache is `fetching.py`'s. A token, a mirror (`HF_ENDPOINT`) and proxies are taken
 from where `huggingface_hub` takes them.
+
+A listing becomes names of files in the cache, and a mirror may send any. What is kept of one can be
+joined to a path: commits and digests are hexadecimal, paths stay below the repository.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import IO, Any
 
 from edgespec.errors import DownloadError, MissingDependencyError, ModelNotFoundError
 
 _ENDPOINTS = ("MODEL_ENDPOINT", "HF_ENDPOINT")  # the first one is llama.cpp's
 _TRUE = ("1", "on", "true", "yes")
+_COMMIT, _SHA256_LETTERS = re.compile("[0-9a-f]{40}"), 64
+_DIGEST = re.compile(f"[0-9a-f]{{40}}|[0-9a-f]{{{_SHA256_LETTERS}}}")
+_MOST_FILES, _MOST_FILE_BYTES = 100_000, 1 << 50
+_MOST_NAME_BYTES = 255  # of a file or folder, on every usual disk
 _ALONE = "name a file that is here; `edgespec models list` shows them"
 _BROKEN = "check the connection; the same command goes on where it stopped"
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a repository: its size, and the SHA-256 of its bytes (or their git object)."""
+    """A file of a repository: its size, and the SHA-256 of its bytes or their id in git (SHA-1)."""
 
     path: str
     file_bytes: int
     digest: str
-    has_sha256: bool
+
+    def hashing(self) -> tuple[str, Any]:
+        """The kind of its digest, and a hash that gives it after all bytes of the file."""
+        if len(self.digest) == _SHA256_LETTERS:
+            return "SHA-256", hashlib.sha256()
+        head = f"blob {self.file_bytes}\0".encode()
+        return "git's SHA-1", hashlib.sha1(head, usedforsecurity=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +63,55 @@ def is_offline() -> bool:
 
 
 def list_repository(name: str) -> Repository:
-    """The files of OWNER/REPO as they are now. Raises ModelNotFoundError and DownloadError."""
+    """The GGUF files of OWNER/REPO as they are now, under the name that the hub writes.
+
+    Raises ModelNotFoundError, and DownloadError also for a listing that is not of the hub's form.
+    """
     with _told(name):
         hub = _hub()
         api = hub.HfApi(endpoint=_endpoint())
-        commit = str(api.model_info(name).sha)
+        info = api.model_info(name)
+        commit = _formed(name, "commit", info.sha, _COMMIT)
         tree = api.list_repo_tree(name, recursive=True, revision=commit)
-        files = [_remote_file(one) for one in tree if hasattr(one, "size")]
+        listed = [one for one in islice(tree, _MOST_FILES) if hasattr(one, "size")]
+        files = [_remote_file(name, one) for one in listed if str(one.path).endswith(".gguf")]
+    written = str(info.id)  # of a repository that was renamed it is another name
+    name = written if written.lower() == name.lower() else name
     return Repository(name, commit, {one.path: one for one in files})
 
 
-def _remote_file(one: Any) -> RemoteFile:
-    if one.lfs is not None:
-        return RemoteFile(one.path, one.size, one.lfs.sha256, True)
-    return RemoteFile(one.path, one.size, one.blob_id, False)
+def _remote_file(name: str, one: Any) -> RemoteFile:
+    """Raises DownloadError for what could lead out of the cache."""
+    digest = one.blob_id if one.lfs is None else one.lfs.sha256
+    size = one.size
+    if not is_below(one.path):
+        raise _malformed(name, "path", one.path)
+    if type(size) is not int or not 0 <= size <= _MOST_FILE_BYTES:
+        raise _malformed(name, "size", size)
+    return RemoteFile(one.path, size, _formed(name, "digest", digest, _DIGEST))
+
+
+def is_below(path: Any) -> bool:
+    """Whether a path stays below the folder that it is joined to, on every system."""
+    if not isinstance(path, str) or not path.isprintable() or any(one in path for one in "\\:"):
+        return False
+    parts = path.split("/")
+    return all(
+        part not in ("", ".", "..") and len(part.encode()) <= _MOST_NAME_BYTES for part in parts
+    )
+
+
+def _formed(name: str, what: str, value: Any, form: re.Pattern[str]) -> str:
+    if not isinstance(value, str) or not form.fullmatch(value):
+        raise _malformed(name, what, value)
+    return value
+
+
+def _malformed(name: str, what: str, value: Any) -> DownloadError:
+    return DownloadError(
+        f"the listing of {name} has the {what} {str(value)[:80]!r}, which no hub sends",
+        hint="check HF_ENDPOINT; nothing was written",
+    )
 
 
 def read_beginning(repository: Repository, path: str, start: int, end: int) -> bytes:
@@ -144,7 +195,7 @@ def _endpoint() -> str | None:
 def _told(what: str) -> Iterator[None]:
     """Turns what the library and the network can say into our errors."""
     if is_offline():
-        raise DownloadError(f"{what} is not here, and HF_HUB_OFFLINE forbids asking", hint=_ALONE)
+        raise DownloadError(f"HF_HUB_OFFLINE forbids asking for {what}", hint=_ALONE)
     try:
         yield
     except (DownloadError, MissingDependencyError, ModelNotFoundError):

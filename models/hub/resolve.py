@@ -88,11 +88,8 @@ def hub_name(name: str) -> tuple[str, str] | None:
 
 
 def _of_hub(repository: str, tag: str, fetch: Fetch | None) -> Path:
-    paths = caches.cached_paths(repository)
-    chosen = choice.choose(paths, tag)
-    place = caches.snapshot(repository)
-    if chosen is not None and place is not None and choice.is_whole(paths, chosen):
-        return place / chosen
+    if (path := cached(repository, tag)) is not None:
+        return path
     if fetch is None:
         name = f"{caches.HUB}{repository}" + (f":{tag}" if tag else "")
         raise ModelNotFoundError(
@@ -101,11 +98,23 @@ def _of_hub(repository: str, tag: str, fetch: Fetch | None) -> Path:
     return fetch(repository, tag)
 
 
+def cached(repository: str, tag: str) -> Path | None:
+    """The first part of what a tag means in OWNER/REPO, where all parts are in the hub's cache.
+
+    Raises ModelNotFoundError where several files here may be meant.
+    """
+    for written, place in caches.snapshots(repository):
+        paths = caches.gguf_paths(place)
+        chosen = choice.choose(paths, tag, written, is_listing=False)
+        if chosen is not None and choice.is_whole(paths, chosen):
+            return place / choice.parts_of(paths, chosen)[0]
+    return None
+
+
 def _of_ollama(name: str) -> Path:
     wanted = name if ":" in name.removeprefix(caches.OLLAMA) else f"{name}:latest"
-    for local in caches.local_models():
-        if local.name == wanted:
-            return local.path
+    if (local := caches.named(wanted)) is not None:
+        return local.path
     there = wanted.removeprefix(caches.OLLAMA)
     raise ModelNotFoundError(
         f"Ollama has no model {there} here", hint=_hint(name, f"`ollama pull {there}` gets it")

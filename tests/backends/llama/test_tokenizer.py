@@ -27,6 +27,7 @@ class Library(ModuleType):
     """llama.cpp with a vocabulary of bytes, which notices its use after it was freed."""
 
     llama_token = ctypes.c_int32
+    LLAMA_VOCAB_TYPE_BPE = 2
 
     def __init__(self) -> None:
         super().__init__("library")
@@ -42,6 +43,13 @@ class Library(ModuleType):
     def llama_vocab_bos(self, _vocab: Any) -> int:
         assert not self.freed
         return -1
+
+    llama_vocab_eos = llama_vocab_bos
+
+    def llama_vocab_get_add_bos(self, _vocab: Any) -> bool:
+        return False
+
+    llama_vocab_get_add_eos = llama_vocab_get_add_bos
 
     def llama_tokenize(self, vocab: Any, data: bytes, count: int, ids: Any, *_: Any) -> int:
         self.during()
