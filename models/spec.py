@@ -179,9 +179,9 @@ class ModelSpec:
 
 
 def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> ModelSpec:
-    """Reads the metadata of a GGUF model, whole or split: 30 ms for a vocabulary of 152,000.
+    """Reads the metadata of a GGUF model, of which any part may be named; `path` is the first's.
 
-    Of a split one any part may be given; its path is then that of the first, as llama.cpp wants it.
+    30 ms for a vocabulary of 152,000.
     With `heads` also of a head in a file of its own. Raises ModelNotFoundError if there is no file,
     and ModelFileError if it cannot be read or holds something else (an adapter, a projector, ...).
     """

@@ -44,6 +44,9 @@ class Hub:
     breaks: list[int] = field(default_factory=list)  # bytes after which coming transfers end
     damaged: bool = False  # bytes are not those that were announced
     ignores_ranges: bool = False
+    commit: Any = COMMIT  # as told; files are served under COMMIT
+    listing: Any = None  # in place of the files
+    written: str = "x/y"  # how the hub writes the repository's name
     asked: list[Asked] = field(default_factory=list)
 
     def sent(self, path: str) -> list[Asked]:
@@ -116,13 +119,18 @@ class _Handler(BaseHTTPRequestHandler):
         if match := re.fullmatch(r"/cdn/(\w+)", path):
             self._send_bytes(match[1], asked)
         elif match := _API.fullmatch(path):
-            if not self._refused(match[1]):
-                self._send_json(self._tree(match[1]) if match[2] else {"sha": COMMIT, "id": "x/y"})
+            if not self._refused(name := self._known(match[1])):
+                self._send_json(self._tree(name) if match[2] else self._info())
         elif match := _RESOLVE.fullmatch(path):
-            if not self._refused(match[1]):
-                self._redirect(self.hub.repositories[match[1]][match[3]])
+            if not self._refused(name := self._known(match[1])):
+                self._redirect(self.hub.repositories[name][match[3]])
         else:
             self._empty(404)
+
+    def _known(self, name: str) -> str:
+        """The hub takes names in any case."""
+        same = (one for one in self.hub.repositories if one.lower() == name.lower())
+        return next(same, name)
 
     def _refused(self, name: str) -> bool:
         is_known = name in self.hub.repositories
@@ -134,11 +142,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._empty(status, **code)
         return status != 200
 
-    def _tree(self, name: str) -> list[dict[str, Any]]:
+    def _info(self) -> dict[str, Any]:
+        return {"sha": self.hub.commit, "id": self.hub.written}
+
+    def _tree(self, name: str) -> Any:
+        if self.hub.listing is not None:
+            return self.hub.listing
         listed: list[dict[str, Any]] = [{"type": "directory", "path": "folder", "oid": "0" * 40}]
         for path, data in self.hub.repositories[name].items():
             one: dict[str, Any] = {"type": "file", "path": path, "size": len(data)}
-            one["oid"] = hashlib.sha1(data).hexdigest()
+            one["oid"] = hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
             if path not in self.hub.small:
                 digest = hashlib.sha256(data).hexdigest()
                 one["lfs"] = {"oid": digest, "size": len(data), "pointerSize": 134}

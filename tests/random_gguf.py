@@ -28,18 +28,24 @@ def byte_tokens() -> list[str]:
 
 
 def write_model(
-    path: Path, arch: str, kind: Any, seed: int = 5, *, reads_bytes: bool = False
+    path: Path,
+    arch: str,
+    kind: Any,
+    seed: int = 5,
+    *,
+    reads_bytes: bool = False,
+    tensors_per_part: int = 0,
 ) -> Path:
     """Random weights of type `kind`; gemma3 layers slide over 48 tokens, every other one.
 
-    No text has tokens, unless it `reads_bytes`.
+    No text has tokens, unless it `reads_bytes`. Parts lie beside `path`, by llama.cpp's names.
     """
     source = np.random.default_rng(seed)
 
     def normal(rows: int, columns: int) -> NDArray[np.float32]:
         return source.normal(0.0, columns**-0.5, (rows, columns)).astype(np.float32)
 
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_per_part)
     integers = {
         "context_length": 4096,
         "embedding_length": WIDTH,

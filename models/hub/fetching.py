@@ -309,7 +309,7 @@ def files_of(local: caches.Local) -> tuple[list[Path], list[Path]]:
     others = (path for path in (folder / "snapshots").rglob("*") if path.is_symlink())
     used = {step for other in others if _named(other) not in own for step in _steps(other)}
     steps = list(dict.fromkeys(step for link in links for step in _steps(link)))
-    there = [step for step in steps if os.path.lexists(step) and step not in used]
+    there = [step for step in steps if os.path.lexists(step) and step not in used | own]
     outside = [step for step in there if not step.is_relative_to(folder)]
     return [*links, *(step for step in there if step not in outside)], outside
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import Command, first_column
 from eagle3_gguf import Head, write_eagle
-from hub_server import Hub, endpoint
+from hub_server import COMMIT, Hub, endpoint
 from hybrid_gguf import Shape, write_hollow, write_hybrid
 from random_gguf import Q8_0, write_model
 
@@ -45,6 +46,72 @@ def test_a_model_is_pulled_listed_and_removed(at_home: Command, hub: Hub, home: 
     status, _, told = at_home("models", "remove", NAME, stdin="y\n")
     assert status == 0 and f"removed {NAME}" in told and not path.exists()
     assert at_home("models", "remove", NAME)[0] == 1
+
+
+def test_a_model_that_is_here_needs_no_hub_and_writes_nothing(
+    at_home: Command, hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, out, _ = at_home("models", "pull", NAME)
+    reference = next((home / "hub").rglob("refs/main"))
+    reference.write_text("1" * 40)
+    with read_only(home / "hub"):
+        assert at_home("models", "pull", "owner/tiny-gguf")[:2] == (0, out)
+        hub.status["owner/Tiny-GGUF"] = 500
+        status, shown, told = at_home("models", "pull", NAME)
+        assert (status, shown) == (0, out)
+        assert told.startswith("Tiny-Q8_0.gguf is here already; a newer one is not looked for: ")
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        status, shown, told = at_home("models", "pull", "owner/TINY-gguf:q8_0")
+        assert (status, shown) == (0, out) and "HF_HUB_OFFLINE forbids asking" in told
+        assert at_home("models", "pull", "hf:owner/Tiny-GGUF:F32")[0] == 1
+    assert reference.read_text() == "1" * 40
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Nothing is made or changed in the folder, also by a person who may write everywhere."""
+    before = {path: path.stat().st_mode for path in (folder, *folder.rglob("*")) if path.is_dir()}
+    files = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    for path in before:
+        path.chmod(0o555)
+    try:
+        yield
+    finally:
+        for path, mode in before.items():
+            path.chmod(mode)
+    assert files == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_what_a_link_in_the_cache_means_elsewhere_is_not_removed(
+    at_home: Command, home: Path, tmp_path: Path
+) -> None:
+    mine = write_model(tmp_path / "mine.gguf", "llama", Q8_0)
+    link = home / "hub" / "models--owner--Tiny-GGUF" / "snapshots" / COMMIT / "Tiny-Q8_0.gguf"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(mine)
+    status, _, told = at_home("models", "remove", "hf:owner/tiny-gguf:q8_0", "--yes")
+    assert status == 0 and not link.is_symlink() and mine.is_file()
+    assert told.splitlines()[-1] == f"{mine} stays: the cache had a link to it"
+
+
+def test_every_command_takes_any_part_of_a_split_model(at_home: Command, tmp_path: Path) -> None:
+    write_model(tmp_path / "tiny.gguf", "llama", Q8_0, reads_bytes=True, tensors_per_part=15)
+    parts = [str(path) for path in sorted(tmp_path.glob("tiny-*.gguf"))]
+    for command in (
+        ("models", "show"),
+        ("run", "--raw", "--prompt", "abc", "--max-tokens", "4", "--drafter", "none"),
+    ):
+        done = [at_home(*command, "-m", part) for part in parts]
+        assert all(status == 0 for status, *_ in done), done
+        assert len({out for _, out, _ in done}) == 1
+    plans = [json.loads(at_home("plan", "--json", "-m", part)[1]) for part in parts]
+    assert {one["model"] for one in plans} == {parts[0]}
+    Path(parts[0]).unlink()
+    for name in ("plan", "run"):
+        status, _, told = at_home(
+            name, "-m", parts[1], *(["--prompt", "a"] if name == "run" else [])
+        )
+        assert status == 1 and f"{Path(parts[0]).name} is missing: 1 of the" in told
 
 
 def test_what_does_not_fit_is_fetched_by_force_alone(at_home: Command, hub: Hub) -> None:

@@ -12,6 +12,8 @@ import gguf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_gguf import Q8_0
+from random_gguf import write_model as write_random
 from spec_cases import LAYER_TENSORS, SSM, add, add_tensor, read, write_model
 
 from edgespec.errors import ModelFileError, ModelNotFoundError
@@ -45,6 +47,14 @@ def test_a_dense_model_in_numbers(tmp_path: Path) -> None:
     assert spec.tied_embeddings and not spec.has_encoder and spec.notes == ()
     assert not spec.is_recurrent and not spec.is_hybrid and spec.state_values == 0
     assert (spec.tokenizer_pre, len(spec.tokenizer_hash)) == ("qwen2", 32)
+
+
+def test_every_part_of_a_split_model_is_the_whole_model(tmp_path: Path) -> None:
+    write_random(tmp_path / "tiny.gguf", "llama", Q8_0, tensors_per_part=15)
+    parts = sorted(tmp_path.glob("*.gguf"))
+    specs = [read_model_spec(part) for part in parts]
+    assert len(parts) > 1 and specs == [specs[0]] * len(parts)
+    assert specs[0].path == parts[0] and specs[0].files == tuple(parts)
 
 
 def test_what_the_file_leaves_out(tmp_path: Path) -> None:

@@ -204,23 +204,33 @@ def test_real_vocabularies_close() -> None:
         tokenizer.encode("The sky")
 
 
-def write_vocabulary(path: Path, more: list[str], ids: dict[str, int]) -> Path:
-    """A file of bytes and control tokens, with ids of its metadata."""
+def write_vocabulary(
+    path: Path,
+    more: list[str],
+    ids: dict[str, int],
+    *,
+    adds: tuple[str, ...] = (),
+    tokens: dict[int, str] | None = None,
+) -> Path:
+    """A file of bytes and control tokens, with ids of its metadata, and what it adds to texts."""
     writer = gguf.GGUFWriter(path, "llama")
-    tokens = [*byte_tokens(), "<end>", *more]
+    names = [*byte_tokens(), "<end>", *more]
+    for token, name in (tokens or {}).items():
+        names[token] = name
     for name in ("context_length", "embedding_length", "block_count", "feed_forward_length"):
         writer.add_uint32(f"llama.{name}", 64)
     writer.add_uint32("llama.attention.head_count", 2)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-6)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    kinds = [gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.CONTROL] * (len(tokens) - 256)
+    writer.add_token_list(names)
+    kinds = [gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.CONTROL] * (len(names) - 256)
     writer.add_token_types(kinds)
     writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(256)
     for name, value in ids.items():
         writer.add_uint32(f"tokenizer.ggml.{name}_token_id", value)
+    for name in adds:
+        writer.add_bool(f"tokenizer.ggml.add_{name}_token", True)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -244,9 +254,49 @@ def write_vocabulary(path: Path, more: list[str], ids: dict[str, int]) -> Path:
 def test_tokens_for_the_middle_are_those_of_the_file_or_known_names(
     tmp_path: Path, more: list[str], ids: dict[str, int], found: tuple[int, ...] | None
 ) -> None:
-    with open_tokenizer(write_vocabulary(tmp_path / "v.gguf", more, ids)) as tokenizer:
+    path = write_vocabulary(tmp_path / "v.gguf", more, {"eos": 256, **ids})
+    with open_tokenizer(path) as tokenizer:
         assert tokenizer.fill_tokens() == found
         assert isinstance(tokenizer, FillsIn)
+
+
+TAB, TURN = 11, 257  # llama.cpp's own idea of a first and last token, and one with a name
+
+
+@pytest.mark.parametrize(
+    ("ids", "adds", "texts", "encoded"),
+    [
+        ({}, (), ("", ""), [TAB, 97]),
+        ({}, ("bos", "eos"), ("", ""), [TAB, 97]),
+        ({"bos": 256}, ("bos", "eos"), ("<end>", ""), [256, TAB, 97]),
+        ({"eos": 256}, ("bos", "eos"), ("", "<end>"), [TAB, 97, 256]),
+        ({"bos": 9999, "eos": 9999}, ("bos",), ("", ""), [TAB, 97]),  # not in the vocabulary
+        ({"bos": TAB, "eos": TAB}, ("bos",), ("ċ", "ċ"), [TAB, 97]),  # the text has one already
+        ({"bos": TAB, "eos": 256}, ("bos", "eos"), ("ċ", "<end>"), [TAB, 97, 256]),
+    ],
+)
+def test_a_file_that_names_no_first_or_last_token_has_none(
+    tmp_path: Path,
+    ids: dict[str, int],
+    adds: tuple[str, ...],
+    texts: tuple[str, str],
+    encoded: list[int],
+) -> None:
+    path = write_vocabulary(tmp_path / "v.gguf", ["<|im_end|>"], ids, adds=adds)
+    with open_tokenizer(path) as tokenizer:
+        assert (tokenizer.bos_text, tokenizer.eos_text) == texts
+        assert tokenizer.encode("\va") == encoded
+        assert tokenizer.encode("\va", add_special=False) == [TAB, 97]
+        ends = [token for token in range(258) if tokenizer.is_end(token)]
+        assert ends == sorted({*(ids[one] for one in ids if one == "eos" and ids[one] < 258), TURN})
+        assert tokenizer.one_byte_tokens()[-1] == ends[0]
+
+
+def test_token_11_is_falcons_end_where_its_name_says_so(tmp_path: Path) -> None:
+    path = write_vocabulary(tmp_path / "v.gguf", [], {}, tokens={TAB: "<|endoftext|>"})
+    with open_tokenizer(path) as tokenizer:
+        assert tokenizer.bos_text == tokenizer.eos_text == "<|endoftext|>"
+        assert tokenizer.is_end(TAB)
 
 
 # ----------------------------------------------------------------- on the embedded model

@@ -11,6 +11,8 @@ from packed_gguf import I32, U16, entry, pack, refusal, tensor, write
 from edgespec.errors import ModelFileError
 from edgespec.models.gguf.shards import read_gguf_shards
 
+SPLIT = [entry("split.no", U16, b"\0\0"), entry("split.count", U16, b"\3\0")]
+
 
 def shard(number: int, count: int = 3, total: int = 3, name: str = "") -> bytes:
     entries = [
@@ -38,6 +40,22 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
     paths[1].unlink()
     with pytest.raises(ModelFileError, match=r"00002-of-00003\.gguf is missing: 1 of the 3"):
         read_gguf_shards(paths[0])
+    paths[0].unlink()
+    with pytest.raises(ModelFileError) as caught:
+        read_gguf_shards(paths[2])
+    assert str(caught.value) == (
+        "my-model-00001-of-00003.gguf, my-model-00002-of-00003.gguf are missing: "
+        "2 of the 3 parts of this model"
+    )
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "my-model-00001-of-00003.gguf"])
+@pytest.mark.parametrize("first", [shard(0), pack(SPLIT, [])])
+def test_parts_joined_by_cat_are_told(tmp_path: Path, name: str, first: bytes) -> None:
+    error = refusal(write(tmp_path, first + shard(1) + shard(2), name))
+    assert "is part 1 of a model in 3 files, with " in str(error)
+    assert "cannot be joined with cat" in str(error)
+    assert "llama-gguf-split --merge" in error.hint
 
 
 def test_a_damaged_part_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_files import NAME, fetch
+from hub_files import NAME, fetch, write
 from hub_server import COMMIT, Hub
 
 from edgespec.errors import DoesNotFitError, DownloadError, ModelFileError, ModelNotFoundError
@@ -39,7 +39,7 @@ def test_a_model_lands_where_llama_cpp_looks_for_it(
 def test_what_is_here_is_not_fetched_again(repository: Hub) -> None:
     path = fetch("F32")
     before = len(repository.sent("Tiny-F32.gguf"))
-    assert fetching.is_here(fetching.find(NAME, "F32"))
+    assert fetching.here(fetching.find(NAME, "F32")) == path
     assert fetch("F32") == path
     assert len(repository.sent("Tiny-F32.gguf")) == before == 1
 
@@ -115,13 +115,41 @@ def test_the_next_command_goes_on_where_one_broke_for_good(
     assert asked.first is not None and asked.first > 190_000
 
 
-def test_other_bytes_than_announced_are_not_kept(repository: Hub, home: Path) -> None:
+@pytest.mark.parametrize("kind", ["SHA-256", "git's SHA-1"])
+def test_other_bytes_than_announced_are_not_kept(repository: Hub, home: Path, kind: str) -> None:
+    if kind != "SHA-256":
+        repository.small.add("Tiny-Q8_0.gguf")
     repository.damaged = True
     with pytest.raises(DownloadError) as caught:
         fetch()
-    assert "came with other bytes than announced (SHA-256)" in str(caught.value)
+    assert f"came with other bytes than announced ({kind})" in str(caught.value)
     folder = home / "hub" / "models--owner--Tiny-GGUF"
     assert [path for path in folder.rglob("*") if path.is_file() or path.is_symlink()] == []
+    repository.damaged = False
+    assert read_model_spec(fetch()).file_type == "Q8_0"
+
+
+def test_the_hub_says_how_a_repository_is_written(repository: Hub, home: Path) -> None:
+    repository.written = NAME
+    path = fetching.fetch(fetching.find("OWNER/tiny-gguf", "q8_0"))
+    assert path.is_relative_to(home / "hub" / "models--owner--Tiny-GGUF")
+    assert fetching.find("Owner/TINY-gguf", "Q8_0").name == f"hf:{NAME}:Q8_0"
+    repository.written = "owner/renamed"
+    assert fetching.find(NAME).name == f"hf:{NAME}:Q8_0"
+
+
+def test_the_same_bytes_under_an_older_commit_are_here(repository: Hub, home: Path) -> None:
+    path = fetch("Q8_0")
+    older = home / "hub" / "models--owner--Tiny-GGUF" / "snapshots" / ("a" * 40)
+    path.parent.rename(older)
+    assert fetching.here(fetching.find(NAME, "Q8_0")) == older / path.name
+    path = fetch("F32")
+    assert resolve.model_file(f"hf:{NAME}:F32") == path
+    assert resolve.model_file(f"hf:{NAME}:Q8_0") == older / "Tiny-Q8_0.gguf", "found with it"
+    (older / "Tiny-F32.gguf").write_bytes(b"older")
+    assert fetching.here(fetching.find(NAME, "F32")) == path
+    path.unlink()
+    assert fetching.here(fetching.find(NAME, "F32")) is None
 
 
 def test_offline_nothing_is_asked(repository: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,11 +204,39 @@ def test_all_parts_are_fetched_and_planned(repository: Hub, tmp_path: Path) -> N
 def test_removing_takes_the_bytes_that_nobody_else_has(repository: Hub) -> None:
     q8, f32 = fetch("Q8_0"), fetch("F32")
     local = next(one for one in caches.local_models() if one.path == q8)
-    gone = fetching.files_of(local)
-    assert gone == [q8, Path(os.path.realpath(q8))]
+    assert fetching.files_of(local) == ([q8, Path(os.path.realpath(q8))], [])
     q8.with_name("copy-Q8_0.gguf").symlink_to(os.readlink(q8))
-    assert fetching.files_of(local) == [q8]
+    assert fetching.files_of(local) == ([q8], [])
     assert read_model_spec(f32).file_type == "F32"
+
+
+def test_what_a_link_in_the_cache_means_elsewhere_stays(home: Path, tmp_path: Path) -> None:
+    mine, folder = write(tmp_path / "mine.gguf"), home / "hub" / "models--owner--Tiny-GGUF"
+    blob = folder / "blobs" / ("0" * 64)
+    store = write(home / "hub" / "shared" / "bytes")
+    links = [folder / "snapshots" / COMMIT / f"Tiny-{tag}.gguf" for tag in ("Q4_0", "Q8_0", "F32")]
+    for link, target in zip((*links, blob), (mine, blob, mine, store), strict=True):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
+    links[2].unlink()
+    links[2].symlink_to(links[2])  # and one that has no end
+    for link, gone, kept in (
+        (links[0], [links[0]], [mine]),
+        (links[1], [links[1], blob], [store]),
+        (links[2], [links[2]], []),
+    ):
+        local = caches.Local("hf:name", link, "Hugging Face hub")
+        assert fetching.files_of(local) == (gone, kept)
+
+
+def test_a_folder_that_is_a_link_out_of_the_cache_is_left_alone(home: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "mine" / "Tiny-Q8_0.gguf")
+    link = home / "hub" / "models--owner--Tiny-GGUF" / "snapshots" / COMMIT
+    link.parent.mkdir(parents=True)
+    link.symlink_to(path.parent)
+    (local,) = (one for one in caches.local_models() if one.name == f"hf:{NAME}:Q8_0")
+    with pytest.raises(ModelNotFoundError, match="is not in the hub's cache"):
+        fetching.files_of(local)
 
 
 def test_files_of_others_are_theirs(tmp_path: Path) -> None:
