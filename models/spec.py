@@ -89,6 +89,7 @@ class Reads:
 class ModelSpec:
     """What a model file says about itself. All per-layer tuples have `num_layers` entries.
 
+    `path` is that of the first part, which llama.cpp takes for the whole.
     `num_kv_heads[i]` counts the heads whose keys and values layer i caches: 0 for recurrent layers,
     for layers that reuse another layer's cache and for unused prediction heads. `value_length` is 0
     where values are not cached, because they are computed from the keys (multi-head latent
@@ -179,9 +180,8 @@ class ModelSpec:
 
 
 def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> ModelSpec:
-    """Reads the metadata of a GGUF model, of which any part may be named; `path` is the first's.
+    """Reads the metadata of a GGUF model, by any of its parts: 30 ms for a vocabulary of 152,000.
 
-    30 ms for a vocabulary of 152,000.
     With `heads` also of a head in a file of its own. Raises ModelNotFoundError if there is no file,
     and ModelFileError if it cannot be read or holds something else (an adapter, a projector, ...).
     """
