@@ -23,7 +23,7 @@ from edgespec.errors import DoesNotFitError, DownloadError, ModelFileError, Mode
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.hub import caches, choice, remote
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.models.writing import whole_file
+from edgespec.models.writing import is_full, whole_file
 from edgespec.progress import Progress
 
 _PARTIAL = ".downloadInProgress"
@@ -117,7 +117,7 @@ def _write_header(repository: remote.Repository, path: str, target: Path) -> Non
 def check(wanted: Wanted, fits: Check | None) -> None:
     """Refuse what the disk or a plan has no room for, and name a smaller quantization.
 
-    Raises DoesNotFitError.
+    Raises DoesNotFitError, and DownloadError for a cache that cannot be written.
     """
     _check_disk(wanted)
     if fits is None or not choice.is_model(wanted.paths[0]):
@@ -157,14 +157,20 @@ def _smaller(wanted: Wanted, is_good: Callable[[Wanted], bool]) -> str | None:
 
 def _check_disk(wanted: Wanted) -> None:
     folder = caches.hub_cache()
-    free = shutil.disk_usage(_existing(folder)).free
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise DownloadError(
+            f"{wanted.name} is not here, and {there} cannot be written",
+            hint=f"set {_variable()} to a folder that can",
+        )
+    free = shutil.disk_usage(there).free
     if _missing_bytes(wanted) + _SPARE_BYTES <= free:
         return
     smaller = _smaller(wanted, lambda one: _missing_bytes(one) + _SPARE_BYTES <= free)
     raise DoesNotFitError(
         f"{wanted.name} has {wanted.file_bytes >> 20} MiB, and {folder} has room for "
         f"{max(0, free - _SPARE_BYTES) >> 20} MiB",
-        hint=(f"{smaller} fits, or " if smaller else "") + "set HF_HUB_CACHE to another disk",
+        hint=(f"{smaller} fits, or " if smaller else "") + f"set {_variable()} to another disk",
     )
 
 
@@ -173,8 +179,9 @@ def _missing_bytes(wanted: Wanted) -> int:
     return wanted.file_bytes - there
 
 
-def _existing(folder: Path) -> Path:
-    return next(path for path in (folder, *folder.parents) if path.exists())
+def _variable() -> str:
+    """The variable that says where the cache is, whatever others say."""
+    return "LLAMA_CACHE" if os.environ.get("LLAMA_CACHE") else "HF_HUB_CACHE"
 
 
 # -- fetching ----------------------------------------------------------------------------------
@@ -265,7 +272,12 @@ def _fill(
         if present > file.file_bytes:
             target.truncate(0)
             present = 0
-        remote.write_file(repository, path, target, present, tell)
+        try:
+            remote.write_file(repository, path, target, present, tell)
+        except OSError as problem:
+            if is_full(problem):
+                problem.filename = str(partial)
+            raise
     kind, digest = file.hashing()
     with partial.open("rb") as written:
         while block := written.read(_BLOCK_BYTES):

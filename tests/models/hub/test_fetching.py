@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_refused_before_its_weights_are_fetched(repository:
 
 
 def test_a_full_disk_is_told_before(
-    repository: Hub, data: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    repository: Hub, data: dict[str, bytes], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = len(data["Tiny-Q8_0.gguf"]) + fetching._SPARE_BYTES
     usage: Any = type("usage", (), {"free": room})
@@ -84,7 +84,20 @@ def test_a_full_disk_is_told_before(
     with pytest.raises(DoesNotFitError) as caught:
         fetching.check(fetching.find(NAME, "F32"), None)
     assert caught.value.hint == f"hf:{NAME}:Q8_0 fits, or set HF_HUB_CACHE to another disk"
+    monkeypatch.setenv("LLAMA_CACHE", str(home))  # counts more than the other
+    with pytest.raises(DoesNotFitError, match="home has room") as caught:
+        fetching.check(fetching.find(NAME, "F32"), None)
+    assert caught.value.hint.endswith("set LLAMA_CACHE to another disk")
     assert repository.sent("Tiny-F32.gguf") == []
+
+
+def test_a_cache_that_cannot_be_written_is_told_before(
+    repository: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(write(tmp_path / "a file") / "hub"))
+    with pytest.raises(DownloadError, match="a file cannot be written") as caught:
+        fetching.check(fetching.find(NAME), None)
+    assert caught.value.hint == "set HF_HUB_CACHE to a folder that can"
 
 
 @pytest.mark.usefixtures("patient")

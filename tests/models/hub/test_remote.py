@@ -41,6 +41,7 @@ def test_a_disk_that_cannot_be_written_is_the_systems_own_error(
     with pytest.raises(OSError, match="No space left on device") as caught:
         fetch()
     assert not isinstance(caught.value, DownloadError)
+    assert str(caught.value.filename).endswith(".downloadInProgress")
 
 
 # -- what a hub can say ------------------------------------------------------------------------
