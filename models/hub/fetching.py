@@ -202,17 +202,24 @@ def fetch(wanted: Wanted, progress: Progress | None = None) -> Path:
 
         _fetch_file(wanted.repository, path, tell)
         before += wanted.repository.files[path].file_bytes
-    reference = caches.repository_folder(wanted.repository.name) / "refs" / "main"
-    reference.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(reference) as partial:
-        partial.write_text(wanted.repository.commit, encoding="utf-8")
+    _refer(caches.repository_folder(wanted.repository.name), wanted.repository.commit)
     return _place(wanted.repository, wanted.paths[0])
 
 
-def here(wanted: Wanted) -> Path | None:
-    """The first part where all parts lie in the cache as the hub has them now; writes nothing.
+def _refer(folder: Path, commit: str) -> None:
+    """Let the cache say which commit is the newest; what cannot be written is found without."""
+    reference = folder / "refs" / "main"
+    with suppress(OSError):
+        if not reference.exists() or reference.read_bytes() != commit.encode():
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(reference) as partial:
+                partial.write_text(commit, encoding="utf-8")
 
-    They may lie there under an older commit, with the same bytes.
+
+def here(wanted: Wanted) -> Path | None:
+    """The first part where all parts lie in the cache as the hub has them now.
+
+    They may lie there under an older commit, with the same bytes. The cache may be read-only.
     """
     for _, place in caches.snapshots(wanted.repository.name):
         is_now = place.name == wanted.repository.commit
@@ -221,6 +228,8 @@ def here(wanted: Wanted) -> Path | None:
             and (is_now or Path(os.path.realpath(place / path)).name == _digest(wanted, path))
             for path in wanted.paths
         ):
+            if is_now:
+                _refer(place.parents[1], wanted.repository.commit)
             return place / wanted.paths[0]
     return None
 

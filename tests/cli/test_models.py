@@ -52,8 +52,6 @@ def test_a_model_that_is_here_needs_no_hub_and_writes_nothing(
     at_home: Command, hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, out, _ = at_home("models", "pull", NAME)
-    reference = next((home / "hub").rglob("refs/main"))
-    reference.write_text("1" * 40)
     with read_only(home / "hub"):
         assert at_home("models", "pull", "owner/tiny-gguf")[:2] == (0, out)
         hub.status["owner/Tiny-GGUF"] = 500
@@ -64,7 +62,13 @@ def test_a_model_that_is_here_needs_no_hub_and_writes_nothing(
         status, shown, told = at_home("models", "pull", "owner/TINY-gguf:q8_0")
         assert (status, shown) == (0, out) and "HF_HUB_OFFLINE forbids asking" in told
         assert at_home("models", "pull", "hf:owner/Tiny-GGUF:F32")[0] == 1
-    assert reference.read_text() == "1" * 40
+    reference = next((home / "hub").rglob("refs/main"))
+    reference.unlink()
+    reference.parent.rmdir()
+    reference.parent.touch()  # in which nothing can be made
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    hub.status.clear()
+    assert at_home("models", "pull", NAME)[:2] == (0, out)
 
 
 @contextmanager

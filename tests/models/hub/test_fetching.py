@@ -160,7 +160,10 @@ def test_the_same_bytes_under_an_older_commit_are_here(repository: Hub, home: Pa
     assert resolve.model_file(f"hf:{NAME}:F32") == path
     assert resolve.model_file(f"hf:{NAME}:Q8_0") == older / "Tiny-Q8_0.gguf", "found with it"
     (older / "Tiny-F32.gguf").write_bytes(b"older")
+    (home / "hub" / "models--owner--Tiny-GGUF" / "refs" / "main").write_text("a" * 40)
+    assert resolve.model_file(f"hf:{NAME}:F32") == older / path.name
     assert fetching.here(fetching.find(NAME, "F32")) == path
+    assert resolve.model_file(f"hf:{NAME}:F32") == path, "the newest by the hub's word"
     path.unlink()
     assert fetching.here(fetching.find(NAME, "F32")) is None
 
