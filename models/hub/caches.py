@@ -51,15 +51,17 @@ class Local:
 def local_models() -> list[Local]:
     """Every GGUF file on this machine that is found; first parts for split ones.
 
-    A file that two programs share is listed for the first of them, under each name that it has
-    there.
+    A file that two programs share is listed for the first of them: under each name that the hub or
+    Ollama has for it, or under one path.
     """
-    owners: dict[str, str] = {}
-    return [
-        local
-        for local in _everything()
-        if owners.setdefault(os.path.realpath(local.path), local.source) == local.source
-    ]
+    owners: dict[str, Local] = {}
+    found = []
+    for local in _everything():
+        owner = owners.setdefault(os.path.realpath(local.path), local)
+        has_names = owner.source == local.source and local.name.startswith((HUB, OLLAMA))
+        if owner is local or has_names:
+            found.append(local)
+    return found
 
 
 def named(name: str) -> Local | None:

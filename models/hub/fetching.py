@@ -301,6 +301,7 @@ def _fill(
 
 
 def _link(blob: Path, place: Path) -> None:
+    place.unlink(missing_ok=True)  # what is here and does not exist is a link to nothing
     try:
         place.symlink_to(os.path.relpath(blob, place.parent))
     except OSError:  # links are for administrators on some systems

@@ -84,14 +84,14 @@ def _remote_file(name: str, one: Any) -> RemoteFile:
     """Raises DownloadError for what could lead out of the cache."""
     digest = one.blob_id if one.lfs is None else one.lfs.sha256
     size = one.size
-    if not is_below(one.path):
+    if not _is_below(one.path):
         raise _malformed(name, "path", one.path)
     if type(size) is not int or not 0 <= size <= _MOST_FILE_BYTES:
         raise _malformed(name, "size", size)
     return RemoteFile(one.path, size, _formed(name, "digest", digest, _DIGEST))
 
 
-def is_below(path: Any) -> bool:
+def _is_below(path: Any) -> bool:
     """Whether a path stays below the folder that it is joined to, on every system."""
     if not isinstance(path, str) or not path.isprintable() or any(one in path for one in "\\:"):
         return False

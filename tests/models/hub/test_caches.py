@@ -27,11 +27,13 @@ def test_every_cache_is_listed_and_every_name_finds_its_file(everything: dict[st
 
 
 def test_a_file_that_two_caches_share_is_listed_once(
-    everything: dict[str, Path], home: Path
+    everything: dict[str, Path], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (home / "mine" / "again.gguf").symlink_to(everything["ollama:qwen3:4b"])
     names = [one.name for one in caches.local_models()]
     assert "ollama:qwen3:4b" in names and "~/mine/again.gguf" not in names
+    monkeypatch.setenv("EDGESPEC_MODELS", os.pathsep.join([str(home / "mine")] * 2))
+    assert sorted(names) == sorted(one.name for one in caches.local_models())
 
 
 def test_two_names_of_one_blob_are_two_models(everything: dict[str, Path], home: Path) -> None:

@@ -44,6 +44,13 @@ def test_what_is_here_is_not_fetched_again(repository: Hub) -> None:
     assert len(repository.sent("Tiny-F32.gguf")) == before == 1
 
 
+def test_a_link_to_nothing_is_made_anew(repository: Hub) -> None:
+    path = fetch("F32")
+    blob = Path(os.path.realpath(path))
+    blob.unlink()
+    assert fetch("F32") == path and path.is_symlink() and blob.is_file()
+
+
 def test_the_library_finds_what_was_fetched(repository: Hub, home: Path) -> None:
     import huggingface_hub
 
