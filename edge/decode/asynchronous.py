@@ -57,6 +57,7 @@ async def chunks_of(stream: Closable[Chunk]) -> AsyncGenerator[Chunk, None]:
         try:
             for chunk in stream:
                 if not put(chunk):
+                    stream.close()
                     break
         except BaseException as caught:
             problem = caught

@@ -134,21 +134,11 @@ class Run:
         return True
 
 
-class Stream:
-    """Chunks of one generation; `result` is complete when the iteration has ended.
-
-    An engine of one user is taken from the first chunk to the last one, or to `close`. Meanwhile
-    another generation waits if it is started in another thread, and is an error in the same one.
-    One of several users writes on whether its chunks are read or not.
-    """
+class _SoFar:
+    """What a generation has written. It knows no stream, so that one nobody refers to ends."""
 
     def __init__(
-        self,
-        rounds: Rounds,
-        text: TextStream,
-        is_end: Callable[[int], bool],
-        run: Run,
-        max_tokens: int,
+        self, text: TextStream, is_end: Callable[[int], bool], run: Run, max_tokens: int
     ) -> None:
         self._text = text
         self._is_end = is_end
@@ -158,31 +148,8 @@ class Stream:
         self._spans: list[Span] = []
         self._logprobs: list[TokenLogprob] = []
         self._has_ended = False  # by a token that ends a generation
-        self._chunks = self._read(rounds)
-        run.chunks = weakref.ref(self._chunks)
 
-    @property
-    def seed(self) -> int | None:
-        """Seed the sampler draws with; repeat it to get the same tokens."""
-        return self._run.sampler.seed
-
-    def __iter__(self) -> Iterator[Chunk]:
-        try:
-            yield from self._chunks
-        finally:
-            self._chunks.close()
-        rest = self._text.finish()
-        if rest:
-            yield Chunk(rest, ())
-
-    def close(self) -> None:
-        """Stop and give the engine back; what was generated stays in `result`.
-
-        From another thread than the reading one this cancels: the step under way is finished.
-        """
-        self._run.end()
-
-    def _read(self, rounds: Rounds) -> Chunks:
+    def read(self, rounds: Rounds) -> Chunks:
         """Chunks as they come. All that needs the model runs in here, while it holds the engine."""
         try:
             for written in rounds:
@@ -192,11 +159,9 @@ class Stream:
         finally:
             rounds.close()
 
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def rest(self) -> str:
+        """Text that was held back, now that no more comes; "" when asked again."""
+        return self._text.finish()
 
     def _chunk(self, written: Written) -> Chunk:
         emitted, names, logprobs = written
@@ -234,9 +199,7 @@ class Stream:
             start = self._spans.pop().start
         self._spans.append(Span(model, start, end + count))
 
-    @property
     def result(self) -> Result:
-        """The generation so far; its finish reason is "cancelled" while it is not complete."""
         counters = replace(self._run.counters, generated_tokens=len(self._ids))
         return Result(
             self._text.text,
@@ -264,3 +227,60 @@ class Stream:
         if len(self._ids) >= self._run.limit:
             return "context_full"
         return "cancelled"
+
+
+class Stream:
+    """Chunks of one generation; `result` is complete when the iteration has ended.
+
+    Iterating goes on where the last iteration was left. An engine of one user is taken from the
+    first chunk to the last one, to `close`, or until nothing refers to the stream. Meanwhile
+    another generation waits if it is started in another thread, and is an error in the same one.
+    One of several users writes on whether its chunks are read or not.
+    """
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        text: TextStream,
+        is_end: Callable[[int], bool],
+        run: Run,
+        max_tokens: int,
+    ) -> None:
+        self._run = run
+        self._so_far = _SoFar(text, is_end, run, max_tokens)
+        self._chunks = self._so_far.read(rounds)
+        run.chunks = weakref.ref(self._chunks)
+
+    @property
+    def seed(self) -> int | None:
+        """Seed the sampler draws with; repeat it to get the same tokens."""
+        return self._run.sampler.seed
+
+    @property
+    def result(self) -> Result:
+        """The generation so far; its finish reason is "cancelled" while it is not complete."""
+        return self._so_far.result()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self
+
+    def __next__(self) -> Chunk:
+        try:
+            return next(self._chunks)
+        except StopIteration:
+            if rest := self._so_far.rest():
+                return Chunk(rest, ())
+            raise
+
+    def close(self) -> None:
+        """Stop and give the engine back; what was generated stays in `result`.
+
+        From another thread than the reading one this cancels: the step under way is finished.
+        """
+        self._run.end()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

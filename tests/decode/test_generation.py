@@ -14,6 +14,7 @@ from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Chunk, Stream
+from edgespec.errors import UnsupportedError
 from edgespec.sampling.params import SamplingParams
 
 TEXTS = {
@@ -96,17 +97,37 @@ def test_a_stream_is_over_when_it_is_over() -> None:
 
 
 @pytest.mark.parametrize("num_nodes", [0, 3])
-def test_leaving_a_stream_early_leaves_the_engine_usable(num_nodes: int) -> None:
+def test_a_stream_that_nobody_holds_leaves_the_engine_usable(num_nodes: int) -> None:
     engine = engine_of(writes(b"abcdefghijkl"), num_nodes)
     for count in (1, 2, 3):
-        stream = engine.stream([0])
-        for _ in itertools.islice(stream, count):
+        for _ in itertools.islice(engine.stream([0]), count):
             pass
-        assert stream.result.finish_reason == "cancelled"
-        assert stream.result.text == "abcdefghijkl"[: 1 + (count - 1) * (num_nodes + 1)]
+        for _ in engine.stream([0]):
+            break
         assert engine.generate([0]).text == "abcdefghijkl"
     engine.stream([0])  # never iterated
     assert engine.generate([0]).text == "abcdefghijkl"
+
+
+@pytest.mark.parametrize("num_nodes", [0, 3])
+def test_an_iterator_that_is_dropped_does_not_end_its_stream(num_nodes: int) -> None:
+    """As in `next(iter(stream))`: the next iteration goes on there, and `close` ends it."""
+    engine = engine_of(writes(b"abcdefghijkl"), num_nodes)
+    with engine.stream([0]) as stream:
+        assert next(iter(stream)).text == "a"
+        with pytest.raises(UnsupportedError, match="another stream of this engine is unfinished"):
+            engine.generate([0])
+        for chunk in stream:
+            assert chunk.text.startswith("b")
+            break
+        assert stream.result.finish_reason == "cancelled"
+        assert "".join(chunk.text for chunk in stream).endswith("l")
+        assert (stream.result.text, stream.result.finish_reason) == ("abcdefghijkl", "stop")
+    with engine.stream([0]) as stream:
+        next(iter(stream))
+    assert engine.generate([0]).text == "abcdefghijkl"
+    assert list(stream) == []
+    assert stream.result.text == "a"
 
 
 # ------------------------------------------------------------------------------ endings
