@@ -37,7 +37,7 @@ def client(address: str) -> None:
         moments, tokens = [], 0
         for event in server.stream("chat/completions", json.loads(line)):
             moments.append(perf_counter())
-            tokens = event.get("timings", {}).get("predicted_n", tokens)
+            tokens = int(event.timings.get("predicted_n", tokens))
         print(json.dumps({"s": moments[-1] - moments[0], "tokens": tokens}), flush=True)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgespec import paths
 from edgespec.errors import UnsupportedError
-from edgespec.paths import expanded
 
 if TYPE_CHECKING:
     from edgespec.sampling.params import SamplingParams
@@ -213,17 +213,12 @@ def _text_or_file(given: str | None, sign: str) -> str | None:
     """A text that holds `sign`, or else that of a file, which an @ before its name says, too."""
     if given is None or (sign in given and not given.startswith("@")):
         return given
-    return read_text(expanded(given.removeprefix("@")))
+    return read_text(paths.expanded(given.removeprefix("@")))
 
 
 def read_text(path: Path | None) -> str | None:
     """The text of a file that was named. Raises UnsupportedError where it cannot be read."""
-    try:
-        return None if path is None else path.read_text(encoding="utf-8", errors="replace")
-    except OSError as problem:
-        raise UnsupportedError(
-            f"cannot read {path}: {problem.strerror}", hint="name a text file"
-        ) from problem
+    return None if path is None else paths.read_text(path)
 
 
 def _biases(texts: list[str]) -> tuple[tuple[int, float], ...]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import sys
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+import typer
+
 from edgespec.cli.chat_commands import COMMANDS
 from edgespec.cli.chat_loop import NextLine
-from edgespec.cli.render import note
+from edgespec.cli.render import error, note
+from edgespec.errors import UnsupportedError
 from edgespec.memory.store.cache import cache_directory
+from edgespec.paths import stdin_lines
 
 _PROMPT, _CONTINUATION = "> ", "  "
 _EDITOR_BYTES = 14 << 20  # prompt_toolkit and asyncio; 9 MiB when they are imported
@@ -46,11 +49,15 @@ def read_messages(chat: Talk) -> Iterator[str]:
 
 
 def _lines() -> Iterator[str]:
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")
-    for line in sys.stdin:
-        if text := line.strip():
+    failed = False
+    for line in stdin_lines():
+        if isinstance(line, UnsupportedError):
+            failed = True
+            error(line)
+        elif text := line.strip():
             yield text
+    if failed:
+        raise typer.Exit(1)
 
 
 def _typed(chat: Talk) -> Iterator[str]:

@@ -116,13 +116,11 @@ class Chat:
             note(f"[{ending}]")
 
     def _show(self, turn: Turn) -> None:
-        terminal = sys.stdout.isatty()
         if self.totals.answers and not sys.stdin.isatty():
             sys.stdout.write("\n")
         for chunk in turn:
             if chunk.text:
-                sys.stdout.write(self._tint.text(chunk) if terminal else chunk.text)
-                sys.stdout.flush()
+                self._tint.write(chunk)
         sys.stdout.write("\n")
         sys.stdout.flush()
 

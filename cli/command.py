@@ -92,14 +92,20 @@ class Command(TyperCommand):
 
     def __init__(self, name: str | None, **more: Any) -> None:
         super().__init__(name, **more)
-        settings.take_variables(self.params)
+        settings.take_variables(self.params, name or "")
         self.epilog = self.epilog or (_NOTE if len(self.params) > len(_GROUPS) else None)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
         """As usual, with the values of files as defaults. Raises UnsupportedError."""
-        extra.setdefault("default_map", settings.from_files(self, info_name, parent))
+        if not extra.get("resilient_parsing"):  # words are completed without it
+            root = parent.find_root().command if parent is not None else self
+            told = settings.told_by_files(self, info_name, root)
+            for warning in told.warnings():
+                note(f"warning: {warning}")
+            values = {parameter: value for parameter, (value, _) in told.values.items()}
+            extra.setdefault("default_map", values)
         return super().make_context(info_name, args, parent, **extra)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

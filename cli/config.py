@@ -36,7 +36,10 @@ def show(
     chosen = dict(settings.commands(root)).get(name)
     if chosen is None:
         raise typer.BadParameter(f"there is no command {command}")
-    rows = [_row(chosen, name, root, one) for one in chosen.params if settings.variable(one)]
+    told = settings.told_by_files(chosen, name, root)
+    for warning in told.warnings():
+        note(warning)
+    rows = [_row(name, told, one) for one in chosen.params if settings.variable(one, name)]
     if as_json:
         print(
             json.dumps([dict(zip(("option", "value", "from"), row, strict=True)) for row in rows])
@@ -48,18 +51,17 @@ def show(
     _say_files()
 
 
-def _row(command: Any, name: str, root: Any, parameter: Any) -> tuple[str, Any, str]:
-    option, value, told = _held(command, name, root, parameter)
-    return option, _HIDDEN if value and option in _SECRET else value, told
+def _row(name: str, told: settings.Told, parameter: Any) -> tuple[str, Any, str]:
+    option, value, source = _held(name, told, parameter)
+    return option, _HIDDEN if value and option in _SECRET else value, source
 
 
-def _held(command: Any, name: str, root: Any, parameter: Any) -> tuple[str, Any, str]:
-    option, variable = settings.option_name(parameter), settings.variable(parameter)
+def _held(name: str, told: settings.Told, parameter: Any) -> tuple[str, Any, str]:
+    option, variable = settings.option_name(parameter), settings.variable(parameter, name)
     if (value := os.environ.get(variable)) is not None:
         return option, value, variable
-    told = settings.told_by_files(command, name, root)
-    if parameter.name in told:
-        value, path = told[parameter.name]
+    if parameter.name in told.values:
+        value, path = told.values[parameter.name]
         return option, value, str(path)
     return option, parameter.default, "default"
 

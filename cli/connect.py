@@ -86,27 +86,30 @@ class _Answer:
 
     def __init__(self, client: Client, path: str, body: dict[str, Any]) -> None:
         self.text, self.reason = "", "cancelled"
-        self.usage: dict[str, Any] = {}
-        self.timings: dict[str, Any] = {}
+        self.usage: dict[str, float] = {}
+        self.timings: dict[str, float] = {}
         self._events = client.stream(path, {**body, "stream_options": {"include_usage": True}})
 
     def pieces(self, cancel: threading.Event) -> Iterator[str]:
-        """Text as it comes, until Ctrl-C."""
-        for event in self._events:
-            self.usage = event.get("usage") or self.usage
-            self.timings = event.get("timings") or self.timings
-            for choice in event.get("choices", []):
-                piece = choice.get("text") or choice.get("delta", {}).get("content") or ""
-                self.text += piece
-                self.reason = choice.get("finish_reason") or self.reason
-                yield piece
-            if cancel.is_set():
-                break
-        self._events.close()  # type: ignore[attr-defined]
+        """Text as it comes, until Ctrl-C. Raises as `Client.stream`."""
+        try:
+            for event in self._events:
+                self.usage = event.usage or self.usage
+                self.timings = event.timings or self.timings
+                self.text += event.text
+                self.reason = event.finish_reason or self.reason
+                yield event.text
+                if cancel.is_set():
+                    break
+        except EdgespecError:
+            self.reason = "error"
+            raise
+        finally:
+            self._events.close()  # type: ignore[attr-defined]
 
     def line(self) -> str:
         """What is told of it on stderr."""
-        told = f"{self.usage.get('completion_tokens', 0)} tokens"
+        told = f"{self.usage.get('completion_tokens', 0):.0f} tokens"
         if self.timings:
             speed = self.timings.get("predicted_per_second", 0.0)
             told += f", {speed:.1f} tokens/s"
@@ -122,15 +125,16 @@ def _client(url: str) -> Client:
 
 
 def _show(answer: _Answer, cancel: threading.Event, tint: Tint | None) -> None:
+    """Write an answer to stdout as it comes. Raises as `Client.stream`."""
     from edgespec.decode.generation import Chunk
 
-    terminal = sys.stdout.isatty()
-    for piece in answer.pieces(cancel):
-        if tint is not None and piece:
-            sys.stdout.write(tint.text(Chunk(piece, ())) if terminal else piece)
-            sys.stdout.flush()
-    if tint is not None:
-        print(flush=True)
+    try:
+        for piece in answer.pieces(cancel):
+            if tint is not None and piece:
+                tint.write(Chunk(piece, ()))
+    finally:
+        if tint is not None and (answer.text or answer.reason != "error"):
+            print(flush=True)
 
 
 def run_connected(
@@ -151,11 +155,13 @@ def run_connected(
     body = {**settings.fields, **({"prompt": text} if raw else {"messages": messages})}
     cancel = cancel_on_interrupt()
     answer = _Answer(_client(url), "completions" if raw else "chat/completions", body)
-    _show(answer, cancel, None if as_json else Tint(color))
-    if as_json:
-        measured = {"usage": answer.usage, "timings": answer.timings}
-        print(json.dumps({"text": answer.text, "finish_reason": answer.reason, **measured}))
-    else:
+    try:
+        _show(answer, cancel, None if as_json else Tint(color))
+    finally:
+        if as_json and (answer.text or answer.reason != "error"):
+            measured = {"usage": answer.usage, "timings": answer.timings}
+            print(json.dumps({"text": answer.text, "finish_reason": answer.reason, **measured}))
+    if not as_json:
         note(answer.line())
     if cancel.is_set():
         raise typer.Exit(130)
@@ -199,12 +205,14 @@ class ConnectedChat:
         asked = [*self._messages, {"role": "user", "content": text}]
         body = {**self._settings.fields, "messages": [*head, *asked]}
         answer = _Answer(self._client, "chat/completions", body)
-        with stoppable() as cancel:
-            _show(answer, cancel, self._tint)
-            self.next_line.is_after_stop = cancel.is_set()
-        self._last = answer.line()
-        if answer.text:
-            self._messages = [*asked, {"role": "assistant", "content": answer.text}]
+        try:
+            with stoppable() as cancel:
+                _show(answer, cancel, self._tint)
+                self.next_line.is_after_stop = cancel.is_set()
+        finally:  # also where the server broke off
+            self._last = answer.line()
+            if answer.text:
+                self._messages = [*asked, {"role": "assistant", "content": answer.text}]
 
 
 def chat_connected(url: str, settings: RequestFields, system: str | None, *, color: str) -> None:

@@ -24,7 +24,7 @@ from edgespec.cli.plan import plan
 from edgespec.cli.profile import profile
 from edgespec.cli.quantize import quantize_app
 from edgespec.cli.remembered import remembered
-from edgespec.cli.render import error, show_warnings
+from edgespec.cli.render import error, printable_streams, show_warnings
 from edgespec.cli.run import run
 from edgespec.cli.serve import serve
 from edgespec.cli.worker import worker
@@ -86,16 +86,21 @@ def _options(
 
 def main() -> None:
     """Entry point of the console script."""
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # What a terminal cannot show, and input that is not UTF-8.
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="replace")  # what a terminal cannot show
     show_warnings()
+    with printable_streams():
+        _run()
+
+
+def _run() -> None:
     try:
         try:
             app()
         finally:
-            sys.stdout.flush()  # a full disk is told here, and not by the interpreter at its end
+            if sys.stdout is not None:  # it may be closed from the start
+                sys.stdout.flush()  # a full disk is told here, and not by the interpreter at its end
     except EdgespecError as problem:
         error(problem)
         sys.exit(1)

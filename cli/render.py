@@ -1,16 +1,19 @@
 """All output of the command line: sizes, lines, tables, progress, errors.
 
-stdout carries what another program may read; everything else goes to stderr.
+stdout carries what another program may read; everything else goes to stderr. Names of files, words
+of templates and of other servers are written by strangers: `printable_streams` keeps what could
+steer a terminal out of all that is printed, by whomever.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import textwrap
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from edgespec.decode.writers import LARGE
 from edgespec.errors import DraftModelWarning, EdgespecError, EdgespecWarning
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from edgespec.memory.plan.plan import Plan
 
 _MIBI, _GIBI = 1 << 20, 1 << 30
+_STEERING = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")})
 
 
 def size_text(size_bytes: float) -> str:
@@ -33,7 +37,48 @@ def size_text(size_bytes: float) -> str:
 
 def printable(text: str) -> str:
     """`text` without control characters that could steer a terminal."""
-    return "".join(c for c in text if c in "\n\t" or (c >= " " and not "\x7f" <= c <= "\x9f"))
+    return text.translate(_STEERING)
+
+
+class _Printable:
+    """A text stream that writes what is `printable`; `unfiltered` is the one below it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unfiltered = stream
+
+    def write(self, text: str) -> int:
+        """As of any text stream: the number of characters is that of `text`."""
+        self.unfiltered.write(printable(text))
+        return len(text)
+
+    def writelines(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unfiltered, name)
+
+
+@contextlib.contextmanager
+def printable_streams() -> Iterator[None]:
+    """Meanwhile nothing that is printed, in whichever way, steers a terminal."""
+    out, err = (stream and cast(TextIO, _Printable(stream)) for stream in (sys.stdout, sys.stderr))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield
+
+
+def write_answer(text: str, shown: str) -> None:
+    """Write a part of an answer to stdout: as it is to a file or a pipe, `shown` to a terminal.
+
+    `shown` may hold marks of ours, and nothing of `text` that is not printable.
+    """
+    stream = _unfiltered(sys.stdout)
+    stream.write(shown if stream.isatty() else text)
+    stream.flush()
+
+
+def _unfiltered(stream: TextIO) -> TextIO:
+    return cast(TextIO, getattr(stream, "unfiltered", stream))
 
 
 def note(text: str) -> None:
@@ -59,7 +104,7 @@ def show_warnings() -> None:
 
 def error(problem: EdgespecError) -> None:
     """A failure: one sentence, and what to do next."""
-    note(f"error: {problem}")
+    note(f"error: {problem}".replace("\n", "\n  "))  # no line of it passes for a hint
     if problem.hint:
         note(f"\nhint: {problem.hint}")
 
@@ -122,14 +167,14 @@ class Progress:
         if not self._enabled:
             return
         width = max(1, shutil.get_terminal_size().columns - 1)
-        line = f"{what} {fraction:4.0%}"[:width]
-        sys.stderr.write("\r" + line.ljust(self._shown))
+        line = printable(f"{what} {fraction:4.0%}")[:width]
+        _unfiltered(sys.stderr).write("\r" + line.ljust(self._shown))
         sys.stderr.flush()
         self._shown = len(line)
 
     def clear(self) -> None:
         """Remove the line."""
         if self._shown:
-            sys.stderr.write("\r" + " " * self._shown + "\r")
+            _unfiltered(sys.stderr).write("\r" + " " * self._shown + "\r")
             sys.stderr.flush()
             self._shown = 0

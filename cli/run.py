@@ -16,6 +16,7 @@ from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.cli.tint import COLORS, NONE, ColorOption, Tint
 from edgespec.errors import UnsupportedError
+from edgespec.paths import read_stdin, read_text
 
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine, Prompt
@@ -155,16 +156,11 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
     if prompt is not None and file is not None:
         raise typer.BadParameter("give the prompt as an argument or with --file, not both")
     if file is not None:
-        try:
-            prompt = file.read_text(encoding="utf-8", errors="replace")
-        except OSError as problem:
-            raise UnsupportedError(
-                f"cannot read {file}: {problem.strerror}", hint="name a text file with --file"
-            ) from problem
+        prompt = read_text(file)
     elif prompt is None:
         if sys.stdin.isatty():
             raise typer.BadParameter("no prompt: give one as an argument, with --file, or on stdin")
-        prompt = sys.stdin.read()
+        prompt = read_stdin()
     if not prompt.strip():
         raise typer.BadParameter("the prompt is empty")
     return prompt
@@ -200,11 +196,9 @@ def _generate(
     engine: Engine, prompt: Prompt, sampling: SamplingParams, arguments: Any, show: Tint | None
 ) -> tuple[Result, int | None]:
     stream = engine.stream(prompt, sampling=sampling, **arguments)
-    terminal = sys.stdout.isatty()
     for chunk in stream:
         if show is not None and chunk.text:
-            sys.stdout.write(show.text(chunk) if terminal else chunk.text)
-            sys.stdout.flush()
+            show.write(chunk)
     if show is not None:
         print(flush=True)
     return stream.result, stream.seed

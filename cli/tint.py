@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.render import printable
+from edgespec.cli.render import printable, write_answer
 from edgespec.decode.writers import LARGE
 
 if TYPE_CHECKING:
@@ -41,3 +41,7 @@ class Tint:
             count = len(chunk.text)
         tinted, rest = printable(chunk.text[:count]), printable(chunk.text[count:])
         return f"{self._start}{tinted}{self._end}{rest}" if tinted else rest
+
+    def write(self, chunk: Chunk) -> None:
+        """Write a chunk to stdout: tinted to a terminal, as it is to a file or a pipe."""
+        write_answer(chunk.text, self.text(chunk))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from typing import Annotated
 
@@ -11,13 +10,14 @@ import typer
 from edgespec.cli import options
 from edgespec.cli.render import note
 from edgespec.errors import UnsupportedError
+from edgespec.serve.access import is_loopback
 
 _PORT = 50052  # that of llama.cpp's server
 
 
 def worker(
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; read the warning above first.")
+        str, typer.Option("--host", help="Address to listen on; any other needs --insecure.")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", "-p", min=0, max=65535, help="Port; 0: a free one.")
@@ -29,17 +29,28 @@ def worker(
     threads: Annotated[
         int | None, typer.Option("--threads", "-t", min=1, help="CPU threads. Default: cores.")
     ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let whoever reaches --host run code here.")
+    ] = False,
 ) -> None:
     """Lend this machine's devices to another one. Example: edgespec worker --memory 4GiB
 
     There, --workers HOST:PORT uses them. The protocol has no authentication and no encryption:
-    whoever reaches the port can run code here. So it listens on this machine alone unless --host
-    says otherwise; reach it through ssh: ssh -N -L 50052:127.0.0.1:50052 USER@THIS_MACHINE
+    whoever reaches the port can run code here. So it listens on this machine alone; reach it
+    through ssh: ssh -N -L 50052:127.0.0.1:50052 USER@THIS_MACHINE. Another --host needs --insecure,
+    and comes from the command line alone: neither from EDGESPEC_HOST nor from a file.
     """
     from edgespec.backends.llama.worker import Worker, silence_c
     from edgespec.memory.device.accelerators import require_rpc
     from edgespec.memory.device.host import usable_cores
 
+    if not is_loopback(host) and not insecure:
+        raise UnsupportedError(
+            f"a worker on {host} would run code for whoever reaches it: its protocol has no "
+            "authentication",
+            hint="use an ssh tunnel to 127.0.0.1, or add --insecure in a network where you trust "
+            "everybody",
+        )
     memory_bytes = None if memory is None else options.size_bytes("--memory", memory)
     with _bind(host, port) as listener:  # before anything is measured
         if not is_loopback(host):
@@ -65,11 +76,3 @@ def _bind(host: str, port: int) -> socket.socket:
             f"cannot listen on {host} port {port}: {problem.strerror or problem}",
             hint="use another --port, or an address of this machine with --host",
         ) from problem
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

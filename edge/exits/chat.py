@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.backends.base import Tokenizer
-from edgespec.errors import ModelFileError, ModelNotFoundError
+from edgespec.errors import ModelFileError
 from edgespec.models.chat import render_chat
 from edgespec.models.exits.openings import OPENINGS, PASSAGE_TASKS, Chat
 from edgespec.models.spec import ModelSpec
+from edgespec.paths import read_text
 
 _MARK = "\u2402user\u2402"  # in place of the user's words
 
@@ -53,11 +54,11 @@ def _is_word(text: bytes) -> bool:
 
 
 def read_prompts(path: Path, tokenizer: Tokenizer) -> list[Sequence[int]]:
-    """Prompts of a file, one a line: plain text, or JSON with "prompt", "text" or "turns"."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError as problem:
-        raise ModelNotFoundError(f"{path} cannot be read: {problem.strerror}") from None
+    """Prompts of a file, one a line: plain text, or JSON with "prompt", "text" or "turns".
+
+    Raises UnsupportedError for what is no text.
+    """
+    lines = read_text(path).split("\n")
     texts = [text for line in lines if line.strip() for text in _texts(line)]
     return [tokenizer.encode(text, add_special=False) for text in texts]
 
@@ -67,7 +68,7 @@ def _texts(line: str) -> list[str]:
         return [line]
     try:
         document = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return [line]
     for key in ("prompt", "text", "question"):
         if isinstance(document.get(key), str):

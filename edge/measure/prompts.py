@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.errors import UnsupportedError
+from edgespec.paths import read_text
 
 
 class TaskPrompt(NamedTuple):
@@ -116,11 +117,7 @@ def read_prompts(path: Path) -> list[TaskPrompt]:
         UnsupportedError: the file cannot be read, or a line is something else.
     """
     hint = 'each line should be like {"category": "writing", "turns": ["Write a poem."]}'
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # texts may hold other separators
-    except (OSError, UnicodeDecodeError) as problem:
-        why = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8"
-        raise UnsupportedError(f"cannot read {path}: {why}", hint="name a text file") from problem
+    lines = read_text(path).split("\n")  # texts may hold other separators
     prompts = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

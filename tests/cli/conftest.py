@@ -27,7 +27,7 @@ def command(
         monkeypatch.setattr(sys, "argv", ["edgespec", *arguments])
         # Under `python -m pytest` click would name that module as the program.
         monkeypatch.setattr(sys.modules["__main__"], "__package__", "")
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         status: Any = 0
         try:
             main()
