@@ -99,8 +99,8 @@ def _run() -> None:
         try:
             app()
         finally:
-            if sys.stdout is not None:  # it may be closed from the start
-                sys.stdout.flush()  # a full disk is told here, and not by the interpreter at its end
+            if sys.stdout is not None:  # closed from the start
+                sys.stdout.flush()  # a full disk is told here, not by the interpreter at its end
     except EdgespecError as problem:
         error(problem)
         sys.exit(1)

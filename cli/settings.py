@@ -28,6 +28,7 @@ from edgespec.paths import read_text
 
 FILE_NAME = "edgespec.toml"
 _MOST_BYTES = 1 << 20  # of a file
+_SHOWN = 60  # characters of a name that means nothing
 _PREFIX = "EDGESPEC_"
 # What a person says once, and what the environment has another meaning for.
 _ONCE = (
@@ -178,7 +179,7 @@ def _read(path: Path, root: Any) -> dict[str, Any]:
 
 def _check_names(path: Path, values: dict[str, Any], known: set[str] | None, table: str) -> None:
     if known is None:
-        raise UnsupportedError(f"{path} has [{table}], and there is no such command")
+        raise UnsupportedError(f"{path} has [{table[:_SHOWN]}], and there is no such command")
     for key in values:
         if key in _SAID_ALONE.get(table, ()):
             raise UnsupportedError(f"{path} sets [{table}] {key}, which the command line alone may")
@@ -187,9 +188,10 @@ def _check_names(path: Path, values: dict[str, Any], known: set[str] | None, tab
 
 
 def _refuse(path: Path, key: str, known: set[str]) -> None:
-    near = difflib.get_close_matches(key.split()[-1].replace("_", "-"), sorted(known), 3)
+    word = key[:_SHOWN].rpartition(" ")[2].replace("_", "-")
+    near = difflib.get_close_matches(word, sorted(known), 3)
     raise UnsupportedError(
-        f"{path} sets {key}, and no command has such an option",
+        f"{path} sets {key[:_SHOWN]}, and no command has such an option",
         hint=f"near it: {', '.join(near)}" if near else "`edgespec COMMAND --help` lists options",
     )
 

@@ -85,7 +85,9 @@ ROOMS = (
     *("cli", "serve", "bench", "files", "exits", "setup", "switching", "decode", "drafting"),
     *("measure", "sampling", "quantize", "backends", "memory", "models"),
 )
-BASE = ("edgespec.errors", "edgespec.progress", "edgespec.paths", "edgespec.prefix")  # everybody's
+BASE = tuple(  # everybody's
+    f"edgespec.{name}" for name in ("annotations", "errors", "progress", "paths", "prefix")
+)
 
 # Rooms that know no inference library, and what they may import of the backends; and the library
 # of which the quantizer and the values of its types are functions, and how its models are loaded.

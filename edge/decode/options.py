@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from edgespec.annotations import check_types
 from edgespec.errors import UnsupportedError
 from edgespec.sampling.params import SamplingParams
 
@@ -35,7 +36,7 @@ class GenerationOptions:
     Args:
         max_tokens: most tokens to generate.
         sampling: how tokens are picked; greedy by default.
-        stop: strings that end the answer; they are not part of it.
+        stop: strings that end the answer, or one; they are not part of it.
         raw: send a text as it is, instead of as one user message in the model's chat format.
         speculate: False decodes plainly, one token a step.
         reuse: start from what the cache holds of the prompt, as a `Session` does. Without the
@@ -59,6 +60,9 @@ class GenerationOptions:
     cancel: threading.Event | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        check_types(self)
         if self.max_tokens < 1:
             raise UnsupportedError(f"max_tokens must be at least 1, not {self.max_tokens}")
         if self.logprobs is not None and self.logprobs < 0:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from edgespec.annotations import check_types
 from edgespec.errors import UnsupportedError
 from edgespec.sampling.best_tokens import LOWEST
 
@@ -81,6 +82,7 @@ class SamplingParams:
     samplers: tuple[str, ...] = ORDER
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("samplers", "dry_sequence_breakers"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         _check(self)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from edgespec.annotations import check_arguments
 from edgespec.decode.engine import Engine
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.plan.plan import Plan
@@ -53,6 +54,7 @@ class Server:
         limits: Limits | None = None,
         plan: Plan | None = None,
     ) -> None:
+        check_arguments(Server.__init__, names=names, keys=keys, origins=origins)
         require_packages()
         self.service = Service(engine, names=names, defaults=defaults, limits=limits, plan=plan)
         self._keys, self._origins = tuple(keys), tuple(origins)

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from edgespec.annotations import check_types
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.footprint import KV_TYPE_BYTES
 
@@ -98,6 +99,7 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         """Refuse values that no model could honour."""
+        check_types(self)
         if self.kv_type is not None and self.kv_type not in KV_TYPE_BYTES:
             raise UnsupportedError(
                 f"there is no KV cache type {self.kv_type!r}",
