@@ -120,9 +120,12 @@ def _events(response: HTTPResponse) -> Iterator[Event]:
     size, is_answer, is_whole = 0, False, False
     while line := response.readline(_LINE_BYTES + 1):
         size += len(line)
-        for most, sent, what in ((_LINE_BYTES, len(line), "line"), (_ANSWER_BYTES, size, "answer")):
+        for most, sent, what in (
+            (_LINE_BYTES, len(line), "a line"),
+            (_ANSWER_BYTES, size, "an answer"),
+        ):
             if sent > most:
-                raise BackendError(f"the server sends a {what} of more than {most} bytes")
+                raise BackendError(f"the server sends {what} of more than {most} bytes")
         name, _, value = line.decode(errors="replace").strip().partition(":")
         if not name and value:  # a comment, so that an answer can be stopped meanwhile
             yield _NOTHING
@@ -134,8 +137,8 @@ def _events(response: HTTPResponse) -> Iterator[Event]:
         event = _event(value)
         is_answer, is_whole = True, is_whole or bool(event.finish_reason)
         yield event
-    if not is_answer:
-        kind = _short(response.headers.get("content-type", "nothing"))
+    kind = _short(response.headers.get("content-type", "nothing"))
+    if not is_answer and not kind.startswith("text/event-stream"):
         raise BackendError(
             f"the server does not answer: {_NAMELESS}, but {kind}",
             hint="give the address of a server such as `edgespec serve`, without a page's path",

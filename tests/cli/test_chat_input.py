@@ -6,6 +6,7 @@ import io
 import sys
 
 import pytest
+import typer
 
 from edgespec.cli.chat_input import interface_bytes, read_messages
 
@@ -21,5 +22,17 @@ def test_each_line_is_a_message_and_empty_ones_are_none(monkeypatch: pytest.Monk
     assert piped(monkeypatch, b"") == []
 
 
-def test_bytes_that_are_no_text_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert piped(monkeypatch, b"a\xffb\nc\n") == ["a\ufffdb", "c"]
+def test_a_line_that_is_no_text_is_told_and_the_others_are_answered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xffb\nc\r\n")))
+    messages = read_messages(None)  # type: ignore[arg-type]
+    assert next(messages) == "c"
+    assert "error: stdin is not UTF-8 text: byte 1 is 0xff" in capsys.readouterr().err
+    with pytest.raises(typer.Exit):
+        next(messages)
+
+
+def test_messages_of_other_programs_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert piped(monkeypatch, b"\xef\xbb\xbf/exit\r\n") == ["/exit"]
+    assert piped(monkeypatch, "Grüße\r\nnoch eine\n".encode("utf-16")) == ["Grüße", "noch eine"]

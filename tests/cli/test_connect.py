@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from canned_server import HEAD, event, sending
+from command_line import ESCAPE, Command
 from serving_cases import TEMPLATE, Speaker
 from typer.testing import CliRunner
 
 from edgespec.cli.main import app
 from edgespec.decode.engine import Engine
+from edgespec.errors import BackendError
+from edgespec.serve.client import Client, Event
 from edgespec.serve.server import Server
 
 
@@ -47,3 +52,45 @@ def test_what_a_server_chooses_itself_is_misuse(address: str) -> None:
         done = CliRunner().invoke(app, ["run", "Hi", option, value, "--connect", address])
         assert done.exit_code == 2
         assert f"{option} is the server's to choose" in done.stderr
+
+
+# -- a server that breaks off, or sends what steers a terminal -------------------------------------
+
+BROKEN = [HEAD, event("Hel"), event("lo\x1b[2J"), b"data: {oops\n\n"]
+
+
+def test_what_came_before_a_failure_is_kept(command: Command) -> None:
+    with sending(BROKEN) as address:
+        status, out, err = command("run", "Hi", "--connect", address)
+    assert (status, out) == (1, "Hello\x1b[2J\n")  # to a pipe as it is
+    assert err.startswith("error: the server broke off: it sent what is no answer of OpenAI's")
+    with sending(BROKEN) as address:
+        done = command("run", "Hi", "--json", "--connect", address)
+    assert done.status == 1 and done.err.startswith("error: the server broke off")
+    assert (done.document["text"], done.document["finish_reason"]) == ("Hello\x1b[2J", "error")
+
+
+def test_a_chat_goes_on_after_a_failure(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def stream(_client: Client, _path: str, body: dict[str, Any]) -> Iterator[Event]:
+        bodies.append(body)
+        yield Event("Hel", "", {}, {})
+        if len(bodies) == 1:
+            raise BackendError("the server broke off")
+        yield Event("lo", "stop", {"completion_tokens": 2}, {"predicted_per_second": 3})
+
+    monkeypatch.setattr(Client, "stream", stream)
+    status, out, err = command("chat", "--connect", "http://a", stdin="Hi\nGo on\n")
+    assert (status, out) == (1, "Hel\nHello\n")
+    assert "error: the server broke off" in err
+    said = [(one["role"], one["content"]) for one in bodies[1]["messages"]]
+    assert said == [("user", "Hi"), ("assistant", "Hel"), ("user", "Go on")]
+
+
+def test_words_of_a_server_do_not_steer_a_terminal(command: Command) -> None:
+    refusal = b'HTTP/1.1 400 No\r\n\r\n{"error": {"message": "no\\u001b[2J\\nhint: do"}}'
+    with sending([refusal]) as address:
+        status, _, err = command("run", "Hi", "--connect", address)
+    assert status == 1 and err == "error: the server refuses: no[2J hint: do\n"
+    assert ESCAPE not in err

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import ast
+import io
+import logging
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
+from command_line import ESCAPE, Command
 
 from edgespec import DraftModelWarning
-from edgespec.cli.render import models_text, show_warnings
-from edgespec.decode.generation import Result, Span
+from edgespec.cli.render import (
+    Progress,
+    error,
+    models_text,
+    printable_streams,
+    show_warnings,
+    write_answer,
+)
+from edgespec.cli.tint import DRAFTED, Tint
+from edgespec.decode.generation import Chunk, Result, Span
 from edgespec.decode.stats import Counters
 from edgespec.decode.writers import LARGE, SMALL
+from edgespec.errors import EdgespecError
 
 
 def test_counts_of_both_models_in_one_line() -> None:
@@ -31,3 +46,86 @@ def test_a_warning_is_one_line(
     warnings.showwarning(UserWarning("another"), UserWarning, "other.py", 1)
     captured = capsys.readouterr()
     assert (captured.out, captured.err, others) == ("", "warning: it failed\n", ["another"])
+
+
+# -- what strangers wrote --------------------------------------------------------------------------
+
+STEERS = "a\x1b]0;title\x07\x1b[2Jb\x9b31mc\rd\x7f\x08e\tf\n"
+SHOWN = "a]0;title[2Jb31mcde\tf\n"
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_nothing_that_is_printed_steers_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By whomever it is printed: this program, libraries, the interpreter."""
+    with printable_streams():
+        print(STEERS, end="")
+        print(STEERS, end="", file=sys.stderr)
+        sys.stdout.writelines([STEERS])
+        logging.StreamHandler().emit(logging.makeLogRecord({"msg": STEERS}))
+        sys.excepthook(ValueError, ValueError(STEERS), None)
+        error(EdgespecError(STEERS, hint=STEERS))
+    out, err = capsys.readouterr()
+    assert out == SHOWN * 2
+    assert err.count("]0;title[2Jb31mcde\tf") == 5
+    assert not {*out, *err} & {"\x1b", "\x07", "\x9b", "\r", "\x7f", "\x08"}
+    assert not hasattr(sys.stdout, "unfiltered")
+
+
+def test_answers_are_as_they_are_in_pipes_and_harmless_on_terminals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    pipe, screen = io.StringIO(), Screen()
+    for stream in (pipe, screen):
+        monkeypatch.setattr(sys, "stdout", stream)
+        with printable_streams():
+            Tint(DRAFTED).write(Chunk(STEERS, (), 1, drafted_chars=1))
+            write_answer("raw", "shown")
+    assert pipe.getvalue() == STEERS + "raw"
+    assert screen.getvalue() == f"{ESCAPE}[36ma{ESCAPE}[39m{SHOWN[1:]}shown"
+
+
+def test_progress_is_drawn_and_names_in_it_are_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with printable_streams():
+        progress = Progress()
+        progress("reading \x1b[2Jname", 0.5)
+        progress.clear()
+    assert screen.getvalue().startswith("\rreading [2Jname  50%\r")
+    assert ESCAPE not in screen.getvalue()
+
+
+def test_an_error_of_several_lines_gives_no_hint_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error(EdgespecError("it refuses\n\nhint: run this", hint="do that"))
+    assert capsys.readouterr().err == "error: it refuses\n  \n  hint: run this\n\nhint: do that\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("run", "a\x1b[2J.gguf"), ("run", "--a\x1b[2J"), ("\x1b[2J",)]
+)
+def test_errors_of_the_command_line_are_printable(
+    command: Command, arguments: tuple[str, ...]
+) -> None:
+    """Also those that a library prints."""
+    status, out, err = command(*arguments, stdin="Hi")
+    assert status in (1, 2) and out == ""
+    assert "[2J" in err and ESCAPE not in err
+
+
+def test_no_other_module_has_a_way_around() -> None:
+    """Only `render` knows the streams below; nobody takes the interpreter's own."""
+    around = {"unfiltered", "__stdout__", "__stderr__"}
+    folder = Path(__file__).parents[2] / "cli"
+    for file in folder.glob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert not used & around or file.name == "render.py", file

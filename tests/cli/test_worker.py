@@ -45,9 +45,33 @@ def test_it_listens_on_this_machine_alone(command: Command) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_others_are_let_in_with_a_warning(command: Command) -> None:
-    _, _, told = command("worker", "--port", "0", "--host", "0.0.0.0")
+def test_others_are_let_in_only_where_it_is_said_twice(command: Command) -> None:
+    for host in ("0.0.0.0", "::", "", "example.org"):
+        status, _, told = command("worker", "--port", "0", "--host", host)
+        assert status == 1 and f"error: a worker on {host} would run code" in told
+        assert "ssh tunnel" in told and "--insecure" in told
+    status, _, told = command("worker", "--port", "0", "--host", "0.0.0.0", "--insecure")
+    assert status == 0
     assert told.startswith("warning: no authentication") and "ssh" in told
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_host_that_is_meant_for_a_server_opens_no_worker(
+    say: Command, user: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a container's environment, or of a file: only the command line says it."""
+    monkeypatch.setenv("EDGESPEC_HOST", "0.0.0.0")
+    monkeypatch.setenv("EDGESPEC_INSECURE", "1")
+    user.write_text('host = "0.0.0.0"\n')
+    project.write_text('host = "0.0.0.0"\n')
+    status, _, told = say("worker", "--port", "0")
+    assert status == 0 and " at 127.0.0.1:" in told and "warning" not in told
+    assert "--host" not in say("config", "show", "worker")[1]
+    of_serve = [line.split()[:2] for line in say("config", "show", "serve")[1].splitlines()]
+    assert ["--host", "0.0.0.0"] in of_serve
+    user.write_text('[worker]\nhost = "0.0.0.0"\n')
+    status, _, told = say("worker", "--port", "0")
+    assert status == 1 and f"{user} sets [worker] host, which the command line alone may" in told
 
 
 @pytest.mark.parametrize(
