@@ -224,10 +224,9 @@ def ask(client: Client, prompt: str, tokens: int) -> Answer:
         "stream_options": {"include_usage": True},
     }
     for event in client.stream("chat/completions", body):
-        if any(choice.get("delta", {}).get("content") for choice in event.get("choices", [])):
+        if event.text:
             answer.events_s.append(perf_counter() - began)
-        if event.get("usage"):
-            answer.tokens = int(event["usage"]["completion_tokens"])
+        answer.tokens = int(event.usage.get("completion_tokens", answer.tokens))
     return answer
 
 

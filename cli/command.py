@@ -6,6 +6,7 @@ Typer has panels for help, but draws them with a library whose import takes long
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from typing import Any
@@ -14,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from edgespec.cli import settings
 from edgespec.cli.render import note
+from edgespec.paths import text_of
 
 # Titles of groups, in this order, and the options of each by parameter; others come last.
 _ARGUMENTS, _OTHERS = "Arguments", "Options"
@@ -106,7 +108,9 @@ class Command(TyperCommand):
                 note(f"warning: {warning}")
             values = {parameter: value for parameter, (value, _) in told.values.items()}
             extra.setdefault("default_map", values)
-        return super().make_context(info_name, args, parent, **extra)
+        context = super().make_context(info_name, args, parent, **extra)
+        _require_text(context.params)
+        return context
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Arguments, then options under the titles of their groups."""
@@ -124,6 +128,14 @@ class Command(TyperCommand):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records, col_max=30 if formatter.width >= _NARROW else 4)
+
+
+def _require_text(values: dict[str, Any]) -> None:
+    """Raise UnsupportedError for bytes of the command line that are no text, nor a file's name."""
+    for name, value in values.items():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str) and not one.isascii() and not os.path.exists(one):
+                text_of(os.fsencode(one), f"the argument for {name.replace('_', '-')}")
 
 
 def _readable(names: str, is_argument: bool) -> str:

@@ -89,6 +89,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what a terminal cannot show
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # closed from the start
     show_warnings()
     with printable_streams():
         _run()

@@ -23,11 +23,12 @@ def command(
 ) -> Iterator[Command]:
     """Runs the command line in this process."""
 
-    def call(*arguments: str, stdin: str = "") -> Done:
+    def call(*arguments: str, stdin: str | bytes = "") -> Done:
+        data = stdin.encode() if isinstance(stdin, str) else stdin
         monkeypatch.setattr(sys, "argv", ["edgespec", *arguments])
         # Under `python -m pytest` click would name that module as the program.
         monkeypatch.setattr(sys.modules["__main__"], "__package__", "")
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
         status: Any = 0
         try:
             main()

@@ -68,3 +68,14 @@ def test_a_form_is_a_text_or_a_file(tmp_path: Path) -> None:
         FormatOptions(grammar=grammar, json_schema="{}").texts()
     with pytest.raises(UnsupportedError, match="cannot read"):
         FormatOptions(json_schema=str(tmp_path / "none.json")).texts()
+
+
+def test_forms_of_other_programs_are_read_and_other_bytes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "form"
+    path.write_text('root ::= "é"\r\n', encoding="utf-16")
+    assert FormatOptions(grammar_file=path).texts()["grammar"] == 'root ::= "é"\n'
+    path.write_bytes(b"\xef\xbb\xbf{}\r\n")
+    assert FormatOptions(json_schema=f"@{path}").texts()["json_schema"] == "{}\n"
+    path.write_bytes(b'{"title": "\xe9"}')
+    with pytest.raises(UnsupportedError, match="form is not UTF-8 text: byte 11 is 0xe9"):
+        FormatOptions(json_schema_file=path).texts()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,3 +95,35 @@ def test_words_of_a_server_do_not_steer_a_terminal(command: Command) -> None:
         status, _, err = command("run", "Hi", "--connect", address)
     assert status == 1 and err == "error: the server refuses: no[2J hint: do\n"
     assert ESCAPE not in err
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_prompt_is_the_same_by_file_and_by_pipe(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, encoding: str
+) -> None:
+    asked: list[str] = []
+
+    def stream(_client: Client, _path: str, body: dict[str, Any]) -> Iterator[Event]:
+        asked.append(body["messages"][0]["content"])
+        yield Event("Hi", "stop", {}, {})
+
+    monkeypatch.setattr(Client, "stream", stream)
+    data = "één\r\ntwee\r\n".encode(encoding)
+    (tmp_path / "prompt").write_bytes(data)
+    command("run", "--connect", "http://a", "--file", str(tmp_path / "prompt"))
+    command("run", "--connect", "http://a", stdin=data)
+    assert asked == ["één\ntwee\n"] * 2
+
+
+def test_other_bytes_are_no_prompt(command: Command, tmp_path: Path) -> None:
+    """They were replacement characters, without a word."""
+    (tmp_path / "prompt").write_bytes(b"caf\xe9")
+    for arguments, name in (
+        (("--file", str(tmp_path / "prompt")), str(tmp_path / "prompt")),
+        ((), "stdin"),
+        (("caf\udce9",), "the argument for model"),
+        (("-p", "caf\udce9"), "the argument for asked"),
+    ):
+        status, _, err = command("run", *arguments, "--connect", "http://a", stdin=b"caf\xe9")
+        assert status == 1
+        assert err.startswith(f"error: {name} is not UTF-8 text: byte 3 is 0xe9\n\nhint: save it")

@@ -279,3 +279,12 @@ def test_an_output_that_is_full_is_a_sentence(arguments: tuple[str, ...]) -> Non
         "error: cannot write: No space left on device", "", "hint: make room there"
     ]  # fmt: skip
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell that closes streams")
+@pytest.mark.parametrize("closed", ["<&-", ">&-"])
+def test_streams_that_are_closed_from_the_start_are_no_traceback(closed: str) -> None:
+    line = f'"{sys.executable}" -m edgespec.cli.main run {closed}'
+    done = subprocess.run(line, shell=True, input=b"", capture_output=True, timeout=60)
+    assert done.returncode == 2 and b"the prompt is empty" in done.stderr
+    assert b"Traceback" not in done.stderr

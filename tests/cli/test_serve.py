@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.cli.serve import _keys_of
+from edgespec.errors import UnsupportedError
 
 # As where the extra was not installed: these packages are found nowhere.
 PROGRAM = """
@@ -31,3 +37,17 @@ def test_missing_packages_are_a_sentence() -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert "a server needs the package starlette" in done.stderr
     assert "hint: pip install 'edgespec[serve]'" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_keys_are_read_whatever_wrote_the_file(tmp_path: Path, encoding: str) -> None:
+    """The mark of a file was a part of its first key."""
+    file = tmp_path / "keys"
+    file.write_bytes("first\r\nschlüssel\r\n".encode(encoding))
+    assert _keys_of(file) == ["first", "schlüssel"]
+
+
+def test_a_file_of_other_bytes_has_no_keys(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_bytes(b"caf\xe9\n")
+    with pytest.raises(UnsupportedError, match="keys is not UTF-8 text: byte 3 is 0xe9"):
+        _keys_of(tmp_path / "keys")

@@ -12,7 +12,6 @@ from fake_worker import FakeWorker
 from random_gguf import Q8_0, write_model
 
 from edgespec.backends.llama import worker as served
-from edgespec.cli.worker import is_loopback
 from edgespec.memory.device import accelerators
 
 
@@ -72,14 +71,6 @@ def test_a_host_that_is_meant_for_a_server_opens_no_worker(
     user.write_text('[worker]\nhost = "0.0.0.0"\n')
     status, _, told = say("worker", "--port", "0")
     assert status == 1 and f"{user} sets [worker] host, which the command line alone may" in told
-
-
-@pytest.mark.parametrize(
-    ("host", "is_own"),
-    [("127.0.0.2", True), ("::1", True), ("localhost", True), ("10.0.0.1", False)],
-)
-def test_whose_address_it_is(host: str, is_own: bool) -> None:
-    assert is_loopback(host) is is_own
 
 
 def test_a_port_in_use_is_told_at_once(command: Command) -> None:

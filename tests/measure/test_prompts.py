@@ -47,6 +47,12 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
     assert "category" in caught.value.hint
 
 
+def test_lists_of_other_programs_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"category": "qa", "turns": ["Wo?"]}\r\n', encoding="utf-16", newline="")
+    assert read_prompts(path) == [TaskPrompt("qa", "Wo?")]
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="cannot read"):
         read_prompts(tmp_path / "none.jsonl")
