@@ -39,14 +39,15 @@ def text_of(data: bytes, name: str, *, offset: int = 0) -> str:
 
     Raises UnsupportedError with the place of the first byte that is no text.
     """
-    mark, shown, encoding = next((one for one in _MARKS if data.startswith(one[0])), (b"", "", ""))
+    marks = () if offset else _MARKS
+    found = (one for one in marks if data.startswith(one[0]))
+    mark, shown, encoding = next(found, (b"", "UTF-8", "utf-8"))
     try:
-        text = data[len(mark) :].decode(encoding or "utf-8")
+        text = data[len(mark) :].decode(encoding)
     except UnicodeDecodeError as problem:
         place = offset + len(mark) + problem.start
         raise UnsupportedError(
-            f"{name} is not {shown or 'UTF-8'} text: byte {place} is "
-            f"0x{data[len(mark) + problem.start]:02x}",
+            f"{name} is not {shown} text: byte {place} is 0x{data[len(mark) + problem.start]:02x}",
             hint=_HINT,
         ) from None
     if not mark and (zero := data.find(0)) >= 0:

@@ -59,10 +59,11 @@ def test_other_bytes_are_refused_with_their_place(data: bytes, told: str) -> Non
 def test_a_line_that_is_no_text_is_told_and_the_next_ones_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    piped(monkeypatch, b"one\r\nt\xffwo\nthree")
-    first, second, third = stdin_lines()
+    piped(monkeypatch, b"one\r\nt\xffwo\nthree\n\xff\xfea\0")
+    first, second, third, fourth = stdin_lines()
     assert (first, third) == ("one", "three")
     assert str(second) == "stdin is not UTF-8 text: byte 6 is 0xff"
+    assert str(fourth) == "stdin is not UTF-8 text: byte 16 is 0xff"  # a mark is at the beginning
 
 
 def test_what_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:

@@ -209,10 +209,11 @@ def test_a_pipe_gives_answers_and_nothing_else(measured: str) -> None:
         timeout=PATIENCE_S,
     )
     out, err = done.stdout.decode(), done.stderr.decode()
-    assert done.returncode == 1  # one line failed, and the others were answered
+    assert done.returncode == 1  # two lines failed, and the others were answered
     assert "there is no command /nonsense" in err and "nonsense" not in out
     assert "\x1b" not in out and "system:" in err
-    assert len(out.split("\n\n")) >= 3
+    assert len(out.split("\n\n")) >= 2
+    assert f"error: stdin is not UTF-8 text: byte {len(text)} is 0xff" in err
 
 
 def test_a_pipe_without_an_end_of_line_and_an_empty_one(measured: str) -> None:
