@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,15 @@ from edgespec.cli.render import note
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.errors import UnsupportedError
 
+_KEY_VARIABLE = "EDGESPEC_API_KEY"
+_END_S = 5  # that the model has to be freed, and the process to end
 # starlette, uvicorn, asyncio and what they hold of a dozen connections; 17 MiB when imported.
 _INTERFACE_BYTES = 24 << 20
 
 
 @options.takes_shared_options
 def serve(
+    context: typer.Context,
     model: options.ModelOptions = options.EMBEDDED,
     host: Annotated[
         str,
@@ -34,7 +38,9 @@ def serve(
     api_key: Annotated[
         list[str] | None,
         typer.Option(
-            "--api-key", envvar="EDGESPEC_API_KEY", help="Key that requests have to send."
+            "--api-key",
+            envvar=_KEY_VARIABLE,
+            help="Key that requests have to send. All of EDGESPEC_API_KEY is one key.",
         ),
     ] = None,
     api_key_file: Annotated[
@@ -43,6 +49,13 @@ def serve(
     cors: Annotated[
         list[str] | None,
         typer.Option("--cors", help="Origin whose web pages may use the server; *: all."),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            help="Another name that clients use for the server: a proxy's, host.docker.internal.",
+        ),
     ] = None,
     alias: Annotated[
         list[str] | None,
@@ -72,17 +85,20 @@ def serve(
     """Serve OpenAI's interface and a chat page. Example: edgespec serve model.gguf --port 8080
 
     OpenAI's interface is below /v1, a page to chat with at /. Sampling options are the defaults of
-    requests that do not say otherwise. Ctrl-C stops it.
+    requests that do not say otherwise. Ctrl-C stops it, and again at once. -v logs each request.
     """
     from edgespec.serve.packages import require_packages
 
     require_packages()
     from edgespec.models.onnx.folder import read_model
+    from edgespec.serve.access import check_exposure, checked_keys
     from edgespec.serve.defaults import Defaults
-    from edgespec.serve.server import Server, address_of, bind, check_exposure
+    from edgespec.serve.server import Server, address_of, bind
 
-    keys = [*(api_key or []), *_keys_of(api_key_file)]
+    given = [*_given_keys(context, api_key), *_keys_of(api_key_file)]
+    keys = checked_keys(given) if given else ()
     check_exposure(host, keys)
+    _log_to_stderr(each_request=plan_options.verbose)
     sampling = sampling_options.params()
     spec = read_model(model.path(plan_options))
     request = replace(
@@ -90,7 +106,7 @@ def serve(
         users=options.users_of(users),
         latency=latency,
     )
-    with bind(host, port) as listener:  # before the model is loaded: a port in use is told at once
+    with bind(host, port, keys) as listener:  # before loading: a port in use is told at once
         threading.Thread(target=_import_server, daemon=True).start()
         plan, engine = load_engine(
             spec,
@@ -103,8 +119,9 @@ def serve(
             Server(
                 engine,
                 names=alias or [spec.path.stem],
-                keys=keys,
+                keys=keys or None,
                 origins=cors or (),
+                hosts=allowed_host or (),
                 defaults=Defaults(sampling, max_tokens),
                 plan=plan,
             ) as server,
@@ -112,7 +129,33 @@ def serve(
             gc.freeze()  # what is there stays: to look it through for garbage takes several steps
             note(f"listening on {address_of(listener)}; Ctrl-C stops")
             server.run(listener)
+            from edgespec.serve.running import end_within
+
+            end_within(_END_S)  # a thread that reads a request may never end
     note("stopped")
+
+
+def _given_keys(context: typer.Context, keys: list[str] | None) -> list[str]:
+    """Keys of the command line, else of the variable, else of a file of settings.
+
+    The variable is one key with its spaces, where the library would make several of it; one that
+    is set and empty is a blank key, where the library would take it for none.
+    """
+    source = context.get_parameter_source("api_key")
+    if (source is None or source.name != "COMMANDLINE") and _KEY_VARIABLE in os.environ:
+        return [os.environ[_KEY_VARIABLE]]
+    return keys or []
+
+
+def _log_to_stderr(*, each_request: bool) -> None:
+    """What failed and who was refused; each request where that is wanted."""
+    import logging
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger = logging.getLogger("edgespec")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO if each_request else logging.WARNING)
 
 
 def _import_server() -> None:

@@ -238,6 +238,10 @@ class Engine:
         """Why a draft model is not asked any more, or None; a DraftModelWarning said so."""
         return self.drafter.failure if isinstance(self.drafter, HoldsModel) else None
 
+    def check(self) -> None:
+        """Raise UnsupportedError where it is closed, or was loaded before this process forked."""
+        self._access.check()
+
     def close(self) -> None:
         """Free the model; safe to call twice, and from any thread.
 

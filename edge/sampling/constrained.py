@@ -15,8 +15,8 @@ Filters look at the order or the sum of all probabilities, so with them the row 
 from __future__ import annotations
 
 from edgespec.backends.base import Grammar, Logits, MakesGrammars, Tokenizer
-from edgespec.errors import UnsupportedError
-from edgespec.sampling.sampling import Sampler
+from edgespec.errors import BackendError, UnsupportedError
+from edgespec.sampling.sampling import Sampler, cause_of
 
 
 def make_grammar(
@@ -48,10 +48,16 @@ class ConstrainedSampler:
         return self._sampler.seed
 
     def pick(self, logits_row: Logits) -> int:
-        """The next token for logits [V], which is also recorded."""
-        token = self._sampler.choose(logits_row) if self._picks_first else -1
-        if token < 0 or not self._grammar.allows(token):
-            token = self._choose_allowed(logits_row)
+        """The next token for logits [V], which is also recorded.
+
+        Raises UnsupportedError where the grammar and the sampler's biases leave none.
+        """
+        try:
+            token = self._sampler.choose(logits_row) if self._picks_first else -1
+            if token < 0 or not self._grammar.allows(token):
+                token = self._choose_allowed(logits_row)
+        except BackendError as problem:
+            raise cause_of(problem, logits_row) from None
         self._sampler.record(token)
         self._grammar.accept(token)
         return token

@@ -35,7 +35,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import BackendError, UnsupportedError
+from edgespec.errors import BackendError, EdgespecError, UnsupportedError
 from edgespec.sampling.best_tokens import (
     LOWEST,
     Head,
@@ -123,7 +123,10 @@ class Sampler:
             return _argmax(logits_row)
         with np.errstate(all="ignore"):
             row = self._change(logits_row)
-            return _argmax(row) if self.params.is_greedy else self._draw(row)
+            try:
+                return _argmax(row) if self.params.is_greedy else self._draw(row)
+            except BackendError as problem:
+                raise cause_of(problem, logits_row) from None
 
     def record(self, token: int) -> None:
         """Count a token that was chosen elsewhere as emitted; `pick` does so by itself."""
@@ -283,6 +286,16 @@ def _finite_max(row: NDArray[np.float32]) -> float:
     if not math.isfinite(best):
         raise _no_best(best)
     return best
+
+
+def cause_of(problem: BackendError, logits_row: NDArray[np.float32]) -> EdgespecError:
+    """Why no token could be chosen: the model's own logits [V], or what was asked for."""
+    if not math.isfinite(logits_row.max()):
+        return problem
+    return UnsupportedError(
+        "no token can be chosen: every one is forbidden",
+        hint="logit_bias and the grammar or schema leave none between them",
+    )
 
 
 def _no_best(best: float) -> BackendError:

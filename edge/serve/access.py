@@ -1,10 +1,13 @@
-"""Who may use a server, and by which names. Knows no HTTP package."""
+"""Who may use a server: its keys, origins of web pages, host names. Knows no HTTP package."""
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from edgespec.errors import UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,27 +15,104 @@ class Access:
     """Who may use a server.
 
     Args:
-        keys: any of them lets in; without one everybody who reaches the server may use it.
-        origins: of pages that browsers may let use it, besides its own; "*" is all.
-        hosts: names it is reached by; empty takes any.
+        keys: as `checked_keys` returns them; without one everybody who reaches the server may use
+            it.
+        origins: of web pages that browsers may let use it, besides its own; "*" is all.
+        hosts: names it is reached by besides those of this machine; None takes any name.
     """
 
     keys: Sequence[str] = ()
     origins: Sequence[str] = ()
-    hosts: Sequence[str] = ()
+    hosts: Sequence[str] | None = None
+
+    def has_key(self, sent: bytes) -> bool:
+        """Whether the bytes of a header are one of the keys, as UTF-8 or as Latin-1.
+
+        Browsers send Latin-1, most other clients UTF-8. All keys are compared, so that the time
+        says nothing.
+        """
+        forms = [form for key in self.keys for form in _forms(key)]
+        return any([hmac.compare_digest(sent, form) for form in forms])
+
+    def takes_origin(self, origin: str) -> bool:
+        """Whether pages of an origin may use the server."""
+        return "*" in self.origins or _plain_origin(origin) in map(_plain_origin, self.origins)
+
+    def takes_host(self, host: str) -> bool:
+        """Whether the server is known by a name, as a Host header has it.
+
+        A page on the internet may have its own name lead to this machine. It is refused where only
+        names of this machine are taken.
+        """
+        if self.hosts is None:
+            return True
+        name = host_name(host)
+        return is_loopback(name) or name in map(host_name, self.hosts)
 
 
-def local_hosts(host: str) -> tuple[str, ...]:
-    """Names by which a server on a loopback address is reached; none for other addresses.
+def checked_keys(keys: Sequence[str] | str | None) -> tuple[str, ...]:
+    """Keys without the white space around them. None is no key.
 
-    A page on the internet may have its name lead to this machine, and is then not the server's.
+    Raises UnsupportedError for an empty list and for a key that is blank or that no header can
+    carry: an empty variable must not open a server.
     """
-    return ("localhost", "127.0.0.1", "::1", host) if is_loopback(host) else ()
+    if keys is None:
+        return ()
+    made = tuple(key.strip() for key in ([keys] if isinstance(keys, str) else keys))
+    if not made or not all(made):
+        raise UnsupportedError(
+            "an API key is blank" if made else "the list of API keys is empty",
+            hint="give a key of at least one character, or leave the option out; "
+            "a variable in it may be unset",
+        )
+    for number, key in enumerate(made, 1):
+        if any(ord(one) < 32 or ord(one) == 127 for one in key) or not _forms(key):
+            raise UnsupportedError(
+                f"API key {number} has a character that no header can carry",
+                hint="use letters, digits and signs, on one line",
+            )
+    return made
+
+
+def check_exposure(host: str, keys: Sequence[str]) -> None:
+    """Raise UnsupportedError for a server that others on the network could use without a key."""
+    if not is_loopback(host) and not keys:
+        raise UnsupportedError(
+            f"others could use a server on {host or 'every address'} without a key",
+            hint="give --api-key or --api-key-file, or use --host 127.0.0.1",
+        )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether only this machine reaches an address, or a name stands for this machine."""
+    name = host_name(host)
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(name).is_loopback
     except ValueError:
-        return host == "localhost"
+        return name == "localhost"
+
+
+def host_name(host: str) -> str:
+    """A host in lower case, without its port, the brackets of IPv6 and the final dot."""
+    name = host.strip().lower()
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    elif name.count(":") == 1:
+        name = name.partition(":")[0]
+    return name.removesuffix(".")
+
+
+def _plain_origin(origin: str) -> str:
+    """As browsers send it: lower case, no final slash."""
+    return origin.strip().lower().rstrip("/")
+
+
+def _forms(key: str) -> list[bytes]:
+    """The bytes that clients send for a key; none where it cannot be sent."""
+    found = []
+    for encoding, errors in (("utf-8", "surrogateescape"), ("latin-1", "strict")):
+        try:
+            found.append(key.encode(encoding, errors))
+        except UnicodeEncodeError:
+            continue
+    return found

@@ -102,6 +102,7 @@ class Routes:
         ]
 
     async def _health(self, _request: Request) -> Response:
+        self._service.check()
         return JSONResponse({"status": "ok"})
 
     async def _page(self, _request: Request) -> Response:
@@ -124,11 +125,8 @@ class Routes:
     def _asked(self, answer: Callable[[Service, Any], Any]) -> Handler:
         async def handle(request: Request) -> Response:
             service = self._service
-            body = await read_body(request, service)
-            found = await anyio.to_thread.run_sync(
-                lambda: answer(service, read_json(body, service.limits))
-            )
-            return JSONResponse(found)
+            read = await reader_of(request, service)
+            return JSONResponse(await anyio.to_thread.run_sync(lambda: answer(service, read())))
 
         return handle
 
@@ -156,9 +154,8 @@ class Routes:
     def _generating(self, prepare: Prepare) -> Handler:
         async def handle(request: Request) -> Answer:
             service, loop = self._service, asyncio.get_running_loop()
-            body = await read_body(request, service)
-            read = lambda: prepare(service, read_json(body, service.limits), loop)  # noqa: E731
-            prepared = await anyio.to_thread.run_sync(read)
+            read = await reader_of(request, service)
+            prepared = await anyio.to_thread.run_sync(lambda: prepare(service, read(), loop))
             service.worker.submit(prepared.generations)
             return Answer(prepared, service.worker, service.limits.write_s)
 
@@ -169,6 +166,17 @@ def _places(path: str) -> set[str]:
     """A path with /v1 and without it; the page has one place."""
     short = path.removeprefix("/v1")
     return {path} if path == "/" else {short, f"/v1{short}"}
+
+
+async def reader_of(request: Request, service: Service) -> Callable[[], Any]:
+    """Receive the body of a request; what is returned makes a document of it, in any thread.
+
+    Raises Refusal where nothing can be answered, and as `read_body`.
+    """
+    service.check()
+    body = await read_body(request, service)
+    encoding = request.headers.get("content-encoding", "")
+    return lambda: read_json(body, service.limits, encoding)
 
 
 async def read_body(request: Request, service: Service) -> bytes:

@@ -1,102 +1,166 @@
-"""Who may come in: keys, origins, host names and the size of bodies, before any route is asked."""
+"""Who may come in: keys, origins and host names, before any route is asked; and who asked for what.
+
+What is logged names a request by its id, method, path and status. It never has a header, a body or
+a key.
+"""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Callable
+from time import perf_counter
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.serve.access import Access
 from edgespec.serve.answers import send_json
-from edgespec.serve.refusal import Refusal
+from edgespec.serve.refusal import LOGGER, REQUEST_ID, Refusal, refusal_of
+from edgespec.serve.shapes import new_id
 
 _OPEN_PATHS = ("/", "/health", "/v1/health")  # for everybody: they tell nothing of anybody
-_METHODS = "GET, POST, OPTIONS"
-_HEADERS = "authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
+_METHODS = ("GET", "POST", "OPTIONS")
+_TOLD_HEADERS = ("x-request-id", "retry-after")  # that pages of other origins may read
+_REFUSED = (401, 403)
+_PATH_CHARS = 100
 
 
 class Guard:
-    """Refuses what may not come in, and lets browsers know what may."""
+    """Refuses what may not come in, lets browsers know what may, and logs each request."""
 
     def __init__(self, app: ASGIApp, access: Access, seen: Callable[[int], None]) -> None:
-        self._app, self._access, self._seen = app, access, seen
+        self._access, self._seen = access, seen
+        # Inside, so that a page of an origin that is allowed can read why its key was refused.
+        self._app: ASGIApp = _Keys(app, access)
+        if access.origins:
+            self._app = _Origins(self._app, access)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """By ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        origin = self._allowed_origin(headers)
-        told = self._telling(send, origin)
+        scope, host = _local(scope)
+        exchange = _Exchange(scope, send, self._seen)
+        token = REQUEST_ID.set(exchange.request_id)
         try:
-            self._check(scope, headers, origin)
-        except Refusal as refusal:
-            await send_json(told, refusal.status, refusal.document)
-            return
-        if scope["method"] == "OPTIONS" and origin is not None:
-            await _allow(told)
-            return
-        await self._app(scope, receive, told)
+            self._check(Headers(scope=scope), host)
+            await self._app(scope, receive, exchange.send)
+        except Exception as problem:
+            refusal = refusal_of(problem)
+            if exchange.status is None:  # else the server closes the connection
+                await send_json(exchange.send, refusal.status, refusal.document)
+        finally:
+            REQUEST_ID.reset(token)
+            exchange.log()
 
-    def _check(self, scope: Scope, headers: Headers, origin: str | None) -> None:
-        """Raise Refusal for who may not come in."""
-        host = _name_of(headers.get("host", ""))
-        if self._access.hosts and host not in self._access.hosts:
-            raise Refusal("this server is not known by that host name", status=403)
-        if headers.get("origin") is not None and origin is None and not _is_own(headers):
-            raise Refusal("pages of this origin may not use the server (--cors)", status=403)
-        if scope["method"] == "OPTIONS" or scope["path"] in _OPEN_PATHS:
-            return
-        if self._access.keys and not self._has_key(headers):
-            raise Refusal("the API key is missing or wrong", status=401, code="invalid_api_key")
-
-    def _has_key(self, headers: Headers) -> bool:
-        given = headers.get("x-api-key", "")
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer":
-            given = token.strip()
-        found = [hmac.compare_digest(given.encode(), key.encode()) for key in self._access.keys]
-        return any(found)  # all of them are compared: time tells nothing
-
-    def _allowed_origin(self, headers: Headers) -> str | None:
+    def _check(self, headers: Headers, host: str) -> None:
+        """Raise Refusal for names and origins that are not allowed."""
+        if not self._access.takes_host(host):
+            raise Refusal("this server is not known by that host name (--allowed-host)", status=403)
         origin = headers.get("origin")
-        allowed = self._access.origins
-        return origin if origin is not None and ("*" in allowed or origin in allowed) else None
-
-    def _telling(self, send: Send, origin: str | None) -> Callable[[Message], Awaitable[None]]:
-        async def told(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._seen(message["status"])
-                headers = MutableHeaders(scope=message)
-                headers["x-content-type-options"] = "nosniff"
-                if origin is not None:
-                    headers["access-control-allow-origin"] = origin
-                    headers["vary"] = "Origin"
-            await send(message)
-
-        return told
+        is_own = origin is None or origin.partition("://")[2].lower() == host.lower()
+        if origin is not None and not is_own and not self._access.takes_origin(origin):
+            raise Refusal("pages of this origin may not use the server (--cors)", status=403)
 
 
-def _name_of(host: str) -> str:
-    """A host without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if ":" in host else host
+class _Keys:
+    """Lets in who has a key, where keys are asked for."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._lets_in(scope):
+            refusal = Refusal("the API key is missing or wrong", status=401, code="invalid_api_key")
+            await send_json(send, refusal.status, refusal.document)
+            return
+        await self._app(scope, receive, send)
+
+    def _lets_in(self, scope: Scope) -> bool:
+        if not self._access.keys or _route_path(scope) in _OPEN_PATHS:
+            return True
+        headers = Headers(scope=scope)
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        sent = token if kind.lower() == "bearer" else headers.get("x-api-key", "")
+        return self._access.has_key(sent.strip().encode("latin-1"))
 
 
-def _is_own(headers: Headers) -> bool:
-    """Whether the page that asks came from this server."""
-    return headers.get("origin", "").partition("://")[2] == headers.get("host")
+class _Origins(CORSMiddleware):
+    """Any header may be sent from an origin that is allowed: clients add many of their own."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        super().__init__(
+            app,
+            access.origins,
+            _METHODS,
+            allow_headers=("*",),
+            expose_headers=_TOLD_HEADERS,
+        )
+        self.allow_private_network = True  # a page of the internet that asks this machine
+        self._access = access
+
+    def is_allowed_origin(self, origin: str) -> bool:
+        """As `Access` says."""
+        return self._access.takes_origin(origin)
 
 
-async def _allow(send: Send) -> None:
-    headers = [
-        (b"access-control-allow-methods", _METHODS.encode()),
-        (b"access-control-allow-headers", _HEADERS.encode()),
-        (b"access-control-max-age", b"600"),
-    ]
-    await send({"type": "http.response.start", "status": 204, "headers": headers})
-    await send({"type": "http.response.body", "body": b""})
+class _Exchange:
+    """One request and what is known of its answer."""
+
+    def __init__(self, scope: Scope, send: Send, seen: Callable[[int], None]) -> None:
+        self.request_id = new_id("req_")
+        self.status: int | None = None
+        self._scope, self._send, self._seen = scope, send, seen
+        self._began_s = perf_counter()
+
+    async def send(self, message: Message) -> None:
+        """Send on, with the headers that every answer has."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self._seen(message["status"])
+            headers = MutableHeaders(scope=message)
+            headers["x-content-type-options"] = "nosniff"
+            headers["x-request-id"] = self.request_id
+        await self._send(message)
+
+    def log(self) -> None:
+        """Say what was asked and how it ended; those that were refused with their address."""
+        peer = (self._scope.get("client") or ("?",))[0]
+        is_refused = self.status in _REFUSED
+        LOGGER.log(
+            logging.WARNING if is_refused else logging.INFO,
+            "%s %s %s %s %.0f ms%s",
+            self.request_id,
+            _shown(self._scope["method"]),
+            _shown(self._scope["path"]),
+            self.status or "closed",
+            (perf_counter() - self._began_s) * 1e3,
+            f" from {_shown(str(peer))}" if is_refused else "",
+        )
+
+
+def _local(scope: Scope) -> tuple[Scope, str]:
+    """A request with the path as routes know it, and the host it was sent to.
+
+    A target may be a whole address (`GET http://host/path`); its host counts then. Slashes too many
+    at either end, as in `/v1/models/`, change nothing.
+    """
+    path, root = scope["path"], scope.get("root_path", "")
+    host = Headers(scope=scope).get("host", "")
+    if not path.startswith("/") and "://" in path:
+        host, _, path = path.partition("://")[2].partition("/")
+        host = host.rpartition("@")[2]
+    path = path.removeprefix(root) if root and path.startswith(f"{root}/") else path
+    return {**scope, "path": f"{root}/{path.strip('/')}"}, host
+
+
+def _route_path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def _shown(text: str) -> str:
+    """On one line, whatever a client sent."""
+    return ascii(text[:_PATH_CHARS])[1:-1]

@@ -1,7 +1,10 @@
-"""What a client is told when it does not get what it asked for."""
+"""What a client is told when it does not get what it asked for, and what the log is told then."""
 
 from __future__ import annotations
 
+import logging
+import traceback
+from contextvars import ContextVar
 from typing import Any
 
 from edgespec.errors import (
@@ -11,6 +14,10 @@ from edgespec.errors import (
     ModelFileError,
     UnsupportedError,
 )
+
+LOGGER = logging.getLogger("edgespec.serve")
+LOGGER.addHandler(logging.NullHandler())  # who uses the package says where messages go
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")  # of the request being answered
 
 COME_AGAIN = (429, 503)  # answers with these say when
 _KINDS = {
@@ -62,7 +69,7 @@ def refusal_of(problem: Exception, param: str | None = None) -> Refusal:
     if isinstance(problem, Refusal):
         return problem
     if not isinstance(problem, EdgespecError):
-        return Refusal(f"the server failed: {type(problem).__name__}", status=500)
+        return _failed(problem, type(problem).__name__)
     hint = f" ({problem.hint})" if problem.hint else ""
     message = f"{problem}{hint}"
     if isinstance(problem, ContextFullError):
@@ -70,4 +77,24 @@ def refusal_of(problem: Exception, param: str | None = None) -> Refusal:
     if isinstance(problem, UnsupportedError | ModelFileError):  # a template fails on its messages
         return Refusal(message, param=param)
     known = str(problem) if isinstance(problem, BackendError) else type(problem).__name__
-    return Refusal(f"the server failed: {known}", status=500)
+    return _failed(problem, known)
+
+
+def _failed(problem: Exception, known: str) -> Refusal:
+    """Log a failure of the server, and name the request by which it is found in the log."""
+    request_id = REQUEST_ID.get()
+    LOGGER.error("%s failed: %s\n%s", request_id or "a request", known, _places(problem))
+    where = f" (request {request_id})" if request_id else ""
+    return Refusal(f"the server failed: {known}{where}", status=500)
+
+
+def _places(problem: BaseException) -> str:
+    """Where a problem, and what it came of, was raised.
+
+    Its message is left out, since it may quote what a client sent.
+    """
+    earlier = problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
+    before = "" if earlier is None else f"{_places(earlier)}\nwhich led to:\n"
+    return (
+        f"{before}{type(problem).__name__}\n{''.join(traceback.format_tb(problem.__traceback__))}"
+    )

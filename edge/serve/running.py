@@ -1,13 +1,20 @@
-"""uvicorn, told what this server needs: time limits for headers, an end that frees the engine."""
+"""uvicorn, told what this server needs: time limits for headers, an end that frees the engine.
+
+A process that was told to end does so, even if a thread never returns from native code.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import functools
+import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -17,6 +24,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from edgespec.serve.limits import Limits
 
 _GRACE_S = 5  # that answers under way have when the server stops
+_CLOSE_S = 2  # that threads have after that to end their steps
+_AT_ONCE_S = 1  # both of it, when it was told twice
 _IDLE_S = 30  # that a connection may be kept without a request
 
 
@@ -41,6 +50,7 @@ class Running(uvicorn.Server):
             )
         )
         self._on_start = on_start
+        self._is_watched = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
@@ -64,6 +74,33 @@ class Running(uvicorn.Server):
         finally:
             for one, handler in before.items():
                 signal.signal(one, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Of the first signal, and of more: the process has ended some seconds later."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._is_watched = True
+        end_within(_AT_ONCE_S if self.force_exit else _GRACE_S + _CLOSE_S)
+
+    def has_ended(self) -> None:
+        """Nothing is left that could hang: the process goes on."""
+        if self._is_watched:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def end_within(seconds: float) -> None:
+    """End the process after this time, with the status 1, whatever its threads do then.
+
+    A watchdog in C ends it: it needs no thread of Python's. A later call takes the place of an
+    earlier one.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_nowhere())
+
+
+@functools.cache
+def _nowhere() -> int:
+    """Where the watchdog writes what the threads were doing."""
+    return os.open(os.devnull, os.O_WRONLY)
 
 
 def _is_heard(one: signal.Signals) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from edgespec.annotations import check_arguments
 from edgespec.decode.engine import Engine
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.plan.plan import Plan
-from edgespec.serve.access import Access, is_loopback, local_hosts
+from edgespec.serve.access import Access, check_exposure, checked_keys, is_loopback
 from edgespec.serve.defaults import Defaults
 from edgespec.serve.limits import Limits
 from edgespec.serve.packages import require_packages
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
     from edgespec.serve.running import Running
 
-_START_S = 30.0  # that a thread may take until it listens
+_START_S = 30.0  # that a thread may take until it answers
+_BACKLOG = 128  # connections that wait while a model is loaded
 
 
 class Server:
@@ -34,13 +36,16 @@ class Server:
     Args:
         engine: answers; it is not closed with the server.
         names: of the model, as clients ask for it; the first one is what answers call it.
-        keys: API keys, of which requests need one; empty asks for none.
+        keys: API keys, of which requests need one; None asks for none.
         origins: of web pages that may use the server besides its own; "*" is all.
+        hosts: names by which clients reach the server, besides those of this machine: that of a
+            proxy, or host.docker.internal; "*" takes any name.
         defaults: settings of answers whose request does not say otherwise.
         limits: how much a request may ask for.
         plan: what the engine was loaded with, to be shown.
 
-    Raises MissingDependencyError without the packages of the `serve` extra.
+    Raises MissingDependencyError without the packages of the `serve` extra, and UnsupportedError
+    for blank keys.
     """
 
     def __init__(
@@ -48,54 +53,69 @@ class Server:
         engine: Engine,
         *,
         names: Sequence[str] = ("edgespec",),
-        keys: Sequence[str] = (),
+        keys: Sequence[str] | None = None,
         origins: Sequence[str] = (),
+        hosts: Sequence[str] = (),
         defaults: Defaults | None = None,
         limits: Limits | None = None,
         plan: Plan | None = None,
     ) -> None:
         check_arguments(Server.__init__, names=names, keys=keys, origins=origins)
         require_packages()
+        self._keys = checked_keys(keys)
+        self._origins, self._hosts = tuple(origins), tuple(hosts)
         self.service = Service(engine, names=names, defaults=defaults, limits=limits, plan=plan)
-        self._keys, self._origins = tuple(keys), tuple(origins)
         self._running: Running | None = None
         self._thread: threading.Thread | None = None
 
     def app(self, hosts: Sequence[str] = ()) -> ASGIApp:
         """An ASGI application, to be mounted or run elsewhere.
 
+        Where it listens is not known here. Without keys it answers only by names of this machine,
+        those of the server's `hosts`, and these.
+
         Args:
-            hosts: names it is reached by; empty takes any.
+            hosts: further names by which clients reach it; "*" takes any name.
         """
+        return self._app([*self._hosts, *hosts], takes_any=bool(self._keys) and not hosts)
+
+    def _app(self, hosts: Sequence[str], *, takes_any: bool) -> ASGIApp:
         from edgespec.serve.app import make_app
 
-        return make_app(self.service, Access(self._keys, self._origins, hosts))
+        known = None if takes_any or "*" in hosts else hosts
+        return make_app(self.service, Access(self._keys, self._origins, known))
 
     def run(self, listener: socket.socket, ready: threading.Event | None = None) -> None:
-        """Answer on a socket of `bind`, until an interrupt or `close`."""
+        """Answer on a socket of `bind`, until an interrupt or `close`.
+
+        Raises UnsupportedError where others could use it without a key.
+        """
         from edgespec.serve.running import Running
 
-        app = self.app(local_hosts(listener.getsockname()[0]))
+        host = listener.getsockname()[0]
+        check_exposure(host, self._keys)
+        app = self._app(self._hosts, takes_any=not is_loopback(host))
         on_start = ready.set if ready is not None else _nothing
         self._running = Running(app, self.service.limits, on_start)
         try:
             self._running.run([listener])
         finally:
             self.service.close()
+            self._running.has_ended()
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Answer in a thread of its own until `close`; returns the address, `http://HOST:PORT`.
 
         Port 0 takes a free one. Raises as `bind`.
         """
-        listener, ready = bind(host, port), threading.Event()
+        listener, ready = bind(host, port, self._keys), threading.Event()
         address = address_of(listener)
         self._thread = threading.Thread(
             target=self.run, args=(listener, ready), name="edgespec-server", daemon=True
         )
         self._thread.start()
         if not ready.wait(_START_S):
-            raise BackendError(f"the server does not listen on {address} after {_START_S:.0f} s")
+            raise BackendError(f"the server does not answer on {address} after {_START_S:.0f} s")
         return address
 
     def close(self) -> None:
@@ -116,32 +136,40 @@ class Server:
 def _nothing() -> None: ...
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that does not listen yet. Raises UnsupportedError where it cannot be had."""
+def bind(host: str, port: int, keys: Sequence[str] = ()) -> socket.socket:
+    """A socket that listens: from now on the port is taken, and clients wait to be answered.
+
+    Raises UnsupportedError where it cannot be had, and where others could use it without a key.
+    """
+    check_exposure(host, keys)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
+    # Windows' SO_REUSEADDR would share the port with another server; elsewhere it is what lets a
+    # server that was just ended start again.
+    reuse = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, reuse, 1)
         listener.bind((host, port))
+        listener.listen(_BACKLOG)
     except (OSError, OverflowError) as problem:
         listener.close()
-        reason = problem.strerror if isinstance(problem, OSError) else str(problem)
-        raise UnsupportedError(
-            f"cannot listen on {host} port {port}: {reason}", hint="choose another --port or --host"
-        ) from problem
+        raise _no_port(host, port, problem) from problem
     return listener
+
+
+def _no_port(host: str, port: int, problem: OSError | OverflowError) -> UnsupportedError:
+    if isinstance(problem, OSError) and problem.errno == errno.EADDRINUSE:
+        return UnsupportedError(
+            f"port {port} of {host or 'this machine'} is in use: another server listens there",
+            hint="end that server, or choose another --port; 0 takes a free one",
+        )
+    reason = problem.strerror if isinstance(problem, OSError) else str(problem)
+    return UnsupportedError(
+        f"cannot listen on {host} port {port}: {reason}", hint="choose another --port or --host"
+    )
 
 
 def address_of(listener: socket.socket) -> str:
     """`http://HOST:PORT` of a socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def check_exposure(host: str, keys: Sequence[str]) -> None:
-    """Raise UnsupportedError for a server that others on the network could use without a key."""
-    if not is_loopback(host) and not keys:
-        raise UnsupportedError(
-            f"others could use a server on {host} without a key",
-            hint="give --api-key or --api-key-file, or use --host 127.0.0.1",
-        )

@@ -11,6 +11,7 @@ from dataclasses import replace
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
+from edgespec.errors import UnsupportedError
 from edgespec.memory.plan.plan import Plan
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.asked import Setup
@@ -18,6 +19,7 @@ from edgespec.serve.defaults import Defaults
 from edgespec.serve.generation import Generation
 from edgespec.serve.limits import Limits
 from edgespec.serve.prompts import Prompts
+from edgespec.serve.refusal import Refusal
 from edgespec.serve.sampling_fields import seed_of_choice
 from edgespec.serve.totals import Totals
 from edgespec.serve.worker import Worker
@@ -49,6 +51,17 @@ class Service:
         self.totals = Totals()
         self.started_s = int(time.time())
         self.worker = Worker(self.limits.waiting, self._ended, engine.users)
+
+    def check(self) -> None:
+        """Raise Refusal where no request can be answered: it is what health tells."""
+        try:
+            self.engine.check()
+        except UnsupportedError as problem:
+            raise Refusal(
+                f"{problem} ({problem.hint})", status=503, code="engine_unusable"
+            ) from problem
+        if self.worker.is_closed:
+            raise Refusal("the server stops", status=503, code="stopping")
 
     def generations(
         self,

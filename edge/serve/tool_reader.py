@@ -1,7 +1,7 @@
 """Finds calls of tools in the text of an answer, as it comes.
 
 What does not turn out to be a call of a tool that was offered is given back as text, so nothing a
-model writes is lost.
+model writes is lost. Only calls beyond those that may be made are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ToolReader:
     Args:
         how: the way calls are written.
         names: of the tools that were offered.
-        most: calls that are taken; the rest is text.
+        most: calls that are taken; further ones are left out.
     """
 
     def __init__(self, how: ToolFormat, names: Collection[str], *, most: int) -> None:
@@ -34,7 +34,7 @@ class ToolReader:
         self._held = ""  # that may be, or is, a part of a call
         self._is_calling = self._is_bare = False
         self._has_begun = False  # with text that is no call
-        self._found = 0
+        self._found = 0  # calls, those left out as well
 
     def push(self, text: str) -> Delta:
         """What more text added."""
@@ -50,10 +50,13 @@ class ToolReader:
         held, self._held = self._held, ""
         if self._found and not held.strip():
             return Delta()
-        calls = self._parsed(held) if self._is_calling or self._is_bare else ()
-        if calls or not self._is_calling:
-            return Delta(calls=calls) if calls else Delta(held)
-        return Delta(self._how.opening + held)
+        calls = self._parsed(held) if self._is_calling or self._is_bare else None
+        if calls is not None:
+            return Delta(calls=calls)
+        if not self._is_calling:
+            return Delta(held)
+        # A call that was cut off is no text either, where it would have been left out.
+        return Delta() if self._found >= self._most else Delta(self._how.opening + held)
 
     def _text(self) -> Delta | None:
         """Text before a call; None where more has to come first."""
@@ -87,18 +90,19 @@ class ToolReader:
         inner, self._held = self._held[:end], self._held[end + len(self._how.closing) :]
         self._is_calling = False
         calls = self._parsed(inner)
-        if calls:
+        if calls is not None:
             return Delta(calls=calls)
         return Delta(f"{self._how.opening}{inner}{self._how.closing}")
 
-    def _parsed(self, text: str) -> tuple[ToolCall, ...]:
-        """The calls in a text that has nothing else; none where it is not that."""
+    def _parsed(self, text: str) -> tuple[ToolCall, ...] | None:
+        """The calls to be made in a text that has calls alone; None where it is not that."""
         documents = _documents(_unfenced(text))
-        calls = [self._tool_call(one) for one in documents]
-        if not calls or None in calls or self._found + len(calls) > self._most:
-            return ()
+        calls = [call for one in documents if (call := self._tool_call(one)) is not None]
+        if not calls or len(calls) < len(documents):
+            return None
+        taken = calls[: max(0, self._most - self._found)]
         self._found += len(calls)
-        return tuple(call for call in calls if call is not None)
+        return tuple(taken)
 
     def _tool_call(self, document: Any) -> ToolCall | None:
         if not isinstance(document, dict):

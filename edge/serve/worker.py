@@ -32,7 +32,7 @@ class Worker:
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []
         self._change = threading.Condition()
-        self._is_closed = False
+        self.is_closed = False
         self._threads = [
             threading.Thread(target=self._work, name="edgespec-engine", daemon=True)
             for _ in range(users)
@@ -53,7 +53,7 @@ class Worker:
     def submit(self, generations: Sequence[Generation]) -> None:
         """Put them at the end of the queue. Raises Refusal where they do not all fit."""
         with self._change:
-            if self._is_closed:
+            if self.is_closed:
                 raise Refusal("the server stops", status=503, code="stopping")
             there = len(self._waiting) + len(self._running)
             if there + len(generations) > self._most + self._users:
@@ -77,7 +77,7 @@ class Worker:
     def close(self) -> None:
         """End all of them and the threads; safe to call twice."""
         with self._change:
-            self._is_closed = True
+            self.is_closed = True
             left = [*self._waiting]
             for generation in self._running:
                 generation.cancel()
@@ -97,8 +97,8 @@ class Worker:
 
     def _next(self) -> Generation | None:
         with self._change:
-            self._change.wait_for(lambda: self._waiting or self._is_closed)
-            if self._is_closed:
+            self._change.wait_for(lambda: self._waiting or self.is_closed)
+            if self.is_closed:
                 return None
             self._running.append(self._waiting.popleft())
             return self._running[-1]

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import socket
 from typing import Any
 
 import httpx
 import pytest
 from serving_cases import Serve, Speaker
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+from waiting import PATIENCE_S, until
 
+from edgespec.decode.engine import Engine
+from edgespec.serve import app
 from edgespec.serve.limits import Limits
+from edgespec.serve.server import Server
 
 HELLO: Any = {"messages": [{"role": "user", "content": "Hi"}]}
 CHAT = "/v1/chat/completions"
@@ -32,6 +42,18 @@ def test_a_key_is_asked_for(serve: Serve, headers: dict[str, str], status: int) 
     assert httpx.get(f"{address}/health").status_code == 200
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_keys_need_not_be_ascii(serve: Serve, encoding: str) -> None:
+    """Most clients send UTF-8, browsers Latin-1."""
+    key = "schlüssel eins"
+    address = serve(Speaker(), keys=(f" {key}\n",))
+    for sent, status in ((key, 200), ("schlüssel", 401), ("schlussel eins", 401)):
+        headers = [(b"x-api-key", sent.encode(encoding))]
+        assert httpx.get(f"{address}/v1/models", headers=headers).status_code == status
+        headers = [(b"authorization", b"Bearer " + sent.encode(encoding))]
+        assert httpx.get(f"{address}/v1/models", headers=headers).status_code == status
+
+
 def test_pages_of_other_origins_are_refused_unless_named(serve: Serve) -> None:
     address = serve(Speaker())
     evil = {"origin": "https://evil.example"}
@@ -44,21 +66,128 @@ def test_pages_of_other_origins_are_refused_unless_named(serve: Serve) -> None:
 
     named = serve(Speaker(), origins=("https://good.example",), keys=("k",))
     good = {"origin": "https://good.example"}
-    asked = httpx.options(named + CHAT, headers=good)
-    assert asked.status_code == 204
+    wanted = "authorization, content-type, x-stainless-os, x-stainless-retry-count"
+    before = {
+        **good,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": wanted,
+    }
+    asked = httpx.options(named + CHAT, headers=before)
+    assert asked.status_code == 200
     assert asked.headers["access-control-allow-origin"] == "https://good.example"
-    assert "authorization" in asked.headers["access-control-allow-headers"]
+    assert asked.headers["access-control-allow-headers"] == wanted
+    assert "POST" in asked.headers["access-control-allow-methods"]
+    assert httpx.options(named + CHAT, headers={**before, **evil}).status_code == 403
     refused = httpx.post(named + CHAT, json=HELLO, headers=good)
     assert refused.status_code == 401  # and the page may read why
     assert refused.headers["access-control-allow-origin"] == "https://good.example"
     assert httpx.post(named + CHAT, json=HELLO, headers=evil).status_code == 403
 
 
-def test_a_name_that_leads_here_from_outside_is_refused(serve: Serve) -> None:
-    address = serve(Speaker())
+NAMES = [
+    ("rebound.example", 403),
+    ("localhost.rebound.example", 403),
+    ("", 403),
+    ("localhost:PORT", 200),
+    ("LocalHost:PORT", 200),
+    ("localhost.", 200),
+    ("localhost.:PORT", 200),
+    ("127.0.0.1", 200),
+    ("[::1]:PORT", 200),
+    ("host.docker.internal:PORT", 200),
+    ("Host.Docker.Internal.", 200),
+]
+
+
+def test_a_name_that_leads_here_from_outside_is_refused_unless_named(serve: Serve) -> None:
+    address = serve(Speaker(), hosts=("HOST.docker.internal",))
     port = address.rpartition(":")[2]
-    for host, status in (("rebound.example", 403), (f"localhost:{port}", 200), ("127.0.0.1", 200)):
-        assert httpx.get(f"{address}/health", headers={"host": host}).status_code == status
+    for host, status in NAMES:
+        headers = {"host": host.replace("PORT", port)}
+        assert httpx.get(f"{address}/health", headers=headers).status_code == status, host
+    assert (
+        status_of(port, "GET http://LocalHost/v1/models HTTP/1.1", "Host: rebound.example") == 200
+    )
+    assert status_of(port, "GET http://rebound.example/health HTTP/1.1", "Host: localhost") == 403
+    whole = f"GET http://user@localhost:{port}/health?a=b HTTP/1.1"
+    assert status_of(port, whole, "Host: localhost") == 200
+    anyone = serve(Speaker(), hosts=("*",))
+    assert httpx.get(f"{anyone}/health", headers={"host": "a.example"}).status_code == 200
+
+
+def status_of(port: str, *lines: str) -> int:
+    """The status of a request that is sent as it is."""
+    with socket.create_connection(("127.0.0.1", int(port)), timeout=PATIENCE_S) as opened:
+        opened.sendall("\r\n".join([*lines, "Connection: close", "", ""]).encode())
+        return int(opened.makefile("rb").readline().split()[1])
+
+
+def test_slashes_too_many_change_no_path(serve: Serve) -> None:
+    address = serve(Speaker(), keys=("k",))
+    key = {"x-api-key": "k"}
+    for path in ("/v1/models/", "//v1/models", "/v1/models/edgespec/", "/health/", "//"):
+        assert httpx.get(address + path, headers=key).status_code == 200, path
+    assert httpx.post(f"{address}{CHAT}/", json=HELLO, headers=key).status_code == 200
+    assert httpx.get(f"{address}/v1/models/").status_code == 401
+
+
+def test_a_mounted_application_knows_its_own_paths() -> None:
+    """And answers, without keys, only by names of this machine and those it was given."""
+    with Engine(Speaker()) as engine, Server(engine) as server:
+        mounted = Starlette(routes=[Mount("/llm", app=server.app(["inner.example"]))])
+        with TestClient(mounted, base_url="http://inner.example") as client:
+            for path in ("/llm/", "/llm/health", "/llm/v1/models/"):
+                assert client.get(path).status_code == 200
+            refused = client.get("/llm/health", headers={"host": "rebound.example"})
+            assert refused.status_code == 403
+    with Engine(Speaker()) as engine, Server(engine, keys=["k"]) as server:
+        mounted = Starlette(routes=[Mount("/llm", app=server.app())])
+        with TestClient(mounted, base_url="http://inner.example") as client:
+            paths = ("/llm/health", "/llm/v1/models", "/llm/health/../v1/models")
+            assert [client.get(path).status_code for path in paths] == [200, 401, 401]
+
+
+def test_a_request_is_logged_by_its_id_and_nothing_of_its_inside(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "edgespec")
+    address = serve(Speaker(), keys=("right-key",))
+    private = {"x-api-key": "right-key", "x-private": "private-header"}
+    body = {"messages": [{"role": "user", "content": "private prompt"}]}
+    asked = httpx.post(f"{address}{CHAT}?private=query", json=body, headers=private)
+    until(lambda: CHAT in caplog.text)
+    (line,) = [one for one in caplog.records if CHAT in one.getMessage()]
+    assert line.levelno == logging.INFO and line.name == "edgespec.serve"
+    assert re.fullmatch(
+        rf"{asked.headers['x-request-id']} POST {CHAT} 200 \d+ ms", line.getMessage()
+    )
+    refused = httpx.get(f"{address}/a%0ab%1b[0m", headers={"x-api-key": "wrong-key"})
+    until(lambda: "401" in caplog.text)
+    (warning,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert warning.getMessage().startswith(f"{refused.headers['x-request-id']} GET /a")
+    assert warning.getMessage().endswith(" from 127.0.0.1")
+    assert "\n" not in warning.getMessage() and "\x1b" not in warning.getMessage()
+    for secret in ("right-key", "wrong-key", "private"):
+        assert secret not in caplog.text
+
+
+def test_a_failure_is_logged_with_its_place_and_its_id_alone(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before and after what routes catch: what is told names the request."""
+
+    def fail(_service: object, document: Any) -> None:
+        raise KeyError(document["content"])
+
+    monkeypatch.setitem(app._ANSWERING, "/tokenize", fail)
+    address = serve(Speaker())
+    told = httpx.post(f"{address}/tokenize", json={"content": "private text"})
+    name = told.headers["x-request-id"]
+    assert told.status_code == 500
+    assert told.json()["error"]["message"] == f"the server failed: KeyError (request {name})"
+    (line,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert name in line.getMessage() and "in fail" in line.getMessage()
+    assert "private text" not in caplog.text
 
 
 def test_large_bodies_are_refused_before_they_are_read(serve: Serve) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import pytest
+from waiting import PATIENCE_S
 
+from edgespec.backends.fake import FakeBackend
+from edgespec.decode.engine import Engine
 from edgespec.errors import UnsupportedError
-from edgespec.serve.access import is_loopback, local_hosts
-from edgespec.serve.server import bind, check_exposure
+from edgespec.serve.server import Server, bind
 
 # As where the extra was not installed: nothing of it is found, and importing it would fail.
 PROGRAM = """
@@ -37,21 +43,53 @@ def test_missing_packages_are_a_sentence() -> None:
     assert (made.stdout, made.stderr) == (wanted, "")
 
 
-def test_only_this_machine_uses_a_server_without_a_key() -> None:
-    assert is_loopback("127.0.0.5") and is_loopback("::1") and is_loopback("localhost")
-    assert not is_loopback("0.0.0.0") and not is_loopback("example.org")
-    assert local_hosts("0.0.0.0") == ()
-    check_exposure("127.0.0.1", ())
-    check_exposure("0.0.0.0", ("key",))
-    with pytest.raises(UnsupportedError, match=r"others could use a server on 0\.0\.0\.0"):
-        check_exposure("0.0.0.0", ())
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with Engine(FakeBackend(lambda context: [0.0], 1)) as made:
+        yield made
 
 
-def test_a_port_in_use_is_told() -> None:
+def test_a_server_that_others_reach_needs_a_key_however_it_is_started(engine: Engine) -> None:
+    with Server(engine) as server:
+        for host in ("0.0.0.0", "", "::"):
+            with pytest.raises(UnsupportedError, match="others could use a server on"):
+                server.start(host)
+        with socket.socket() as everywhere:  # of somebody who did not ask `bind`
+            everywhere.bind(("0.0.0.0", 0))
+            with pytest.raises(UnsupportedError, match=r"others could use a server on 0\.0\.0\.0"):
+                server.run(everywhere)
+    with Server(engine, keys=["key"]) as server:
+        port = server.start("0.0.0.0").rpartition(":")[2]
+        address, key = f"http://127.0.0.1:{port}", {"authorization": "Bearer key"}
+        hosts = ("box.example", f"127.0.0.1:{port}")
+        asked = [httpx.get(f"{address}/v1/models", headers={**key, "host": one}) for one in hosts]
+        assert [one.status_code for one in asked] == [200, 200]
+        assert httpx.get(f"{address}/v1/models").status_code == 401
+
+
+@pytest.mark.parametrize("keys", [[], [""], ["  "], "", ["right", "\n"], ["a\nb"], ["\ud800"]])
+def test_keys_that_are_none_are_refused(engine: Engine, keys: Any) -> None:
+    with pytest.raises(UnsupportedError, match=r"API key") as caught:
+        Server(engine, keys=keys)
+    assert caught.value.hint
+
+
+def test_a_port_in_use_is_told_before_anything_is_loaded() -> None:
+    """Neither has to listen by itself: the first one has the port as soon as it is bound."""
     with bind("127.0.0.1", 0) as taken:
-        taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UnsupportedError, match=f"port {port}"):
+        with pytest.raises(UnsupportedError, match=f"port {port} of 127.0.0.1 is in use") as caught:
             bind("127.0.0.1", port)
+        assert "--port" in caught.value.hint
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S):
+            pass  # a client that comes early waits
     with pytest.raises(UnsupportedError, match="cannot listen"):
         bind("127.0.0.1", 70000)
+
+
+def test_windows_does_not_share_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There SO_REUSEADDR means that two servers may have one."""
+    monkeypatch.setattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_KEEPALIVE, raising=False)
+    with bind("127.0.0.1", 0) as listener:
+        assert not listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -72,11 +72,25 @@ def test_calls_are_found_whole_and_character_by_character(
         assert read(ToolReader(how, NAMES, most=9), pieces) == (content, "", calls)
 
 
-def test_no_more_calls_than_are_wanted() -> None:
-    text = '<tool_call>{"name": "time", "arguments": {}}</tool_call>' * 2
-    content, _, calls = read(ToolReader(HERMES, NAMES, most=1), [text])
-    assert calls == [("time", {})]
-    assert content == '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
+TIME = '{"name": "time", "arguments": {}}'
+TWICE = [
+    (HERMES, f"<tool_call>{TIME}</tool_call>\n" * 2, ""),
+    (HERMES, f"Both.\n<tool_call>{TIME}</tool_call> <tool_call>{TIME}", "Both."),
+    (HERMES, f"<tool_call>{TIME}</tool_call><tool_call>{TIME[:20]}", ""),  # cut off
+    (HERMES, f"{TIME}\n{TIME}", ""),
+    (HERMES, f"<tool_call>[{TIME}, {TIME}]</tool_call> Done.", "Done."),
+    (MISTRAL, f"[TOOL_CALLS][{TIME}, {TIME}]", ""),
+    (LLAMA, f"<|python_tag|>{TIME}; {TIME}", ""),
+]
+
+
+@pytest.mark.parametrize(("how", "text", "content"), TWICE)
+def test_calls_beyond_those_that_may_be_made_are_left_out(
+    how: ToolFormat, text: str, content: str
+) -> None:
+    for pieces in ([text], list(text)):
+        found, _, calls = read(ToolReader(how, NAMES, most=1), pieces)
+        assert (found.strip(), calls) == (content, [("time", {})])
 
 
 @given(st.text(alphabet="ab<>{}[]_ `\n", max_size=40), st.integers(1, 7))

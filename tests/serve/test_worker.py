@@ -50,8 +50,9 @@ def test_what_fails_in_the_engine_is_told_and_the_next_one_is_answered(serve: Se
     address = serve(backend)
     response = httpx.post(address + CHAT, json=HELLO)
     assert response.status_code == 500
+    name = response.headers["x-request-id"]
     assert response.json()["error"] == {
-        "message": "the server failed: RuntimeError",
+        "message": f"the server failed: RuntimeError (request {name})",
         "type": "server_error",
         "param": None,
         "code": None,

@@ -1,0 +1,52 @@
+"""Names and keys, as they are compared."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.errors import UnsupportedError
+from edgespec.serve.access import Access, check_exposure, checked_keys, host_name, is_loopback
+
+
+def test_only_this_machine_uses_a_server_without_a_key() -> None:
+    for host in ("127.0.0.5", "::1", "localhost", "LocalHost.", "[::1]:80"):
+        assert is_loopback(host)
+        check_exposure(host, ())
+    for host in ("0.0.0.0", "example.org", "", "::", "localhost.example.org"):
+        assert not is_loopback(host)
+        check_exposure(host, ("key",))
+        with pytest.raises(UnsupportedError, match="others could use a server on"):
+            check_exposure(host, ())
+
+
+@pytest.mark.parametrize(
+    ("sent", "name"),
+    [
+        ("A.Example:80", "a.example"),
+        ("a.example.", "a.example"),
+        ("a.example.:8080", "a.example"),
+        ("[2001:DB8::1]:80", "2001:db8::1"),
+        ("2001:db8::1", "2001:db8::1"),
+        ("", ""),
+        (":", ""),
+        ("[", ""),
+    ],
+)
+def test_hosts_are_compared_by_their_names(sent: str, name: str) -> None:
+    assert host_name(sent) == name
+
+
+def test_origins_are_compared_as_browsers_send_them() -> None:
+    access = Access(origins=("https://App.example/",))
+    assert access.takes_origin("https://app.example")
+    assert not access.takes_origin("https://app.example.org")
+    assert Access(origins=("*",)).takes_origin("null")
+
+
+def test_keys_lose_the_space_around_them_and_nothing_else() -> None:
+    assert checked_keys(None) == ()
+    assert checked_keys("one key") == ("one key",)  # not a key a letter
+    assert checked_keys([" a b\n", "c"]) == ("a b", "c")
+    access = Access(checked_keys(["a b"]))
+    assert access.has_key(b"a b")
+    assert not access.has_key(b"a") and not access.has_key(b"")

@@ -1,0 +1,72 @@
+"""Bodies as they are sent: compressed ones are read within the limit, or refused by name."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+import zlib
+
+import httpx
+import pytest
+from queue_cases import CHAT, HELLO
+from serving_cases import Serve, Speaker
+
+from edgespec.serve.bodies import read_json
+from edgespec.serve.limits import Limits
+from edgespec.serve.refusal import Refusal
+
+BODY = json.dumps(HELLO).encode()
+
+
+def raw_deflate(data: bytes) -> bytes:
+    made = zlib.compressobj(wbits=-15)
+    return made.compress(data) + made.flush()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data"),
+    [
+        ("gzip", gzip.compress(BODY)),
+        ("GZIP", gzip.compress(BODY)),
+        ("deflate", zlib.compress(BODY)),
+        ("deflate", raw_deflate(BODY)),  # as some clients send it
+        ("identity", BODY),
+    ],
+)
+def test_compressed_bodies_are_read(serve: Serve, encoding: str, data: bytes) -> None:
+    headers = {"content-encoding": encoding}
+    answer = httpx.post(serve(Speaker()) + CHAT, content=data, headers=headers)
+    assert answer.status_code == 200
+    assert answer.json()["choices"][0]["message"]["content"] == "Hello, world!"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "status", "words"),
+    [
+        ("zstd", b"(\xb5/\xfd", 415, 'encoding "zstd" is not supported, only gzip and deflate'),
+        ("gzip, gzip", gzip.compress(BODY), 415, '"gzip, gzip" is not supported'),
+        ("gzip", BODY, 400, "the body is not gzip"),
+        ("gzip", gzip.compress(BODY)[:-9], 400, "ends before its gzip data does"),
+        ("gzip", gzip.compress(b"") * 9, 400, "ends after its gzip data does"),
+        ("gzip", gzip.compress(b" " * 1001), 413, "more than 1000 bytes"),
+        ("deflate", zlib.compress(bytes(1 << 20)), 413, "more than 1000 bytes"),
+        ("gzip", b"", 400, "ends before"),
+    ],
+)
+def test_what_cannot_be_decompressed_is_refused(
+    encoding: str, data: bytes, status: int, words: str
+) -> None:
+    with pytest.raises(Refusal, match=words) as caught:
+        read_json(data, Limits(body_bytes=1000), encoding)
+    assert caught.value.status == status
+
+
+def test_a_body_that_grows_without_bound_is_not_unpacked() -> None:
+    """Four MiB of it would be four GiB."""
+    made = zlib.compressobj(9)
+    bomb = b"".join(made.compress(bytes(1 << 20)) for _ in range(256)) + made.flush()
+    began = time.process_time()
+    with pytest.raises(Refusal, match="more than 4194304 bytes"):
+        read_json(bomb, Limits(), "deflate")
+    assert time.process_time() - began < 1.0  # all of it takes longer than that
