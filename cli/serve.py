@@ -98,7 +98,6 @@ def serve(
     given = [*_given_keys(context, api_key), *_keys_of(api_key_file)]
     keys = checked_keys(given) if given else ()
     check_exposure(host, keys)
-    _log_to_stderr(each_request=plan_options.verbose)
     sampling = sampling_options.params()
     spec = read_model(model.path(plan_options))
     request = replace(
@@ -128,6 +127,7 @@ def serve(
         ):
             gc.freeze()  # what is there stays: to look it through for garbage takes several steps
             note(f"listening on {address_of(listener)}; Ctrl-C stops")
+            _log_to_stderr(each_request=plan_options.verbose)
             server.run(listener)
             from edgespec.serve.running import end_within
 

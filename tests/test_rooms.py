@@ -32,7 +32,6 @@ ELSEWHERE = {
     # Between a request and its answer: seen from outside, by clients.
     "edge/serve/generation.py": "tests/serve/test_answers.py",
     "edge/serve/prepare.py": "tests/serve/test_app.py",
-    "edge/serve/running.py": "tests/serve/test_users.py",
     # What earlier runs counted: each part by itself, and loads that fail.
     "edge/setup/learning.py": "tests/setup/test_loading.py",
 }

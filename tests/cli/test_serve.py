@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 import pytest
+from command_line import Command
+from waiting import PATIENCE_S
 
 from edgespec.cli.serve import _keys_of
 from edgespec.errors import UnsupportedError
@@ -51,3 +56,80 @@ def test_a_file_of_other_bytes_has_no_keys(tmp_path: Path) -> None:
     (tmp_path / "keys").write_bytes(b"caf\xe9\n")
     with pytest.raises(UnsupportedError, match="keys is not UTF-8 text: byte 3 is 0xe9"):
         _keys_of(tmp_path / "keys")
+KEYS = "EDGESPEC_API_KEY"
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The keys that a server would have had."""
+    found: list[tuple[str, ...]] = []
+
+    def bind(_host: str, _port: int, keys: Sequence[str]) -> socket.socket:
+        found.append(tuple(keys))
+        raise UnsupportedError("no further")
+
+    monkeypatch.setattr("edgespec.serve.server.bind", bind)
+    return found
+
+
+@pytest.mark.model
+def test_the_variable_is_one_key(
+    say: Command, user: Path, given: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the places where keys may stand the first one holds, as for every option."""
+    user.write_text('[serve]\napi-key = ["of", "a file"]\n')
+    say("serve")
+    monkeypatch.setenv(KEYS, "three words here")
+    say("serve")
+    say("serve", "--api-key", "one", "--api-key", "other")
+    monkeypatch.delenv(KEYS)
+    user.unlink()
+    say("serve")
+    assert given == [("of", "a file"), ("three words here",), ("one", "other"), ()]
+
+
+@pytest.mark.parametrize("where", ["option", "variable", "file of keys", "file of settings"])
+def test_a_blank_key_opens_no_server(
+    say: Command, user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """As where a variable in a script is not set."""
+    arguments: list[str] = []
+    if where == "option":
+        arguments = ["--host", "0.0.0.0", "--api-key", ""]
+    elif where == "variable":
+        monkeypatch.setenv(KEYS, "")
+    elif where == "file of keys":
+        (tmp_path / "keys").write_text("  \n\n")
+        arguments = ["--api-key-file", str(tmp_path / "keys")]
+    else:
+        user.write_text('[serve]\napi-key = ""\n')
+    status, _, err = say("serve", *arguments)
+    assert status == 1 and "hint: " in err
+    assert "an API key is blank" in err or "there is no key in" in err
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_a_server_logs_and_a_second_one_is_told_at_once(measured: str) -> None:
+    asked = [sys.executable, "-m", "edgespec.cli.main", "serve", "--ctx", "256", "--port"]
+    first = subprocess.Popen(
+        [*asked, "0", "-v", "--api-key", "right", "--allowed-host", "proxy.example"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert first.stderr is not None
+    try:
+        lines = iter(first.stderr.readline, "")
+        address = next(line for line in lines if "listening on" in line).split()[2].rstrip(";")
+        port = address.rpartition(":")[2]
+        second = subprocess.run([*asked, port], capture_output=True, text=True, timeout=PATIENCE_S)
+        assert second.returncode == 1 and f"port {port} of 127.0.0.1 is in use" in second.stderr
+        assert "listening" not in second.stderr and "tokens of context" not in second.stderr
+        headers = {"host": "proxy.example", "x-api-key": "wrong"}
+        name = httpx.get(f"{address}/v1/models", headers=headers).headers["x-request-id"]
+        line = next(line for line in lines if name in line)
+        assert f"{name} GET /v1/models 401" in line and line.endswith("from 127.0.0.1\n")
+    finally:
+        first.terminate()
+        rest = first.communicate(timeout=PATIENCE_S)[1]
+    assert first.returncode == 0 and "stopped" in rest

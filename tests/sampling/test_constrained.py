@@ -19,6 +19,7 @@ from edgespec.drafting.drafters.base import Outcome
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import Stakes
+from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.constrained import ConstrainedSampler
 from edgespec.sampling.params import SamplingParams
@@ -98,6 +99,20 @@ def test_greedy_takes_the_best_allowed_token_and_the_grammar_hears_each() -> Non
     sampler = ConstrainedSampler(Sampler(SamplingParams(), V), grammar)
     assert [sampler.pick(ROW), sampler.pick(-ROW)] == [2, 6]
     assert grammar.accepted == [2, 6]
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2}])
+def test_biases_that_leave_nothing_of_what_the_grammar_allows_are_told(params: Any) -> None:
+    """A setting is wrong then; where the model's own logits are, the model is."""
+    even = tuple((token, -_INF) for token in range(0, V, 2))
+    sampler = ConstrainedSampler(Sampler(SamplingParams(logit_bias=even, **params), V), Even())
+    with pytest.raises(UnsupportedError, match="every one is forbidden"):
+        sampler.pick(ROW)
+    with pytest.raises(BackendError):
+        sampler.pick(np.full(V, np.nan, np.float32))
+    every = SamplingParams(logit_bias=tuple((token, -_INF) for token in range(V)), **params)
+    with pytest.raises(UnsupportedError, match="every one is forbidden"):
+        Sampler(every, V).pick(ROW)
 
 
 def stakes_of(max_nodes: int) -> Stakes:

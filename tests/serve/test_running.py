@@ -1,0 +1,159 @@
+"""How a server's process ends: politely, and whatever its threads do."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from queue_cases import CHAT, HELLO, generations
+from serving_cases import Speaker
+from waiting import PATIENCE_S, in_thread, join, until
+
+from edgespec.decode.engine import Engine
+from edgespec.serve import running
+from edgespec.serve.server import Server
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="its signals end a process at once")
+
+# A server in the main thread; its model never returns from a call into C, or takes its time.
+PROGRAM = """
+import ctypes, sys
+from serving_cases import TEMPLATE, Speaker
+from edgespec.decode.engine import Engine
+from edgespec.serve.server import Server, address_of, bind
+
+class Stuck(Speaker):
+    def verify(self, tree):
+        if "stuck" in sys.argv:
+            ctypes.CDLL(None).sleep(600)
+        return super().verify(tree)
+
+with bind("127.0.0.1", 0) as listener:
+    print(address_of(listener), flush=True)
+    backend = Stuck()
+    backend.step_s = 0.1
+    with Engine(backend, chat_template=TEMPLATE) as engine, Server(engine) as server:
+        server.run(listener)
+print("ended", flush=True)
+"""
+
+
+@contextmanager
+def served(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    tests = Path(__file__).parent.parent
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE, text=True, cwd=tests
+    )
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip(), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ask(address: str) -> httpx.Response | None:
+    try:
+        return httpx.post(address + CHAT, json=HELLO, timeout=PATIENCE_S)
+    except httpx.HTTPError:
+        return None
+
+
+def test_a_second_signal_ends_the_process_whatever_runs() -> None:
+    """Python's threads are waited for at its end, and a call into C hears of nothing."""
+    with served("stuck") as (address, process):
+        thread, _ = in_thread(lambda: ask(address))
+        until(lambda: generations(address) == 1)
+        process.send_signal(signal.SIGTERM)
+        until(lambda: is_refused(address))  # it has heard
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 1
+        join(thread)
+    assert running._AT_ONCE_S < 2
+
+
+def is_refused(address: str) -> bool:
+    try:
+        httpx.get(f"{address}/health")
+    except httpx.HTTPError:
+        return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", [signal.SIGTERM, signal.SIGINT])
+def test_one_signal_ends_it_after_a_while(one: signal.Signals) -> None:
+    """Sooner than Docker, which kills after ten seconds."""
+    with served("stuck") as (address, process):
+        thread, _ = in_thread(lambda: ask(address))
+        until(lambda: generations(address) == 1)
+        process.send_signal(one)
+        assert process.wait(PATIENCE_S) == 1
+        join(thread)
+    assert running._GRACE_S + running._CLOSE_S < 10
+
+
+def test_a_signal_lets_answers_end_and_what_comes_after_the_server() -> None:
+    with served() as (address, process):
+        thread, answers = in_thread(lambda: ask(address))
+        until(lambda: generations(address) == 1)
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ended\n"
+        assert process.wait(PATIENCE_S) == 0
+        join(thread)
+    assert answers[0] is not None and answers[0].status_code == 200
+
+
+FORKED = """
+import asyncio, os, sys
+import httpx
+from serving_cases import HELLO, Speaker
+from edgespec.decode.engine import Engine
+from edgespec.serve.server import Server
+
+app = Server(Engine(Speaker())).app()  # as gunicorn --preload does
+
+async def ask():
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://localhost"
+    ) as client:
+        health = await client.get("/health")
+        chat = await client.post("/v1/chat/completions", json={"messages": HELLO})
+        print(health.status_code, chat.status_code, health.json()["error"]["message"], flush=True)
+
+if child := os.fork():
+    os.waitpid(child, 0)
+else:
+    asyncio.run(ask())
+os._exit(0)
+"""
+
+
+def test_health_tells_of_a_fork_in_which_nothing_can_be_answered() -> None:
+    tests = Path(__file__).parent.parent
+    made = subprocess.run(
+        [sys.executable, "-c", FORKED],
+        capture_output=True,
+        text=True,
+        cwd=tests,
+        timeout=PATIENCE_S,
+    )
+    assert made.stdout.startswith("503 503 the engine was loaded by another process"), made.stderr
+
+
+def test_health_tells_of_an_engine_that_is_closed() -> None:
+    engine = Engine(Speaker())
+    with Server(engine) as server:
+        address = server.start()
+        assert httpx.get(f"{address}/health").json() == {"status": "ok"}
+        engine.close()
+        found = [httpx.get(f"{address}/health"), httpx.post(address + CHAT, json=HELLO)]
+        assert [one.status_code for one in found] == [503, 503]
+        assert "the engine is closed" in found[0].json()["error"]["message"]
