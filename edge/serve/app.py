@@ -74,6 +74,7 @@ def make_app(service: Service, access: Access | None = None) -> ASGIApp:
     routes = Routes(service)
     app = Starlette(routes=routes.all(), lifespan=lifespan)
     app.add_exception_handler(HTTPException, _unknown)
+    app.add_exception_handler(Exception, _failed)
     return Guard(app, access or Access(), service.totals.add_status)
 
 
@@ -232,5 +233,10 @@ def error_response(
 async def _unknown(request: Request, problem: Exception) -> Response:
     """A path or method that is not there."""
     status = problem.status_code if isinstance(problem, HTTPException) else 500
-    what = f"{request.method} {request.url.path[:100]} is not supported"
+    what = f"{request.method} {request.scope['path'][:100]} is not supported"
     return error_response(Refusal(what, status=status, code="unknown_path"))
+
+
+async def _failed(_request: Request, problem: Exception) -> Response:
+    """What nothing else caught."""
+    return error_response(refusal_of(problem))

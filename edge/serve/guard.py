@@ -48,9 +48,11 @@ class Guard:
             self._check(Headers(scope=scope), host)
             await self._app(scope, receive, exchange.send)
         except Exception as problem:
-            refusal = refusal_of(problem)
-            if exchange.status is None:  # else the server closes the connection
+            if exchange.status is None:
+                refusal = refusal_of(problem)
                 await send_json(exchange.send, refusal.status, refusal.document)
+            elif exchange.status < 500:  # the connection is closed, and the log says why
+                refusal_of(problem)
         finally:
             REQUEST_ID.reset(token)
             exchange.log()

@@ -1,16 +1,28 @@
-"""Bodies that nobody would send: a refusal with a sentence, never a failure of the server."""
+"""Requests that nobody would send: a refusal with a sentence, never a failure of the server."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import gzip
 import json
+import os
 import random
-from collections.abc import Iterator
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import httpx
 import pytest
-from serving_cases import Serve, Speaker
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from serving_cases import TEMPLATE, Serve, Speaker
+from starlette.types import ASGIApp
+from waiting import PATIENCE_S
+
+from edgespec.decode.engine import Engine
+from edgespec.serve.limits import Limits
+from edgespec.serve.server import Server
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 USER = {"role": "user", "content": "Hi"}
@@ -190,3 +202,149 @@ def test_no_body_makes_the_server_fail(serve: Serve) -> None:
 @pytest.mark.slow
 def test_ten_thousand_bodies(serve: Serve) -> None:
     assert_none_fails(serve(Speaker()), seed=2, count=2_000)
+
+
+# -- whole requests, as a server hands them over ----------------------------------------------
+
+EXAMPLES = int(os.environ.get("EDGESPEC_FUZZ_EXAMPLES", "150"))
+PATHS = sorted(
+    {path for path, _ in SEEDS}
+    | {"/", "/health", "/props", "/slots", "/status", "/metrics", "/v1/embeddings"}
+    | {"/v1/models", "/v1/models/edgespec", "/v1/models/a/b", "*", "http://localhost/health"}
+)
+ENCODERS: dict[bytes, Callable[[bytes], bytes]] = {
+    b"gzip": gzip.compress,
+    b"deflate": zlib.compress,
+    b"identity": bytes,
+    b"zstd": bytes,
+    b"gzip ": lambda data: gzip.compress(data)[:-3],
+    b"x-gzip": lambda data: data[::-1],
+}
+HEADERS: dict[bytes, list[bytes]] = {
+    b"host": [b"localhost:1", b"LOCALHOST.", b"[::1]:1", b"a.example", b"", b"[", b":::", b"\xff"],
+    b"origin": [b"http://localhost:1", b"https://a.example", b"null", b"", b"://", b"\xe9"],
+    b"authorization": [b"Bearer k", b"bearer  k ", b"Basic k", b"Bearer", b"", b"Bearer \xff\xc3"],
+    b"x-api-key": [b"k", b"", b"\xff"],
+    b"access-control-request-method": [b"POST", b"DELETE", b""],
+    b"access-control-request-headers": [b"x-stainless-os", b"", b"a,,b"],
+    b"access-control-request-private-network": [b"true"],
+    b"content-type": [b"text/plain", b"application/json; charset=utf-16", b"\xff"],
+    b"content-length": [b"0", b"-1", b"x", b"99999999999999999999"],
+    b"x-request-id": [b"mine", b"\xff"],
+    b"expect": [b"100-continue"],
+}
+values = st.binary(max_size=30).map(lambda data: bytes(one for one in data if one not in b"\r\n\0"))
+json_values = st.recursive(
+    st.sampled_from(JUNK) | st.text(max_size=20) | st.integers() | st.floats(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
+    """The scope and the body of one: most are near one that is answered."""
+    path, seed = draw(st.sampled_from(SEEDS))
+    body = copy.deepcopy(seed)
+    chance = random.Random(draw(st.integers(0, 1 << 32)))
+    for _ in range(draw(st.sampled_from((0, 1, 1, 2, 4)))):
+        _change(chance, body)
+    if draw(st.booleans()):
+        body[draw(st.sampled_from(sorted(seed)))] = draw(json_values)
+    data = json.dumps(body).encode()
+    if draw(st.integers(0, 9)) == 0:
+        path, data = draw(st.sampled_from(PATHS) | st.text(max_size=12)), draw(st.binary())
+    data = data if draw(st.integers(0, 9)) else data.decode().encode("utf-16")
+    path = draw(st.sampled_from(("{}", "{}", "{}", "/{}/", "{}//", "http://LocalHost{}"))).format(
+        path
+    )
+    names = draw(st.lists(st.sampled_from(sorted(HEADERS)), max_size=3))
+    headers = {name: draw(st.sampled_from(HEADERS[name]) | values) for name in names}
+    headers.setdefault(b"host", b"localhost:1")
+    if draw(st.integers(0, 3)) == 0:
+        name = draw(st.sampled_from(sorted(ENCODERS)))
+        headers[b"content-encoding"], data = name, ENCODERS[name](data)
+    method = draw(st.sampled_from(["POST"] * 6 + ["GET", "HEAD", "OPTIONS", "DELETE", "é"]))
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(errors="replace"),
+        "query_string": draw(values),
+        "root_path": "",
+        "headers": list(headers.items()),
+        "client": draw(st.sampled_from([("127.0.0.1", 1), None])),
+        "server": ("127.0.0.1", 1),
+    }
+    return scope, data
+
+
+async def answer_of(app: ASGIApp, scope: dict[str, Any], body: bytes) -> tuple[int, str, bytes]:
+    """Status, type and body. The body is sent in two parts, and the client stays."""
+    half = len(body) // 2
+    parts = [(body[:half], True), (body[half:], False)]
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        if not parts:
+            await asyncio.sleep(2 * PATIENCE_S)
+        data, has_more = parts.pop(0)
+        return {"type": "http.request", "body": data, "more_body": has_more}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await asyncio.wait_for(app(scope, receive, send), PATIENCE_S)
+    assert [one["type"] for one in sent].count("http.response.start") == 1
+    assert not sent[-1].get("more_body")
+    headers = dict(sent[0]["headers"])
+    assert headers[b"x-request-id"]
+    kind = headers.get(b"content-type", b"").decode()
+    return sent[0]["status"], kind, b"".join(one.get("body", b"") for one in sent[1:])
+
+
+def no_json(name: str) -> NoReturn:
+    raise AssertionError(f"{name} is no JSON")
+
+
+@pytest.fixture(scope="module")
+def apps() -> Iterator[list[ASGIApp]]:
+    """One for everybody, and one with a key and an origin."""
+    limits = Limits(body_bytes=20_000)
+    with (
+        Engine(Speaker(), chat_template=TEMPLATE) as engine,
+        Server(engine, limits=limits) as free,
+        Server(engine, limits=limits, keys=["k"], origins=["https://a.example"]) as keyed,
+    ):
+        yield [free.app(), keyed.app()]
+
+
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    derandomize=EXAMPLES < 1000,
+    suppress_health_check=list(HealthCheck),
+)
+@given(request=requests())
+def test_every_request_is_answered_in_json(
+    apps: list[ASGIApp], request: tuple[dict[str, Any], bytes]
+) -> None:
+    scope, body = request
+    for app in apps:
+        status, kind, data = asyncio.run(answer_of(app, dict(scope), body))
+        assert status < 500 or (status, scope["method"]) == (501, "POST"), (status, data)
+        is_preflight = b"access-control-request-method" in dict(scope["headers"])
+        if status >= 400 and not is_preflight and scope["method"] != "HEAD":
+            assert kind == "application/json"
+            assert json.loads(data, parse_constant=no_json)["error"]["message"].strip(), data
+        elif kind == "application/json" and data:
+            json.loads(data, parse_constant=no_json)
+        elif kind.startswith("text/event-stream"):
+            for line in data.decode().splitlines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    document = json.loads(line[6:], parse_constant=no_json)
+                    assert document.get("error", {}).get("type") != "server_error", data
