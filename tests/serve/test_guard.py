@@ -16,7 +16,6 @@ from starlette.testclient import TestClient
 from waiting import PATIENCE_S, until
 
 from edgespec.decode.engine import Engine
-from edgespec.serve import app
 from edgespec.serve.limits import Limits
 from edgespec.serve.server import Server
 
@@ -169,25 +168,6 @@ def test_a_request_is_logged_by_its_id_and_nothing_of_its_inside(
     assert "\n" not in warning.getMessage() and "\x1b" not in warning.getMessage()
     for secret in ("right-key", "wrong-key", "private"):
         assert secret not in caplog.text
-
-
-def test_a_failure_is_logged_with_its_place_and_its_id_alone(
-    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also before and after what routes catch: what is told names the request."""
-
-    def fail(_service: object, document: Any) -> None:
-        raise KeyError(document["content"])
-
-    monkeypatch.setitem(app._ANSWERING, "/tokenize", fail)
-    address = serve(Speaker())
-    told = httpx.post(f"{address}/tokenize", json={"content": "private text"})
-    name = told.headers["x-request-id"]
-    assert told.status_code == 500
-    assert told.json()["error"]["message"] == f"the server failed: KeyError (request {name})"
-    (line,) = [one for one in caplog.records if one.levelno == logging.ERROR]
-    assert name in line.getMessage() and "in fail" in line.getMessage()
-    assert "private text" not in caplog.text
 
 
 def test_large_bodies_are_refused_before_they_are_read(serve: Serve) -> None:

@@ -1,0 +1,76 @@
+"""What fails, as a client is told of it and as the log is."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import httpx
+import pytest
+from decoding_cases import VOCAB
+from queue_cases import CHAT, HELLO
+from serving_cases import Serve, Speaker
+
+from edgespec.serve import app
+
+
+def test_a_failure_is_logged_with_its_place_and_its_id_alone(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of exceptions may quote what a client sent."""
+
+    def fail(_service: object, document: Any) -> None:
+        raise KeyError(document["content"])
+
+    monkeypatch.setitem(app._ANSWERING, "/tokenize", fail)
+    address = serve(Speaker())
+    told = httpx.post(f"{address}/tokenize", json={"content": "private text"})
+    name = told.headers["x-request-id"]
+    assert told.status_code == 500
+    assert told.json()["error"]["message"] == f"the server failed: KeyError (request {name})"
+    (line,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert name in line.getMessage() and "in fail" in line.getMessage()
+    assert "private text" not in caplog.text
+
+
+def test_what_no_route_catches_is_told_the_same_way(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(app, "openai_error", fail)
+    told = httpx.get(f"{serve(Speaker())}/v1/models/none")
+    assert told.status_code == 500
+    name = told.headers["x-request-id"]
+    assert (
+        told.json()["error"]["message"] == f"the server failed: ZeroDivisionError (request {name})"
+    )
+    (line,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert name in line.getMessage()
+
+
+def test_the_log_of_a_stream_that_fails_names_it(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Speaker):
+        def verify(self, tree: Any) -> Any:
+            raise RuntimeError
+
+    streamed = httpx.post(serve(Failing()) + CHAT, json={**HELLO, "stream": True})
+    name = streamed.headers["x-request-id"]
+    assert f"the server failed: RuntimeError (request {name})" in streamed.text
+    (line,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert name in line.getMessage() and "in verify" in line.getMessage()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_biases_that_leave_no_token_are_the_clients_to_mend(
+    serve: Serve, temperature: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    never = [[token, False] for token in range(VOCAB)]
+    body = {"prompt": "a", "logit_bias": never, "temperature": temperature, "stream": True}
+    told = httpx.post(f"{serve(Speaker())}/completion", json=body)
+    assert told.status_code == 400
+    assert "every one is forbidden" in told.json()["error"]["message"]
+    assert not [one for one in caplog.records if one.levelno == logging.ERROR]
