@@ -33,6 +33,7 @@ def raw_deflate(data: bytes) -> bytes:
         ("deflate", raw_deflate(BODY)),  # as some clients send it
         ("identity", BODY),
     ],
+    ids=["gzip", "capitals", "deflate", "raw deflate", "identity"],
 )
 def test_compressed_bodies_are_read(serve: Serve, encoding: str, data: bytes) -> None:
     headers = {"content-encoding": encoding}
@@ -53,6 +54,7 @@ def test_compressed_bodies_are_read(serve: Serve, encoding: str, data: bytes) ->
         ("deflate", zlib.compress(bytes(1 << 20)), 413, "more than 1000 bytes"),
         ("gzip", b"", 400, "ends before"),
     ],
+    ids=["zstd", "twice", "no gzip", "cut", "several", "large", "larger", "empty"],
 )
 def test_what_cannot_be_decompressed_is_refused(
     encoding: str, data: bytes, status: int, words: str

@@ -254,7 +254,7 @@ def requests(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
     data = json.dumps(body).encode()
     if draw(st.integers(0, 9)) == 0:
         path, data = draw(st.sampled_from(PATHS) | st.text(max_size=12)), draw(st.binary())
-    data = data if draw(st.integers(0, 9)) else data.decode().encode("utf-16")
+    data = data if draw(st.integers(0, 9)) else data.decode(errors="replace").encode("utf-16")
     path = draw(st.sampled_from(("{}", "{}", "{}", "/{}/", "{}//", "http://LocalHost{}"))).format(
         path
     )

@@ -84,7 +84,7 @@ TWICE = [
 ]
 
 
-@pytest.mark.parametrize(("how", "text", "content"), TWICE)
+@pytest.mark.parametrize(("how", "text", "content"), TWICE, ids=range(len(TWICE)))
 def test_calls_beyond_those_that_may_be_made_are_left_out(
     how: ToolFormat, text: str, content: str
 ) -> None:
