@@ -50,7 +50,7 @@ class Access:
         return is_loopback(name) or name in map(host_name, self.hosts)
 
 
-def checked_keys(keys: Sequence[str] | str | None) -> tuple[str, ...]:
+def checked_keys(keys: Sequence[str] | None) -> tuple[str, ...]:
     """Keys without the white space around them. None is no key.
 
     Raises UnsupportedError for an empty list and for a key that is blank or that no header can
@@ -58,7 +58,7 @@ def checked_keys(keys: Sequence[str] | str | None) -> tuple[str, ...]:
     """
     if keys is None:
         return ()
-    made = tuple(key.strip() for key in ([keys] if isinstance(keys, str) else keys))
+    made = tuple(key.strip() for key in keys)
     if not made or not all(made):
         raise UnsupportedError(
             "an API key is blank" if made else "the list of API keys is empty",
