@@ -56,6 +56,8 @@ def test_a_file_of_other_bytes_has_no_keys(tmp_path: Path) -> None:
     (tmp_path / "keys").write_bytes(b"caf\xe9\n")
     with pytest.raises(UnsupportedError, match="keys is not UTF-8 text: byte 3 is 0xe9"):
         _keys_of(tmp_path / "keys")
+
+
 KEYS = "EDGESPEC_API_KEY"
 
 
