@@ -31,9 +31,6 @@ _GPU_BUILDS = (
     ("nvidia", "/proc/driver/nvidia/version", "-DGGML_CUDA=ON"),
     ("amd", "/dev/kfd", "-DGGML_HIP=ON"),
 )
-_LEFT_OUT = " ".join(  # these processors have AVX512-FP16, too: see the Makefile
-    f"-DCMAKE_{language}_FLAGS='-mno-amx-int8 -U__AVX512FP16__'" for language in ("C", "CXX")
-)
 
 
 def doctor(as_json: options.JsonOption = False) -> None:
@@ -77,7 +74,6 @@ def _document() -> dict[str, Any]:
         ],
         "missing_gpu": missing_gpu(),
         "unused_gpu": _unused_gpu(bool(gpus)),
-        "unused_amx": _unused_amx(),
         "onnx_devices": _onnx_devices(),
         "cache": str(cache.cache_directory()),
     }
@@ -126,15 +122,6 @@ def _unused_gpu(used: bool) -> dict[str, str] | None:
     return None
 
 
-def _unused_amx() -> dict[str, str] | None:
-    """What to do about AMX kernels: they are left alone, and with them all rearranged weights."""
-    if importlib.util.find_spec("llama_cpp") is None:
-        return None
-    from edgespec.backends.llama.library import has_amx_kernels
-
-    return {"install": _build(_LEFT_OUT)} if has_amx_kernels() else None
-
-
 def _text(found: dict[str, Any]) -> str:
     sections = [
         "installed\n" + table([_package_row(one) for one in found["packages"]]),
@@ -144,8 +131,6 @@ def _text(found: dict[str, Any]) -> str:
     missing = [one for one in found["packages"] if one["version"] is None]
     if found["unused_gpu"]:
         missing.append({**found["unused_gpu"], "name": f"{found['unused_gpu']['vendor']} support"})
-    if found["unused_amx"]:
-        missing.append({**found["unused_amx"], "name": "rearranged weights (a build without AMX)"})
     if missing:
         rows = [(one["name"], one["install"]) for one in missing]
         sections.append("missing, and how to get it\n" + table(rows))

@@ -5,7 +5,7 @@
 // Promise: a token's result depends on its query and on the cells that it sees, not on what else is in the
 // step, on where cells lie, on how work is split, or on the instruction set. A score is one chain of sums over
 // a key's values. The maximum of scores and the sum of weights (of integers) do not depend on an order. Values
-// are added up cell by cell, and cells that a token does not see add zero.
+// are added up cell by cell, and cells that a token does not see add zero, even if they hold NaN or infinity.
 #pragma once
 
 #include <cstddef>

@@ -241,14 +241,16 @@ INLINE Floats queries(const Attention& a, int64_t kv_head, int64_t first, int64_
     return {copies, a.dk};
 }
 
-// From products of a block's keys to scores.
+// From products of a block's keys to scores. Those of hidden cells are minus infinity whatever lies there: a NaN in
+// the key of another text would be a NaN here, too.
 INLINE void finish_scores(const Attention& a, Row row, const uint16_t* mask, float* scores) {
     const V::Float slope = V::all(a.slopes ? a.slopes[row.head] : 1.0f);
     const V::Float scale = V::all(a.softcap != 0 ? a.scale / a.softcap : a.scale);
     for (int64_t c = 0; c < kCellBlock; c += V::lanes) {
         V::Float score = V::times(V::load(scores + c), scale);
         if (a.softcap != 0) score = V::times(tanh(score), V::all(a.softcap));
-        V::store(scores + c, V::add_product(slope, V::halves(mask + c), score));
+        const V::Float gain = V::halves(mask + c);
+        V::store(scores + c, V::add_product(slope, gain, V::zero_below(score, gain, -FLT_MAX)));
     }
 }
 
@@ -292,13 +294,49 @@ void weigh_row(const Attention& a, const Pass& pass, int64_t kv_head, int64_t r)
 
 constexpr int64_t kSlice = 32;  // of a head's values
 
-// Adds a block's weighted values to the sums, for one slice.
-void add_values(const Attention& a, const Pass& pass, int64_t kv_head, int64_t slice, int64_t place) {
+// Whether a token does not see all cells of a block, which others do.
+bool hides_cells(const Attention& a, const Pass& pass, int64_t place) {
+    uint16_t copies[kCellBlock], hides = 0;
+    for (int64_t t = 0; t < a.tokens; t++) {
+        const uint16_t* mask = masked(a, pass, t, place, copies);
+        for (int64_t c = 0; c < kCellBlock; c++) hides |= mask[c] == kHidden;
+    }
+    return hides;
+}
+
+// Whether all values of a slice are finite: anything else times zero is NaN.
+INLINE bool are_finite(const float* values, int64_t width) {
+    V::Float sum = V::all(0.0f);
+    for (int64_t c = 0; c < kCellBlock; c++)
+        for (int64_t i = 0; i < width; i += V::lanes)
+            sum = V::add_product(V::load(values + c * kSlice + i), V::all(0.0f), sum);
+    float sums[V::lanes];
+    V::store(sums, sum);
+    return std::all_of(sums, sums + V::lanes, [](float x) { return x == 0; });
+}
+
+// The same for a block with values that are not finite: a token adds zero for those that it does not see.
+void add_seen_values(const Attention& a, const Pass& pass, int64_t kv_head, int64_t first, int64_t width,
+                     int64_t place, const float* values) {
+    alignas(64) float seen_values[kCellBlock * kSlice];
+    uint16_t copies[kCellBlock];
+    for (int64_t r = 0; r < pass.rows; r++) {
+        const uint16_t* mask = masked(a, pass, Row(a, kv_head, r).token, place, copies);
+        for (int64_t i = 0; i < kCellBlock * kSlice; i++)
+            seen_values[i] = mask[i / kSlice] == kHidden && !std::isfinite(values[i]) ? 0 : values[i];
+        rows_function(1)({pass.score(kv_head, r) + place, pass.cells}, {seen_values, kSlice}, kCellBlock, width,
+                         place > 0, pass.sum(a, kv_head, r) + first, a.dv);
+    }
+}
+
+// Adds a block's weighted values to the sums, for one slice. `hides`: a token does not see all of its cells.
+void add_values(const Attention& a, const Pass& pass, int64_t kv_head, int64_t slice, int64_t place, bool hides) {
     alignas(64) float values[kCellBlock * kSlice];
     const int64_t first = slice * kSlice, width = std::min(kSlice, a.dv - first);
     for_cells(pass, a.v, kv_head, place, kCellBlock, first, width, [&](int64_t c, const char* at) {
         read_values(a.v.type, at, first, width, values + c * kSlice);
     });
+    if (hides && !are_finite(values, width)) return add_seen_values(a, pass, kv_head, first, width, place, values);
     for_tiles(pass.rows, [&](int64_t r, int64_t count) {
         rows_function(count)({pass.score(kv_head, r) + place, pass.cells}, {values, kSlice}, kCellBlock, width, place > 0,
                              pass.sum(a, kv_head, r) + first, a.dv);
@@ -340,7 +378,9 @@ void values(const Attention& a, void* memory, int64_t index, int64_t count) {
     const Pass pass(a, memory, index, count);
     const int64_t slices = (a.dv + kSlice - 1) / kSlice;
     const Share share(a.kv_heads * slices, index, count);
-    for (int64_t place = 0; place < pass.cells; place += kCellBlock)
-        for (int64_t i = share.first; i < share.end; i++) add_values(a, pass, i / slices, i % slices, place);
+    for (int64_t place = 0; place < pass.cells; place += kCellBlock) {
+        const bool hides = hides_cells(a, pass, place);
+        for (int64_t i = share.first; i < share.end; i++) add_values(a, pass, i / slices, i % slices, place, hides);
+    }
     for (int64_t i = share.first; i < share.end; i++) write_slice(a, pass, i / slices, i % slices);
 }

@@ -28,7 +28,8 @@ bool find_one(void* library, const char* name, Function& to) {
 }
 
 bool find_all(void* library, Functions& to) {
-    return find_one(library, "ggml_version", to.version) && find_one(library, "ggml_init", to.init) &&
+    return find_one(library, "ggml_version", to.version) &&
+           find_one(library, "ggml_commit", to.commit) && find_one(library, "ggml_init", to.init) &&
            find_one(library, "ggml_free", to.free) &&
            find_one(library, "ggml_new_tensor_2d", to.new_tensor_2d) &&
            find_one(library, "ggml_op_name", to.op_name) &&
@@ -46,6 +47,11 @@ bool find_all(void* library, Functions& to) {
            find_one(library, "ggml_barrier", to.barrier) &&
            find_one(library, "ggml_threadpool_chunk_set", to.set_chunk) &&
            find_one(library, "ggml_threadpool_chunk_add", to.take_chunk);
+}
+
+// Several commits have one version. Builds without git call theirs "unknown".
+bool is_commit(const char* said) {
+    return strncmp(said, kCommit, strlen(kCommit)) == 0 || strcmp(said, "unknown") == 0;
 }
 
 // A tensor that ggml made has its fields where we declare them.
@@ -86,7 +92,7 @@ bool buffer_fits() {
 const char* find_functions(void* library) {
     Functions found;
     if (!find_all(library, found)) return "llama.cpp's library does not export what they plug into";
-    if (strcmp(found.version(), kVersion) != 0) return "they are made for another version of ggml, 0.25.3";
+    if (strcmp(found.version(), kVersion) != 0 || !is_commit(found.commit())) return "they are made for another llama.cpp, with ggml 0.25.3 of commit 0c1e570";
     functions = found;
     if (!tensor_fits() || !operations_fit() || !buffer_fits()) return "ggml's structures differ from those of its version 0.25.3";
     return nullptr;

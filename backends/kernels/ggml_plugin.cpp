@@ -4,14 +4,18 @@
 // is supported there. What we take is packed as it is read and multiplied inside the CPU backend's own step, by
 // its own threads: the graph is not cut, and nothing is copied.
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
 
-#ifdef __linux__
+#if defined(__linux__)
+#include <malloc.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#elif defined(__APPLE__)
+#include <malloc/malloc.h>
 #endif
 
 #include "attention.h"
@@ -139,34 +143,88 @@ BufferType* packed_type() {
     return &type;
 }
 
-// What llama.cpp reads when a model is loaded. The CPU backend copies its list when it is first asked.
+// Two lists of buffer types: one is read by every operation of every model, the other, which ends with a null, when
+// a model is loaded. Other threads of the process may be reading them. So neither is ever moved: an entry more goes
+// into the room that its allocation happens to have, one pointer at a time.
+
+// Bytes behind an address that was allocated; 0 where nobody tells.
+size_t allocated_bytes([[maybe_unused]] void* address) {
+#if defined(__linux__)
+    return malloc_usable_size(address);
+#elif defined(__APPLE__)
+    return malloc_size(address);
+#else
+    return 0;
+#endif
+}
+
+// Processors read ahead: the pause is far longer than what they have begun when they see the value.
+template <class Value>
+void publish(Value* place, Value value) {
+    __atomic_store_n(place, value, __ATOMIC_SEQ_CST);
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+// Ours first, because others may take operations on weights that are not theirs. There is room for one more entry.
+// Back to front: who reads meanwhile finds each of the others, maybe twice.
+void put_first(BufferType** list, size_t count) {
+    for (size_t i = count; i > 0; i--) publish(list + i, list[i - 1]);
+    publish(list, packed_type());
+}
+
+// The list for operations. A reader takes its beginning, which stays, and its end, once each.
+bool join_in_place(std::vector<BufferType*>& types) {
+    BufferType** first = types.data();
+    const size_t count = types.size();
+    BufferType** parts[3];  // beginning, end, and end of the room, in libstdc++ and libc++
+    static_assert(sizeof parts == sizeof types);
+    memcpy(parts, &types, sizeof parts);
+    const bool is_known = parts[0] == first && parts[1] == first + count && parts[2] == first + types.capacity();
+    if (!count || !is_known || allocated_bytes(first) < (count + 1) * sizeof *first) return false;
+    BufferType*** ends = reinterpret_cast<BufferType***>(&types) + 1;
+    publish(first + count, first[count - 1]);
+    if (ends[0] == ends[1]) publish(ends + 1, first + count + 1);
+    publish(ends, first + count + 1);
+    put_first(first, count);
+    return true;
+}
+
+// The list for loads, which the CPU backend copies from the other one when it is first asked.
 bool is_offered() {
     using GetExtra = BufferType** (*)(ggml::Device*);
     void* address = functions.proc_address(functions.cpu_registry(), "ggml_backend_dev_get_extra_bufts");
     if (!address) return false;
     GetExtra get_extra;
     memcpy(&get_extra, &address, sizeof get_extra);
-    for (BufferType** type = get_extra(packed_type()->device); type && *type; type++)
-        if (*type == packed_type()) return true;
-    return false;
+    BufferType** list = get_extra(packed_type()->device);
+    size_t count = 0;
+    for (; list && list[count]; count++)
+        if (list[count] == packed_type()) return true;
+    if (!list || allocated_bytes(list) < (count + 2) * sizeof *list) return false;
+    publish<BufferType*>(list + count + 1, nullptr);
+    put_first(list, count);
+    return true;
 }
 
-const char* attach(void* library) {
+const char* attach(void* library, bool is_alone) {
     if (strcmp(chosen(), "scalar") == 0) return "there are none for this processor";
     if (const char* reason = ggml::find_functions(library)) return reason;
     std::vector<BufferType*>& types = functions.extra_buffer_types();
-    types.insert(types.begin(), packed_type());
-    if (is_offered()) return nullptr;
-    types.erase(types.begin());
-    return "a model was loaded before them";
+    if (!join_in_place(types)) {
+        if (!is_alone) return "llama.cpp may be computing in another thread, and its list of kernels has no room";
+        types.insert(types.begin(), packed_type());
+    }
+    return is_offered() ? nullptr : "a model was loaded before them";
 }
 
 }  // namespace
 }  // namespace edgespec
 
-// Makes the kernels known to ggml; `library` is the loader's handle of llama.cpp. Once per process, before the
-// first model is loaded. Returns why they stay out, or NULL.
-EXPORTED const char* edgespec_kernels_attach(void* library) { return edgespec::attach(library); }
+// Makes the kernels known to ggml; `library` is the loader's handle of llama.cpp, which nobody else can be using if
+// we are `is_alone`. Once per process. Returns why they stay out, or NULL.
+EXPORTED const char* edgespec_kernels_attach(void* library, int is_alone) {
+    return edgespec::attach(library, is_alone != 0);
+}
 
 // Whether models that this thread loads from now on use them; `threads` pack their weights. A table that is the
 // model's head, too (`is_tied`), is packed and kept once.

@@ -20,20 +20,32 @@ bool is_dense(const Tensor* x, int type, size_t size) {
            x->nb[2] == size * size_t(x->ne[1]) && x->ne[3] == 1;
 }
 
+// A thread's share of so many rows, as ggml shares them: if another user of the library computes while the kernels
+// are made known, some threads of one operation may be ggml's.
+struct Rows {
+    int64_t first, end;
+
+    Rows(int64_t count, const ComputeParams* params) {
+        const int64_t each = (count + params->nth - 1) / params->nth;
+        first = std::min(each * params->ith, count), end = std::min(first + each, count);
+    }
+};
+
 void fill(const ComputeParams* params, Tensor* op) {
     float value, *values = static_cast<float*>(op->data);
     memcpy(&value, op->op_params, sizeof value);
-    int64_t count = num_values(op);
-    std::fill(values + count * params->ith / params->nth, values + count * (params->ith + 1) / params->nth, value);
+    const Rows rows(num_values(op), params);
+    std::fill(values + rows.first, values + rows.end, value);
 }
 
 void set_rows(const ComputeParams* params, Tensor* op) {
     const Tensor *from = op->src[0], *ids = op->src[1];
     const int64_t *places = static_cast<const int64_t*>(ids->data), count = from->ne[1], size = op->ne[1];
+    const Rows rows(count, params);
     for (int64_t plane = 0; plane < from->ne[2]; plane++) {
         const float* values = static_cast<const float*>(from->data) + plane * count;
         float* to = static_cast<float*>(op->data) + plane * size;
-        for (int64_t i = count * params->ith / params->nth; i < count * (params->ith + 1) / params->nth; i++) {
+        for (int64_t i = rows.first; i < rows.end; i++) {
             if (places[i] < 0 || places[i] >= size) std::abort();
             to[places[i]] = values[i];
         }

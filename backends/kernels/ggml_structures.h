@@ -9,6 +9,7 @@
 namespace edgespec::ggml {
 
 constexpr const char* kVersion = "0.25.3";
+constexpr const char* kCommit = "0c1e570";  // of llama.cpp, as it says it where it was built with git
 
 // Values of ggml's enumerations.
 constexpr int kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8, kI32 = 26, kI64 = 27, kBf16 = 30;
@@ -110,6 +111,7 @@ struct InitParams {
 // ggml's functions, found in the libraries that llama.cpp computes with.
 struct Functions {
     const char* (*version)();
+    const char* (*commit)();
     void* (*init)(InitParams);
     void (*free)(void* context);
     Tensor* (*new_tensor_2d)(void* context, int type, int64_t ne0, int64_t ne1);

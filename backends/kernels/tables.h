@@ -3,6 +3,7 @@
 
 // What headers need that are included inside a namespace.
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <utility>

@@ -1,8 +1,8 @@
 """edgespec's matrix kernels in llama.cpp: a buffer type of its CPU backend packs weights for them.
 
-They are known to it once per process, before the first model is loaded (`model_params` sees to
-that), and used by those models that are loaded `with kernels(True)`. Whatever does not fit leaves
-plain llama.cpp.
+They are made known to it once per process, by the first load (`model_params` sees to that), and
+used by those models that are loaded `with kernels(True)`. Other users of the library may be
+decoding then: nothing that they read is moved. Whatever does not fit leaves plain llama.cpp.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -57,26 +58,50 @@ def _attached_once() -> str:
 
 
 def _attached() -> str:
+    is_alone = "llama_cpp" not in sys.modules
     lib = library()
-    if has_amx_kernels():
-        return "this llama.cpp has kernels for AMX, whose switch they share"
     function = open_library()["edgespec_kernels_attach"]
-    function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-    reason: bytes | None = function(lib._lib._handle)
+    function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_int]
+    reason: bytes | None = function(lib._lib._handle, is_alone)
     return reason.decode() if reason else _check()
 
 
 def model_params() -> Any:
     """What models are loaded with: the library's defaults, where they are safe.
 
-    Whoever asks is about to load a model, so the kernels are made known first: llama.cpp lists its
-    buffer types with the first model of a process, whatever that one is for, and never again.
-    It has one switch for AMX and for the weights that it rearranges for other kernels.
+    Whoever asks is about to load a model, so the kernels are made known first, and llama.cpp's own
+    for AMX are left out of what models are offered.
     """
     attach()
-    params = library().llama_model_default_params()
-    params.use_extra_bufts = not has_amx_kernels()
-    return params
+    with _first_use:
+        _leave_out_amx()
+    return library().llama_model_default_params()
+
+
+@functools.cache
+def _leave_out_amx() -> None:
+    """Models that are loaded from now on do without llama.cpp's kernels for AMX.
+
+    Some compilers (GCC 12 for one) drop most of what these are configured with, and the first step
+    ends in a segmentation fault: https://github.com/ggml-org/llama.cpp/issues/20824. Its one switch
+    for them also turns off ours and the weights that it rearranges.
+    """
+    if has_amx_kernels():
+        leave_out(_offered_types(), "AMX")
+
+
+def leave_out(types: Any, name: str) -> None:
+    """Take the buffer types of a name out of a list that ends with a null, in its own memory."""
+    name_of = ggml_function("ggml_backend_buft_name", ctypes.c_char_p, _P)
+    at = 0
+    while types[at] is not None:
+        if name_of(types[at]) != name.encode():
+            at += 1
+            continue
+        for place in itertools.count(at):
+            types[place] = types[place + 1]
+            if types[place] is None:
+                break
 
 
 @contextmanager
@@ -177,16 +202,21 @@ def _product(
 
 def _repacked_type() -> int | None:
     """llama.cpp's own buffer type of rearranged weights, or None."""
-    registry = ggml_function("ggml_backend_cpu_reg", ctypes.c_void_p)()
-    device_of = ggml_function("ggml_backend_reg_dev_get", _P, _P, ctypes.c_size_t)
-    address = ggml_function("ggml_backend_reg_get_proc_address", _P, _P, ctypes.c_char_p)(
-        registry, b"ggml_backend_dev_get_extra_bufts"
-    )
     name_of = ggml_function("ggml_backend_buft_name", ctypes.c_char_p, _P)
-    types = ctypes.CFUNCTYPE(ctypes.POINTER(_P), _P)(address)(device_of(registry, 0))
+    types = _offered_types()
     for i in itertools.count():
         if types[i] is None:
             return None
         if name_of(types[i]) == b"CPU_REPACK":
             return int(types[i])
     return None
+
+
+def _offered_types() -> Any:
+    """The buffer types that llama.cpp offers a model's weights to, in order; a null ends them."""
+    registry = ggml_function("ggml_backend_cpu_reg", ctypes.c_void_p)()
+    device_of = ggml_function("ggml_backend_reg_dev_get", _P, _P, ctypes.c_size_t)
+    address = ggml_function("ggml_backend_reg_get_proc_address", _P, _P, ctypes.c_char_p)(
+        registry, b"ggml_backend_dev_get_extra_bufts"
+    )
+    return ctypes.CFUNCTYPE(ctypes.POINTER(_P), _P)(address)(device_of(registry, 0))

@@ -155,11 +155,7 @@ def missing_instructions(system_info: str) -> list[str]:
 
 
 def has_amx_kernels() -> bool:
-    """Whether llama.cpp was built with kernels for Intel's AMX, which are left alone.
-
-    Some compilers (GCC 12 for one) drop most of what these are configured with, and the first step
-    ends in a segmentation fault: https://github.com/ggml-org/llama.cpp/issues/20824
-    """
+    """Whether llama.cpp was built with kernels for Intel's AMX."""
     return b"AMX_INT8 = 1" in library().llama_print_system_info()
 
 

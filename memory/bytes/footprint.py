@@ -54,11 +54,20 @@ _REPACKED_ROWS = 8
 # What edgespec's kernels keep as it is. They read such matrices beside quantized ones, and none
 # of a file that has no others.
 _FLOATS = ("F32", "F16", "BF16")
+_DOWN_EXPERTS = "ffn_down_exps.weight"  # whose inputs are as many as a token has experts
 _MULTIPLIED_VECTOR = "ffn_gate_inp_shexp.weight"  # the gate of a shared expert
 _CELL_PADDING = 256  # llama.cpp rounds caches up to this many cells
 _F32 = 4
 _ACTIVATION_BYTES = {"F32": 4.0, "F16": 2.0, "BF16": 2.0}  # else Q8_0 or Q8_K blocks
 _QUANTIZED_ACTIVATION_BYTES = 292 / 256
+# What llama.cpp multiplies in tiles on x86-64 where weights are not rearranged, and its scratch for
+# a thread (`ggml/src/ggml-cpu/tiled/tiled.cpp`, `ggml_tiled_supported`).
+_TILED = frozenset(
+    "Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS IQ3_XXS IQ3_S IQ2_XXS IQ2_XS IQ2_S IQ1_S IQ1_M".split()
+)
+_TILE_BYTES = 512 << 10
+_CACHE_LINE = 64
+_COUNT_BYTES = 8  # of a number of tokens, and of a token with its place among an expert's
 _ATTENTION_TILE = 64  # rows of queries and of keys that one thread works on
 # Interpreter, numpy, the command line and llama.cpp's library, on Linux x86-64 with Python 3.11:
 # between 60 and 71 MiB are resident, depending on what the page cache holds of the libraries;
@@ -197,10 +206,15 @@ def work_bytes(spec: ModelSpec, shape: RunShape) -> int:
     (`ggml/src/ggml-cpu/ggml-cpu.c`, `ggml_graph_plan`; with flash attention, tiles by thread.)
     """
     tokens = min(shape.batch_size, shape.context_size)
+    outputs = min(tokens, shape.max_nodes)
     products = (
-        _activation_bytes(tensor, tokens, shape)
-        for tensor in spec.tensors.values()
-        if len(tensor.dims) > 1 and not tensor.name.startswith(LOOKUP_TABLES)
+        product_bytes(
+            tensor,
+            outputs if tensor.name in (TABLE, HEAD) else tokens,
+            shape,
+            spec.num_experts_used,
+        )
+        for tensor in multiplied_tensors(spec)
     )
     head = max(spec.key_length, default=0)
     tile = _ATTENTION_TILE
@@ -342,10 +356,22 @@ def _packed_bytes(tensor: GgufTensor) -> int:
     return packed_bytes(GGML_NUMBERS[tensor.type.name], rows, columns) * prod(others)
 
 
-def _activation_bytes(tensor: GgufTensor, tokens: int, shape: RunShape) -> float:
-    """Bytes of `tokens` activations in the format of the kernel that multiplies this tensor."""
-    columns = tensor.dims[0]
-    if shape.kernels and _packed_bytes(tensor):
-        return product_work_bytes(columns, tokens)
-    kind = tensor.type.name
-    return tokens * columns * _ACTIVATION_BYTES.get(kind, _QUANTIZED_ACTIVATION_BYTES)
+def product_bytes(tensor: GgufTensor, tokens: int, shape: RunShape, used: int = 0) -> int:
+    """Bytes of work memory for the product of a matrix and `tokens`.
+
+    Of experts' matrices each token is multiplied by those of `used` experts.
+    """
+    columns, kind = tensor.dims[0], tensor.type.name
+    is_packed = shape.kernels and _packed_bytes(tensor) > 0
+    experts = tensor.dims[2] if len(tensor.dims) > 2 else 0
+    rows = tokens * (max(1, used) if tensor.name.endswith(_DOWN_EXPERTS) else 1)
+    if is_packed:
+        routing = _COUNT_BYTES * (experts + 1 + tokens * used) + 2 * _CACHE_LINE if experts else 0
+        return product_work_bytes(columns, rows) + routing
+    activations = int(rows * columns * _ACTIVATION_BYTES.get(kind, _QUANTIZED_ACTIVATION_BYTES))
+    if experts:
+        places = _COUNT_BYTES * (experts * (1 + tokens * used) + 3)
+        activations += places + _CACHE_LINE * (experts + 1)
+    is_tiled = kind in _TILED and "avx2" in shape.features and not _repacked_bytes(tensor, shape)
+    tiles = _CACHE_LINE + _TILE_BYTES * shape.threads if is_tiled else 0
+    return activations + tiles

@@ -182,7 +182,7 @@ class Layout:
             attends(key, value)
             for spec in self.specs
             for key, value in set(zip(spec.key_length, spec.value_length, strict=True))
-            if key and value
+            if key  # latent attention has no values of its own, and too wide keys
         )
 
     # -- mapping ---------------------------------------------------------------------------

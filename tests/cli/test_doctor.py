@@ -24,12 +24,6 @@ def test_doctor_says_what_is_there_and_what_will_be_used() -> None:
     assert "what will be used" in text and "llama.cpp" in text
 
 
-def test_doctor_says_what_a_build_with_amx_kernels_misses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.backends.llama.library.has_amx_kernels", lambda: True)
-    text = " ".join(CliRunner().invoke(app, ["doctor"]).stdout.split())
-    assert "a build without AMX" in text and "-mno-amx-int8 -U__AVX512FP16__" in text
-
-
 def test_doctor_names_the_command_for_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = ("no-such-package", "no_such_module", "nothing", "pip install no-such-package")
     monkeypatch.setattr(doctor, "_PACKAGES", (absent,))

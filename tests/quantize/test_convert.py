@@ -98,16 +98,6 @@ def test_the_plan_of_a_repacked_file_is_a_ceiling(specs: tuple[ModelSpec, ModelS
 
 
 @pytest.mark.model
-def test_a_library_with_amx_kernels_keeps_weights_as_they_are(
-    q4_0: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(library(), "llama_print_system_info", lambda: b"AVX2 = 1 | AMX_INT8 = 1 |")
-    backend = LlamaBackend(q4_0, LlamaSettings(256))
-    assert "weights_repacked" not in backend.memory_bytes()
-    backend.close()
-
-
-@pytest.mark.model
 def test_an_existing_target_is_replaced_whole(specs: tuple[ModelSpec, ModelSpec]) -> None:
     target = specs[1].path.with_name("again.gguf")
     target.write_bytes(b"old")

@@ -67,6 +67,17 @@ struct Cache {
         }
     }
 
+    // NaN and infinities, in places, of all heads of a cell: as values, or as scales of blocks.
+    void poison(int64_t cell) {
+        const uint16_t infinity = type == CacheType::bf16 ? 0x7f80 : 0x7c00;
+        const int64_t step = type == CacheType::q8_0 ? 34 : type == CacheType::q4_0 ? 18 : 2;
+        const int64_t end = (cell + 1) * view().cell;
+        for (int64_t at = cell * view().cell; at < end; at += step * between(1, 3)) {
+            const uint16_t value = uint16_t(between(0, 1) << 15 | (infinity + (between(0, 1) ? 64 : 0)));
+            memcpy(&bytes[size_t(at)], &value, 2);
+        }
+    }
+
     Attention::Cache view() const {
         return {bytes.data(), type, bytes_of(type, kv_heads * size), bytes_of(type, size)};
     }
@@ -213,6 +224,27 @@ static void check_case(Case& c, const std::vector<std::string>& sets) {
     choose(sets[0].c_str());
 }
 
+// What a token does not see may hold anything: other texts in its step see it, or nobody does.
+static void check_poison(Case& c, const std::vector<std::string>& sets) {
+    c.run(1, 1);
+    const std::vector<float> before = c.out;
+    const int64_t token = between(0, c.tokens - 1), values = c.heads * c.dv;
+    const float* ours = &before[size_t(token * values)];
+    for (int64_t cell = 0; cell < c.cells; cell++)
+        if (c.mask[size_t(token * c.cells + cell)] == kHidden) c.k.poison(cell), c.v.poison(cell);
+    auto is_same = [&] { return memcmp(ours, &c.out[size_t(token * values)], size_t(values) * sizeof(float)) == 0; };
+    for (const std::string& set : sets) {
+        choose(set.c_str());
+        for (int64_t size : {int64_t(1), kAttentionTokens, c.tokens}) {
+            c.run(size, 2);
+            expect(is_same(), set + ": a hidden cell reaches a token", c);
+        }
+        c.run_by_tiles(12);
+        expect(is_same(), set + ": a hidden cell reaches a token of a tile", c);
+    }
+    choose(sets[0].c_str());
+}
+
 // The same seen cells with hidden ones between them: trees put other branches there.
 static void check_gaps(int64_t dk, CacheType type) {
     Case plain(1, 3, 2, dk, type, 64, type, 64), gaps(1, 3, 2, dk, type, 64, type, 192);
@@ -270,6 +302,7 @@ static void check_random(int i, const std::vector<std::string>& sets) {
             if (i % 5 ? cell <= c.cells - c.tokens + t : between(0, 3) == 0)
                 c.mask[size_t(t * c.cells + cell)] = c.has_slopes ? uint16_t(0x8000 | between(0, 18) << 10) : 0;
     check_case(c, sets);
+    check_poison(c, sets);
 }
 
 // 2,048 cells as 1.5B and 135M models have them.

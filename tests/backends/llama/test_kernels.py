@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -14,9 +18,11 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.kernels import (
     kernels,
+    leave_out,
+    packed_type,
     product_ms,
 )
-from edgespec.backends.llama.library import library
+from edgespec.backends.llama.library import ggml_function, library
 from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant
 from edgespec.memory.bytes.footprint import RunShape, weights_bytes
 from edgespec.memory.device.kernels import attends
@@ -107,3 +113,70 @@ def test_only_loads_in_the_body_use_them() -> None:
         pass
     with closing(load(False)) as plain:
         assert "weights_repacked" not in plain.memory_bytes()  # Q4_1: llama.cpp has none
+
+
+# Loads and decodes as a program that knows llama-cpp-python alone; edgespec comes while it does.
+BESIDE_ANOTHER_USER = """
+import ctypes, json, sys, threading, time
+from llama_cpp import llama_cpp as lib
+
+quiet = lib.llama_log_callback(lambda *_: None)
+lib.llama_log_set(quiet, None)
+path = sys.argv[1].encode()
+model = lib.llama_model_load_from_file(path, lib.llama_model_default_params())
+settings = lib.llama_context_default_params()
+settings.n_ctx, settings.n_batch, settings.n_threads, settings.n_threads_batch = 256, 8, 1, 1
+vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+said, is_over = [], threading.Event()
+
+def decode():
+    context = lib.llama_init_from_model(model, settings)
+    while not is_over.is_set():
+        lib.llama_memory_clear(lib.llama_get_memory(context), True)
+        batch = lib.llama_batch_get_one((lib.llama_token * 4)(1, 2, 3, 4), 4)
+        assert lib.llama_decode(context, batch) == 0
+        said.append(hash(ctypes.string_at(lib.llama_get_logits(context), 4 * vocab)))
+
+thread = threading.Thread(target=decode)
+thread.start()
+while len(said) < 2:
+    time.sleep(0.01)
+address_of = lib._lib["_Z39ggml_backend_cpu_get_extra_buffer_typesv"]
+address_of.restype = ctypes.POINTER(ctypes.c_void_p)
+before = address_of()[0]
+
+from edgespec.backends.llama import kernels
+reason = kernels.attach()
+count = len(said)
+while len(said) < count + 2 and thread.is_alive():
+    time.sleep(0.01)
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
+loaded = LlamaBackend(sys.argv[1], LlamaSettings(256, kernels=True, mapped=False))
+is_over.set()
+thread.join()
+print(json.dumps([reason, before == address_of()[0], len(set(said)), loaded.memory_bytes()]))
+"""
+
+
+def test_they_are_made_known_while_another_user_of_the_library_decodes() -> None:
+    """What its threads read stays where it is, and a model that is loaded then uses them."""
+    command = [sys.executable, "-c", BESIDE_ANOTHER_USER, str(embedded_model())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    reason, stays, different, loaded = json.loads(done.stdout)
+    assert stays and different == 1
+    if "no room" in reason:
+        pytest.skip("this system's allocator gave the list no room")
+    assert reason == "" and loaded["weights_repacked"] > 0
+
+
+def test_buffer_types_are_left_out_by_name_where_they_stand() -> None:
+    """As llama.cpp's for AMX are, in builds for processors that have it."""
+    plain = ggml_function("ggml_backend_cpu_buffer_type", ctypes.c_void_p)()
+    packed = packed_type()
+    types = (ctypes.c_void_p * 5)(plain, packed, plain, None, 7)
+    leave_out(types, "CPU")
+    assert list(types)[:2] == [packed, None] and types[4] == 7
+    leave_out(types, "AMX")
+    assert list(types)[:2] == [packed, None]

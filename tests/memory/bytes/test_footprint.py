@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from footprint_cases import (
     AVX2,
@@ -21,6 +23,8 @@ from footprint_cases import (
 )
 from planning_cases import compute_bytes
 
+from edgespec.backends.llama.ggml_products import MatrixProduct, quantized
+from edgespec.backends.llama.library import ggml_function
 from edgespec.memory.bytes.footprint import (
     GPU,
     HOST,
@@ -30,13 +34,16 @@ from edgespec.memory.bytes.footprint import (
     kv_cache_bytes,
     kv_type_fits,
     padded,
+    product_bytes,
     runtime_bytes,
     state_bytes,
     window_cells,
     work_bytes,
 )
+from edgespec.memory.device.host import cpu_features
 from edgespec.memory.device.kernels import missing_kernels, packed_bytes
 from edgespec.memory.device.taking import Weight
+from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.spec import ModelSpec
 
@@ -294,11 +301,45 @@ def test_work_is_a_batch_in_the_widest_weights_number_format() -> None:
 
 def test_tables_and_vectors_are_not_multiplied_by() -> None:
     """What is left are the tiles of attention: 64 x (4 x 16 + 2 x 64) numbers a thread."""
-    spec = model(tensor("token_embd.weight", (1 << 20, 64), "F32"), NORM)
+    table = tensor("token_embd.weight", (1 << 20, 64), "F32")
+    spec = model(table, NORM, tied_embeddings=False)
     tiles = 4 * (4 * 64 * 16 + 2 * 64 * 64)
     assert work_bytes(spec, shape(512, 512)) == tiles
     assert work_bytes(spec, shape(512, 512, threads=4)) == 4 * tiles
     assert work_bytes(model(), shape(512, 64)) == tiles
+
+
+def test_a_table_that_is_the_head_is_multiplied_by_rows_of_logits() -> None:
+    spec = model(tensor("token_embd.weight", (1 << 20, 64), "F32"), tied_embeddings=True)
+    assert work_bytes(spec, shape(512, 512, max_nodes=8)) == 8 * 4 << 20
+
+
+class GraphPlan(ctypes.Structure):
+    """`struct ggml_cplan`, whose first field is told here."""
+
+    _fields_ = (("work_bytes", ctypes.c_size_t), ("others", ctypes.c_void_p * 6))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("threads", [1, 2, 32])
+@pytest.mark.parametrize("used", [0, 2])
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q3_K", "Q6_K", "IQ4_XS", "IQ3_S"])
+def test_work_of_a_product_is_what_llama_cpp_asks_for(kind: str, used: int, threads: int) -> None:
+    """In plain memory, where nothing is rearranged: K- and IQ-types are multiplied in tiles."""
+    number, tokens, experts = GGML_NUMBERS[kind], 24, 6
+    values = np.ones((16 * (experts if used else 1), 512), np.float32)
+    dims = (512, 16, experts) if used else (512, 16)
+    plan = ggml_function(
+        "ggml_graph_plan", GraphPlan, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
+    )
+    with MatrixProduct(
+        number, quantized(number, values), dims, tokens=tokens, used=used
+    ) as product:
+        asked = plan(product._graph, threads, None).work_bytes
+    run = RunShape(512, tokens, 1, threads=threads, features=cpu_features() - {"dotprod"})
+    planned = product_bytes(tensor("blk.0.ffn_up_exps.weight", dims, kind), tokens, run, used)
+    lines = 64 * (threads + 3)
+    assert planned - lines <= asked * 1.08 and asked <= planned + lines
 
 
 # ------------------------------------------------------------------------------ whole runs

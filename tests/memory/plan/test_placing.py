@@ -59,6 +59,18 @@ def test_exact_keeps_f16_where_attention_is_of_our_own() -> None:
     assert plan_of(spec, machine, exact=True, kernels="off").kv_type_k == "bf16"
 
 
+@pytest.mark.parametrize(("keys", "values"), [(576, 0), (512, 512)])
+def test_exact_knows_the_heads_that_our_attention_does_not_have(keys: int, values: int) -> None:
+    """Latent attention keeps its values in keys of 576; some heads are wider than 256."""
+    if reason := missing_kernels():
+        pytest.skip(f"edgespec has no kernels here: {reason}")
+    spec = model(kind="Q4_0")
+    layers = spec.num_layers
+    wide = replace(spec, key_length=(keys,) * layers, value_length=(values,) * layers)
+    plan = plan_of(wide, Machine(64 << 30, missing_kernels=""), exact=True)
+    assert (plan.kv_type_k, plan.kv_type_v) == ("bf16", "f16")
+
+
 def test_a_cache_type_needs_heads_of_whole_blocks() -> None:
     with pytest.raises(UnsupportedError, match=r"--kv-type q8_0 .* multiple of 32 .* 80") as caught:
         plan_of(model(head=80), kv_type="q8_0")
