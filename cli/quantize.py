@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _ONCE_OPTIONS = {"--type": "type", "--fit": "fit", "--tune": "tune", "--compare": "compare"}
 _WITH_VALUE = ("--type", "--fit")
+_LINE_EVERY_S = 15.0  # of progress, where stderr is no terminal
 
 
 class _Modes(Group):
@@ -95,7 +96,7 @@ def change_type(
     if data is not None and imatrix != "auto":
         raise typer.BadParameter("--data goes with --imatrix auto here")
     recipe = Recipe(file_type_named(file_type), tuple(map(_override, tensor or ())))
-    spec, progress = _source(source), Progress()
+    spec, progress = _source(source), Progress(line_every_s=_LINE_EVERY_S)
     try:
         _convert(spec, target, recipe, imatrix, _text(data), threads, progress)
     finally:
@@ -114,7 +115,10 @@ def fit(
     ] = None,
     data: DataOption = None,
     minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.01, help="Most minutes to measure.")
+        float | None,
+        typer.Option(
+            "--minutes", min=0.01, help="Most minutes in all. Default: as long as it takes."
+        ),
     ] = None,
     work: Annotated[
         Path | None,
@@ -126,13 +130,13 @@ def fit(
 
     Example: edgespec quantize fit model.gguf small.gguf 90MiB
 
-    Stopped with Ctrl-C while searching, the best so far is written; the same command goes on where
-    it was stopped.
+    With Ctrl-C while searching, or when time is over, the best so far is written. The same command
+    goes on where it was stopped.
     """
     from edgespec.files.quantizing import fit_file
 
     most_bytes = options.size_bytes("SIZE", size)
-    spec, progress = _source(source), Progress()
+    spec, progress = _source(source), Progress(line_every_s=_LINE_EVERY_S)
     try:
         found = fit_file(
             spec,
@@ -144,10 +148,19 @@ def fit(
             minutes=minutes,
             progress=progress,
         )
+    except KeyboardInterrupt:
+        progress.clear()
+        note("stopped: the same command goes on from here")
+        raise
     finally:
         progress.clear()
     if not found.complete:
         note("stopped: this is the best so far; the same command goes on")
+    elif found.measured < len(found.types):
+        note(
+            f"time was over when {found.measured} of {len(found.types)} tensors were measured, and "
+            "the others are taken to be like them; the same command goes on"
+        )
     report = {
         "target": str(target),
         "type": "mixed",
@@ -158,6 +171,7 @@ def fit(
         "evaluations": found.evaluations,
         "measuring_s": found.seconds,
         "complete": found.complete,
+        "tensors_measured": found.measured,
         "tensor_types": found.types,
     }
     _show(report, as_json)
@@ -198,7 +212,7 @@ def tune(
     from edgespec.files.quantizing import importance_matrix
     from edgespec.quantize.convert import check_target, file_type_named
 
-    spec, progress, text = _source(source), Progress(), _text(data)
+    spec, progress, text = _source(source), Progress(line_every_s=_LINE_EVERY_S), _text(data)
     if target is not None:
         check_target(target, spec.files)
     tried = [file_type_named(name) for name in _names(types) or tuning.CANDIDATES]
@@ -246,7 +260,11 @@ def compare(
         raise typer.BadParameter("--kv compares cache types of one file, and nothing else")
     if not kv and not others:
         raise typer.BadParameter("name a source and other files, or give --kv")
-    spec, progress, text = read_model(options.model_path(source)), Progress(), _text(data)
+    spec, progress, text = (
+        read_model(options.model_path(source)),
+        Progress(line_every_s=_LINE_EVERY_S),
+        _text(data),
+    )
     try:
         if kv:
             report = compare_kv_types(spec, data=text, progress=progress)

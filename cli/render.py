@@ -8,11 +8,13 @@ steer a terminal out of all that is printed, by whomever.
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import sys
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from edgespec.decode.writers import LARGE
@@ -156,15 +158,22 @@ def models_text(result: Result) -> str:
 
 
 class Progress:
-    """One line on stderr that is overwritten; silent when stderr is not a terminal."""
+    """One line on stderr that is overwritten.
 
-    def __init__(self) -> None:
+    When stderr is not a terminal it is silent, or writes a line every `line_every_s` seconds.
+    """
+
+    def __init__(self, line_every_s: float = math.inf) -> None:
         self._shown = 0
         self._enabled = sys.stderr.isatty()
+        self._line_every_s, self._line_s = line_every_s, monotonic()
 
     def __call__(self, what: str, fraction: float) -> None:
         """Show that `fraction` (0..1) of `what` is done."""
         if not self._enabled:
+            if monotonic() - self._line_s >= self._line_every_s:
+                note(f"{what} {fraction:4.0%}")
+                self._line_s = monotonic()
             return
         width = max(1, shutil.get_terminal_size().columns - 1)
         line = printable(f"{what} {fraction:4.0%}")[:width]

@@ -15,6 +15,7 @@ steps from what was kept and goes on where it was.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -27,9 +28,9 @@ from numpy.typing import NDArray
 
 from edgespec.errors import DoesNotFitError
 from edgespec.models.gguf.ggml_types import GGML_TYPES
-from edgespec.progress import Progress
+from edgespec.progress import Progress, TimeLimit
 from edgespec.quantize.convert import TENSOR_TYPES
-from edgespec.quantize.pieces import Pieces
+from edgespec.quantize.pieces import Choice, Pieces
 from edgespec.quantize.quality import Reference, score
 from edgespec.quantize.rounding import rounding_errors
 
@@ -43,6 +44,7 @@ _OFFSPRING = 8
 _SURVIVORS = 2
 _MOST_SWITCHES = 3
 _PATIENCE = 12  # generations without a better mixture
+_GOLDEN = 0.618034  # whose multiples, without their integers, are spread evenly
 _LEAST_ERROR = 1e-30  # of a probe; a tensor of zeros has none
 
 
@@ -58,6 +60,11 @@ class Fit:
     evaluations: int
     seconds: float  # spent measuring, earlier runs included
     complete: bool
+    measured: int  # tensors whose sensitivity was measured; that of others is like theirs
+
+
+class _TimeIsOver(Exception):
+    """What would have to be measured next takes longer than there is time."""
 
 
 class Fitness:
@@ -81,8 +88,7 @@ class Fitness:
 
     def __call__(self, types: Mapping[str, str], num_texts: int) -> float:
         """KL of the mixture with these types; tensors not named are as in the source."""
-        text = json.dumps([sorted(types.items()), num_texts])
-        key = blake2b(text.encode(), digest_size=12).hexdigest()
+        key = self._key(types, num_texts)
         if key not in self._known:
             start = monotonic()
             scores = score(
@@ -97,6 +103,15 @@ class Fitness:
         self.evaluations += 1
         return kl
 
+    def knows(self, types: Mapping[str, str], num_texts: int) -> bool:
+        """Whether it was measured before."""
+        return self._key(types, num_texts) in self._known
+
+    @staticmethod
+    def _key(types: Mapping[str, str], num_texts: int) -> str:
+        text = json.dumps([sorted(types.items()), num_texts])
+        return blake2b(text.encode(), digest_size=12).hexdigest()
+
 
 def fit(
     pieces: Pieces,
@@ -106,7 +121,7 @@ def fit(
     *,
     matrix: Mapping[str, NDArray[np.float32]],
     threads: int,
-    minutes: float | None = None,
+    limit: TimeLimit | None = None,
     progress: Progress = lambda _what, _part: None,
 ) -> Fit:
     """The mixture of at most `budget_bytes` that diverges least from the source.
@@ -115,21 +130,23 @@ def fit(
         reference: the source's predictions over the texts that mixtures are compared on.
         kept: file of measurements; the same file goes on where an earlier run was stopped.
         matrix: mean squares of each tensor's inputs, by its name.
-        minutes: of measuring in all; None searches as long again as sensitivities took.
+        limit: of this call; without one, it searches as long again as sensitivities took.
 
+    When time is over, sensitivities that were not measured are taken from tensors that were.
     Ctrl-C during the search gives the best so far. Raises DoesNotFitError when even the smallest
     types are too large.
     """
     require_room(pieces, budget_bytes)
     space = _Space(pieces, budget_bytes)
     fitness = Fitness(pieces, reference, kept, threads)
-    costs = _measure_costs(space, fitness, matrix, len(reference.texts), progress)
+    limit = limit or TimeLimit(None)
+    found = _Sensitivities(space, fitness, len(reference.texts), limit)
+    costs = found.costs(matrix, progress)
     progress("measuring the predicted best", 1.0)
-    search = _Search(space, fitness, costs, len(reference.texts))
-    limit = 2 * fitness.seconds if minutes is None else 60 * minutes
+    search = _Search(space, fitness, costs, len(reference.texts), limit)
     complete = True
     try:
-        search.run(limit, progress)
+        search.run(progress)
     except KeyboardInterrupt:
         complete = False
     best = search.best
@@ -142,6 +159,7 @@ def fit(
         fitness.evaluations,
         fitness.seconds,
         complete,
+        found.measured,
     )
 
 
@@ -187,28 +205,75 @@ def _bits(kind: str) -> float:
     return 8 * found.block_bytes / found.block_size
 
 
-def _measure_costs(
-    space: _Space,
-    fitness: Fitness,
-    matrix: Mapping[str, NDArray[np.float32]],
-    num_texts: int,
-    progress: Progress,
-) -> list[NDArray[np.float64]]:
-    """Predicted divergence of each tensor in each of its types.
+class _Sensitivities:
+    """What each tensor alone costs, as far as there is time.
 
     One that has a large part of the file, an embedding or a head, decides alone what is left for
     all others, and few texts hold few of its rows: it is looked at on all of them.
     """
-    costs = []
-    large = _LARGE * float(np.median([choice.tensor.data_bytes for choice in space.choices]))
-    for number, choice in enumerate(space.choices):
-        progress("measuring how sensitive tensors are", number / len(space.choices))
-        probe = space.probe(number)
-        texts = num_texts if choice.tensor.data_bytes > large else _PROBE_TEXTS
-        sensitivity = max(fitness({choice.tensor.name: probe}, texts), 0.0)
-        errors = rounding_errors(space.pieces, choice, matrix)
-        costs.append(sensitivity * errors / max(errors[choice.types.index(probe)], _LEAST_ERROR))
-    return costs
+
+    def __init__(self, space: _Space, fitness: Fitness, num_texts: int, limit: TimeLimit) -> None:
+        self._space, self._fitness, self._limit = space, fitness, limit
+        self._num_texts = num_texts
+        self._large = _LARGE * float(np.median([c.tensor.data_bytes for c in space.choices]))
+        self._text_s = 0.0  # that a text takes, at most so far
+        self.measured = 0
+
+    def costs(
+        self, matrix: Mapping[str, NDArray[np.float32]], progress: Progress
+    ) -> list[NDArray[np.float64]]:
+        """Predicted divergence of each tensor in each of its types."""
+        choices, space = self._space.choices, self._space
+        errors: dict[int, NDArray[np.float64]] = {}
+        own: dict[int, float] = {}  # divergence by rounding error
+        for place, number in enumerate(_in_order(choices)):
+            progress("measuring how sensitive tensors are", place / len(choices))
+            choice, probe = choices[number], space.probe(number)
+            errors[number] = rounding_errors(space.pieces, choice, matrix)
+            if (sensitivity := self._measure(choice, probe)) is not None:
+                error = max(errors[number][choice.types.index(probe)], _LEAST_ERROR)
+                own[number] = max(sensitivity, 0.0) / error
+        self.measured = len(own)
+        alike: dict[str, list[float]] = {}
+        for number, factor in own.items():
+            alike.setdefault(_role(choices[number]), []).append(factor)
+        typical = list(own.values()) or [1.0]
+
+        def factor_of(number: int) -> float:
+            others = alike.get(_role(choices[number]), typical)
+            return own[number] if number in own else float(np.median(others))
+
+        return [errors[number] * factor_of(number) for number in range(len(choices))]
+
+    def _measure(self, choice: Choice, probe: str) -> float | None:
+        """Divergence that its probe causes; None where there is no time for it."""
+        types = {choice.tensor.name: probe}
+        count = self._num_texts if choice.tensor.data_bytes > self._large else _PROBE_TEXTS
+        if self._limit.left() < 4 * count * self._text_s:
+            count = min(count, _PROBE_TEXTS)
+        if not self._fitness.knows(types, count) and self._limit.left() < count * self._text_s:
+            return None
+        before = self._fitness.seconds
+        divergence = self._fitness(types, count)
+        self._text_s = max(self._text_s, (self._fitness.seconds - before) / count)
+        return divergence
+
+
+def _role(choice: Choice) -> str:
+    """What a tensor is in its block."""
+    return re.sub(r"\d+", "#", choice.tensor.name)
+
+
+def _in_order(choices: Sequence[Choice]) -> list[int]:
+    """All, so that the first ones are some of each role, from all over the model."""
+    roles: dict[str, list[int]] = {}
+    for number, choice in enumerate(choices):
+        roles.setdefault(_role(choice), []).append(number)
+    turn = {}
+    for numbers in roles.values():
+        spread = sorted(range(len(numbers)), key=lambda place: place * _GOLDEN % 1)
+        turn.update({numbers[place]: rank for rank, place in enumerate(spread)})
+    return sorted(turn, key=lambda number: (turn[number], choices[number].tensor.data_bytes))
 
 
 def cheapest(
@@ -249,6 +314,7 @@ class _Search:
         fitness: Fitness,
         costs: Sequence[NDArray[np.float64]],
         num_texts: int,
+        limit: TimeLimit,
     ) -> None:
         self._space, self._fitness, self._costs = space, fitness, costs
         self._stages = tuple(min(n, num_texts) for n in (*_TEXTS, num_texts))
@@ -257,21 +323,36 @@ class _Search:
         free = space.budget - space.size((0,) * len(costs)) + sum(s[0] for s in self._sizes)
         self._room = free
         self.best = cheapest(costs, self._sizes, free)
-        self.best_kl = self.start_kl = self._measure(self.best, self._stages[2])
+        shown = self._stages[2 if limit.left() > 0 else 0]
+        self.best_kl = self.start_kl = fitness(space.types(self.best), shown)
+        self._limit, self._seconds = limit, 2 * fitness.seconds
         self.generations = 0
 
-    def run(self, seconds: float, progress: Progress) -> None:
-        """Search until so many seconds were spent measuring, or nothing better turns up."""
-        start, last_better = self._fitness.seconds, 0
-        while self._fitness.seconds < seconds and self.generations - last_better < _PATIENCE:
-            part = (self._fitness.seconds - start) / max(1e-9, seconds - start)
-            progress(f"searching, divergence {self.best_kl:.4f}", min(1.0, part))
-            if self._generation():
-                last_better = self.generations + 1
+    def run(self, progress: Progress) -> None:
+        """Search until time is over, or nothing better turns up.
+
+        Without a limit for as long again as was spent on measuring before.
+        """
+        start, last_better = self._limit.left() if self._limit else self._fitness.seconds, 0
+        while self.generations - last_better < _PATIENCE:
+            spent, most = self._fitness.seconds - start, self._seconds - start
+            if self._limit:
+                spent, most = start - self._limit.left(), start
+            if spent >= most:
+                return
+            progress(f"searching, divergence {self.best_kl:.4f}", spent / most)
+            try:
+                if self._generation():
+                    last_better = self.generations + 1
+            except _TimeIsOver:
+                return
             self.generations += 1
 
     def _measure(self, levels: Levels, num_texts: int) -> float:
-        return self._fitness(self._space.types(levels), num_texts)
+        types = self._space.types(levels)
+        if self._limit.left() <= 0 and not self._fitness.knows(types, num_texts):
+            raise _TimeIsOver
+        return self._fitness(types, num_texts)
 
     def _generation(self) -> bool:
         """Offspring of the best, narrowed down on ever more texts; whether one is better."""

@@ -6,10 +6,12 @@ a mixture is a list of paths: nothing is written, and all mixtures share the pag
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 from edgespec.errors import UnsupportedError
 from edgespec.models.gguf.access import read_part
@@ -17,6 +19,7 @@ from edgespec.models.gguf.ggml_types import GGML_TYPES
 from edgespec.models.gguf.reader import Gguf, GgufTensor, read_gguf
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.writing import making, whole_file
+from edgespec.progress import TimeLimit
 from edgespec.quantize.convert import TENSOR_TYPES, Recipe, convert, predict, require_disk
 from edgespec.quantize.gguf_writer import ALIGNMENT, i32, keys_of, u16, write_raw
 
@@ -66,14 +69,14 @@ class Pieces:
         folder: Path,
         *,
         allowed: Sequence[str] | None = None,
-        imatrix: Path | None = None,
     ) -> None:
         if unknown := set(allowed or ()) - set(TENSOR_TYPES):
             raise UnsupportedError(
                 f"there is no tensor type {min(unknown)!r}",
                 hint=f"use some of {', '.join(TENSOR_TYPES)}",
             )
-        self.source, self.folder, self._imatrix = source, folder, imatrix
+        self.source, self.folder = source, folder
+        self._imatrix: Path | None = None
         parts = read_gguf_shards(source)
         tensors = {tensor.name: tensor for part in parts for tensor in part.tensors}
         two = [predict(source, Recipe(_BASE, ((".", kind),))).types for kind in ("Q4_0", "Q8_0")]
@@ -84,6 +87,12 @@ class Pieces:
         free = [tensor for name, tensor in tensors.items() if name not in self._numbers]
         self.fixed_bytes = parts[0].data_offset + _KEY_BYTES
         self.fixed_bytes += sum(padded(tensor.data_bytes) for tensor in free)
+
+    def moved(self, folder: Path, imatrix: Path) -> Pieces:
+        """The same in another folder, to be quantized with a matrix."""
+        found = copy.copy(self)
+        found.folder, found._imatrix = folder, imatrix
+        return found
 
     def source_types(self) -> dict[str, str]:
         """The types the tensors have in the source."""
@@ -103,16 +112,22 @@ class Pieces:
         """The piece of a tensor in one of its types, its source's included."""
         return self.folder / f"{self._numbers[name]:05}.{kind}.gguf"
 
-    def make(self, threads: int, progress: Callable[[str, float], None]) -> None:
-        """Make the pieces that are missing. Raises DoesNotFitError where the disk is too small."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def _missing(self) -> dict[str, list[str]]:
+        """Names of tensors of which there is no piece yet, by its type."""
         own = self.source_types()
         wanted = {kind for choice in self.choices for kind in choice.types} | set(own.values())
-        missing = {
+        return {
             kind: names
             for kind in sorted(wanted)
             if (names := [n for n in self._numbers if self._is_missing(n, kind, own[n])])
         }
+
+    def require_disk(self, also_bytes: int = 0) -> None:
+        """Raise DoesNotFitError where the disk has no room for the pieces that are missing.
+
+        `also_bytes` are needed beside them. The folder need not be there yet.
+        """
+        missing = self._missing()
         sizes = {
             (choice.tensor.name, kind): size
             for choice in self.choices
@@ -125,14 +140,33 @@ class Pieces:
         need = sum(sizes[name, kind] for kind, names in missing.items() for name in names)
         most = max((c.tensor.data_bytes for c in self.choices), default=0)
         source_bytes = sum(padded(c.tensor.data_bytes) for c in self.choices) + self.fixed_bytes
-        if missing:
-            require_disk(self.folder / "pieces", need + source_bytes + most)
+        working = need + source_bytes + most if missing else 0
+        there = next(folder for folder in self.folder.absolute().parents if folder.is_dir())
+        require_disk(there / self.folder.name, working + also_bytes)
+
+    def make(
+        self,
+        threads: int,
+        progress: Callable[[str, float], None],
+        limit: TimeLimit | None = None,
+    ) -> float:
+        """Make the pieces that are missing; the seconds that one type of all tensors took at most.
+
+        Raises UnsupportedError when time is over; what is made by then is found by the next call.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        own, missing, slowest_s = self.source_types(), self._missing(), 0.0
         for done, (kind, names) in enumerate(missing.items()):
+            if done and limit and limit.left() <= 0:
+                raise _time_is_over(done, len(missing), slowest_s)
+            start = monotonic()
 
             def report(what: str, part: float, done: int = done, kind: str = kind) -> None:
                 progress(f"quantizing to {kind}", (done + part) / len(missing))
 
             self._make_type(kind, names, own, threads, report)
+            slowest_s = max(slowest_s, monotonic() - start)
+        return slowest_s
 
     def _is_missing(self, name: str, kind: str, own: str) -> bool:
         choice = self.choices[self._numbers[name] - 1]
@@ -176,6 +210,15 @@ class Pieces:
         keys += i32("split.tensors.count", len(document.tensors))
         rest = [tensor for tensor in document.tensors if tensor.name not in self._numbers]
         _write(self._first, number + 3, keys, [_raw(tensor, data) for tensor in rest])
+
+
+def _time_is_over(done: int, count: int, type_s: float) -> UnsupportedError:
+    minutes = max(0.1, type_s * (count - done) / 60)
+    return UnsupportedError(
+        f"the time was over when the tensors were quantized to {done} of {count} types, and the "
+        f"others take about {minutes:.1f} minutes",
+        hint="the same command goes on from there; --minutes gives it more time",
+    )
 
 
 def padded(size_bytes: int) -> int:

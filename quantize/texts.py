@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.models.exits.openings import Chat
+from edgespec.progress import TimeLimit
 from edgespec.quantize.context import EvalContext
 
 LENGTH = 256  # tokens of a text
 _SEQUENCES = 16  # written at once
 _USER_LENGTH = 48
+_LEAST_COUNTED = 8  # tokens of a text that time cut short
 _OPENED = 0.7  # of the turns begin with an opening
 
 
@@ -66,9 +68,13 @@ def write_texts(
     threads: int,
     seed: int,
     length: int = LENGTH,
+    limit: TimeLimit | None = None,
     progress: Callable[[float], None] = lambda _part: None,
 ) -> list[CountedText]:
-    """Let `model` write so many texts of at most `length` tokens, drawn at temperature 1."""
+    """Let `model` write so many texts of at most `length` tokens, drawn at temperature 1.
+
+    When time is over, what it has written by then: fewer texts, the last ones shorter.
+    """
     random = np.random.default_rng(seed)
     sequences = min(_SEQUENCES, count)
     done: list[CountedText] = []
@@ -79,6 +85,11 @@ def write_texts(
         for row in rows:
             row.append(0, chat)
         while len(done) < count:
+            if limit and limit.left() <= 0:
+                begun = [row for row in rows if sum(row.counted) >= _LEAST_COUNTED]
+                if done or begun:
+                    done += map(_text_of, begun)
+                    break
             numbers = list(range(sequences))
             places = [len(row.tokens) - 1 for row in rows]
             context.step([row.tokens[-1] for row in rows], places, numbers)

@@ -51,9 +51,7 @@ def test_a_computed_importance_matrix_changes_the_weights(source: Path, tmp_path
 
 def test_a_size(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "fit.gguf"
-    result = run(
-        "fit", source, target, "150KiB", "--minutes", 0.01, "--types", "Q4_0,Q8_0", "--json"
-    )
+    result = run("fit", source, target, "150KiB", "--types", "Q4_0,Q8_0", "--json")
     report = json.loads(result.stdout)
     assert report["target_bytes"] == target.stat().st_size <= 150 * 1024
     assert report["kl_on_search_texts"] <= report["kl_of_start"] and report["complete"]
@@ -79,7 +77,7 @@ def test_a_search_that_is_stopped_leaves_the_best_so_far(
         report = json.loads(run(*arguments, code=130).stdout)
     assert not report["complete"] and report["kl_on_search_texts"] == report["kl_of_start"] > 0
     assert target.stat().st_size <= 150 * 1024 and len(list(parts.iterdir())) == 2
-    again = json.loads(run(*arguments, "--minutes", 0.01).stdout)
+    again = json.loads(run(*arguments).stdout)
     assert again["complete"] and [path.name for path in parts.iterdir()] == ["mine"]
 
 

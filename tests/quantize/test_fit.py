@@ -43,7 +43,7 @@ def test_a_fit_is_within_its_size_and_better_than_a_uniform_type(
     source: Path, pieces: Pieces, reference: Reference, tmp_path: Path
 ) -> None:
     budget = predict(source, Recipe("Q5_0", ((".", "Q5_0"),))).file_bytes
-    found = fit(pieces, reference, tmp_path / "kept", budget, matrix={}, threads=1, minutes=0.02)
+    found = fit(pieces, reference, tmp_path / "kept", budget, matrix={}, threads=1)
     assert found.file_bytes <= budget and found.complete
     fitness = Fitness(pieces, reference, tmp_path / "other", 1)
     uniform = fitness(dict.fromkeys(found.types, "Q5_0"), len(reference.texts))
@@ -57,10 +57,10 @@ def test_a_stopped_search_goes_on_where_it_was(
 ) -> None:
     """What was measured is not measured again, a line cut off by a kill is, and results agree."""
     kept, budget = tmp_path / "kept", 150 * 1024
-    first = fit(pieces, reference, kept, budget, matrix={}, threads=1, minutes=0.02)
+    first = fit(pieces, reference, kept, budget, matrix={}, threads=1)
     lines = kept.read_text().splitlines()
     kept.write_text("\n".join(lines[:-3]) + "\n" + lines[-3][:9])
-    again = fit(pieces, reference, kept, budget, matrix={}, threads=1, minutes=0.02)
+    again = fit(pieces, reference, kept, budget, matrix={}, threads=1)
     assert again.start_kl == pytest.approx(first.start_kl)
     now = kept.read_text().splitlines()
     assert now[: len(lines) - 3] == lines[:-3]
@@ -83,7 +83,6 @@ def test_an_interrupt_gives_the_best_so_far(
         150 * 1024,
         matrix={},
         threads=1,
-        minutes=9,
         progress=stop,
     )
     assert not found.complete and found.kl == found.start_kl
