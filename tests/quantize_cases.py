@@ -40,6 +40,17 @@ def little_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(host, "usable_cores", lambda: 1)
 
 
+class Clock:
+    """A clock that goes on by so much whenever it is looked at."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now_s, self.step_s = 0.0, step_s
+
+    def __call__(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+
 TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
 
 

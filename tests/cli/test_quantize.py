@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from random_gguf import F32, write_model
 
 from edgespec.cli.quantize import respelled
 from edgespec.errors import EdgespecError
+from edgespec.files import quantizing
 from edgespec.models.spec import read_model_spec
 from edgespec.quantize import fit
 
@@ -79,6 +82,31 @@ def test_a_search_that_is_stopped_leaves_the_best_so_far(
     assert target.stat().st_size <= 150 * 1024 and len(list(parts.iterdir())) == 2
     again = json.loads(run(*arguments).stdout)
     assert again["complete"] and [path.name for path in parts.iterdir()] == ["mine"]
+
+
+def test_a_fit_that_time_was_too_short_for_says_so_and_goes_on(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("fit", source, tmp_path / "fit.gguf", "150KiB", "--types", "Q4_0,Q8_0")
+    with monkeypatch.context() as patch:
+        patch.setattr(quantizing, "fit", lambda *a, **b: replace(fit.fit(*a, **b), measured=3))
+        said = run(*arguments).stderr
+    assert "time was over when 3 of 30 tensors were measured" in said
+    assert "the same command goes on" in said
+    assert (tmp_path / "fit.gguf.parts").exists()
+    run(*arguments)
+    assert not (tmp_path / "fit.gguf.parts").exists()
+
+
+def test_the_disk_is_looked_at_before_anything_is_measured(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = shutil.disk_usage(tmp_path)._replace(free=400 << 10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
+    monkeypatch.setattr(quantizing, "write_texts", lambda *_, **__: pytest.fail("too early"))
+    with pytest.raises(EdgespecError, match="MiB free"):
+        run("fit", source, tmp_path / "fit.gguf", "150KiB", "--types", "Q4_0,Q8_0")
+    assert not (tmp_path / "fit.gguf.parts").exists()
 
 
 @pytest.mark.parametrize(

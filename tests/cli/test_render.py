@@ -129,3 +129,13 @@ def test_no_other_module_has_a_way_around() -> None:
         tree = ast.parse(file.read_text(encoding="utf-8"))
         used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         assert not used & around or file.name == "render.py", file
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Progress()("reading", 0.5)
+    lines = Progress(line_every_s=0)
+    lines("reading", 0.5)
+    lines.clear()
+    assert capsys.readouterr().err == "reading  50%\n"

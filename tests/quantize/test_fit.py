@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from quantize_cases import Clock
 
 from edgespec.errors import DoesNotFitError
+from edgespec.progress import TimeLimit
 from edgespec.quantize.convert import Recipe, predict
-from edgespec.quantize.fit import Fitness, cheapest, fit
+from edgespec.quantize.fit import Fitness, _in_order, cheapest, fit
 from edgespec.quantize.pieces import Pieces
 from edgespec.quantize.quality import Reference
 
@@ -86,6 +89,32 @@ def test_an_interrupt_gives_the_best_so_far(
         progress=stop,
     )
     assert not found.complete and found.kl == found.start_kl
+
+
+@pytest.mark.parametrize("seconds", [0, 7, 25, 80])
+def test_a_limit_is_for_sensitivities_and_search(
+    pieces: Pieces, reference: Reference, tmp_path: Path, seconds: float
+) -> None:
+    """There is a mixture however little time there is; the next call goes on with what is known."""
+    kept, budget = tmp_path / "kept", 150 * 1024
+    found = fit(
+        pieces, reference, kept, budget, matrix={}, threads=1, limit=TimeLimit(seconds, Clock(1))
+    )
+    assert found.complete and found.file_bytes <= budget and found.generations <= 2
+    assert (found.measured < len(found.types)) == (seconds < 80)
+    known = kept.read_text().splitlines()
+    assert len(known) <= max(2, seconds)
+    again = fit(pieces, reference, kept, budget, matrix={}, threads=1)
+    assert again.measured == len(again.types)
+    assert kept.read_text().splitlines()[: len(known)] == known
+
+
+def test_the_first_tensors_measured_are_some_of_each_role(pieces: Pieces) -> None:
+    """From all over the model: those that there was no time for are taken to be like them."""
+    order = [pieces.choices[number].tensor.name for number in _in_order(pieces.choices)]
+    roles = {re.sub(r"\d+", "#", name) for name in order}
+    assert sorted(order) == sorted(choice.tensor.name for choice in pieces.choices)
+    assert {re.sub(r"\d+", "#", name) for name in order[: len(roles)]} == roles
 
 
 def test_a_size_nothing_fits_into(pieces: Pieces, reference: Reference, tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from quantize_cases import Clock
 
+from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.progress import TimeLimit
 from edgespec.quantize.context import EvalContext
 from edgespec.quantize.convert import convert
 from edgespec.quantize.pieces import Pieces, recipe_of
@@ -33,3 +37,27 @@ def test_a_mixture_of_pieces_is_the_file_of_its_recipe(
 
 def test_pieces_are_made_once(pieces: Pieces) -> None:
     pieces.make(1, lambda what, _part: pytest.fail(what))
+
+
+def test_pieces_that_there_is_no_time_for_are_made_by_the_next_call(
+    source: Path, tmp_path: Path
+) -> None:
+    pieces = Pieces(source, tmp_path / "pieces", allowed=("Q4_0", "Q8_0"))
+    with pytest.raises(UnsupportedError, match=r"quantized to 1 of 3 types, .* minutes") as caught:
+        pieces.make(1, lambda *_: None, TimeLimit(0, Clock(1)))
+    assert "goes on from there" in caught.value.hint
+    said: list[str] = []
+    pieces.make(1, lambda what, _part: said.append(what))
+    assert set(said) == {"quantizing to Q4_0", "quantizing to Q8_0"}
+
+
+def test_room_on_the_disk_is_asked_for_what_is_missing(
+    source: Path, pieces: Pieces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
+    pieces.require_disk(900)
+    new = Pieces(source, tmp_path / "not" / "there", allowed=("Q4_0",))
+    with pytest.raises(DoesNotFitError, match="0 MiB free"):
+        new.require_disk()
+    assert not (tmp_path / "not").exists()
