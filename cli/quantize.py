@@ -156,11 +156,14 @@ def fit(
         progress.clear()
     if not found.complete:
         note("stopped: this is the best so far; the same command goes on")
-    elif found.measured < len(found.types):
+    elif not found.has_tried_all:
         note(
-            f"time was over when {found.measured} of {len(found.types)} tensors were measured, and "
-            "the others are taken to be like them; the same command goes on"
+            f"time was over: {found.measured} of {len(found.types)} tensors were measured, and the "
+            "others are taken to be like them"
         )
+        if found.left_out:
+            note(f"types that were not tried: {', '.join(found.left_out)}")
+        note("the same command goes on from here")
     report = {
         "target": str(target),
         "type": "mixed",
@@ -172,6 +175,7 @@ def fit(
         "measuring_s": found.seconds,
         "complete": found.complete,
         "tensors_measured": found.measured,
+        "types_left_out": list(found.left_out),
         "tensor_types": found.types,
     }
     _show(report, as_json)

@@ -27,10 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import DoesNotFitError
-from edgespec.models.gguf.ggml_types import GGML_TYPES
 from edgespec.progress import Progress, TimeLimit
-from edgespec.quantize.convert import TENSOR_TYPES
-from edgespec.quantize.pieces import Choice, Pieces
+from edgespec.quantize.pieces import Choice, Pieces, bits_of
 from edgespec.quantize.quality import Reference, score
 from edgespec.quantize.rounding import rounding_errors
 
@@ -61,6 +59,12 @@ class Fit:
     seconds: float  # spent measuring, earlier runs included
     complete: bool
     measured: int  # tensors whose sensitivity was measured; that of others is like theirs
+    left_out: tuple[str, ...]  # types that there was no time to try
+
+    @property
+    def has_tried_all(self) -> bool:
+        """Whether time was enough for all tensors and types."""
+        return self.measured == len(self.types) and not self.left_out
 
 
 class _TimeIsOver(Exception):
@@ -160,6 +164,7 @@ def fit(
         fitness.seconds,
         complete,
         found.measured,
+        pieces.left_out,
     )
 
 
@@ -196,13 +201,7 @@ class _Space:
         """The type a tensor's sensitivity is measured with; the one it has would show none."""
         choice = self.choices[number]
         others = [kind for kind in choice.types if kind != choice.tensor.type.name]
-        return min(others or choice.types, key=lambda kind: abs(_bits(kind) - _PROBE))
-
-
-def _bits(kind: str) -> float:
-    """Bits a weight takes in a tensor type."""
-    found = GGML_TYPES[TENSOR_TYPES[kind]]
-    return 8 * found.block_bytes / found.block_size
+        return min(others or choice.types, key=lambda kind: abs(bits_of(kind) - _PROBE))
 
 
 class _Sensitivities:

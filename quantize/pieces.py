@@ -10,6 +10,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from time import monotonic
 
@@ -77,6 +78,7 @@ class Pieces:
             )
         self.source, self.folder = source, folder
         self._imatrix: Path | None = None
+        self.left_out: tuple[str, ...] = ()  # types that there was no time for
         parts = read_gguf_shards(source)
         tensors = {tensor.name: tensor for part in parts for tensor in part.tensors}
         two = [predict(source, Recipe(_BASE, ((".", kind),))).types for kind in ("Q4_0", "Q8_0")]
@@ -148,17 +150,21 @@ class Pieces:
         self,
         threads: int,
         progress: Callable[[str, float], None],
+        *,
         limit: TimeLimit | None = None,
+        size_bytes: int = 0,
     ) -> float:
         """Make the pieces that are missing; the seconds that one type of all tensors took at most.
 
-        Raises UnsupportedError when time is over; what is made by then is found by the next call.
+        When time is over, types that are not made are no choices any more, as soon as the others
+        give files of at most `size_bytes`. The next call finds what is made, and goes on.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         own, missing, slowest_s = self.source_types(), self._missing(), 0.0
-        for done, (kind, names) in enumerate(missing.items()):
-            if done and limit and limit.left() <= 0:
-                raise _time_is_over(done, len(missing), slowest_s)
+        for done, kind in enumerate(self._in_order(missing, size_bytes)):
+            if limit and limit.left() <= 0 and self._leave_out(size_bytes):
+                break
+            names = missing[kind]
             start = monotonic()
 
             def report(what: str, part: float, done: int = done, kind: str = kind) -> None:
@@ -167,6 +173,37 @@ class Pieces:
             self._make_type(kind, names, own, threads, report)
             slowest_s = max(slowest_s, monotonic() - start)
         return slowest_s
+
+    def _in_order(self, missing: Mapping[str, list[str]], size_bytes: int) -> list[str]:
+        """Missing types: the source's, which every mixture begins with, then the likeliest ones."""
+        own = set(self.source_types().values())
+        values = sum(prod(choice.tensor.dims) for choice in self.choices)
+        wanted = 8 * (size_bytes - self.fixed_bytes) / max(1, values)
+
+        def distance(kind: str) -> tuple[bool, float]:
+            more = bits_of(kind) - wanted
+            return kind not in own, 2 * more if more > 0 else -more
+
+        return sorted(missing, key=distance)
+
+    def _leave_out(self, size_bytes: int) -> bool:
+        """Choose among the types that are made alone, unless no file would be small enough."""
+        left = []
+        for choice in self.choices:
+            pairs = zip(choice.types, choice.sizes, strict=True)
+            made = [pair for pair in pairs if self.path(choice.tensor.name, pair[0]).exists()]
+            if not made:
+                return False
+            left.append(Choice(choice.tensor, *(tuple(part) for part in zip(*made, strict=True))))
+        own_made = all(self.path(name, own).exists() for name, own in self.source_types().items())
+        least = self.fixed_bytes + sum(choice.sizes[0] for choice in left)
+        if not own_made or least > size_bytes:
+            return False
+        kinds = [
+            {kind for choice in some for kind in choice.types} for some in (self.choices, left)
+        ]
+        self.left_out, self.choices = tuple(sorted(kinds[0] - kinds[1])), left
+        return True
 
     def _is_missing(self, name: str, kind: str, own: str) -> bool:
         choice = self.choices[self._numbers[name] - 1]
@@ -212,13 +249,10 @@ class Pieces:
         _write(self._first, number + 3, keys, [_raw(tensor, data) for tensor in rest])
 
 
-def _time_is_over(done: int, count: int, type_s: float) -> UnsupportedError:
-    minutes = max(0.1, type_s * (count - done) / 60)
-    return UnsupportedError(
-        f"the time was over when the tensors were quantized to {done} of {count} types, and the "
-        f"others take about {minutes:.1f} minutes",
-        hint="the same command goes on from there; --minutes gives it more time",
-    )
+def bits_of(kind: str) -> float:
+    """Bits a value takes in a tensor type."""
+    found = GGML_TYPES[TENSOR_TYPES[kind]]
+    return 8 * found.block_bytes / found.block_size
 
 
 def padded(size_bytes: int) -> int:

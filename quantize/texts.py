@@ -90,6 +90,8 @@ def write_texts(
                 if done or begun:
                     done += map(_text_of, begun)
                     break
+            begun_part = sum(len(row.tokens) for row in rows) / length
+            progress(min(1.0, (len(done) + begun_part) / count))
             numbers = list(range(sequences))
             places = [len(row.tokens) - 1 for row in rows]
             context.step([row.tokens[-1] for row in rows], places, numbers)
@@ -99,7 +101,6 @@ def write_texts(
                     continue
                 if sum(row.counted) >= length // 8:  # a shorter one says little
                     done.append(_text_of(row))
-                    progress(min(1.0, len(done) / count))
                 rows[number] = _new_row(chat, random)
                 rows[number].append(0, chat)
                 context.forget(number)

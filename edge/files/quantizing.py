@@ -220,7 +220,7 @@ def fit_file(
             _compute(spec, texts, data, partial, progress)
     threads = host.usable_cores()
     pieces = pieces.moved(kept / "pieces", matrix)
-    conversion_s = pieces.make(threads, progress, limit)
+    conversion_s = pieces.make(threads, progress, limit=limit, size_bytes=size_bytes)
     reference = make_reference(
         spec.path, texts, threads=threads, progress=lambda part: progress("reading the text", part)
     )
@@ -236,7 +236,7 @@ def fit_file(
     )
     recipe = recipe_of(found.types, matrix, "computed by edgespec")
     convert(spec.path, target, recipe, threads=threads, progress=progress)
-    if work is None and found.complete and found.measured == len(found.types):
+    if work is None and found.complete and found.has_tried_all:
         shutil.rmtree(place, ignore_errors=True)
         with suppress(OSError):  # other sizes, or somebody else's files
             folder.rmdir()

@@ -91,7 +91,7 @@ def test_a_fit_that_time_was_too_short_for_says_so_and_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(quantizing, "fit", lambda *a, **b: replace(fit.fit(*a, **b), measured=3))
         said = run(*arguments).stderr
-    assert "time was over when 3 of 30 tensors were measured" in said
+    assert "time was over: 3 of 30 tensors were measured" in said
     assert "the same command goes on" in said
     assert (tmp_path / "fit.gguf.parts").exists()
     run(*arguments)
