@@ -117,7 +117,9 @@ def fit(
     minutes: Annotated[
         float | None,
         typer.Option(
-            "--minutes", min=0.01, help="Most minutes in all. Default: as long as it takes."
+            "--minutes",
+            min=0.01,
+            help="Most minutes in all, but for the least work. Default: as it takes.",
         ),
     ] = None,
     work: Annotated[

@@ -150,7 +150,7 @@ def fit(
     search = _Search(space, fitness, costs, len(reference.texts), limit)
     complete = True
     try:
-        search.run(progress)
+        search.run(2 * fitness.seconds, progress)
     except KeyboardInterrupt:
         complete = False
     best = search.best
@@ -324,17 +324,17 @@ class _Search:
         self.best = cheapest(costs, self._sizes, free)
         shown = self._stages[2 if limit.left() > 0 else 0]
         self.best_kl = self.start_kl = fitness(space.types(self.best), shown)
-        self._limit, self._seconds = limit, 2 * fitness.seconds
+        self._limit = limit
         self.generations = 0
 
-    def run(self, progress: Progress) -> None:
+    def run(self, seconds: float, progress: Progress) -> None:
         """Search until time is over, or nothing better turns up.
 
-        Without a limit for as long again as was spent on measuring before.
+        Without a limit, until so many seconds were spent on measuring in all.
         """
         start, last_better = self._limit.left() if self._limit else self._fitness.seconds, 0
         while self.generations - last_better < _PATIENCE:
-            spent, most = self._fitness.seconds - start, self._seconds - start
+            spent, most = self._fitness.seconds - start, seconds - start
             if self._limit:
                 spent, most = start - self._limit.left(), start
             if spent >= most:

@@ -207,12 +207,7 @@ def fit_file(
     kept = _kept_folder(place, limit)
     pieces = Pieces(spec.path, kept / "pieces", allowed=types)
     _require_room(pieces, size_bytes, target)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise UnsupportedError(
-            f"cannot make the folder {place}: {reason(problem)}", hint="name another with --work"
-        ) from None
+    _make_folder(place)
     texts, kept = _kept_texts(kept, spec, data, limit.first(_TEXTS_SHARE), progress)
     matrix = kept / "imatrix.gguf"
     if not matrix.exists():
@@ -241,6 +236,15 @@ def fit_file(
         with suppress(OSError):  # other sizes, or somebody else's files
             folder.rmdir()
     return replace(found, file_bytes=target.stat().st_size)
+
+
+def _make_folder(place: Path) -> None:
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UnsupportedError(
+            f"cannot make the folder {place}: {reason(problem)}", hint="name another with --work"
+        ) from None
 
 
 def _require_room(pieces: Pieces, size_bytes: int, target: Path) -> None:

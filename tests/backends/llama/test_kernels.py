@@ -115,7 +115,8 @@ def test_only_loads_in_the_body_use_them() -> None:
         assert "weights_repacked" not in plain.memory_bytes()  # Q4_1: llama.cpp has none
 
 
-# Loads and decodes as a program that knows llama-cpp-python alone; edgespec comes while it does.
+# Without model_params(): a program that knows llama-cpp-python alone. edgespec comes while it
+# decodes.
 BESIDE_ANOTHER_USER = """
 import ctypes, json, sys, threading, time
 from llama_cpp import llama_cpp as lib
