@@ -43,6 +43,7 @@ from edgespec.quantize.texts import CountedText, texts_of_tokens, write_texts
 
 _SEARCH_TEXTS = 24
 _TEXTS_SHARE = 0.25  # of the time; reading them for the matrix and the source takes about as long
+_TYPES_SHARE = 0.5  # of what is left then; the other half is for measuring
 _LEAST_PIECES = 4  # of a file: two to search on and two to judge by
 _TEXTS, _SHORT = "texts.npz", "short"
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
@@ -193,7 +194,7 @@ def fit_file(
 ) -> Fit:
     """Write the best mixture of types found that takes at most `size_bytes`.
 
-    Of `minutes`, a quarter is for writing text; what is left after quantizing is for measuring.
+    Of `minutes`, a quarter is for writing text, and half of the rest for quantizing.
     Everything measured and quantized is kept in a folder beside the target until it is done, so
     that the same call goes on where one was stopped; a folder that is given as `work` stays, and
     serves other sizes. Raises as `edgespec.quantize.fit.fit` and `convert` do.
@@ -215,7 +216,8 @@ def fit_file(
             _compute(spec, texts, data, partial, progress)
     threads = host.usable_cores()
     pieces = pieces.moved(kept / "pieces", matrix)
-    conversion_s = pieces.make(threads, progress, limit=limit, size_bytes=size_bytes)
+    for_types = limit.first(_TYPES_SHARE)
+    conversion_s = pieces.make(threads, progress, limit=for_types, size_bytes=size_bytes)
     reference = make_reference(
         spec.path, texts, threads=threads, progress=lambda part: progress("reading the text", part)
     )
