@@ -27,7 +27,8 @@ from edgespec.measure.timing import (
     snapshots_cost,
 )
 from edgespec.memory.device import host
-from edgespec.memory.plan.machine import reachable_bytes
+from edgespec.memory.device.reservations import release
+from edgespec.memory.plan.machine import reachable_bytes, reserve
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 
 # Together with warm-up and one large step too many these stay below two seconds.
 _CURVE_SECONDS = 1.1
+_TRIES = 4  # to plan with what is free, where other programs take it meanwhile
 
 
 def load(
@@ -118,10 +120,17 @@ def _spec_of(model: str | os.PathLike[str] | None) -> ModelSpec:
 def plan_to_load(spec: ModelSpec, request: Request, report: Progress) -> Plan:
     """A plan that is loaded next: what it depends on is tried and timed first, once for a device.
 
-    Raises as `make_run_plan`.
+    Its memory is reserved until the engine is closed or this process ends. Where another program
+    was quicker, the plan is made anew with what is left. Raises as `make_run_plan`.
     """
     prepare_kernels(spec, request, report)
-    return make_run_plan(spec, request)
+    for _ in range(_TRIES):
+        plan = make_run_plan(spec, request)
+        if reserve(plan):
+            break
+    else:
+        raise _taken_meanwhile(plan)
+    return plan
 
 
 def load_plan(
@@ -133,7 +142,19 @@ def load_plan(
 ) -> Engine:
     """Load exactly `plan`. Raises as `load`."""
     report = progress or (lambda _what, _fraction: None)
-    _require_memory(plan)
+    if not reserve(plan):
+        raise _taken_meanwhile(plan)
+    with ExitStack() as failed:
+        failed.callback(release)
+        engine = _load(spec, plan, report, switch_policy)
+        failed.pop_all()
+    return engine
+
+
+def _load(
+    spec: ModelSpec, plan: Plan, report: Progress, switch_policy: SwitchPolicy | None
+) -> Engine:
+    """The model of a plan, or the two that take turns."""
     if plan.switch is None:
         return _load_one(spec, plan, report)
     small_spec = read_model_spec(plan.switch)
@@ -210,11 +231,19 @@ def _load_one(
             latency=plan.latency,
             snapshots_cost=1.0 if plan.drafter_is_asked else cost,
             cache_key=f"{key} | exact" if plan.exact else key,
-            on_close=learning.keep,
+            on_close=partial(_close, learning),
         )
         engine.rest()  # from measuring: whoever generates may be another thread
         stack.pop_all()
         return engine
+
+
+def _close(learning: Learning) -> None:
+    """Keep what a run has learned; its memory may be planned with again."""
+    try:
+        learning.keep()
+    finally:
+        release()
 
 
 def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
@@ -284,15 +313,13 @@ def _load_onnx(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
 _BACKENDS = {LLAMACPP: _load_llamacpp, ONNX: _load_onnx}
 
 
-def _require_memory(plan: Plan) -> None:
-    """Refuse cleanly where another process took the memory since the plan was made."""
-    free = reachable_bytes()
-    if plan.predicted_peak_bytes > free:
-        raise DoesNotFitError(
-            f"the plan needs {plan.predicted_peak_bytes >> 20} MiB, but only {free >> 20} MiB are "
-            f"free any more",
-            hint="start it again: the plan will be made for what is free now",
-        )
+def _taken_meanwhile(plan: Plan) -> DoesNotFitError:
+    """The error where other programs take memory faster than plans are made."""
+    return DoesNotFitError(
+        f"the plan needs {plan.predicted_peak_bytes >> 20} MiB, but only "
+        f"{reachable_bytes() >> 20} MiB are free any more",
+        hint="start it again: the plan will be made for what is free now",
+    )
 
 
 def _snapshots_cost(backend: Backend, curve: CostCurve, spec: ModelSpec, plan: Plan) -> float:

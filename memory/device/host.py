@@ -11,14 +11,16 @@ import functools
 import hashlib
 import os
 import platform
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
 
+from edgespec.memory.device import cgroups
+from edgespec.memory.device.cgroups import read_text
 from edgespec.memory.device.llama_binary import kernel_files
 
-_CGROUP = Path("/sys/fs/cgroup")
 # Our word for an instruction set -> Linux's.
 _FEATURE_FLAGS = {
     "avx2": "avx2",
@@ -31,13 +33,6 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a library: one for GPUs has hundreds of
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
 def allowed_cpus() -> list[int]:
     """Logical CPUs this process may run on."""
     if hasattr(os, "sched_getaffinity"):
@@ -45,35 +40,14 @@ def allowed_cpus() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def _cgroup_cpus() -> float:
-    """Cores a container's quota grants, or infinity (cgroup v2, then v1)."""
-    fields = _read(_CGROUP / "cpu.max").split()
-    if not fields:
-        quota, period = (
-            _read(_CGROUP / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period")
-        )
-        fields = [quota, period]
-    try:
-        quota_us, period_us = float(fields[0]), float(fields[1])
-    except (ValueError, IndexError):  # no limit: "max", an absent file
-        return float("inf")
-    return quota_us / period_us if quota_us > 0 else float("inf")
-
-
 def cgroup_busy_s() -> float | None:
     """Seconds that processors worked for a container whose quota binds; None without one."""
-    if _cgroup_cpus() >= len(allowed_cpus()):
-        return None
-    for line in _read(_CGROUP / "cpu.stat").splitlines():
-        if line.startswith("usage_usec "):
-            return int(line.split()[1]) / 1e6
-    nanoseconds = _read(_CGROUP / "cpuacct" / "cpuacct.usage")
-    return int(nanoseconds) / 1e9 if nanoseconds.isdigit() else None
+    return None if cgroups.granted_cpus() >= len(allowed_cpus()) else cgroups.busy_s()
 
 
 def granted_cpus() -> float:
-    """Logical CPUs that this process may keep busy: affinity and a container's quota."""
-    return min(float(len(allowed_cpus())), _cgroup_cpus())
+    """Logical CPUs that this process may keep busy: affinity and quotas."""
+    return min(float(len(allowed_cpus())), cgroups.granted_cpus())
 
 
 def usable_cores() -> int:
@@ -84,42 +58,24 @@ def usable_cores() -> int:
     """
     cpus = allowed_cpus()
     siblings = {
-        _read(_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu) for cpu in cpus
+        read_text(_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
+        for cpu in cpus
     }
     cores = len(siblings)
     if platform.system() != "Linux":
         cores = min(cores, psutil.cpu_count(logical=False) or cores)
-    return max(1, int(min(cores, _cgroup_cpus())))
+    return max(1, int(min(cores, cgroups.granted_cpus())))
 
 
-def _cgroup_free_bytes() -> float:
-    """Bytes a container's memory limit leaves, or infinity (cgroup v2, then v1).
-
-    Usage counts cached file pages too; those that were not used lately are given up on demand.
-    """
-    for limit_name, used_name, stat_name in (
-        ("memory.max", "memory.current", "memory.stat"),
-        (
-            "memory/memory.limit_in_bytes",
-            "memory/memory.usage_in_bytes",
-            "memory/memory.stat",
-        ),
-    ):
-        limit, used = _read(_CGROUP / limit_name), _read(_CGROUP / used_name)
-        if limit.isdigit() and used.isdigit():
-            return max(0, int(limit) - int(used) + _inactive_file_bytes(_CGROUP / stat_name))
-    return float("inf")
-
-
-def _inactive_file_bytes(stat: Path) -> int:
-    counts = dict(line.split()[:2] for line in _read(stat).splitlines() if " " in line)
-    value = counts.get("total_inactive_file") or counts.get("inactive_file") or "0"
-    return int(value) if value.isdigit() else 0
+def free_memory() -> Iterator[tuple[Path | None, int]]:
+    """Bytes that are free: of the machine (None), and of each group that limits this process."""
+    yield None, int(psutil.virtual_memory().available)
+    yield from cgroups.free_memory()
 
 
 def available_bytes() -> int:
     """Memory this process can still take without swapping; swap is never counted."""
-    return int(min(psutil.virtual_memory().available, _cgroup_free_bytes()))
+    return min(free for _, free in free_memory())
 
 
 def total_bytes() -> int:
@@ -130,7 +86,7 @@ def total_bytes() -> int:
 @functools.cache
 def cpu_name() -> str:
     """The processor's own name, for reports and cache keys."""
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
+    for line in read_text(Path("/proc/cpuinfo")).splitlines():
         if line.startswith(("model name", "Model")):
             return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
@@ -170,7 +126,7 @@ def cpu_features() -> frozenset[str]:
 
 def cpu_flags() -> frozenset[str]:
     """Instruction sets by Linux's names; empty on other systems."""
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
+    for line in read_text(Path("/proc/cpuinfo")).splitlines():
         if line.startswith(("flags", "Features")):
             return frozenset(line.split(":", 1)[1].split())
     return frozenset()
@@ -200,7 +156,7 @@ def has_unified_memory() -> bool:
     if platform.system() == "Darwin":
         return platform.machine() == "arm64"
     # Not the board's name: JetPack 5 calls it "NVIDIA Orin Nano Developer Kit".
-    return "nvidia,tegra" in _read(Path("/proc/device-tree/compatible"))
+    return "nvidia,tegra" in read_text(Path("/proc/device-tree/compatible"))
 
 
 def device_key() -> str:

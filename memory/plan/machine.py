@@ -6,13 +6,22 @@ import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from edgespec.memory.bytes.footprint import GPU, LIBRARY_BYTES, WORKER
-from edgespec.memory.device import host
+from edgespec.memory.bytes.footprint import GPU, HOST, LIBRARY_BYTES, WORKER
+from edgespec.memory.device import host, reservations
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.device.kernels import missing_kernels
 from edgespec.memory.device.taking import Weight
 from edgespec.memory.device.track import private_bytes, resident_bytes
+from edgespec.memory.plan.options import LLAMACPP
+
+if TYPE_CHECKING:
+    from edgespec.memory.plan.plan import Plan
+
+# Never planned with: what is free changes by the time a plan is loaded, and the kernel's own tables
+# grow with a process.
+_SLACK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +92,26 @@ def this_machine(workers: Sequence[str] = ()) -> Machine:
         require_rpc()
         found, bytes_per_s = (*worker_devices(workers), *found), memory_bandwidth()
     held = resident_bytes() + (0 if "llama_cpp" in sys.modules else LIBRARY_BYTES)
-    features = host.cpu_features()
-    return Machine(
-        reachable_bytes(), found, features, held, missing_kernels(), bytes_per_s, missing_gpu()
-    )
+    features, free = host.cpu_features(), max(0, reachable_bytes() - _SLACK_BYTES)
+    return Machine(free, found, features, held, missing_kernels(), bytes_per_s, missing_gpu())
 
 
 def reachable_bytes() -> int:
-    """Memory that this process may hold altogether: what is free, and what it holds now."""
-    return host.available_bytes() + private_bytes()
+    """Memory that this process may hold altogether: what it holds now, and what is free.
+
+    What other programs have reserved is not free.
+    """
+    return reservations.unreserved_bytes() + private_bytes()
+
+
+def reserve(plan: Plan) -> bool:
+    """Keep other programs from planning with a plan's memory; False if it is not free any more."""
+    kept = sum(
+        part.nbytes
+        for part in plan.components
+        if part.device == HOST
+        and not part.name.startswith(GPU)
+        # Mapped weights can be given up, and programs share them.
+        and not (plan.backend == LLAMACPP and part.is_ceiling and part.name.endswith("weights"))
+    )
+    return reservations.reserve(kept, lambda: plan.predicted_peak_bytes <= reachable_bytes())

@@ -62,7 +62,7 @@ def test_two_models_that_take_turns(plan: Plan, monkeypatch: pytest.MonkeyPatch)
     opened: list[Any] = []
     monkeypatch.setitem(loading._BACKENDS, plan.backend, lambda *_: Opened(opened))
     monkeypatch.setattr(loading, "_reads", lambda *_: CURVE)
-    monkeypatch.setattr(loading, "_require_memory", lambda _plan: None)
+    monkeypatch.setattr(loading, "reserve", lambda _plan: True)
     pair = replace(plan, draft_model=None, drafter="suffix", switch=Path("small.gguf"))
     functions = [loading.load_plan, loading._load_one]
     load = loading.load_plan
