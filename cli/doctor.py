@@ -42,7 +42,7 @@ def doctor(as_json: options.JsonOption = False) -> None:
 def _document() -> dict[str, Any]:
     from edgespec.memory.device import host
     from edgespec.memory.device.accelerators import accelerators, gpu_kinds, has_rpc, missing_gpu
-    from edgespec.memory.device.bandwidth import memory_bandwidth
+    from edgespec.memory.device.bandwidth import measured_bandwidth
     from edgespec.memory.device.kernels import instruction_set, missing_kernels
     from edgespec.memory.store import cache
 
@@ -58,7 +58,7 @@ def _document() -> dict[str, Any]:
         "has_kernels": not missing_kernels(),
         "memory_bytes": host.total_bytes(),
         "available_bytes": host.available_bytes(),
-        "bandwidth_bytes_per_s": memory_bandwidth(),
+        "bandwidth_bytes_per_s": measured_bandwidth(),
         "unified_memory": any(gpu.shares_memory for gpu in gpus),
         "gpu_kinds": list(gpu_kinds()),
         "has_rpc": has_rpc(),

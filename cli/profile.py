@@ -197,17 +197,19 @@ def _speed_rows(measured: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def _fact_rows(measured: dict[str, Any]) -> list[tuple[str, ...]]:
     bandwidth, prefill = measured["bandwidth"], measured["prefill"]
-    share = bandwidth["used_bytes_per_s"] / bandwidth["memory_bytes_per_s"]
+    used = f"{bandwidth['used_bytes_per_s'] / 1e9:.1f} GB/s of weights"
+    if moved := bandwidth.get("memory_bytes_per_s"):
+        share = bandwidth["used_bytes_per_s"] / moved
+        used += (
+            f", {share:.0%} of what memory moves; the ceiling is "
+            f"{bandwidth['ceiling_tokens_per_s']:.1f} tokens/s plain"
+        )
     return [
         (
             "prompts",
             f"{prefill['tokens_per_s']:.0f} tokens/s in batches of {prefill['batch_size']}",
         ),
-        (
-            "bandwidth",
-            f"{bandwidth['used_bytes_per_s'] / 1e9:.1f} GB/s of weights, {share:.0%} of what "
-            f"memory moves; the ceiling is {bandwidth['ceiling_tokens_per_s']:.1f} tokens/s plain",
-        ),
+        ("bandwidth", used),
         (
             "--exact",
             f"steps of up to {measured['largest_invariant_step']} tokens round like single ones",

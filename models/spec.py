@@ -170,6 +170,20 @@ class ModelSpec:
         return self.arch in SNAPSHOTS
 
     @property
+    def bytes_per_token(self) -> int:
+        """Bytes of weights that a step over one token reads: what it multiplies by.
+
+        Of embeddings it reads a row, unless they are the head too, and of experts those it uses.
+        """
+        groups = dict(self.group_bytes)
+        embeddings, experts = groups.get("token_embd", 0), groups.get("experts", 0)
+        if self.tied_embeddings:
+            head = self.tensors.get(self.head_name)
+            embeddings = 0 if head is None else max(0, embeddings - head.data_bytes)
+        idle = max(0, self.num_experts - (self.num_experts_used or self.num_experts))
+        return self.weight_bytes - embeddings - experts * idle // max(1, self.num_experts)
+
+    @property
     def kv_values_per_token(self) -> int:
         """Numbers cached for one token in all layers, a sliding layer counted as any other.
 

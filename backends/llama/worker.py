@@ -24,7 +24,7 @@ from edgespec.backends.llama.library import ggml_function, library
 from edgespec.backends.llama.workers import rpc_function
 from edgespec.errors import BackendError
 from edgespec.memory.device import host, rpc
-from edgespec.memory.device.bandwidth import memory_bandwidth
+from edgespec.memory.device.bandwidth import measured_bandwidth
 
 _P = ctypes.c_void_p
 _CPU, _GPU, _INTEGRATED_GPU = 0, 1, 2  # values of ggml_backend_dev_type
@@ -79,7 +79,7 @@ class Worker:
         self._ledger = Ledger(self._memory_bytes)
         self._note = note
         self._busy = threading.Lock()
-        self._bytes_per_s = memory_bandwidth() if self._is_cpu else 0.0
+        self._bytes_per_s = measured_bandwidth() if self._is_cpu else 0.0
         self._server = _start(self._devices, threads)
         self._protocol = _protocol(self._server)
 

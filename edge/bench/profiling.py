@@ -21,7 +21,7 @@ from edgespec.measure.prompts import PROMPTS
 from edgespec.measure.timing import one_step, some_tokens
 from edgespec.memory.device import host
 from edgespec.memory.device.accelerators import gpu_kinds
-from edgespec.memory.device.bandwidth import memory_bandwidth
+from edgespec.memory.device.bandwidth import measured_bandwidth
 from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes, resident_parts
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
@@ -83,7 +83,7 @@ def profile(
         "step_ms": curves,
         "draft_max": plan.draft_max,
         "prefill": prefill,
-        "bandwidth": _bandwidth(spec, curves),
+        "bandwidth": _bandwidth(spec, plan, curves),
         "largest_invariant_step": invariant,
         "speed": speeds,
         "frontier": frontier(spec, request),
@@ -210,14 +210,19 @@ def _measure_prefill(backend: Backend, report: Progress) -> dict[str, Any]:
     return {"tokens": count, "batch_size": backend.batch_size, "tokens_per_s": count / elapsed}
 
 
-def _bandwidth(spec: ModelSpec, curves: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The ceiling of plain decoding, and how close one-token steps come to it."""
-    ceiling = memory_bandwidth()
-    used = spec.weight_bytes / (curves[0]["ms"]["1"] / 1e3)
+def _bandwidth(spec: ModelSpec, plan: Plan, curves: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """How fast one-token steps read weights, and the ceiling, where the processor reads them all.
+
+    A step that is faster than memory was ever seen to be shows that the ceiling is no lower.
+    """
+    used = spec.bytes_per_token / (curves[0]["ms"]["1"] / 1e3)
+    if plan.shares:
+        return {"used_bytes_per_s": used}
+    ceiling = max(measured_bandwidth(), used)
     return {
         "memory_bytes_per_s": ceiling,
         "used_bytes_per_s": used,
-        "ceiling_tokens_per_s": ceiling / spec.weight_bytes,
+        "ceiling_tokens_per_s": ceiling / spec.bytes_per_token,
     }
 
 

@@ -27,6 +27,7 @@ from edgespec.measure.timing import (
     snapshots_cost,
 )
 from edgespec.memory.device import host
+from edgespec.memory.device.bandwidth import saw_step
 from edgespec.memory.device.reservations import release
 from edgespec.memory.plan.machine import reachable_bytes, reserve
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
@@ -363,5 +364,7 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     if backend.crowding > 1.0:  # of this moment: measured again by the next load
         return curve.crowded(1.0 / backend.crowding)
     keep_curve(spec, settings, curve, replaced=stored is None)
+    if plan.backend == LLAMACPP and not plan.shares:
+        saw_step(spec.bytes_per_token, curve.base[1] / 1e3)
     report("measuring step times", 1.0)
     return curve

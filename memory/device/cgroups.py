@@ -146,7 +146,7 @@ def busy_s() -> float | None:
         spent = _counts(group.folder / "cpu.stat").get("usage_usec")
         return None if spent is None else spent / 1e6
     for other in groups("cpuacct"):
-        if other.place == group.place:
+        if other.place == group.place and not other.is_v2:
             spent = _number(read_text(other.folder / "cpuacct.usage"))
             return None if spent is None else spent / 1e9
     return None

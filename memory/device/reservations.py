@@ -118,7 +118,7 @@ def _is_of_use(one: dict[str, Any], now: float) -> bool:
     """Whether an entry is another living program's, as far as that can be told."""
     if one["where"] != _where():
         return abs(now - one["time"]) < _FORGOTTEN_S
-    return one["pid"] != os.getpid() and _is_alive(one)
+    return bool(one["pid"] != os.getpid()) and _is_alive(one)
 
 
 def _where() -> str:

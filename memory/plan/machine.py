@@ -39,6 +39,7 @@ class Machine:
     missing_kernels: str = "they were not looked for"  # empty where there are some
     bytes_per_s: float = 0.0  # of the processor's memory; 0 where nobody measured it
     missing_gpu: str = "llama.cpp sees no GPU"  # why, where there is none
+    reserved_bytes: int = 0  # by other programs, and therefore not free
 
     @property
     def is_one_pool(self) -> bool:
@@ -92,8 +93,16 @@ def this_machine(workers: Sequence[str] = ()) -> Machine:
         require_rpc()
         found, bytes_per_s = (*worker_devices(workers), *found), memory_bandwidth()
     held = resident_bytes() + (0 if "llama_cpp" in sys.modules else LIBRARY_BYTES)
-    features, free = host.cpu_features(), max(0, reachable_bytes() - _SLACK_BYTES)
-    return Machine(free, found, features, held, missing_kernels(), bytes_per_s, missing_gpu())
+    return Machine(
+        max(0, reachable_bytes() - _SLACK_BYTES),
+        found,
+        host.cpu_features(),
+        held,
+        missing_kernels(),
+        bytes_per_s,
+        missing_gpu(),
+        max(0, host.available_bytes() - reservations.unreserved_bytes()),
+    )
 
 
 def reachable_bytes() -> int:

@@ -41,6 +41,8 @@ def _ways_out(layout: Layout, context: int, draft_max: int) -> Iterator[str]:
     """Options that help; a larger budget only where nothing else does."""
     others = list(_other_options(layout, context, draft_max))
     yield from others
+    if reserved := layout.machine.reserved_bytes // _MEBIBYTE:
+        yield f"other programs of edgespec have reserved {reserved} MiB: stop one"
     if not others and layout.request.budget_bytes:
         needed = layout.nbytes(context, smallest_batch(draft_max), draft_max)
         if needed <= layout.machine.free_bytes:

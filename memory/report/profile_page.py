@@ -209,6 +209,9 @@ def _choice_table(plan: dict[str, Any]) -> Markup:
 
 def _machine_table(machine: dict[str, Any], profile: dict[str, Any]) -> Markup:
     bandwidth = profile["bandwidth"]
+    used = f"one-token steps read {bandwidth['used_bytes_per_s'] / 1e9:.1f} GB/s of weights"
+    if moved := bandwidth.get("memory_bytes_per_s"):
+        used = f"{moved / 1e9:.1f} GB/s; {used}"
     rows = [
         ("processor", f"{machine['cpu']}, {machine['cores']} cores"),
         ("instruction sets", ", ".join(machine["features"]) or "not told"),
@@ -216,11 +219,7 @@ def _machine_table(machine: dict[str, Any], profile: dict[str, Any]) -> Markup:
             "memory",
             f"{size_of(machine['memory_bytes'])}, {size_of(machine['available_bytes'])} free",
         ),
-        (
-            "bandwidth",
-            f"{bandwidth['memory_bytes_per_s'] / 1e9:.1f} GB/s; one-token steps read "
-            f"{bandwidth['used_bytes_per_s'] / 1e9:.1f} GB/s of weights",
-        ),
+        ("bandwidth", used),
         ("GPUs llama.cpp was built for", ", ".join(machine["gpu_kinds"]) or "none"),
         ("steps that round alike", f"up to {profile['largest_invariant_step']} tokens"),
         ("system", f"{machine['system']}, Python {machine['python']}"),

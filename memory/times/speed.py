@@ -148,9 +148,9 @@ class SpeedModel:
         return size, self.curve.step_ms(size, depth)
 
 
-def estimated_curve(weight_bytes: int, bytes_per_s: float, max_nodes: int) -> CostCurve:
-    """Step times of a device where nothing was measured: every step reads all weights once."""
-    first = max(0.05, 1e3 * weight_bytes / bytes_per_s)
+def estimated_curve(bytes_per_token: int, bytes_per_s: float, max_nodes: int) -> CostCurve:
+    """Step times of a device where nothing was measured: reading the weights of a token."""
+    first = max(0.05, 1e3 * bytes_per_token / bytes_per_s)
     base = [first * (1.0 + _UNMEASURED_SLOPE * (n - 1)) for n in range(1, max_nodes + 1)]
     return CostCurve([float("inf"), *base])
 

@@ -31,13 +31,17 @@ from edgespec.backends.ort.backend import OrtBackend, OrtSettings
 from edgespec.bench import loaded_model
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.errors import DoesNotFitError
+from edgespec.memory.device import host
 from edgespec.memory.device.track import MemoryTracker
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
+from edgespec.memory.store import cache
 from edgespec.models.spec import read_model_spec
 from edgespec.quantize.context import EvalContext
 from edgespec.setup import loading
 from edgespec.setup.learning import Learning
+from edgespec.setup.planning import make_run_plan
 
 
 @pytest.mark.parametrize("remember", [False, True])
@@ -67,6 +71,100 @@ def test_two_models_that_take_turns(plan: Plan, monkeypatch: pytest.MonkeyPatch)
     functions = [loading.load_plan, loading._load_one]
     load = loading.load_plan
     assert assert_nothing_stays_open(lambda: load(SPEC, pair), functions, opened) > 20
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the MiB that are free whenever it is asked; the last ones stay."""
+    monkeypatch.setattr(loading, "prepare_kernels", lambda *_: None)
+    monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda: 20e9)
+    monkeypatch.setattr("edgespec.memory.device.accelerators.accelerators", lambda: ())
+
+    def set_to(*mebibytes: float) -> None:
+        left = [int(one * (1 << 20)) for one in mebibytes]
+        monkeypatch.setattr(
+            host, "available_bytes", lambda: left.pop(0) if len(left) > 1 else left[0]
+        )
+
+    return set_to
+
+
+LONGEST = Request(prefer="context", drafter="none")
+
+
+def test_a_plan_is_made_anew_where_memory_went_meanwhile(
+    free: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was made for 8 GiB, of which 86 MiB are left."""
+    machines: list[int] = []
+
+    def planned(spec: Any, request: Request) -> Plan:
+        plan = make_run_plan(spec, request)
+        machines.append(plan.available_bytes)
+        free(86)
+        return plan
+
+    monkeypatch.setattr(loading, "make_run_plan", planned)
+    free(8192)
+    plan = loading.plan_to_load(SPEC, LONGEST, quiet)
+    assert plan.predicted_peak_bytes <= 86 << 20
+    assert machines == [(8192 - 4) << 20, (86 - 4) << 20]
+    free(8192)
+    assert make_run_plan(SPEC, LONGEST).predicted_peak_bytes > 86 << 20
+
+
+def test_a_program_alone_does_not_refuse_itself(
+    free: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that takes all there is, and a few pages more are used when it is loaded."""
+    monkeypatch.setitem(loading._BACKENDS, "llamacpp", lambda *_: Opened([]))
+    for mebibytes in (88.0, 91.3, 95.0):
+        free(mebibytes)
+        plan = make_run_plan(SPEC, LONGEST)
+        free(mebibytes - 3)
+        loading.load_plan(SPEC, plan).close()
+        reserved = loading.plan_to_load(SPEC, LONGEST, quiet)
+        free(20)  # the rest is reserved: nobody else may have it
+        loading.load_plan(SPEC, reserved).close()
+        with pytest.raises(DoesNotFitError, match="free any more"):
+            loading.load_plan(SPEC, reserved)
+
+
+def test_where_others_are_always_quicker_it_says_so(
+    free: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "reserve", lambda _plan: False)
+    free(100)
+    with pytest.raises(DoesNotFitError, match="MiB, but only 100 MiB are free any more"):
+        loading.plan_to_load(SPEC, LONGEST, quiet)
+
+
+def test_memory_is_reserved_until_the_engine_is_closed(
+    free: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or until loading failed."""
+
+    def reserved() -> list[int]:
+        found = cache.load("reservations", "programs") or {"programs": []}
+        return [one["bytes"] for one in found["programs"]]
+
+    free(8192)
+    monkeypatch.setitem(loading._BACKENDS, "llamacpp", lambda *_: Opened([]))
+    plan = loading.plan_to_load(SPEC, LONGEST, quiet)
+    whole, mapped = plan.predicted_peak_bytes, plan.component_bytes["weights"]
+    assert reserved() == [whole - mapped if plan.mapped else whole]
+    engine = loading.load_plan(SPEC, plan)
+    assert len(reserved()) == 1
+    engine.close()
+    assert reserved() == []
+
+    def fail(*_: Any) -> Any:
+        raise StepError
+
+    monkeypatch.setitem(loading._BACKENDS, "llamacpp", fail)
+    with pytest.raises(StepError):
+        loading.load_plan(SPEC, plan)
+    assert reserved() == []
 
 
 class Part:

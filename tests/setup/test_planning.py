@@ -34,7 +34,8 @@ def test_the_drafters_tables_are_part_of_the_plan() -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_free_memory_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "available_bytes", lambda: 20 * MIB)
+    """Of which 4 MiB are left to whatever changes until a plan is loaded."""
+    monkeypatch.setattr(host, "available_bytes", lambda: 24 * MIB)
     monkeypatch.setattr(accelerators, "accelerators", lambda: ())
     with pytest.raises(DoesNotFitError, match="free: 20 MiB"):
         make_run_plan(SPEC, Request())

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from planning_cases import held
 
-from edgespec.memory.device import host
+from edgespec.memory.device import cgroups, host
 from edgespec.memory.device.track import peak_resident_bytes
 
 GIB = 1 << 30
@@ -23,7 +23,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Pretends a Linux machine: files by path, CPUs, siblings of CPUs, free memory."""
     root = tmp_path / "machine"
     root.mkdir()
-    monkeypatch.setattr(host, "_CGROUP", root / "cgroup")
+    (root / "mountinfo").write_text(
+        f"30 24 0:26 / {root}/cgroup rw - cgroup2 cgroup rw\n"
+        + "".join(
+            f"31 24 0:27 / {root}/cgroup/{name} rw - cgroup cgroup rw,{name}\n"
+            for name in ("memory", "cpu", "cpuacct")
+        )
+    )
+    monkeypatch.setattr(cgroups, "_PROC", root)
     monkeypatch.setattr(host, "_CPUS", root / "cpu")
     monkeypatch.setattr("platform.system", lambda: "Linux")
 
@@ -131,7 +138,7 @@ def test_cpus_that_may_be_kept_busy(machine: Machine) -> None:
         ({"memory.max": str(64 * GIB), "memory.current": str(GIB)}, 8 * GIB),
         ({"memory.max": "max", "memory.current": str(GIB)}, 8 * GIB),
         ({"memory.max": str(GIB), "memory.current": str(GIB + 4096)}, 0),
-        ({"memory.max": str(GIB)}, 8 * GIB),
+        ({"memory.max": str(GIB)}, GIB),
         (
             {
                 "memory/memory.limit_in_bytes": str(4 * GIB),
@@ -165,17 +172,21 @@ def test_the_machine_itself_may_have_less_than_the_container_allows(machine: Mac
 @pytest.mark.parametrize(
     ("stat", "free"),
     [
-        ("anon 100\ninactive_file 268435456\nactive_file 1000", 7 * GIB // 4),
+        ("anon 100\ninactive_file 268435456", 7 * GIB // 4),
+        ("inactive_file 4096\nactive_file 268431360", 7 * GIB // 4),
+        ("active_file 368435456\nfile_dirty 90000000\nfile_writeback 10000000", 7 * GIB // 4),
+        ("active_file 4096\nfile_dirty 8192", 3 * GIB // 2),
+        (f"active_file {GIB}", 2 * GIB),
         ("inactive_file 0", 3 * GIB // 2),
         ("inactive_file", 3 * GIB // 2),
         ("inactive_file many", 3 * GIB // 2),
         ("", 3 * GIB // 2),
     ],
 )
-def test_cached_files_that_nobody_used_lately_are_free(
+def test_cached_files_are_free_once_they_are_written(
     machine: Machine, stat: str, free: int
 ) -> None:
-    """Of 2 GiB half a GiB is used, and of that a quarter GiB are such pages."""
+    """Of 2 GiB half a GiB is used, and of that a quarter GiB are such pages, or none."""
     files = {"memory.max": str(2 * GIB), "memory.current": str(GIB // 2), "memory.stat": stat}
     machine(files)
     assert host.available_bytes() == free
@@ -200,11 +211,11 @@ def test_the_older_accounting_counts_nested_groups(machine: Machine) -> None:
 def cpuinfo(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Pretends a /proc/cpuinfo on Linux."""
     monkeypatch.setattr("platform.system", lambda: "Linux")
-    read = host._read
+    read = host.read_text
 
     def pretend(text: str) -> None:
         monkeypatch.setattr(
-            host, "_read", lambda path: text if path.name == "cpuinfo" else read(path)
+            host, "read_text", lambda path: text if path.name == "cpuinfo" else read(path)
         )
         host.cpu_features.cache_clear()
 
