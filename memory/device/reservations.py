@@ -118,7 +118,7 @@ def _is_of_use(one: dict[str, Any], now: float) -> bool:
     """Whether an entry is another living program's, as far as that can be told."""
     if one["where"] != _where():
         return abs(now - one["time"]) < _FORGOTTEN_S
-    return bool(one["pid"] != os.getpid()) and _is_alive(one)
+    return one["pid"] != os.getpid() and _is_alive(one)
 
 
 def _where() -> str:
@@ -133,7 +133,7 @@ def _where() -> str:
 def _is_alive(one: dict[str, Any]) -> bool:
     try:
         process = psutil.Process(one["pid"])
-        is_same = abs(process.create_time() - one["start"]) < _SAME_START_S
+        is_same: bool = abs(process.create_time() - one["start"]) < _SAME_START_S
         return is_same and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, OverflowError, ValueError):
         return False

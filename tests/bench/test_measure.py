@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from bench_cases import answer
+from planning_cases import SPEC
 
-from edgespec.bench.measure import _compare, _Load, _rows, _Run, time_text
+from edgespec.bench.measure import _ceiling, _compare, _Load, _rows, _Run, time_text
 from edgespec.bench.summary import Prompted
 from edgespec.measure.prompts import TaskPrompt
 
@@ -70,6 +71,18 @@ def test_every_answer_has_a_row_that_says_whose_it_is() -> None:
         (2, "suffix --ctx 512", 2, False),
     ]
     assert (rows[0]["task"], rows[0]["generated_tokens"], rows[0]["tokens_per_s"]) == ("code", 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("plain", "ceiling"), [(None, 10.0), (0.0, 10.0), (9.0, 10.0), (20.6, 20.6)]
+)
+def test_plain_decoding_is_never_above_its_ceiling(plain: float | None, ceiling: float) -> None:
+    """Memory was measured to move ten times the weights in a second, beside other programs."""
+    nbytes = SPEC.bytes_per_token
+    found = _ceiling(SPEC, 10.0 * nbytes, plain)
+    assert found["tokens_per_s"] == pytest.approx(ceiling)
+    assert found["memory_bytes_per_s"] == pytest.approx(ceiling * nbytes)
+    assert found.get("plain_tokens_per_s") == plain
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (89.0, "89 s"), (90.0, "2 min")])

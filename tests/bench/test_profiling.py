@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+from planning_cases import PLENTY, SPEC
+
 from edgespec.backends.fake import FakeBackend
 from edgespec.bench import profiling
+from edgespec.memory.device.accelerators import Accelerator
+from edgespec.memory.plan.plan import Share
+from edgespec.memory.plan.request import Request
+from edgespec.setup.planning import make_run_plan
 
 
 def backend_of(**options: int) -> FakeBackend:
@@ -19,6 +28,21 @@ def test_steps_are_measured_as_large_and_as_deep_as_there_is_room() -> None:
     assert backend.steps == [size for _ in found for size in range(1, 7) for _ in range(4)]
     assert sum(backend.reads) == 512 and max(backend.reads) <= backend.batch_size
     assert backend.length == 0
+
+
+def test_steps_never_read_more_than_memory_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory was measured beside other programs. On a GPU its speed says nothing."""
+    curves = [{"depth": 0, "ms": {"1": 1e3 * SPEC.bytes_per_token / 20e9}}]
+    plan = make_run_plan(SPEC, Request(threads=1), PLENTY)
+    for measured, ceiling in ((8e9, 20e9), (25e9, 25e9)):
+        monkeypatch.setattr(profiling, "measured_bandwidth", lambda found=measured: found)
+        found = profiling._bandwidth(SPEC, plan, curves)
+        assert found["used_bytes_per_s"] == pytest.approx(20e9)
+        assert found["memory_bytes_per_s"] == pytest.approx(ceiling)
+        assert found["ceiling_tokens_per_s"] == pytest.approx(ceiling / SPEC.bytes_per_token)
+    gpu = Accelerator("CUDA0", "A GPU", 8 << 30, 8 << 30, shares_memory=False)
+    there = replace(plan, shares=(Share("gpu", 5, gpu),))
+    assert set(profiling._bandwidth(SPEC, there, curves)) == {"used_bytes_per_s"}
 
 
 def test_a_prompt_of_four_batches_is_read_or_what_fits() -> None:

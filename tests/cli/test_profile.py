@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from edgespec.bench import profiling
 from edgespec.cli.main import app
-from edgespec.cli.profile import _switch_text
+from edgespec.cli.profile import _fact_rows, _switch_text
 from edgespec.measure.prompts import PROMPTS
 
 runner = CliRunner()
@@ -64,6 +64,8 @@ def test_profile_puts_measurements_beside_predictions(tmp_path: Path) -> None:
     assert len(memory["samples"]) > 3
     assert [curve["depth"] for curve in document["step_ms"]] == [0, 256]
     assert all(list(curve["ms"]) == ["1", "2", "4"] for curve in document["step_ms"])
+    bandwidth = document["bandwidth"]
+    assert bandwidth["used_bytes_per_s"] <= bandwidth["memory_bytes_per_s"]
     plain, drafted = document["speed"]
     assert (plain["drafter"], drafted["drafter"]) == ("plain", "suffix")
     assert plain["acceptance_length"] == 1.0 <= drafted["acceptance_length"]
@@ -81,6 +83,15 @@ def test_profile_as_text_names_what_was_planned_and_measured() -> None:
     assert done.exit_code == 0, done.output
     for words in ("step times in ms", "<- largest planned", "kv cache", "measured", "suffix"):
         assert words in done.stdout
+
+
+def test_the_share_of_what_memory_moves_is_told_where_it_reads_the_weights() -> None:
+    measured = {"prefill": {"tokens_per_s": 100.0, "batch_size": 64}, "largest_invariant_step": 1}
+    used = {"used_bytes_per_s": 9e9}
+    moved = {"memory_bytes_per_s": 10e9, "ceiling_tokens_per_s": 5.0}
+    whole = "9.0 GB/s of weights, 90% of what memory moves; the ceiling is 5.0 tokens/s plain"
+    assert ("bandwidth", whole) in _fact_rows({**measured, "bandwidth": used | moved})
+    assert ("bandwidth", "9.0 GB/s of weights") in _fact_rows({**measured, "bandwidth": used})
 
 
 def test_a_report_without_a_folder_is_refused_before_minutes_are_spent(tmp_path: Path) -> None:

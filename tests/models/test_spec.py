@@ -126,6 +126,22 @@ def test_experts(tmp_path: Path) -> None:
     assert spec.expert_feed_forward_size == 32
 
 
+def test_what_a_step_over_one_token_reads(tmp_path: Path) -> None:
+    """A table of embeddings only where it is the head too, and a quarter of the experts."""
+    tied = read(tmp_path)
+    assert tied.bytes_per_token == tied.weight_bytes
+    table = dict(tied.group_bytes)["token_embd"]
+    untied = read(tmp_path, tensors={"output.weight": (1, None)})
+    assert untied.bytes_per_token == untied.weight_bytes - table
+    by_layer = read(tmp_path, tensors={"per_layer_token_embd.weight": (1, None)})
+    assert by_layer.bytes_per_token == by_layer.weight_bytes - 256
+    tensors = {"blk.0.ffn_gate_exps.weight": (4, None)}
+    some = read(tmp_path, "qwen3moe", expert_count=8, expert_used_count=2, tensors=tensors)
+    assert some.bytes_per_token == some.weight_bytes - 3 * 256
+    unknown = read(tmp_path, "qwen3moe", expert_count=8, expert_used_count=9, tensors=tensors)
+    assert unknown.bytes_per_token == unknown.weight_bytes
+
+
 @pytest.mark.parametrize(
     ("arch", "has_encoder", "note"),
     [

@@ -76,7 +76,30 @@ def test_it_is_measured_once_for_a_device(
     assert measured == [3, 2], "another number of cores is another device"
 
 
-@pytest.mark.parametrize("value", [None, "fast", 0, -1.0, [], {}])
+def test_one_that_was_measured_beside_others_is_replaced_by_a_faster_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speeds = iter([8e9, 20e9, 5e9])
+    monkeypatch.setattr(bandwidth, "_measure", lambda threads: next(speeds))
+    assert bandwidth.memory_bandwidth() == 8e9
+    assert bandwidth.measured_bandwidth() == bandwidth.memory_bandwidth() == 20e9
+    assert bandwidth.measured_bandwidth() == bandwidth.memory_bandwidth() == 20e9
+
+
+def test_a_step_that_was_faster_than_memory_shows_what_memory_can_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless all it read may lie in caches, or no time was measured."""
+    monkeypatch.setattr(bandwidth, "_measure", lambda threads: 8e9)
+    assert bandwidth.memory_bandwidth() == 8e9
+    for size, seconds in ((95 * MIB, 1e-6), (1 << 30, 0.0), (1 << 30, float("inf")), (1 << 30, 9)):
+        bandwidth.saw_step(size, seconds)
+        assert bandwidth.memory_bandwidth() == 8e9
+    bandwidth.saw_step(10**9, 0.05)
+    assert bandwidth.memory_bandwidth() == bandwidth.measured_bandwidth() == 20e9
+
+
+@pytest.mark.parametrize("value", [None, "fast", 0, -1.0, [], {}, float("inf"), float("nan")])
 def test_a_damaged_value_is_measured_again(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
     monkeypatch.setattr(bandwidth, "_measure", lambda threads: 7e9)
     cache.store("bandwidth", host.device_key(), {"bytes_per_s": value})

@@ -211,7 +211,7 @@ def test_the_older_accounting_counts_nested_groups(machine: Machine) -> None:
 def cpuinfo(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Pretends a /proc/cpuinfo on Linux."""
     monkeypatch.setattr("platform.system", lambda: "Linux")
-    read = host.read_text
+    read = cgroups.read_text
 
     def pretend(text: str) -> None:
         monkeypatch.setattr(

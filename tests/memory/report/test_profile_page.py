@@ -122,6 +122,13 @@ def test_machine_and_versions_are_named() -> None:
         assert words in text
 
 
+def test_memory_is_no_ceiling_of_steps_on_a_gpu() -> None:
+    text = visible_text(render_profile(profile()))
+    assert "bandwidth 40.0 GB/s; one-token steps read 20.0 GB/s of weights" in text
+    text = visible_text(render_profile(profile(bandwidth={"used_bytes_per_s": 900e9})))
+    assert "bandwidth one-token steps read 900.0 GB/s of weights" in text
+
+
 def test_the_page_needs_nothing_from_outside() -> None:
     page = render_profile(profile())
     assert not re.findall(r"(?:src|href)\s*=\s*[\"'](?!#)", page)
