@@ -117,8 +117,9 @@ def _left(document: dict[str, Any] | None) -> Iterator[tuple[Path, int]]:
 def _is_of_use(one: dict[str, Any], now: float) -> bool:
     """Whether an entry is another living program's, as far as that can be told."""
     if one["where"] != _where():
-        return abs(now - one["time"]) < _FORGOTTEN_S
-    return one["pid"] != os.getpid() and _is_alive(one)
+        return abs(now - float(one["time"])) < _FORGOTTEN_S
+    is_other: bool = one["pid"] != os.getpid()
+    return is_other and _is_alive(one)
 
 
 def _where() -> str:

@@ -141,5 +141,5 @@ def test_unified_memory_is_that_of_apple_silicon_and_jetson(
 ) -> None:
     monkeypatch.setattr("platform.system", lambda: system)
     monkeypatch.setattr("platform.machine", lambda: processor)
-    monkeypatch.setattr(host, "_read", lambda path: board if path.name == "compatible" else "")
+    monkeypatch.setattr(host, "read_text", lambda path: board if path.name == "compatible" else "")
     assert host.has_unified_memory() is unified
