@@ -132,16 +132,8 @@ def free_memory() -> Iterator[tuple[Path, int]]:
 # -- processors ----------------------------------------------------------------------------
 
 
-def granted_cpus() -> float:
-    """Cores that quotas grant this process; infinity without one."""
-    return _tightest()[0]
-
-
-def busy_s() -> float | None:
-    """Seconds that processors worked for the group with the tightest quota; None if unknown."""
-    group = _tightest()[1]
-    if group is None:
-        return None
+def busy_s(group: Group) -> float | None:
+    """Seconds that processors worked for a group; None if unknown."""
     if group.is_v2:
         spent = _counts(group.folder / "cpu.stat").get("usage_usec")
         return None if spent is None else spent / 1e6
@@ -152,8 +144,8 @@ def busy_s() -> float | None:
     return None
 
 
-def _tightest() -> tuple[float, Group | None]:
-    """The smallest quota in cores, and the group that has it."""
+def quota() -> tuple[float, Group | None]:
+    """The smallest quota in cores, and the group that has it; infinity without one."""
     least: tuple[float, Group | None] = float("inf"), None
     for group in groups("cpu"):
         if group.is_v2:
@@ -161,7 +153,7 @@ def _tightest() -> tuple[float, Group | None]:
         else:
             names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
             fields = [read_text(group.folder / name) for name in names]
-        quota, period = [*map(_number, fields), None, None][:2]
-        if quota and period and quota / period < least[0]:
-            least = quota / period, group
+        time_us, period_us = [*map(_number, fields), None, None][:2]
+        if time_us and period_us and time_us / period_us < least[0]:
+            least = time_us / period_us, group
     return least

@@ -42,12 +42,13 @@ def allowed_cpus() -> list[int]:
 
 def cgroup_busy_s() -> float | None:
     """Seconds that processors worked for a container whose quota binds; None without one."""
-    return None if cgroups.granted_cpus() >= len(allowed_cpus()) else cgroups.busy_s()
+    cores, group = cgroups.quota()
+    return None if group is None or cores >= len(allowed_cpus()) else cgroups.busy_s(group)
 
 
 def granted_cpus() -> float:
     """Logical CPUs that this process may keep busy: affinity and quotas."""
-    return min(float(len(allowed_cpus())), cgroups.granted_cpus())
+    return min(float(len(allowed_cpus())), cgroups.quota()[0])
 
 
 def usable_cores() -> int:
@@ -64,7 +65,7 @@ def usable_cores() -> int:
     cores = len(siblings)
     if platform.system() != "Linux":
         cores = min(cores, psutil.cpu_count(logical=False) or cores)
-    return max(1, int(min(cores, cgroups.granted_cpus())))
+    return max(1, int(min(cores, cgroups.quota()[0])))
 
 
 def free_memory() -> Iterator[tuple[Path | None, int]]:

@@ -135,7 +135,7 @@ def test_a_process_sees_no_groups_where_none_are_mounted(
     monkeypatch.setattr(cgroups, "_PROC", tmp_path)
     assert cgroups.groups("memory") == ()
     assert list(cgroups.free_memory()) == []
-    assert (cgroups.granted_cpus(), cgroups.busy_s()) == (float("inf"), None)
+    assert cgroups.quota() == (float("inf"), None)
 
 
 # ------------------------------------------------------------------------------ processors
