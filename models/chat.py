@@ -6,9 +6,8 @@ with a bound on its steps and on what it writes, and one that fails is an error 
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, NoReturn
 
 from edgespec.errors import ModelFileError, UnsupportedError
@@ -16,8 +15,7 @@ from edgespec.errors import ModelFileError, UnsupportedError
 # `role` and `content` as OpenAI's interface has them; content is text or a list of text parts.
 Message = Mapping[str, Any]
 _MAX_TEMPLATE_CHARS = 200_000
-_MAX_PROMPT_CHARS = 32_000_000
-_MAX_STEPS = 1_000_000  # turns of loops and calls; a message takes about ten
+_LONGEST_REFUSAL = 2000  # characters
 
 
 def prompt_text(
@@ -64,59 +62,42 @@ def render_chat(
             no messages of text.
         ModelFileError: the template is not valid or misbehaves.
     """
-    from jinja2 import TemplateError
+    from edgespec.models.template_sandbox import render  # which loads jinja2
 
     plain = [plain_message(message) for message in messages]
     if len(template) > _MAX_TEMPLATE_CHARS:
         raise ModelFileError(
             f"the chat template has {len(template)} characters; that is no template"
         )
-
+    known = {
+        **_defaults(variables or {}),
+        **(variables or {}),
+        "messages": plain,
+        "add_generation_prompt": add_generation_prompt,
+        "bos_token": bos_token,
+        "eos_token": eos_token,
+    }
     try:
-        pieces = (
-            _environment()
-            .from_string(template)
-            .generate(
-                {
-                    **(variables or {}),
-                    "messages": plain,
-                    "add_generation_prompt": add_generation_prompt,
-                    "bos_token": bos_token,
-                    "eos_token": eos_token,
-                }
-            )
-        )
-        return _joined(pieces)
+        return render(template, known, {"raise_exception": _refuse, "strftime_now": _now})
     except _Refused as error:
         raise UnsupportedError(f"the model's chat template refuses: {error}") from error
-    except (
-        TemplateError,
-        TypeError,
-        ValueError,
-        ArithmeticError,
-        LookupError,
-        RecursionError,
-        MemoryError,
-    ) as error:
+    except Exception as error:  # Jinja's, and whatever Python raises of a stranger's expressions
         raise ModelFileError(
             f"the model's chat template fails: {error}",
             hint="use --raw to send the prompt as it is",
         ) from error
 
 
-def _environment() -> Any:
-    """What templates are rendered in, with the functions that they expect."""
-
-    def refuse(message: str) -> NoReturn:
-        raise _Refused(message)
-
-    environment = _environment_class()(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = _now
-    environment.filters["tojson"] = _to_json
-    return environment
+def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What templates ask for, as transformers and llama.cpp's server give it."""
+    now = datetime.now()
+    return {
+        "tools": None,
+        "documents": None,
+        "enable_thinking": True,
+        "date_string": now.strftime("%d %b %Y"),
+        "datetime": now.strftime("%b %d %Y %H:%M:%S GMT"),
+    }
 
 
 def plain_message(message: Message) -> dict[str, Any]:
@@ -139,79 +120,15 @@ def plain_message(message: Message) -> dict[str, Any]:
     return {**message, "content": "".join(str(text) for text in texts)}
 
 
-def _joined(pieces: Iterable[str]) -> str:
-    texts: list[str] = []
-    size = 0
-    for text in pieces:
-        texts.append(text)
-        size += len(text)
-        if size > _MAX_PROMPT_CHARS:
-            raise ValueError(f"it writes more than {_MAX_PROMPT_CHARS} characters")
-    return "".join(texts)
-
-
-@functools.cache
-def _environment_class() -> Any:
-    """Jinja's sandbox with a bound on the steps of a template; Jinja is imported on first use."""
-    from jinja2 import nodes
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Bounded(ImmutableSandboxedEnvironment):
-        """Counts calls. Every loop is given one call a turn, so that loops are counted, too."""
-
-        intercepted_binops = frozenset(("*", "**"))
-        steps = 0
-
-        def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-            tree = super()._parse(source, name, filename)
-            for loop in tree.find_all(nodes.For):
-                tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)
-                loop.body.insert(0, nodes.ExprStmt(tick))
-            return tree
-
-        def tick(self) -> None:
-            """Nothing: the call is what is counted."""
-
-        def call(self, *args: Any, **kwargs: Any) -> Any:
-            self.steps += 1
-            if self.steps > _MAX_STEPS:
-                raise ValueError(f"it takes more than {_MAX_STEPS} steps")
-            return super().call(*args, **kwargs)
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            for value, factor in ((left, right), (right, left)):
-                if isinstance(value, str | list | tuple) and isinstance(factor, int):
-                    if len(value) * factor > _MAX_PROMPT_CHARS:
-                        raise ValueError("it makes a huge text")
-            if operator == "**" and isinstance(right, int) and abs(right) > 1000:
-                raise ValueError("it computes a huge number")
-            return super().call_binop(context, operator, left, right)
-
-    return Bounded
-
-
 class _Refused(Exception):
     """The template called raise_exception."""
 
 
+def _refuse(message: Any = "") -> NoReturn:
+    raise _Refused(str(message)[:_LONGEST_REFUSAL])
+
+
 def _now(format_: str) -> str:
-    from datetime import datetime
-
+    if len(format_) > _LONGEST_REFUSAL:
+        raise ValueError("it asks for a very long date")
     return datetime.now().strftime(format_)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """The filter of transformers' chat templates: jinja's own escapes for HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
