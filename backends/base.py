@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import ContextFullError
+from edgespec.models.control_texts import ControlTexts
 
 Logits = NDArray[np.float32]
 
@@ -49,8 +50,12 @@ class Tokenizer(Protocol):
     def eos_text(self) -> str:
         """The end-of-sequence token as chat templates write it; may be empty."""
 
+    @property
+    def control_texts(self) -> ControlTexts:
+        """Texts that become control tokens, which must not be in anybody's words."""
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Ids of `text`; control tokens written in it are recognised."""
+        """Ids of `text`; control tokens written in it are recognised, marked ones are text."""
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes a token stands for (control tokens: none)."""

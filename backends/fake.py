@@ -20,6 +20,7 @@ import numpy as np
 from edgespec.backends.base import Capabilities, Logits, require_room
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, UnsupportedError
+from edgespec.models.control_texts import NO_CONTROLS
 
 NextLogits = Callable[[tuple[int, ...]], Sequence[float]]
 
@@ -33,6 +34,7 @@ class ByteTokenizer:
     """One token per byte; ids above 255 have no text, and `end` ends a generation."""
 
     bos_text = eos_text = ""
+    control_texts = NO_CONTROLS
 
     def __init__(self, vocab_size: int, end: int = -1) -> None:
         self.vocab_size = vocab_size

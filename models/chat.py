@@ -6,15 +6,20 @@ with a bound on its steps and on what it writes, and one that fails is an error 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from edgespec.errors import ModelFileError, UnsupportedError
+from edgespec.errors import EdgespecError, ModelFileError, UnsupportedError
+from edgespec.models.control_texts import NO_CONTROLS, ControlTexts
 
 # `role` and `content` as OpenAI's interface has them; content is text or a list of text parts.
 Message = Mapping[str, Any]
 _MAX_TEMPLATE_CHARS = 200_000
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+_CALLS = "tool_calls"
+_END = "\ufdd1"  # of a message that is continued; no character of Unicode
 _LONGEST_REFUSAL = 2000  # characters
 
 
@@ -24,6 +29,7 @@ def prompt_text(
     *,
     bos_token: str = "",
     eos_token: str = "",
+    control_texts: ControlTexts = NO_CONTROLS,
     raw: bool = False,
 ) -> str:
     """The text that is sent for a prompt: in the chat format of `template` unless it is `raw`.
@@ -37,7 +43,13 @@ def prompt_text(
     if template is None or raw:
         raise UnsupportedError("this model has no chat template", hint="pass the prompt as text")
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return render_chat(template, messages, bos_token=bos_token, eos_token=eos_token)
+    return render_chat(
+        template,
+        messages,
+        bos_token=bos_token,
+        eos_token=eos_token,
+        control_texts=control_texts,
+    )
 
 
 def render_chat(
@@ -46,15 +58,19 @@ def render_chat(
     *,
     bos_token: str = "",
     eos_token: str = "",
+    control_texts: ControlTexts = NO_CONTROLS,
     add_generation_prompt: bool = True,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
     """The prompt text of a conversation.
 
+    An assistant's message at the end is continued, unless it calls tools: the text ends with it.
+
     Args:
         template: Jinja source (`tokenizer.chat_template`).
         messages: `{"role": ..., "content": ...}` in order; content is text or a list of
             `{"type": "text", "text": ...}`.
+        control_texts: marked where they are somebody's words, see `models.control_texts`.
         variables: what else the template may use by name, such as `tools`.
 
     Raises:
@@ -62,23 +78,101 @@ def render_chat(
             no messages of text.
         ModelFileError: the template is not valid or misbehaves.
     """
-    from edgespec.models.template_sandbox import render  # which loads jinja2
-
-    plain = [plain_message(message) for message in messages]
     if len(template) > _MAX_TEMPLATE_CHARS:
         raise ModelFileError(
             f"the chat template has {len(template)} characters; that is no template"
         )
-    known = {
-        **_defaults(variables or {}),
-        **(variables or {}),
-        "messages": plain,
-        "add_generation_prompt": add_generation_prompt,
-        "bos_token": bos_token,
-        "eos_token": eos_token,
-    }
+    given = control_texts.mark(dict(variables or {}))
+    known = {**_defaults(given), **given, "bos_token": bos_token, "eos_token": eos_token}
+    plain = [control_texts.mark(plain_message(message)) for message in messages]
+
+    def written(said: Sequence[dict[str, Any]], opens: bool) -> str:
+        values = {**known, "messages": said, "add_generation_prompt": opens}
+        return _rendered_somehow(template, values, control_texts)
+
+    if not add_generation_prompt or not continues(plain):
+        return written(plain, add_generation_prompt)
+    *before, last = plain
+    field = (
+        "content" if last["content"] or not last.get("reasoning_content") else "reasoning_content"
+    )
+    marked = {**last, field: last[field] + _END}
+    text, found, _ = written([*before, marked], opens=False).rpartition(_END)
+    return text if found else written(before, opens=True) + str(last["content"])
+
+
+def continues(messages: Sequence[Message]) -> bool:
+    """Whether the answer is the rest of a message that was begun."""
+    return bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get(_CALLS)
+
+
+def _rendered_somehow(template: str, values: Mapping[str, Any], controls: ControlTexts) -> str:
+    """The text of messages as they are, or in another form that the template takes.
+
+    Some refuse system messages, some want the arguments of calls as text, and some want parts
+    where others want texts, and leave out what is none.
+    """
+    problem: EdgespecError | None = None
     try:
-        return render(template, known, {"raise_exception": _refuse, "strftime_now": _now})
+        text = _rendered(template, values, controls)
+        if _has_content(text, values["messages"]):
+            return text
+    except (UnsupportedError, ModelFileError) as error:
+        if isinstance(error.__cause__, _exhausted()):
+            raise
+        problem, text = error, ""
+    for change in (_with_text_arguments, _with_parts, _without_system):
+        changed = change(values["messages"])
+        if changed == values["messages"]:
+            continue
+        try:
+            other = _rendered(template, {**values, "messages": changed}, controls)
+        except (UnsupportedError, ModelFileError):
+            continue
+        if problem is not None or _has_content(other, values["messages"]):
+            return other
+    if problem is not None:
+        raise problem
+    return text
+
+
+def _has_content(text: str, messages: Sequence[Message]) -> bool:
+    """Whether a prompt has the last words of the user, or there are none."""
+    words = [one["content"].strip() for one in messages if one["role"] == "user"]
+    return not words or words[-1] in text
+
+
+def _with_text_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {**one, _CALLS: _text_calls(one[_CALLS])} if one.get(_CALLS) else one for one in messages
+    ]
+
+
+def _text_calls(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    functions = [dict(call.get("function", {})) for call in calls]
+    for function in functions:
+        if not isinstance(function.get("arguments"), str):
+            function["arguments"] = json.dumps(function.get("arguments"), ensure_ascii=False)
+    return [{**call, "function": one} for call, one in zip(calls, functions, strict=True)]
+
+
+def _with_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in messages]
+
+
+def _without_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    if [one["role"] for one in messages[:2]] != ["system", "user"]:
+        return list(messages)
+    system, user, *rest = messages
+    return [{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest]
+
+
+def _rendered(template: str, values: Mapping[str, Any], controls: ControlTexts) -> str:
+    from edgespec.models.template_sandbox import render  # which loads jinja2
+
+    functions = {"raise_exception": _refuse, "strftime_now": _now}
+    try:
+        return render(template, values, functions, controls)
     except _Refused as error:
         raise UnsupportedError(f"the model's chat template refuses: {error}") from error
     except Exception as error:  # Jinja's, and whatever Python raises of a stranger's expressions
@@ -88,12 +182,19 @@ def render_chat(
         ) from error
 
 
+def _exhausted() -> type[Exception]:
+    from edgespec.models.template_sandbox import ExhaustedError
+
+    return ExhaustedError
+
+
 def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """What templates ask for, as transformers and llama.cpp's server give it."""
-    now = datetime.now()
+    now, tools = datetime.now(), given.get("tools")
     return {
         "tools": None,
         "documents": None,
+        "functions": json.dumps(tools, ensure_ascii=False, indent=2) if tools else "",
         "enable_thinking": True,
         "date_string": now.strftime("%d %b %Y"),
         "datetime": now.strftime("%b %d %Y %H:%M:%S GMT"),
@@ -108,8 +209,13 @@ def plain_message(message: Message) -> dict[str, Any]:
             hint='a message is {"role": "user", "content": "text"}',
         )
     content = message.get("content")
+    if content is None and message["role"] == "assistant" and _has_more(message):
+        content = ""
+    thought = next((message[name] for name in _THOUGHTS if message.get(name) is not None), None)
+    if thought is not None:  # as gpt-oss's template reads it, and as others do
+        message = {"thinking": thought, **message, "reasoning_content": thought}
     if isinstance(content, str):
-        return dict(message)
+        return {**message, "content": content}
     parts = content if isinstance(content, Sequence) and not isinstance(content, bytes) else ()
     texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
     if len(texts) != len(parts) or not texts or not all(isinstance(text, str) for text in texts):
@@ -122,6 +228,10 @@ def plain_message(message: Message) -> dict[str, Any]:
 
 class _Refused(Exception):
     """The template called raise_exception."""
+
+
+def _has_more(message: Message) -> bool:
+    return any(message.get(name) for name in (_CALLS, *_THOUGHTS))
 
 
 def _refuse(message: Any = "") -> NoReturn:

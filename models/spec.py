@@ -145,6 +145,8 @@ class ModelSpec:
     tokenizer_pre: str
     tokenizer_hash: str
 
+    # for conversations with tools, where it is not `chat_template`
+    tool_template: str | None = None
     # of the model's files: GGUF_FORMAT, or ONNX_FORMAT for a folder, whose tensors are not listed
     format: str = GGUF_FORMAT
     # of a head in a file of its own, which is no model
@@ -243,6 +245,7 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         type_bytes=tuple(by_type.most_common()),
         layer_bytes=_layer_bytes(tensors, layers.num),
         chat_template=first.text("tokenizer.chat_template") or None,
+        tool_template=first.text("tokenizer.chat_template.tool_use") or None,
         bos_id=_token_id(first, "bos", vocab_size),
         eos_id=_token_id(first, "eos", vocab_size),
         add_bos=_flag(first.metadata.get("tokenizer.ggml.add_bos_token")),

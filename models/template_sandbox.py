@@ -34,6 +34,8 @@ from jinja2.tests import TESTS
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from edgespec.models.control_texts import NO_CONTROLS, ControlTexts
+
 _STEP = 100  # bytes that a step costs; it takes about a microsecond
 _BASE = 50_000_000  # bytes of every rendering
 _PER_BYTE = 20  # more for each byte of the conversation
@@ -49,17 +51,24 @@ class ExhaustedError(Exception):
     """A template took more than its allowance."""
 
 
-def render(source: str, variables: Mapping[str, Any], functions: Mapping[str, Any]) -> str:
+def render(
+    source: str,
+    variables: Mapping[str, Any],
+    functions: Mapping[str, Any],
+    controls: ControlTexts = NO_CONTROLS,
+) -> str:
     """The text of a template.
 
     Args:
         source: Jinja source.
         variables: plain data: texts, numbers, lists and dictionaries.
         functions: what the template may call by name, as `raise_exception`.
+        controls: what must not come about where a template takes something out of a text.
 
     Raises ExhaustedError for one without an end, and whatever else Jinja raises.
     """
     environment = _Environment()
+    environment.controls = controls
     environment.left += _PER_BYTE * environment.size(variables)
     environment.globals.update(functions)
     environment.functions = frozenset({*environment.functions, *functions.values()})
@@ -111,7 +120,15 @@ class _Generation(Extension):
 
 _ALLOWED: tuple[type[nodes.Node], ...] = (
     *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.For, nodes.If, nodes.Macro),
-    *(nodes.CallBlock, nodes.With, nodes.ExprStmt, nodes.Assign, nodes.AssignBlock, nodes.Scope),
+    *(
+        nodes.CallBlock,
+        nodes.FilterBlock,
+        nodes.With,
+        nodes.ExprStmt,
+        nodes.Assign,
+        nodes.AssignBlock,
+        nodes.Scope,
+    ),
     *(nodes.Continue, nodes.Break, nodes.Name, nodes.NSRef, nodes.Const, nodes.Tuple, nodes.List),
     *(nodes.Dict, nodes.Pair, nodes.Keyword, nodes.CondExpr, nodes.Filter, nodes.Test, nodes.Call),
     *(nodes.Getattr, nodes.Getitem, nodes.Slice, nodes.Concat, nodes.Compare, nodes.Operand),
@@ -151,7 +168,25 @@ class _Rewriter(NodeTransformer):
     def visit_AssignBlock(self, node: nodes.AssignBlock) -> Any:
         if node.filter is None:
             return self.generic_visit(node)
-        raise TemplateAssertionError("a filter of a block is nothing for templates", node.lineno)
+        made = nodes.AssignBlock(node.target, None, node.body).set_lineno(node.lineno)
+        written = self._filtered(node.filter, node.target)
+        return [self.visit(made), nodes.Assign(node.target, written).set_lineno(node.lineno)]
+
+    def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
+        name = nodes.Name("filtered", "store")
+        made = nodes.AssignBlock(name, None, node.body).set_lineno(node.lineno)
+        written = nodes.Output([self._filtered(node.filter, name)])
+        return nodes.Scope([self.visit(made), written]).set_lineno(node.lineno)
+
+    def _filtered(self, outer: nodes.Filter, target: nodes.Node) -> nodes.Expr:
+        """The filters of a block, applied to a name that has its text."""
+        if not isinstance(target, nodes.Name):
+            raise TemplateAssertionError("a filtered block needs a name", outer.lineno)
+        inner = outer
+        while isinstance(inner.node, nodes.Filter):
+            inner = inner.node
+        inner.node = nodes.Name(target.name, "load").set_lineno(outer.lineno)
+        return self.visit(outer)  # type: ignore[no-any-return]
 
     def visit_NSRef(self, node: nodes.NSRef) -> nodes.Node:
         if node.attr.startswith("_"):
@@ -191,8 +226,7 @@ class _Rewriter(NodeTransformer):
         return self._named(node, "apply_test")
 
     def _named(self, node: nodes.Filter | nodes.Test, method: str) -> nodes.Node:
-        if node.node is None:
-            raise TemplateAssertionError("a filter of a block is nothing here", node.lineno)
+        assert node.node is not None
         call = nodes.Call(
             nodes.EnvironmentAttribute(method),
             [nodes.Const(node.name), node.node, *node.args],
@@ -274,6 +308,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             extensions=["jinja2.ext.loopcontrols", _Generation],
         )
         self.left = _BASE
+        self.controls = NO_CONTROLS
         self.finalize = self.text
         self.globals = {"range": self.make_range, "dict": self.dict_of, "namespace": _Space}
         self.functions = frozenset(self.globals.values())
@@ -523,7 +558,12 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def replace(self, text: str, old: str, new: str, count: int = -1) -> str:
         self.spend(text.count(old) * self.length(new))
-        return text.replace(old, new, count)
+        made = text.replace(old, new, count)
+        if made == text or not self.controls.count(made):
+            return made
+        before = self.controls.count(text) + text.count(old) * self.controls.count(new)
+        # "<|im_</think>end|>" without "</think>"
+        return made if self.controls.count(made) <= before else str(self.controls.mark(made))
 
     def apply_test(self, context: Context, name: str, value: Any, *args: Any, **kw: Any) -> bool:
         return self.call_test(name, value, args, kw, context)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import MissingDependencyError, ModelFileError, UnsupportedError
+from edgespec.models.control_texts import ControlTexts
 from edgespec.models.onnx.folder import TOKENIZER_FILE, end_ids, special_text
 
 _SPACE = "\u2581"
@@ -42,13 +44,23 @@ class FolderTokenizer:
         eos = self._tokenizer.token_to_id(self.eos_text)
         self._ends = frozenset(end_ids(folder) or (() if eos is None else (eos,)))
         added = self._tokenizer.get_added_tokens_decoder()
+        self._encoding = threading.Lock()
+        self.control_texts = ControlTexts(a.content for a in added.values() if a.special)
         self._added = {i: b"" if a.special else a.content.encode() for i, a in added.items()}
         self._is_byte_level, self._replaced = _decoder(self._tokenizer, path)
         self._bytes: dict[int, bytes] = {}
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Ids of `text`; special tokens are added as the file asks, a BOS never twice."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        """Ids of `text`; special tokens are added as the file asks, a BOS never twice.
+
+        Control tokens are recognised, but where `control_texts` marked them as words.
+        """
+        ids: list[int] = []
+        for piece, is_meant in self.control_texts.pieces(text):
+            with self._encoding:
+                self._tokenizer.encode_special_tokens = not is_meant
+                adds = add_special and not ids
+                ids += self._tokenizer.encode(piece, add_special_tokens=adds).ids
         doubled = add_special and len(ids) > 1 and ids[0] == self._bos == ids[1]
         return ids[1:] if doubled else ids
 

@@ -62,6 +62,7 @@ class Engine:
         max_nodes: largest step, root included; None leaves it to the backend.
         history: counts how many tokens rounds of each size emitted, for later plans.
         chat_template: Jinja source of the model's chat format, or None.
+        tool_template: the same for conversations with tools, where the file has one.
         reuses_cache: whether a generation may go on from what the cache holds of its prompt.
         latency: most that reading one prompt adds to a step of others' answers, in steps; as of
             `Pace`.
@@ -81,6 +82,7 @@ class Engine:
         max_nodes: int | None = None,
         history: RoundHistory | None = None,
         chat_template: str | None = None,
+        tool_template: str | None = None,
         reuses_cache: bool = True,
         latency: float = 1.0,
         snapshots_cost: float = 1.0,
@@ -92,6 +94,7 @@ class Engine:
         self.drafter = drafter if backend.capabilities.rollback and curve is not None else None
         self.history = history if history is not None else RoundHistory()
         self.chat_template = chat_template
+        self.tool_template = tool_template
         self.reuses_cache = reuses_cache
         self.cache_key = cache_key
         self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
@@ -216,14 +219,19 @@ class Engine:
 
     def prompt_text(self, prompt: Prompt, *, raw: bool = False) -> str:
         """The text that is sent for a prompt: messages in the model's chat format."""
-        bos_token, eos_token = self.backend.tokenizer.bos_text, self.backend.tokenizer.eos_text
+        tokenizer = self.backend.tokenizer
         messages = (
             prompt
             if isinstance(prompt, str)
             else [message for message in prompt if not isinstance(message, int)]
         )
         return prompt_text(
-            messages, self.chat_template, bos_token=bos_token, eos_token=eos_token, raw=raw
+            messages,
+            self.chat_template,
+            bos_token=tokenizer.bos_text,
+            eos_token=tokenizer.eos_text,
+            control_texts=tokenizer.control_texts,
+            raw=raw,
         )
 
     def memory_bytes(self) -> dict[str, int]:

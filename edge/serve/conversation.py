@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgespec.decode.options import GenerationOptions
+from edgespec.models.chat import continues
 from edgespec.serve.answer_text import PlainReader, Reader
 from edgespec.serve.asked import ChatAsked
 from edgespec.serve.prompts import Prompts
@@ -38,7 +39,7 @@ def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conver
     else:
         messages, how = _without_tools(messages, tools), HERMES
     text, options = prompts.text_of(messages, variables), asked.options
-    within = text.rstrip().endswith(OPENING)
+    within = text.rstrip().endswith(OPENING) or _is_thought(messages)
     if tools.required:
         text = (f"{text.rstrip()}\n\n{CLOSING}\n\n" if within else text) + how.prefix
         options, within = replace(options, json_schema=_schema(tools, how)), False
@@ -52,6 +53,12 @@ def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conver
         return ReasoningReader(reader, within=within) if is_thinking else reader
 
     return Conversation(text, options, make_reader)
+
+
+def _is_thought(messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether what is continued is a thought, and no answer yet."""
+    last = messages[-1]
+    return continues(messages) and bool(last.get("reasoning_content")) and not last["content"]
 
 
 def _schema(tools: Tools, how: ToolFormat) -> str:

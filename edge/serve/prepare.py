@@ -66,7 +66,8 @@ def count_message(service: Service, body: Any) -> dict[str, int]:
 
 
 def _prompt(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]]:
-    talk = conversation_of(asked, service.prompts, service.engine.chat_template or "")
+    template = service.prompts.template(with_tools=bool(asked.tools.offered)) or ""
+    talk = conversation_of(asked, service.prompts, template)
     return talk, service.prompts.ids_of(talk.text)
 
 

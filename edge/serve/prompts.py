@@ -27,18 +27,25 @@ class Prompts:
         self._known = [KnownText() for _ in range(engine.users)]
         self._lock = threading.Lock()
 
+    def template(self, *, with_tools: bool) -> str | None:
+        """The chat format; some files have one of their own for tools."""
+        engine = self._engine
+        return (engine.tool_template if with_tools else None) or engine.chat_template
+
     def text_of(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         """The text of a conversation. Raises as `render_chat`."""
-        if self._engine.chat_template is None:
+        template = self.template(with_tools=bool(variables.get("tools")))
+        if template is None:
             raise UnsupportedError(
                 "this model has no chat format", hint="send a prompt to /v1/completions"
             )
         tokenizer = self._engine.backend.tokenizer
         return render_chat(
-            self._engine.chat_template,
+            template,
             messages,
             bos_token=tokenizer.bos_text,
             eos_token=tokenizer.eos_text,
+            control_texts=tokenizer.control_texts,
             variables=variables,
         )
 

@@ -228,6 +228,7 @@ def _load_one(
             max_nodes=max_nodes,
             history=learning.history,
             chat_template=spec.chat_template,
+            tool_template=spec.tool_template,
             reuses_cache=reuses_cache,
             latency=plan.latency,
             snapshots_cost=1.0 if plan.drafter_is_asked else cost,

@@ -31,9 +31,21 @@ def most_prompt_tokens(
     from edgespec.backends.vocabulary import open_vocabulary  # which loads numpy and llama.cpp
 
     with closing(open_vocabulary(spec)) as tokenizer:
-        names = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.eos_text}
-        texts = (prompt_text(one, spec.chat_template, raw=raw, **names) for one in several)
-        return max(len(tokenizer.encode(text)) for text in texts)
+        return max(
+            len(
+                tokenizer.encode(
+                    prompt_text(
+                        one,
+                        spec.chat_template,
+                        bos_token=tokenizer.bos_text,
+                        eos_token=tokenizer.eos_text,
+                        control_texts=tokenizer.control_texts,
+                        raw=raw,
+                    )
+                )
+            )
+            for one in several
+        )
 
 
 def _num_bytes(prompt: str | Sequence[Message]) -> int:
