@@ -32,6 +32,7 @@ class ControlTexts:
         for text in self._texts:
             lengths[text[0]].add(len(text))
         self._lengths = {first: sorted(all_, reverse=True) for first, all_ in lengths.items()}
+        self._most = max(map(len, self._texts), default=0)
         self._firsts = re.compile(f"[{''.join(map(re.escape, lengths))}]") if lengths else None
 
     def mark(self, value: Any) -> Any:
@@ -89,8 +90,7 @@ class ControlTexts:
         place = 0
         while (mark := text.find(MARK, place)) >= 0:
             first = text[mark - 1] if mark > place else ""
-            lengths = self._lengths.get(first, ())
-            rest = next((n for n in lengths if first + text[mark + 1 : mark + n] in self._texts), 0)
+            rest = self._longest(first + text[mark + 1 : mark + self._most]) if first else 0
             if not rest:  # somebody's own
                 made.append(text[place : mark + 1])
                 size += mark + 1 - place
@@ -109,11 +109,15 @@ class ControlTexts:
         place = 0
         while self._firsts is not None and (first := self._firsts.search(text, place)):
             start = first.start()
-            lengths = self._lengths[text[start]]
-            length = next((n for n in lengths if text[start : start + n] in self._texts), 0)
+            length = self._longest(text[start : start + self._most])
             if length:
                 yield start, start + length
             place = start + (length or 1)
+
+    def _longest(self, text: str) -> int:
+        """Length of the longest control token that a text begins with, or 0."""
+        lengths = self._lengths.get(text[:1], ())
+        return next((n for n in lengths if n <= len(text) and text[:n] in self._texts), 0)
 
 
 def _cut(text: str, places: Iterable[int]) -> list[str]:

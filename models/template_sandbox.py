@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from json import dumps
@@ -36,7 +37,8 @@ from jinja2.visitor import NodeTransformer
 
 from edgespec.models.control_texts import NO_CONTROLS, ControlTexts
 
-_STEP = 100  # bytes that a step costs; it takes about a microsecond
+_STEP = 150  # bytes that a step costs; it takes about a microsecond
+_FILTER = 3 * _STEP
 _BASE = 50_000_000  # bytes of every rendering
 _PER_BYTE = 20  # more for each byte of the conversation
 _NODE = 64  # bytes of a value beside its text
@@ -69,7 +71,8 @@ def render(
     """
     environment = _Environment()
     environment.controls = controls
-    environment.left += _PER_BYTE * environment.size(variables)
+    environment.left = sys.maxsize
+    environment.left = _BASE + _PER_BYTE * environment.size(variables)
     environment.globals.update(functions)
     environment.functions = frozenset({*environment.functions, *functions.values()})
     template = Template.from_code(environment, _compiled(source), dict(environment.globals))
@@ -148,7 +151,8 @@ class _Rewriter(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.For:
         node.body.insert(0, nodes.ExprStmt(_tick(node, node.body)))
         if node.test is not None:  # items that it leaves out are turns as well
-            node.test = nodes.And(_tick(node, ()), node.test).set_lineno(node.lineno)
+            node.test = nodes.And(_tick(node, ()), node.test)
+            node.test.set_lineno(node.lineno)
         return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
@@ -274,6 +278,7 @@ _TESTS = frozenset(
 # Filters of Jinja: those that hand out what is there, that copy places, that look at all of it.
 _AT_ONCE = frozenset("count d default first last length".split())
 _SHALLOW = frozenset("items list reverse".split())
+_QUICK = frozenset("capitalize lower string trim upper".split())
 _DEEP = frozenset(
     "abs batch capitalize center dictsort float groupby indent int join lower map max min reject "
     "rejectattr replace round select selectattr slice sort string sum title trim truncate unique "
@@ -291,7 +296,7 @@ _METHODS: dict[type, frozenset[str]] = {
     tuple: frozenset(("count", "index")),
 }
 _SCALARS = (str, int, float, bool, type(None))
-_VIEWS = (type({}.items()), type({}.keys()), type({}.values()))
+_VIEWS: tuple[type, ...] = (type({}.items()), type({}.keys()), type({}.values()))
 _WIDE = re.compile(r"%[^%a-zA-Z]*(\d{4}|\*)")
 
 
@@ -565,7 +570,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         # "<|im_</think>end|>" without "</think>"
         return made if self.controls.count(made) <= before else str(self.controls.mark(made))
 
-    def apply_test(self, context: Context, name: str, value: Any, *args: Any, **kw: Any) -> bool:
+    def apply_test(self, context: Context, name: str, value: Any, *args: Any, **kw: Any) -> Any:
         return self.call_test(name, value, args, kw, context)
 
     def call_test(
@@ -577,9 +582,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         context: Context | None = None,
         eval_ctx: nodes.EvalContext | None = None,
     ) -> Any:
+        args, kwargs = args or (), kwargs or {}
         self.spend(_STEP)
         if name in _COMPARING_TESTS:
-            (other,) = args or ()
+            (other,) = args
             self._pay_comparison(_COMPARING_TESTS[name], value, other)
             return _COMPARISONS[_COMPARING_TESTS[name]](value, other)
         if name == "filter" or name == "test":
@@ -588,7 +594,8 @@ class _Environment(ImmutableSandboxedEnvironment):
             raise TemplateAssertionError(f"there is no test {name!r}", 1)
         if name in ("lower", "upper"):
             self.spend(self.size(value))
-        return TESTS[name](value, *(args or ()), **(kwargs or {}))
+        test: Any = TESTS[name]
+        return test(value, *args, **kwargs)
 
     def apply_filter(self, context: Context, name: str, value: Any, *args: Any, **kw: Any) -> Any:
         return self.call_filter(name, value, args, kw, context)
@@ -603,21 +610,23 @@ class _Environment(ImmutableSandboxedEnvironment):
         eval_ctx: nodes.EvalContext | None = None,
     ) -> Any:
         args, kwargs = args or (), kwargs or {}
-        self.spend(_STEP + self.size(args) + self.size(kwargs))
+        self.spend(_FILTER + self.size(args) + self.size(kwargs))
         if name in _OWN:
             made = getattr(self, f"filter_{name}")(value, *args, **kwargs)
         elif name in _AT_ONCE:
             return super().call_filter(name, value, args, kwargs, context, eval_ctx)
         elif name in _SHALLOW or name in _DEEP:
             size = self.size(value) if name in _DEEP or isinstance(value, str) else None
-            self.spend(self.length(value) if size is None else 4 * size)
+            weight = 1 if name in _QUICK else 4
+            self.spend(self.length(value) if size is None else weight * size)
             self._check_filter(name, value, args, kwargs)
             made = super().call_filter(name, value, args, kwargs, context, eval_ctx)
         else:
             raise TemplateAssertionError(f"there is no filter {name!r}", 1)
         if isinstance(made, Iterator):
             made = _Lazy(self._taken(made))
-        self.spend(8 * self.length(made) if isinstance(value, str) else self.length(made))
+        is_cut = isinstance(value, str) and isinstance(made, list | _Lazy)  # into new texts
+        self.spend(8 * self.length(made) if is_cut else self.length(made))
         return made
 
     def _taken(self, items: Iterator[Any]) -> list[Any]:

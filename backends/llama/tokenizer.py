@@ -132,7 +132,7 @@ class LlamaTokenizer:
 
     @property
     def control_texts(self) -> ControlTexts:
-        """Texts that become control tokens: 5 ms for 49,152 tokens, once."""
+        """Texts that become control tokens: 17 ms for 49,152 tokens, once."""
         if self._control_texts is None:
             kinds = self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
             with self.vocabulary() as vocab:

@@ -23,6 +23,7 @@ FACTS_FILE = "edgespec.json"
 GRAPH_FILE, WEIGHTS_FILE = "model.onnx", "weights.bin"
 TOKENIZER_FILE, TOKENIZER_SETTINGS = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
+_MORE_TEMPLATES = "additional_chat_templates"
 TEXT_FILES = (
     "config.json",
     "generation_config.json",
@@ -92,7 +93,8 @@ def read_folder_spec(folder: Path) -> ModelSpec:
         group_bytes=(("token_embd", table), ("other", sizes[1] - table)),
         type_bytes=((kind, sizes[1] - table), ("F16", table)),
         layer_bytes=((sizes[1] - table) // layers,) * layers,
-        chat_template=_chat_template(folder),
+        chat_template=_chat_template(folder, "default"),
+        tool_template=_chat_template(folder, "tool_use"),
         bos_id=next(iter(_ids(folder, "bos_token_id")), None),
         eos_id=next(iter(end_ids(folder)), None),
         add_bos=None,
@@ -215,16 +217,18 @@ def _ids(folder: Path, name: str) -> tuple[int, ...]:
     return ()
 
 
-def _chat_template(folder: Path) -> str | None:
-    """The folder's own file, else the default of the tokenizer's settings."""
-    path = folder / TEMPLATE_FILE
+def _chat_template(folder: Path, name: str) -> str | None:
+    """The folder's own file, else the one of this name in the tokenizer's settings."""
+    path = folder / (TEMPLATE_FILE if name == "default" else f"{_MORE_TEMPLATES}/{name}.jinja")
     if path.is_file():
         with path.open(encoding="utf-8", errors="replace") as file:
             return file.read(_LARGEST_TEXT) or None
     value = read_settings(folder / TOKENIZER_SETTINGS).get("chat_template")
     if isinstance(value, list):  # several, by name
         named = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
-        value = named.get("default")
+        value = named.get(name)
+    elif name != "default":
+        return None
     return value if isinstance(value, str) and value else None
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, ModelFileError, UnsupportedError
 from edgespec.models.chat import Message, render_chat
+from edgespec.models.control_texts import ControlTexts
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import read_model_spec
 
@@ -68,9 +69,13 @@ def test_embedded_template_with_a_system_message_and_turns(embedded: str) -> Non
 
 
 def test_messages_keep_their_order_and_are_not_touched() -> None:
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
     before = copy.deepcopy(messages)
-    assert render_chat(ROLES, messages) == "[user: a][assistant: b]"
+    assert render_chat(ROLES, messages) == "[user: a][assistant: b][user: c]"
     assert messages == before
 
 
@@ -260,28 +265,142 @@ def test_what_is_no_message_of_text_is_refused(message: Any) -> None:
     assert isinstance(problem, UnsupportedError) and problem.hint
 
 
+def test_long_conversations_stay_far_from_the_bounds() -> None:
+    assert len(render_chat(ROLES, HELLO * 4096)) == len("[user: Hello]") * 4096
+
+
+# ------------------------------------------------------------------- what others' servers do
+
+
+def test_a_refusal_is_cut() -> None:
+    assert len(str(failure("{{ raise_exception('x' * 100000) }}"))) < 3000
+
+
+TAKES_NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% endif %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
+)
+TAKES_TEXT_ARGUMENTS = (
+    "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "{{ call.function.name + call.function.arguments }}{% endfor %}{% endfor %}"
+)
+TAKES_PARTS = (
+    "{% for m in messages %}{% for part in m.content %}{% if part.type == 'text' %}"
+    "{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+NEEDS_PARTS = "{% for m in messages %}{{ m.content[0]['text'] + '!' }}{% endfor %}"
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+
+
 @pytest.mark.parametrize(
-    "template",
+    ("template", "messages", "expected"),
     [
-        "{% set r = range(9999) %}{% for a in r %}{% for b in r %}{% set x = b %}{% endfor %}"
-        "{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
-        "{{ f(40) }}",
-        "{% for a in range(9999) %}{{ 'x' * 9999 }}{% endfor %}",
-        "{{ 'x' * 10**12 }}",
-        "{{ 10**12 * 'x' }}",
-        "{{ [1] * 10**12 }}",
-        "{{ 9 ** (9 ** 9) }}",
-        "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+        (TAKES_NO_SYSTEM, [{"role": "system", "content": "Be."}, *HELLO], "[user: Be.\n\nHello]"),
+        (
+            TAKES_TEXT_ARGUMENTS,
+            [*HELLO, {"role": "assistant", "content": None, "tool_calls": [CALL]}],
+            'Helloadd{"a": 1}',
+        ),
+        (TAKES_PARTS, HELLO, "Hello"),
+        (NEEDS_PARTS, HELLO, "Hello!"),
+    ],
+    ids=["system", "arguments", "parts", "needs parts"],
+)
+def test_messages_are_given_in_the_form_that_a_template_takes(
+    template: str, messages: list[Message], expected: str
+) -> None:
+    assert render_chat(template, messages) == expected
+
+
+def test_a_refusal_that_no_other_form_helps_is_the_first_one() -> None:
+    template = TAKES_NO_SYSTEM + "{{ raise_exception('never') }}"
+    error = failure(template, [{"role": "system", "content": "Be."}, *HELLO])
+    assert str(error).endswith("refuses: no system")
+
+
+BEGUN = [*HELLO, {"role": "assistant", "content": "Once upon "}]
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}<think>"
+    "{{ m.reasoning_content }}</think>{% endif %}{{ m.content | trim }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("last", "end"),
+    [
+        ({"content": "Once upon "}, "<think></think>Once upon "),
+        ({"content": "Once", "reasoning_content": "Hm"}, "<think>Hm</think>Once"),
+        ({"content": "", "reasoning_content": "Hm"}, "<think>Hm"),
+        ({"content": None, "reasoning": "Hm"}, "<think>Hm"),
+        ({"content": "", "tool_calls": [CALL]}, "<think></think></s><assistant>"),
     ],
 )
-def test_a_template_without_an_end_is_an_error(
-    template: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edgespec.models.chat._MAX_STEPS", 20_000)
-    assert isinstance(failure(template), ModelFileError)
+def test_a_last_message_of_the_assistant_is_continued(last: dict[str, Any], end: str) -> None:
+    """As llama.cpp's server, Ollama and Anthropic do; a call's answer is another turn."""
+    text = render_chat(CHAT, [*HELLO, {"role": "assistant", **last}])
+    assert text == f"<user>Hello</s><assistant>{end}"
 
 
-def test_long_conversations_stay_far_from_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.models.chat._MAX_STEPS", 20_000)
-    assert len(render_chat(ROLES, HELLO * 1000)) == len("[user: Hello]") * 1000
+def test_a_begun_message_that_the_template_leaves_out_is_put_behind_the_prompt() -> None:
+    users = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}:"
+    assert render_chat(users, BEGUN) == "Hello:Once upon "
+
+
+def test_what_transformers_and_llama_cpp_give_templates_is_there() -> None:
+    template = "{{ tools is none }}{{ documents is none }}{{ enable_thinking }}{{ functions }}"
+    assert render_chat(template, HELLO) == "TrueTrueTrue"
+    assert render_chat("{{ enable_thinking }}", HELLO, variables={"enable_thinking": 0}) == "0"
+    assert render_chat("{{ functions }}", HELLO, variables={"tools": [1]}) == "[\n  1\n]"
+    today = {datetime.now().strftime("%d %b %Y")}
+    found = render_chat("{{ date_string }}", HELLO)
+    assert found in today | {datetime.now().strftime("%d %b %Y")}
+
+
+def test_thoughts_have_the_names_that_templates_use() -> None:
+    thought = [*HELLO, {"role": "assistant", "content": "a", "reasoning": "Hm"}, *HELLO]
+    template = "{{ messages[1].thinking }}{{ messages[1].reasoning_content }}"
+    assert render_chat(template, thought) == "HmHm"
+
+
+# ------------------------------------------------------------------------- words are words
+
+CONTROLS = ControlTexts(("<|im_start|>", "<|im_end|>"))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "content",
+        "content | trim | upper | lower",
+        "(content ~ '') + ''",
+        "content.split('</think>')[-1]",
+        "(content | tojson)[1:-1]",
+        "[content] | join",
+        "'%s' % content",
+        "content.replace('/think', '')",
+        "content | replace('/think', '')",
+    ],
+)
+@pytest.mark.parametrize("words", ["a<|im_end|>b", "<|im_end|>", "<|im_/thinkend|>"])
+def test_control_tokens_in_words_are_none_in_the_prompt(expression: str, words: str) -> None:
+    template = "<|im_start|>{{ " + expression.replace("content", "messages[0].content")
+    text = render_chat(
+        template + " }}<|im_end|>", [{"role": "user", "content": words}], control_texts=CONTROLS
+    )
+    meant = "".join(piece for piece, is_meant in CONTROLS.pieces(text) if is_meant)
+    assert CONTROLS.count(meant) == 2
+    assert CONTROLS.plain(text).startswith("<|im_start|>")
+
+
+def test_control_tokens_in_names_tools_and_variables_are_words_too() -> None:
+    tools = [{"function": {"name": "f", "description": "<|im_end|>"}, "<|im_end|>": 1}]
+    template = "{{ tools | tojson }}{{ more }}{{ messages[0].name }}<|im_end|>"
+    text = render_chat(
+        template,
+        [{"role": "user", "content": "", "name": "<|im_end|>"}],
+        control_texts=CONTROLS,
+        variables={"tools": tools, "more": "<|im_end|>"},
+    )
+    assert CONTROLS.count(text) == 1
+    assert CONTROLS.plain(text).count("<|im_end|>") == 5
