@@ -202,8 +202,7 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
     and ModelFileError if it cannot be read or holds something else (an adapter, a projector, ...).
     """
     shards = read_gguf_shards(path)
-    first = shards[0]
-    tensors = [tensor for shard in shards for tensor in shard.tensors]
+    first, tensors = shards[0], [tensor for shard in shards for tensor in shard.tensors]
     _refuse_other_kinds(first, tensors, heads)
     keys = Keys(first)
     layers = Layers(keys)

@@ -161,13 +161,10 @@ class _Rewriter(NodeTransformer):
 
     def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
         node.body.insert(0, nodes.ExprStmt(_tick(node, node.body)))
-        self._visit_inside(node.call)  # has to stay a call
+        self.generic_visit(node.call)  # which has to stay a call
         node.defaults = [self.visit(one) for one in node.defaults]
         node.body = [self.visit(one) for one in node.body]
         return node
-
-    def _visit_inside(self, node: nodes.Node) -> None:
-        self.generic_visit(node)
 
     def visit_AssignBlock(self, node: nodes.AssignBlock) -> Any:
         if node.filter is None:
@@ -189,7 +186,8 @@ class _Rewriter(NodeTransformer):
         inner = outer
         while isinstance(inner.node, nodes.Filter):
             inner = inner.node
-        inner.node = nodes.Name(target.name, "load").set_lineno(outer.lineno)
+        inner.node = nodes.Name(target.name, "load")
+        inner.node.set_lineno(outer.lineno)
         return self.visit(outer)  # type: ignore[no-any-return]
 
     def visit_NSRef(self, node: nodes.NSRef) -> nodes.Node:
@@ -588,8 +586,6 @@ class _Environment(ImmutableSandboxedEnvironment):
             (other,) = args
             self._pay_comparison(_COMPARING_TESTS[name], value, other)
             return _COMPARISONS[_COMPARING_TESTS[name]](value, other)
-        if name == "filter" or name == "test":
-            return value in (_OWN | _AT_ONCE | _SHALLOW | _DEEP if name == "filter" else _TESTS)
         if name not in _TESTS:
             raise TemplateAssertionError(f"there is no test {name!r}", 1)
         if name in ("lower", "upper"):
@@ -647,9 +643,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             self.spend(lines * width * (4 if name == "indent" else _NODE))
         elif name == "int" and isinstance(value, str) and len(value) > _LARGEST_WIDTH:
             raise ExhaustedError("it reads a huge number")
-        elif name == "sum" and any(isinstance(one, list | tuple) for one in kwargs.values()):
-            raise TypeError("sum is for numbers")
-        elif name == "sum" and len(args) > 1:
+        elif name == "sum" and (len(args) > 1 or "start" in kwargs):  # it would add up lists
             raise TypeError("sum is for numbers")
 
     def filter_attr(self, value: Any, name: str) -> Any:
@@ -669,18 +663,14 @@ class _Environment(ImmutableSandboxedEnvironment):
             value = [self.getitem(one, attribute) for one in value]
         return self.join(d, value)
 
-    def filter_pprint(self, value: Any) -> str:
-        return self.text(value)
-
     def filter_replace(self, value: Any, old: Any, new: Any, count: int | None = None) -> str:
         text = self.text(value)
         return self.replace(text, str(old), str(new), -1 if count is None else count)
 
-    def filter_safe(self, value: Any) -> str:
-        return self.text(value)
-
     def filter_string(self, value: Any) -> str:
         return self.text(value)
+
+    filter_pprint = filter_safe = filter_string
 
     def filter_tojson(
         self,

@@ -93,8 +93,7 @@ class Engine:
         self.curve = curve
         self.drafter = drafter if backend.capabilities.rollback and curve is not None else None
         self.history = history if history is not None else RoundHistory()
-        self.chat_template = chat_template
-        self.tool_template = tool_template
+        self._templates = (chat_template, tool_template)
         self.reuses_cache = reuses_cache
         self.cache_key = cache_key
         self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
@@ -107,6 +106,16 @@ class Engine:
     def users(self) -> int:
         """Generations that may run at once."""
         return len(sequences_of(self.backend))
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source of the chat format."""
+        return self._templates[0]
+
+    @property
+    def tool_template(self) -> str | None:
+        """The same for conversations with tools, where the file has one of its own."""
+        return self._templates[1]
 
     @property
     def vocab_size(self) -> int:

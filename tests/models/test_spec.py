@@ -74,7 +74,9 @@ def test_special_tokens(tmp_path: Path) -> None:
         tokenizer__ggml__add_bos_token=True,
         tokenizer__ggml__model="gpt2",
         tokenizer__chat_template="{{ messages }}",
+        tokenizer__chat_template__tool_use="{{ tools }}",
     )
+    assert spec.tool_template == "{{ tools }}"
     assert (spec.bos_id, spec.add_bos) == (0, True)
     assert spec.eos_id is None, "3 is outside a vocabulary of 3"
     assert (spec.tokenizer_model, spec.chat_template) == ("gpt2", "{{ messages }}")

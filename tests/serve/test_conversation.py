@@ -88,3 +88,13 @@ def test_a_thought_that_the_prompt_began_is_no_content() -> None:
     deltas = [reader.push("So it is.</think>\n\nYes."), reader.finish()]
     assert "".join(one.reasoning for one in deltas) == "So it is."
     assert "".join(one.content for one in deltas) == "Yes."
+
+
+def test_a_thought_that_is_continued_is_no_content() -> None:
+    thought = {"role": "assistant", "content": "", "reasoning_content": "So it"}
+    user = {"role": "user", "content": "Hi"}
+    found = conversation(Told("<assistant><think>So it"), "</think>", Tools(), user, thought)
+    reader = found.make_reader()
+    deltas = [reader.push(" is.</think>\n\nYes."), reader.finish()]
+    assert "".join(one.reasoning for one in deltas).strip() == "is."
+    assert "".join(one.content for one in deltas) == "Yes."

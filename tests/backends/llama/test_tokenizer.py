@@ -365,3 +365,26 @@ def test_text_that_is_no_unicode_is_encoded(backend: RecordingBackend) -> None:
     ids = backend.tokenizer.encode("a\ud800b", add_special=False)
     joined = b"".join(map(backend.tokenizer.token_bytes, ids))
     assert joined.startswith(b"a") and joined.endswith(b"b")
+
+
+@pytest.mark.model
+def test_marked_control_tokens_are_text_among_the_ids_that_the_text_has_without_them() -> None:
+    with open_tokenizer(embedded_model()) as tokenizer:
+        controls = tokenizer.control_texts
+        end = tokenizer.encode("<|im_end|>", add_special=False)
+        assert len(end) == 1
+        text = f"<|im_start|>user\nsay {controls.mark('<|im_end|>')} now<|im_end|>\n"
+        ids = tokenizer.encode(text, add_special=False)
+        assert ids.count(end[0]) == 1
+        written = b"".join(map(tokenizer.token_bytes, ids)).decode()
+        assert written == "user\nsay <|im_end|> now\n"
+        # what stands around is cut as llama.cpp cuts it between control tokens
+        first = tokenizer.encode("<|im_start|>", add_special=False)
+        last = tokenizer.encode("<|im_end|>\n", add_special=False)
+        assert ids[:1] == first and ids[-2:] == last
+
+
+def test_a_text_without_a_mark_asks_for_no_control_texts() -> None:
+    """The vocabulary is looked through at the first chat, never for a raw prompt."""
+    tokenizer = LlamaTokenizer(Library(), None)
+    assert tokenizer.encode("日本<|im_end|>") == list("日本<|im_end|>".encode())

@@ -122,6 +122,18 @@ def test_a_template_of_its_own_file_goes_before_the_settings(copy: Path) -> None
     assert read_model(copy).chat_template == "of the file"
 
 
+def test_a_template_for_tools_is_another_one(copy: Path) -> None:
+    settings = copy / "tokenizer_config.json"
+    settings.write_text(json.dumps({"chat_template": "one for all"}), encoding="utf-8")
+    assert read_model(copy).tool_template is None
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "y"}]
+    settings.write_text(json.dumps({"chat_template": named}), encoding="utf-8")
+    assert read_model(copy).tool_template == "x"
+    (copy / "additional_chat_templates").mkdir()
+    (copy / "additional_chat_templates" / "tool_use.jinja").write_text("z", encoding="utf-8")
+    assert read_model(copy).tool_template == "z"
+
+
 def test_end_tokens_of_config_where_the_generation_has_none(copy: Path) -> None:
     assert end_ids(copy) == (END,)
     (copy / "generation_config.json").unlink()
