@@ -7,6 +7,7 @@ with a bound on its steps and on what it writes, and one that fails is an error 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from edgespec.models.control_texts import NO_CONTROLS, ControlTexts
 # `role` and `content` as OpenAI's interface has them; content is text or a list of text parts.
 Message = Mapping[str, Any]
 _MAX_TEMPLATE_CHARS = 200_000
+_LOOKS_AT_PARTS = re.compile(r"\bin \w+(\.content|\[.content.\])")
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 _CALLS = "tool_calls"
 _END = "\ufdd1"  # of a message that is continued; no character of Unicode
@@ -113,15 +115,18 @@ def _rendered_somehow(template: str, values: Mapping[str, Any], controls: Contro
     where others want texts, and leave out what is none.
     """
     problem: EdgespecError | None = None
+    changes = [_with_text_arguments, _with_parts, _without_system]
     try:
         text = _rendered(template, values, controls)
         if _has_content(text, values["messages"]):
             return text
     except (UnsupportedError, ModelFileError) as error:
         if isinstance(error.__cause__, _exhausted()):
-            raise
+            if not _LOOKS_AT_PARTS.search(template):
+                raise
+            changes = [_with_parts]  # a text would be looked at letter by letter
         problem, text = error, ""
-    for change in (_with_text_arguments, _with_parts, _without_system):
+    for change in changes:
         changed = change(values["messages"])
         if changed == values["messages"]:
             continue

@@ -45,7 +45,8 @@ _NODE = 64  # bytes of a value beside its text
 _PLACE = 8  # bytes of a place in a list
 _LARGEST_INT_BITS = 4096
 _LARGEST_WIDTH = 1000  # of a column, an indent, a precision
-_MAX_TOKENS = 40_000  # of a template's source; real ones have up to 6,000
+_MAX_DEPTH = 30  # of blocks in blocks; Python itself has loops in 20 loops
+_MAX_TOKENS = 20_000  # of a template's source; the longest of 1,035 real ones has 5,160
 _COMPILED = 4  # templates that are kept compiled
 
 
@@ -116,7 +117,9 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
+        made = nodes.Scope(body)
+        made.lineno = line
+        return made
 
 
 # -- source --------------------------------------------------------------------------------
@@ -137,30 +140,38 @@ _ALLOWED: tuple[type[nodes.Node], ...] = (
     *(nodes.Getattr, nodes.Getitem, nodes.Slice, nodes.Concat, nodes.Compare, nodes.Operand),
     *(nodes.BinExpr, nodes.UnaryExpr, nodes.EnvironmentAttribute),
 )
+_LOOPS = (nodes.For, nodes.If, nodes.With, nodes.Scope)
+_BLOCKS = (*_LOOPS, nodes.Macro, nodes.CallBlock, nodes.AssignBlock, nodes.FilterBlock)
 
 
 class _Rewriter(NodeTransformer):
     """Turns what Jinja would do natively into calls of the environment, which are paid for."""
 
+    _depth = 0
+
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(node, _ALLOWED):
             name = type(node).__name__.lower()
             raise TemplateAssertionError(f"{name} is nothing for chat templates", node.lineno)
-        return super().visit(node, *args, **kwargs)
+        self._depth += (is_block := isinstance(node, _BLOCKS))
+        if self._depth > _MAX_DEPTH:  # Jinja's own time grows with its square
+            raise ExhaustedError(f"it has blocks in more than {_MAX_DEPTH} blocks")
+        made = super().visit(node, *args, **kwargs)
+        self._depth -= is_block
+        return made
 
     def visit_For(self, node: nodes.For) -> nodes.For:
-        node.body.insert(0, nodes.ExprStmt(_tick(node, node.body)))
+        node.body.insert(0, _placed(nodes.ExprStmt(_tick(node, node.body)), node))
         if node.test is not None:  # items that it leaves out are turns as well
-            node.test = nodes.And(_tick(node, ()), node.test)
-            node.test.set_lineno(node.lineno)
+            node.test = _placed(nodes.And(_tick(node, ()), node.test), node)
         return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        node.body.insert(0, nodes.ExprStmt(_tick(node, node.body)))
+        node.body.insert(0, _placed(nodes.ExprStmt(_tick(node, node.body)), node))
         return self.generic_visit(node)
 
     def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        node.body.insert(0, nodes.ExprStmt(_tick(node, node.body)))
+        node.body.insert(0, _placed(nodes.ExprStmt(_tick(node, node.body)), node))
         self.generic_visit(node.call)  # which has to stay a call
         node.defaults = [self.visit(one) for one in node.defaults]
         node.body = [self.visit(one) for one in node.body]
@@ -169,15 +180,15 @@ class _Rewriter(NodeTransformer):
     def visit_AssignBlock(self, node: nodes.AssignBlock) -> Any:
         if node.filter is None:
             return self.generic_visit(node)
-        made = nodes.AssignBlock(node.target, None, node.body).set_lineno(node.lineno)
+        made = _placed(nodes.AssignBlock(node.target, None, node.body), node)
         written = self._filtered(node.filter, node.target)
-        return [self.visit(made), nodes.Assign(node.target, written).set_lineno(node.lineno)]
+        return [self.visit(made), _placed(nodes.Assign(node.target, written), node)]
 
     def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
         name = nodes.Name("filtered", "store")
-        made = nodes.AssignBlock(name, None, node.body).set_lineno(node.lineno)
-        written = nodes.Output([self._filtered(node.filter, name)])
-        return nodes.Scope([self.visit(made), written]).set_lineno(node.lineno)
+        made = _placed(nodes.AssignBlock(name, None, node.body), node)
+        written = _placed(nodes.Output([self._filtered(node.filter, name)]), node)
+        return _placed(nodes.Scope([self.visit(made), written]), node)  # type: ignore[no-any-return]
 
     def _filtered(self, outer: nodes.Filter, target: nodes.Node) -> nodes.Expr:
         """The filters of a block, applied to a name that has its text."""
@@ -186,8 +197,7 @@ class _Rewriter(NodeTransformer):
         inner = outer
         while isinstance(inner.node, nodes.Filter):
             inner = inner.node
-        inner.node = nodes.Name(target.name, "load")
-        inner.node.set_lineno(outer.lineno)
+        inner.node = _placed(nodes.Name(target.name, "load"), outer)
         return self.visit(outer)  # type: ignore[no-any-return]
 
     def visit_NSRef(self, node: nodes.NSRef) -> nodes.Node:
@@ -236,20 +246,24 @@ class _Rewriter(NodeTransformer):
             node.dyn_args,
             node.dyn_kwargs,
         )
-        return self.generic_visit(call.set_lineno(node.lineno, override=False))
+        return self.generic_visit(_placed(call, node))
 
     def _call(self, node: nodes.Node, method: str, *parts: nodes.Expr) -> nodes.Node:
         call = nodes.Call(nodes.EnvironmentAttribute(method), list(parts), [], None, None)
-        return self.generic_visit(call.set_lineno(node.lineno, override=False))
+        return self.generic_visit(_placed(call, node))
 
 
 def _tick(node: nodes.Node, body: Iterable[nodes.Node]) -> nodes.Call:
     """A call that pays for a turn, and for the texts that the template itself writes in it."""
     data = (found for one in body for found in one.find_all(nodes.TemplateData))
     size = nodes.Const(sum(len(one.data) for one in data))
-    call = nodes.Call(nodes.EnvironmentAttribute("tick"), [size], [], None, None)
-    call.set_lineno(node.lineno)
-    return call
+    return _placed(nodes.Call(nodes.EnvironmentAttribute("tick"), [size], [], None, None), node)  # type: ignore[no-any-return]
+
+
+def _placed(made: Any, node: nodes.Node) -> Any:
+    """A new node at the line of another. `set_lineno` would visit all that is in it."""
+    made.lineno = node.lineno
+    return made
 
 
 # -- the environment -----------------------------------------------------------------------
@@ -569,16 +583,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         return made if self.controls.count(made) <= before else str(self.controls.mark(made))
 
     def apply_test(self, context: Context, name: str, value: Any, *args: Any, **kw: Any) -> Any:
-        return self.call_test(name, value, args, kw, context)
+        return self.call_test(name, value, args, kw)
 
-    def call_test(
-        self,
-        name: str,
-        value: Any,
-        args: Any = None,
-        kwargs: Any = None,
-        context: Context | None = None,
-        eval_ctx: nodes.EvalContext | None = None,
+    def call_test(  # type: ignore[override]
+        self, name: str, value: Any, args: Any = None, kwargs: Any = None, *_: Any, **__: Any
     ) -> Any:
         args, kwargs = args or (), kwargs or {}
         self.spend(_STEP)
@@ -594,29 +602,23 @@ class _Environment(ImmutableSandboxedEnvironment):
         return test(value, *args, **kwargs)
 
     def apply_filter(self, context: Context, name: str, value: Any, *args: Any, **kw: Any) -> Any:
-        return self.call_filter(name, value, args, kw, context)
+        return self.call_filter(name, value, args, kw, context=context)
 
-    def call_filter(
-        self,
-        name: str,
-        value: Any,
-        args: Any = None,
-        kwargs: Any = None,
-        context: Context | None = None,
-        eval_ctx: nodes.EvalContext | None = None,
+    def call_filter(  # type: ignore[override]
+        self, name: str, value: Any, args: Any = None, kwargs: Any = None, **more: Any
     ) -> Any:
         args, kwargs = args or (), kwargs or {}
         self.spend(_FILTER + self.size(args) + self.size(kwargs))
         if name in _OWN:
             made = getattr(self, f"filter_{name}")(value, *args, **kwargs)
         elif name in _AT_ONCE:
-            return super().call_filter(name, value, args, kwargs, context, eval_ctx)
+            return super().call_filter(name, value, args, kwargs, **more)
         elif name in _SHALLOW or name in _DEEP:
             size = self.size(value) if name in _DEEP or isinstance(value, str) else None
             weight = 1 if name in _QUICK else 4
             self.spend(self.length(value) if size is None else weight * size)
             self._check_filter(name, value, args, kwargs)
-            made = super().call_filter(name, value, args, kwargs, context, eval_ctx)
+            made = super().call_filter(name, value, args, kwargs, **more)
         else:
             raise TemplateAssertionError(f"there is no filter {name!r}", 1)
         if isinstance(made, Iterator):
@@ -645,9 +647,6 @@ class _Environment(ImmutableSandboxedEnvironment):
             raise ExhaustedError("it reads a huge number")
         elif name == "sum" and (len(args) > 1 or "start" in kwargs):  # it would add up lists
             raise TypeError("sum is for numbers")
-
-    def filter_attr(self, value: Any, name: str) -> Any:
-        return self.getattr(value, str(name))
 
     def filter_escape(self, value: Any) -> str:
         self.spend(6 * self.size(value))

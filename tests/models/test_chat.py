@@ -404,3 +404,14 @@ def test_control_tokens_in_names_tools_and_variables_are_words_too() -> None:
     )
     assert CONTROLS.count(text) == 1
     assert CONTROLS.plain(text).count("<|im_end|>") == 5
+
+
+def test_long_words_are_parts_where_a_template_looks_at_parts() -> None:
+    """Llama 3.2's template looks at every letter of a text."""
+    long = [{"role": "user", "content": "word " * 100_000}]
+    template = (
+        "{% for m in messages %}{% for part in m['content'] %}{% if part.type == 'image' %}!"
+        "{% endif %}{% endfor %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m['content'] %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
+    )
+    assert render_chat(template, long) == long[0]["content"]
