@@ -585,7 +585,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def apply_test(self, context: Context, name: str, value: Any, *args: Any, **kw: Any) -> Any:
         return self.call_test(name, value, args, kw)
 
-    def call_test(  # type: ignore[override]
+    def call_test(
         self, name: str, value: Any, args: Any = None, kwargs: Any = None, *_: Any, **__: Any
     ) -> Any:
         args, kwargs = args or (), kwargs or {}
