@@ -97,26 +97,24 @@ class LlamaTokenizer:
 
         Control tokens are recognised, but where `control_texts` marked them as words.
         """
-        if MARK not in text:
-            return self._encode(text, add_special, True)
-        ids: list[int] = []
-        for piece, is_meant in self.control_texts.pieces(text):
-            ids += self._encode(piece, add_special and not ids, is_meant)
-        return ids
-
-    def _encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        data = text.encode("utf-8", errors="surrogatepass")
+        pieces = [(text, True)] if MARK not in text else [*self.control_texts.pieces(text)]
         # llama.cpp ends the process where it has to add a token that there is not.
         has_all = (self._bos >= 0 or not self._adds_bos) and (self._eos >= 0 or not self._adds_eos)
-        ids = self._encoded(data, add_special and has_all)
-        if add_special and not has_all:
+        by_hand = add_special and (len(pieces) > 1 or not has_all)
+        ids = [
+            one
+            for piece, is_meant in pieces
+            for one in self._encoded(piece, add_special and not by_hand, is_meant)
+        ]
+        if by_hand:
             first = [self._bos] if self._adds_bos and self._bos >= 0 else []
             last = [self._eos] if self._adds_eos and self._eos >= 0 else []
             ids = [*first, *ids, *last]
         doubled = add_special and len(ids) > 1 and ids[0] == self._bos == ids[1]
         return ids[1:] if doubled else ids
 
-    def _encoded(self, data: bytes, add_special: bool) -> list[int]:
+    def _encoded(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        data = text.encode("utf-8", errors="surrogatepass")
         capacity = len(data) + 8
         ids = (self._lib.llama_token * capacity)()
         with self.vocabulary() as vocab:
