@@ -20,7 +20,14 @@ from edgespec.decode.writers import ALONE
 from edgespec.drafting.balance import Balance, Balances
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.controller import build_tree, likeliest_chain
-from edgespec.drafting.drafters.base import Drafter, HasPurses, Outcome, Pauses, TopTokens
+from edgespec.drafting.drafters.base import (
+    Drafter,
+    HasPurses,
+    KeepsTexts,
+    Outcome,
+    Pauses,
+    TopTokens,
+)
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.drafting.top_tokens import top_tokens_of
@@ -238,6 +245,8 @@ class Decoding:
         self.tell()
         reading = self._reading
         if self._drafter is not None and not reading.is_drafted_from:
+            if isinstance(self.model.drafter, KeepsTexts):
+                self.model.drafter.history = self.run.history
             self._drafter.begin([*reading.text, self._root])  # for which no first token waited
             reading.is_drafted_from = True
         stakes, proposal = self._stakes_of(company), EMPTY

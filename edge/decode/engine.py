@@ -182,6 +182,7 @@ class Engine:
             vocab_size=self.vocab_size,
             counters=Counters(prompt_tokens=len(ids)),
             speculates=asked.speculate,
+            history=asked.history,
             grammar=grammar,
             reuse=asked.reuse and self.reuses_cache,
             num_best=asked.logprobs,

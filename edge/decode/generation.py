@@ -107,6 +107,7 @@ class Run:
     vocab_size: int  # of a row: what comes behind pads a vocabulary
     counters: Counters = field(default_factory=Counters)
     speculates: bool = True
+    history: str = ""  # whose texts draft for this one, and that it joins
     grammar: Grammar | None = None
     reuse: bool = False  # what the cache already holds of the prompt
     writers: Writers = ALONE

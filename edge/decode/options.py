@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         stop: Sequence[str]
         raw: bool
         speculate: bool
+        history: str
         reuse: bool
         grammar: str | None
         json_schema: str | None
@@ -39,6 +40,8 @@ class GenerationOptions:
         stop: strings that end the answer, or one; they are not part of it.
         raw: send a text as it is, instead of as one user message in the model's chat format.
         speculate: False decodes plainly, one token a step.
+        history: a name for whose texts draft for this one, which joins them: those that were
+            given the same name. A text shows in the speed of no other name's.
         reuse: start from what the cache holds of the prompt, as a `Session` does. Without the
             settings of `--exact` its logits may be rounded differently from a fresh prefill's.
         grammar: GBNF text that the answer keeps to.
@@ -53,6 +56,7 @@ class GenerationOptions:
     stop: Sequence[str] = ()
     raw: bool = False
     speculate: bool = True
+    history: str = ""
     reuse: bool = False
     grammar: str | None = None
     json_schema: str | None = None

@@ -80,7 +80,8 @@ class Scheduler:
         self._waiting: deque[_Job] = deque()
         self._running: list[_Job] = []
         self._change = threading.Condition()
-        self._guests = 0  # that wait for a moment between two turns, or have it
+        self._guest = threading.Lock()  # of who works on the cache between two turns
+        self._has_guest = False  # who waits for that moment, or has it
         self._is_in_turn = False
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -99,16 +100,22 @@ class Scheduler:
 
     @contextmanager
     def between(self) -> Iterator[None]:
-        """Keep the thread from computing, to work on the cache."""
-        with self._change:
-            self._guests += 1
-            self._change.wait_for(lambda: not self._is_in_turn)
-        try:
-            yield
-        finally:
-            with self._change:
-                self._guests -= 1
-                self._change.notify_all()
+        """Work on the cache between two turns, one thread at a time.
+
+        Raises UnsupportedError where the engine was closed meanwhile.
+        """
+        with self._guest:
+            try:
+                with self._change:
+                    self._has_guest = True
+                    self._change.wait_for(lambda: not self._is_in_turn)
+                    if self._is_closed:
+                        raise _closed()
+                yield
+            finally:
+                with self._change:
+                    self._has_guest = False
+                    self._change.notify_all()
 
     def spare(self, count: int) -> Backend | None:
         """As `Seats.spare`, for who is `between` two turns."""
@@ -122,6 +129,8 @@ class Scheduler:
             self._change.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+        with self._guest:  # the model is freed next: whoever works on its cache ends first
+            pass
 
     def _submit(self, job: _Job) -> None:
         with self._change:
@@ -155,7 +164,7 @@ class Scheduler:
     def _begin_turn(self) -> bool:
         """Wait for guests, let others begin; False where there is nothing to do."""
         with self._change:
-            while self._guests and not self._is_closed:
+            while self._has_guest and not self._is_closed:
                 self._change.wait(_PATIENCE_S)
             if self._is_closed:
                 self._end_all()

@@ -17,6 +17,7 @@ from edgespec.sampling.params import SamplingParams
 from edgespec.serve.asked import Setup
 from edgespec.serve.defaults import Defaults
 from edgespec.serve.generation import Generation
+from edgespec.serve.histories import HISTORY
 from edgespec.serve.limits import Limits
 from edgespec.serve.prompts import Prompts
 from edgespec.serve.refusal import Refusal
@@ -76,7 +77,8 @@ class Service:
         for index in range(choices):
             cancel = threading.Event()
             sampling = seed_of_choice(options.sampling or SamplingParams(), index)
-            stream = self.engine.stream(ids, replace(options, sampling=sampling, cancel=cancel))
+            asked = replace(options, sampling=sampling, cancel=cancel, history=HISTORY.get())
+            stream = self.engine.stream(ids, asked)
             made.append(Generation(loop, stream, cancel, text, ids))
         return made
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from warnings import warn
 
 from edgespec.drafting.drafters import HEAD, MODEL, make_drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import WritingDrafter
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.errors import EdgespecWarning
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store.texts import add_texts, remembered_texts
@@ -43,6 +46,9 @@ class Learning:
             self._draft_spec = read_model_spec(plan.draft_model, heads=True)
         if curve is not None:
             self._begin(model, vocab_size)
+        if plan.remember and self._suffix is None:
+            said = "nothing is remembered: texts are kept for the suffix drafter, which is not used"
+            warn(said, EdgespecWarning, stacklevel=2)
         self._rounds = self.history.rounds()
 
     def _begin(self, model: WritingDrafter | None, vocab_size: int) -> None:
@@ -62,10 +68,15 @@ class Learning:
         texts = remembered_texts(spec.fingerprint) if plan.remember else []
         self.drafter.load_state(known)
         for drafter in self.more_drafters:
-            drafter.count_with(self.drafter)
-        for drafter in (self.drafter, *self.more_drafters):
-            drafter.recall([one for one in texts if max(one, default=0) < vocab_size])
+            drafter.share_with(self.drafter)
+        self.drafter.recall([one for one in texts if max(one[1], default=0) < vocab_size])
         self._loaded = self.drafter.state()
+
+    @property
+    def _suffix(self) -> SuffixDrafter | None:
+        """What has the texts of all users, if it drafts."""
+        found = self.drafter.member(SuffixDrafter.name) if self.drafter is not None else None
+        return found if isinstance(found, SuffixDrafter) else None
 
     def keep(self) -> None:
         """Add what the run has learned to what is stored now, and free the draft model."""
@@ -75,8 +86,6 @@ class Learning:
                 stored.learn_curve(self._spec, settings, self._curve)
             if self.drafter is not None:
                 self._add(self.drafter)
-            for drafter in self.more_drafters:
-                self._add_texts(drafter)
         finally:
             if self.drafter is not None:
                 self.drafter.close()
@@ -84,13 +93,9 @@ class Learning:
     def _add(self, drafter: CombinedDrafter) -> None:
         spec, plan, state = self._spec, self._plan, drafter.state()
         stored.add_calibration(spec, self._loaded, state)
-        self._add_texts(drafter)
+        if plan.remember and self._suffix is not None:
+            add_texts(spec.fingerprint, spec.path.name, self._suffix.written())
         for name in state.keys() & {MODEL, HEAD}:
             stored.add_learned(spec, plan, self._draft_spec, self._loaded[name], state[name])
         if plan.draft_max:  # rounds that could not draft say nothing about others
             stored.add_rounds(spec, drafter.name, self._rounds, self.history.rounds())
-
-    def _add_texts(self, drafter: CombinedDrafter) -> None:
-        """A user's answers, where they may be kept."""
-        if self._plan.remember:
-            add_texts(self._spec.fingerprint, self._spec.path.name, drafter.written)

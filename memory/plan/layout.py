@@ -218,7 +218,7 @@ class Layout:
         """The components of a run; where GPU and processor share memory, all of them there."""
         bytes_of = onnx_footprint if self.backend == ONNX else footprint
         shape = self.shape(context, batch, draft_max)
-        tables = self.users * self.drafter_bytes if draft_max else 0
+        tables = self.drafter_bytes if draft_max else 0  # which all users share
         parts = bytes_of(self.spec, shape, drafter_bytes=tables)
         if shape.head:
             parts += head_footprint(self.spec, shape)

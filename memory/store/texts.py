@@ -1,7 +1,8 @@
-"""What was generated before on this machine, kept if its owner asked for it (`--remember`).
+"""What was asked and answered on this machine, kept if its owner asked for it (`--remember`).
 
-Token ids only, the newest 32,768 of each model, in the cache directory. They seed the drafters'
-tables: whoever asks for similar things again has them drafted.
+Token ids only, the newest 32,768 of each model, in the cache directory, in a file that its owner
+alone can read. They seed the drafters' tables: whoever asks for similar things again has them
+drafted. Each text is of a history, and drafts for that alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from edgespec.models.writing import reason, remove_dead
 _KIND = "texts"
 _MOST_TOKENS = 1 << 15
 
+# The history that a text is of, and its token ids.
+KeptText = tuple[str, Sequence[int]]
+
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
@@ -30,42 +34,54 @@ class Remembered:
     file_bytes: int
 
 
-def remembered_texts(fingerprint: str) -> list[list[int]]:
-    """Texts that a model wrote, oldest first, as token ids."""
+def remembered_texts(fingerprint: str) -> list[KeptText]:
+    """Texts that a model read and wrote, oldest first."""
     return _texts_of(cache.load(_KIND, fingerprint))
 
 
-def _texts_of(document: Mapping[str, Any] | None) -> list[list[int]]:
+def _texts_of(document: Mapping[str, Any] | None) -> list[KeptText]:
     texts = (document or {}).get("texts")
-    if not isinstance(texts, list):
-        return []
-    return [text for text in texts if _is_text(text)]
+    return [text for one in texts if (text := _text_of(one))] if isinstance(texts, list) else []
 
 
-def add_texts(fingerprint: str, model: str, texts: Iterable[Sequence[int]]) -> None:
-    """Keep more texts of a model; the oldest ones go when there are too many.
+def _text_of(kept: object) -> KeptText | None:
+    """A text as it is stored; None from anything else."""
+    # Earlier versions kept answers alone, as lists.
+    one = kept if isinstance(kept, dict) else {"history": "", "tokens": kept}
+    history, tokens = one.get("history"), one.get("tokens")
+    if not isinstance(history, str) or not isinstance(tokens, list):
+        return None
+    return (history, tokens) if all(type(id_) is int and id_ >= 0 for id_ in tokens) else None
+
+
+def add_texts(fingerprint: str, model: str, texts: Iterable[KeptText]) -> None:
+    """Keep more texts of a model, each once; the oldest ones go when there are too many.
 
     Warns (EdgespecWarning) where they cannot be kept: their owner asked for it.
     """
-    more = [list(text) for text in texts if len(text) > 1]
-    problem = cache.update(
-        _KIND, fingerprint, lambda now: {"model": model, "texts": _newest([*_texts_of(now), *more])}
-    )
+    more = [(history, list(tokens)) for history, tokens in texts if len(tokens) > 1]
+
+    def change(now: dict[str, Any] | None) -> dict[str, Any]:
+        kept = _newest([*(text for text in _texts_of(now) if text not in more), *more])
+        stored = [{"history": history, "tokens": tokens} for history, tokens in kept]
+        return {"model": model, "texts": stored}
+
+    problem = cache.update(_KIND, fingerprint, change)
     if problem is not None:
         place = cache.cache_directory()
         said = f"nothing was remembered, {place} cannot be written: {reason(problem)}"
         warn(said, EdgespecWarning, stacklevel=2)
 
 
-def _newest(everything: Sequence[list[int]]) -> list[list[int]]:
+def _newest(everything: Sequence[KeptText]) -> list[KeptText]:
     """The last tokens that there is room for, as texts."""
-    kept: list[list[int]] = []
+    kept: list[KeptText] = []
     room = _MOST_TOKENS
-    for text in reversed(everything):
+    for history, tokens in reversed(everything):
         if room <= 0:
             break
-        kept.append(text[-room:])
-        room -= len(text)
+        kept.append((history, tokens[-room:]))
+        room -= len(tokens)
     return kept[::-1]
 
 
@@ -75,11 +91,13 @@ def remembered() -> list[Remembered]:
     for path in sorted((cache.cache_directory() / _KIND).glob("*.json")):
         try:
             document = json.loads(path.read_text())
-            texts = [text for text in document["texts"] if _is_text(text)]
             size = path.stat().st_size
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, RecursionError):
             continue
-        tokens = sum(len(text) for text in texts)
+        if not isinstance(document, dict):
+            continue
+        texts = _texts_of(document)
+        tokens = sum(len(text) for _, text in texts)
         found.append(Remembered(str(document.get("model", "")), len(texts), tokens, size))
     return found
 
@@ -101,7 +119,3 @@ def forget() -> int:
                 f"cannot delete {problem.filename}: {reason(problem)}", hint="delete it yourself"
             ) from problem
     return len(paths)
-
-
-def _is_text(text: object) -> bool:
-    return isinstance(text, list) and all(type(token) is int and token >= 0 for token in text)

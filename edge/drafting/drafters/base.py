@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from edgespec.backends.tree import DraftTree, is_chain
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
+from edgespec.memory.store.texts import KeptText
 
 # The target's best tokens after a node, best first, and their shares of the probability of these.
 TopTokens = tuple[Sequence[int], Sequence[float]]
@@ -120,19 +121,19 @@ class ReadsAlong(Protocol):
 
 
 @runtime_checkable
-class Recalls(Protocol):
-    """A drafter whose tables can be filled from texts of earlier runs."""
+class KeepsTexts(Protocol):
+    """A drafter with tables of texts, which those of other users share.
 
-    def recall(self, texts: Sequence[Sequence[int]]) -> None:
-        """Fill the tables."""
+    Only what is of the same `history` as a text drafts for it.
+    """
 
+    history: str  # of the next text
 
-@runtime_checkable
-class CountsTogether(Protocol):
-    """A drafter that can have its counts in common with those of other users."""
+    def recall(self, texts: Sequence[KeptText]) -> None:
+        """Fill the tables with texts of earlier runs."""
 
-    def count_with(self, other: Any) -> None:
-        """Have the counts of another drafter of its kind, in place of its own."""
+    def share_with(self, other: Any) -> None:
+        """Have the tables and counts of another drafter of its kind, in place of its own."""
 
 
 @runtime_checkable

@@ -21,7 +21,6 @@ never given up. Where no purse will hold enough for some rounds, these need no c
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
@@ -30,19 +29,19 @@ from typing import Any
 
 from edgespec.drafting.controller import choose_size
 from edgespec.drafting.drafters.base import (
-    CountsTogether,
     Drafter,
     HoldsModel,
+    KeepsTexts,
     Knows,
     Outcome,
     Promises,
     ReadsAlong,
-    Recalls,
     TakesTime,
 )
 from edgespec.drafting.drafters.merging import merge
 from edgespec.drafting.drafters.model_savings import SAVINGS
 from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
+from edgespec.memory.store.texts import KeptText
 
 _ALLOWANCE = 0.004  # of the time of the target's steps
 _FIRST_STEPS = 4.0  # plain steps' worth of time to begin with
@@ -54,7 +53,6 @@ _RESTS, _MOST_RESTS = 8, 500
 _BESIDE = 3.0  # times as long as its lookup asking it takes: choosing, telling, counting
 _FIRST_DEBT = 0.25  # and most that it owes
 _SHARED_DEBT = 12.0  # beside other texts: more is paid off before it is asked again
-_MOST_TEXTS = 256
 _TYPICAL = "gain_of_a_text_ms"
 _LONGEST_MS = 1e7
 _TEXT_RATE = 0.2  # of a text in what texts usually gain
@@ -192,7 +190,7 @@ class CombinedDrafter:
         self.paid_for = frozenset(one.drafter.name for one in self._sources if not one.is_first)
         self._was_asked = False
         self._allowance_ms = 0.0  # of a plain round
-        self.written: deque[list[int]] = deque(maxlen=_MOST_TEXTS)  # lately, in this process
+        self.history = ""  # that the next text is of
 
     @property
     def nbytes(self) -> int:
@@ -211,7 +209,8 @@ class CombinedDrafter:
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text."""
-        self.written.append([tokens[-1]])
+        for drafter in self._with_texts():
+            drafter.history = self.history
         for source in self._sources:
             source.typical_ms = source.typical_with_this_text()
             source.texts += source.is_open
@@ -265,8 +264,6 @@ class CombinedDrafter:
 
     def observe(self, outcome: Outcome) -> None:
         """Let every drafter learn, as far as its purse allows."""
-        if self.written:
-            self.written[-1] += outcome.emitted
         stakes, nodes = outcome.stakes, len(outcome.tree)
         plain_ms, step_ms = stakes.estimated_ms(1), stakes.estimated_ms(nodes)
         node_ms = (step_ms - plain_ms) / max(1, nodes - 1)
@@ -320,17 +317,19 @@ class CombinedDrafter:
                     setattr(source, name, part)
                 source.rounds = min(max(0.0, source.rounds), _MOST_ROUNDS)
 
-    def count_with(self, other: CombinedDrafter) -> None:
-        """What drafts of one user have come to is known to those of the other."""
-        for mine, others in zip(self._sources, other._sources, strict=True):
-            if isinstance(mine.drafter, CountsTogether):
-                mine.drafter.count_with(others.drafter)
+    def share_with(self, other: CombinedDrafter) -> None:
+        """What drafters of one user know is known to those of the other."""
+        for mine, others in zip(self._with_texts(), other._with_texts(), strict=True):
+            mine.share_with(others)
 
-    def recall(self, texts: Sequence[Sequence[int]]) -> None:
+    def recall(self, texts: Sequence[KeptText]) -> None:
         """Fill the tables from texts of earlier runs."""
-        for source in self._sources:
-            if isinstance(source.drafter, Recalls):
-                source.drafter.recall(texts)
+        for drafter in self._with_texts():
+            drafter.recall(texts)
+
+    def _with_texts(self) -> list[KeepsTexts]:
+        drafters = (source.drafter for source in self._sources)
+        return [drafter for drafter in drafters if isinstance(drafter, KeepsTexts)]
 
     def memory_bytes(self) -> dict[str, int]:
         """What drafters with an engine of their own allocated, by component."""

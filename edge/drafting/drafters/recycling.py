@@ -22,11 +22,13 @@ from typing import Any
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.drafters.base import Outcome, TopTokens, count_hits
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.memory.store.texts import KeptText
 
 _WIDTH = 8  # top tokens kept of a row (K of the paper)
 _SLOT_BITS = 15
 _MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the usual multiplicative hash
 _NO_KEY = -1
+_KEY_MASK = (1 << 63) - 1  # keys are not negative
 
 # Borders of the calibration cells. A value lands in the bucket of the last border it reaches.
 _SHARE_BORDERS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 0.98)
@@ -89,22 +91,29 @@ class RecyclingDrafter:
 
     def __init__(self) -> None:
         self._calibration = _new_calibration()
-        self._tables: tuple[_Table, ...] = ()  # made when the first text begins
+        self.history = ""  # that the next text is of, and drafted from
+        self._salt = 0  # in the keys of a history's rows
+        self._tables: list[_Table] = []  # made when the first text begins; all users'
         self._last = (0, 0)
         self._proposal = EMPTY
         self._cells: list[int] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a new text; what was learned from others stays."""
-        self._tables = self._tables or (_Table(), _Table())
+        """Start a new text; what was learned from others of its history stays."""
+        self._open(self.history)
         self._calibration.forget_recent()
         self._last = (tokens[-2] if len(tokens) > 1 else 0, tokens[-1])
         self._proposal = EMPTY
 
-    def recall(self, texts: Sequence[Sequence[int]]) -> None:
-        """Learn from texts of earlier runs, of which only what was written is known."""
-        self._tables = self._tables or (_Table(), _Table())
-        for text in texts:
+    def _open(self, history: str) -> None:
+        if not self._tables:
+            self._tables += (_Table(), _Table())
+        self._salt = hash(history) & _KEY_MASK if history else 0
+
+    def recall(self, texts: Sequence[KeptText]) -> None:
+        """Learn from texts of earlier runs, of which only the tokens are known."""
+        for history, text in texts:
+            self._open(history)
             for before, last, token in zip(text, text[1:], text[2:], strict=False):
                 self._learn(before, last, ((token,), (1.0,)))
 
@@ -173,10 +182,10 @@ class RecyclingDrafter:
     def _row(self, context: tuple[int, int]) -> tuple[int, TopTokens]:
         """What is known to follow, by the longer key where it was seen, and from which table."""
         before, last = context
-        row = self._tables[0].get(before << 32 | last)
+        row = self._tables[0].get(self._salt ^ (before << 32 | last))
         if row is not None:
             return 0, row
-        return 1, self._tables[1].get(last) or ((), ())
+        return 1, self._tables[1].get(self._salt ^ last) or ((), ())
 
     # -- learning --------------------------------------------------------------------------
 
@@ -195,11 +204,12 @@ class RecyclingDrafter:
         self._last = (before, last)
 
     def _learn(self, before: int, last: int, row: TopTokens) -> None:
-        self._tables[0].put(before << 32 | last, row)
-        self._tables[1].put(last, row)
+        self._tables[0].put(self._salt ^ (before << 32 | last), row)
+        self._tables[1].put(self._salt ^ last, row)
 
-    def count_with(self, other: RecyclingDrafter) -> None:
-        """Have the counts of another user's drafter, which it has, too, from now on."""
+    def share_with(self, other: RecyclingDrafter) -> None:
+        """Have the tables and the counts of another user's drafter, which it has, too."""
+        self._tables = other._tables
         self._calibration = other._calibration.for_another_text()
 
     def state(self) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """The suffix drafter: what followed the last time the text ended like this?
 
-History (past texts, then the current prompt and output) is kept as one run of token ids. Hash
-chains over its last 4, 2 and 1 tokens, as in LZ77 compressors, give earlier places where the text
-ended the same way. Every place votes for the token that followed it, with the square of its match
+An index of the last texts (`text_index`) gives earlier places where a text ended the same way.
+Every place votes for the token that followed it, with the square of its match
 length as weight; the winner becomes a node. Its probability is calibrated by counting over
 
     match length x share of the votes x number of places that agree x this text or an older one
@@ -16,7 +15,6 @@ several matches from GOOSE (arXiv 2604.02047).
 from __future__ import annotations
 
 import heapq
-from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
@@ -25,30 +23,30 @@ from edgespec.drafting.calibration import Calibration, Counts
 from edgespec.drafting.drafters.base import Outcome, count_hits
 from edgespec.drafting.priors import known_counts
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
-from edgespec.prefix import common_prefix_length
+from edgespec.drafting.text_index import LENGTH_CAP, Place, Text, TextIndex, to_keep
+from edgespec.memory.store.texts import KeptText
 
-_ORDERS = (4, 2, 1)  # lengths of the indexed endings, longest first
-_MAX_PLACES = 16  # links followed in one hash chain
-_LENGTH_CAP = 32  # matches are not followed further back than this
-_HASH_BITS = 16
-_HASH_MASK = (1 << _HASH_BITS) - 1
-_MIX = 0x9E3779B1  # 2^32 / golden ratio, the usual multiplicative hash
-_MAX_TAKEN_BACK = 8  # tokens at the end of a text, such as its end token, before it goes on
-_OLD_TEXT_WEIGHT = 0.05  # a vote from an older text against one from this text
+# A vote from an older text against one from this text. One that was the same for as long as is
+# looked is likely to be so to its end, and counts as much.
+_OLD_TEXT_WEIGHT = 0.05
 
 # Borders of the calibration cells. A value lands in the bucket of the last border it reaches.
-_LENGTH_BORDERS = (2, 3, 4, 5, 7, 10, 15, 23)
+_LENGTH_BORDERS = (2, 3, 4, 5, 7, 10, 15, 23, 40, LENGTH_CAP)
 _SHARE_BORDERS = (0.3, 0.5, 0.65, 0.8, 0.9, 0.97, 0.995)
 _COUNT_BORDERS = (2, 3, 5, 9)
 _NUM_LENGTHS = len(_LENGTH_BORDERS) + 1
 _NUM_SHARES = len(_SHARE_BORDERS) + 1
 _NUM_COUNTS = len(_COUNT_BORDERS) + 1
 NUM_CELLS = _NUM_LENGTHS * _NUM_SHARES * _NUM_COUNTS * 2
-_LENGTH_BUCKET = [bisect_right(_LENGTH_BORDERS, length) for length in range(2 * _LENGTH_CAP + 1)]
+_LENGTH_BUCKET = [bisect_right(_LENGTH_BORDERS, length) for length in range(2 * LENGTH_CAP + 1)]
+# Before anything was counted, by length: a longer match is likelier to go on, an older text less
+# so, unless all of it was the same so far.
+_OF_THIS_TEXT = (0.3, 0.375, 0.45, 0.525, 0.6, 0.675, 0.75, 0.825, 0.9, 0.9, 0.9)
+_OF_OLDER_TEXTS = (*(0.7 * chance for chance in _OF_THIS_TEXT[:-2]), 0.85, 0.97)
 
 
-# Weight of its vote, position of what followed, match length, whether it is in this text.
-_Place = tuple[float, int, int, bool]
+# The weight of its vote comes with it.
+_Vote = tuple[float, Place]
 
 
 def new_calibration(known: Counts, make: type[Calibration] = Calibration) -> Calibration:
@@ -56,185 +54,95 @@ def new_calibration(known: Counts, make: type[Calibration] = Calibration) -> Cal
     lengths = [cell // (2 * _NUM_COUNTS * _NUM_SHARES) for cell in range(NUM_CELLS)]
     groups = [2 * length + cell % 2 for cell, length in enumerate(lengths)]
     recents = [0 if length < 4 else 1 if length < 6 else 2 for length in lengths]
-    # Before anything was counted: a longer match is likelier to go on, an older text less so.
-    priors = [
-        (0.3 + 0.6 * length / (_NUM_LENGTHS - 1)) * (1.0 if this_text else 0.7)
-        for length in range(_NUM_LENGTHS)
-        for this_text in (0, 1)
-    ]
+    pairs = zip(_OF_OLDER_TEXTS, _OF_THIS_TEXT, strict=True)
+    priors = [chance for pair in pairs for chance in pair]
     return make(NUM_CELLS, groups, recents, priors, known)
 
 
 class SuffixDrafter:
-    """Drafts from repetitions in the text, in older texts of this process, and of itself.
+    """Drafts from repetitions in the text, in the last texts of this process, and of itself.
 
     Args:
-        capacity: tokens of history kept; the older half is dropped when it is full.
+        texts: the index of these texts.
         max_children: branches per node; 1 proposes chains.
     """
 
     name = "suffix"
 
-    def __init__(self, *, capacity: int = 1 << 16, max_children: int = 1) -> None:
-        self._capacity = capacity
+    def __init__(self, texts: TextIndex | None = None, *, max_children: int = 1) -> None:
+        self.texts = texts or TextIndex()
+        self.history = ""  # that the next text is of, and drafted from
         self._max_children = max_children
         self._calibration = new_calibration(known_counts(self.name, NUM_CELLS))
-        self._text_start = 0
+        self._text: Text | None = None
         self._cells: list[int] = []
         self._proposal = EMPTY
-        self._clear()
-
-    def _clear(self) -> None:
-        self._tokens = array("i")
-        # By order: where an ending with this hash was seen last (1 + position, 0 for never),
-        # and for each position the one before it.
-        self._heads = [array("i", bytes(4 << _HASH_BITS)) for _ in _ORDERS]
-        self._links = [array("i") for _ in _ORDERS]
 
     @property
     def nbytes(self) -> int:
-        """Ceiling of the tables in bytes; 4 bytes a token for the text and for each order.
-
-        Growing arrays take up to an eighth more, and the heads exist twice for the moment in
-        which the older half of the history is dropped.
-        """
-        per_token = 4 * (1 + len(_ORDERS))
-        return self._capacity * per_token * 9 // 8 + 2 * len(_ORDERS) * (4 << _HASH_BITS)
+        """Ceiling of the index in bytes."""
+        return self.texts.nbytes
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a new text, or go on with this one; older ones stay as a weaker source."""
+        """Start a new text; older ones of its history stay as a weaker source."""
         self._proposal = EMPTY
-        known = common_prefix_length(self._tokens[self._text_start :], array("i", tokens))
-        too_many = len(self._tokens) - self._text_start - known
-        if known and too_many <= _MAX_TAKEN_BACK:
-            self._take_back(too_many)
-            self.extend(tokens[known:])
-            return
         self._calibration.forget_recent()
-        self._text_start = len(self._tokens)
-        self.extend(tokens)
+        self._text = self.texts.begin(self.history, tokens)
 
-    def recall(self, texts: Sequence[Sequence[int]]) -> None:
+    def recall(self, texts: Sequence[KeptText]) -> None:
         """Texts of earlier runs are a source like older texts of this one."""
-        for text in texts:
-            self.extend(text)
+        for history, tokens in texts:
+            self.texts.recall(history, tokens)
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append to the history and its hash chains, about 2 us a token."""
-        if len(self._tokens) + len(tokens) > self._capacity:
-            self._drop_older_half(len(tokens))
-        text = self._tokens
-        (heads4, heads2, heads1), (links4, links2, links1) = self._heads, self._links
-        a, b, c = ([0, 0, 0, *text[-3:]])[-3:]
-        for d in tokens[-self._capacity :]:
-            text.append(d)
-            end = len(text)
-            for key, heads, links in (
-                (_key4(a, b, c, d), heads4, links4),
-                ((c * _MIX + d) * _MIX >> 16, heads2, links2),
-                (d, heads1, links1),
-            ):
-                slot = key & _HASH_MASK
-                links.append(heads[slot])
-                heads[slot] = end
-            a, b, c = b, c, d
+    def written(self) -> list[KeptText]:
+        """The texts of this process, all users', with the history of each."""
+        return to_keep(self.texts.texts())
 
     def is_familiar(self, tokens: Sequence[int]) -> bool:
-        """Whether the last four tokens, with `tokens` behind the text, stood together before.
-
-        The last place with their hash alone is looked at.
-        """
-        text = self._tokens
-        ending = [*text[-4:], *tokens[-4:]][-4:]
-        if len(ending) < 4:
-            return False
-        if tokens:
-            place = self._heads[0][_key4(*ending) & _HASH_MASK]
-        else:
-            place = self._links[0][-1]
-        return place >= 4 and text[place - 4 : place].tolist() == ending
-
-    def _take_back(self, count: int) -> None:
-        """Undo `extend` of the last `count` tokens: the chains go on as they did before them."""
-        text = self._tokens
-        (heads4, heads2, heads1), (links4, links2, links1) = self._heads, self._links
-        for _ in range(count):
-            a, b, c, d = ([0, 0, 0, *text[-4:]])[-4:]
-            text.pop()
-            for key, heads, links in (
-                (_key4(a, b, c, d), heads4, links4),
-                ((c * _MIX + d) * _MIX >> 16, heads2, links2),
-                (d, heads1, links1),
-            ):
-                heads[key & _HASH_MASK] = links.pop()
-
-    def _drop_older_half(self, incoming: int) -> None:
-        keep = max(0, min(len(self._tokens), self._capacity // 2, self._capacity - incoming))
-        dropped = len(self._tokens) - keep
-        kept = self._tokens[dropped:]
-        self._clear()
-        self._text_start = max(0, self._text_start - dropped)
-        self.extend(kept)
+        """Whether the last four tokens, with `tokens` behind the text, stood together before."""
+        return self._text is not None and self.texts.is_familiar(self._text, tokens)
 
     # -- proposing -------------------------------------------------------------------------
 
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         """The most probable continuations, best first."""
-        places = self._places()
+        votes = self._votes()
         self._cells = []
         self._proposal = (
-            self._build(places, stakes.max_nodes, stakes.min_probability) if places else EMPTY
+            self._build(votes, stakes.max_nodes, stakes.min_probability) if votes else EMPTY
         )
         return self._proposal
 
-    def _places(self) -> list[_Place]:
+    def _votes(self) -> list[_Vote]:
         """Earlier places that ended like the text does now, heaviest first."""
-        text = self._tokens
-        end = len(text)
-        lengths: dict[int, int] = {}
-        for order, links in zip(_ORDERS, self._links, strict=True):
-            if end < order:
-                continue
-            place = links[end - 1]
-            for _ in range(_MAX_PLACES):
-                if place == 0:
-                    break
-                if place not in lengths:
-                    back, length = place, 0
-                    limit = min(_LENGTH_CAP, place)
-                    while length < limit and text[back - 1] == text[end - 1 - length]:
-                        back -= 1
-                        length += 1
-                    if length >= order:  # a smaller one is a hash collision
-                        lengths[place] = length
-                place = links[place - 1]
-        start = self._text_start
-        places = [
-            (float(length * length), place, length, True)
-            if place >= start
-            else (_OLD_TEXT_WEIGHT * length * length, place, length, False)
-            for place, length in lengths.items()
-        ]
-        places.sort(reverse=True)
-        return places
+        if self._text is None:
+            return []
+        votes = []
+        for place in self.texts.places(self._text):
+            weight = float(place.length * place.length)
+            if not place.is_own and place.length < LENGTH_CAP:
+                weight *= _OLD_TEXT_WEIGHT
+            votes.append((weight, place))
+        votes.sort(key=_weight, reverse=True)
+        return votes
 
-    def _build(self, places: list[_Place], max_nodes: int, min_probability: float) -> Proposal:
+    def _build(self, votes: list[_Vote], max_nodes: int, min_probability: float) -> Proposal:
         """Best-first expansion of the votes into nodes."""
         if self._max_children == 1:
-            return self._chain(places, max_nodes, min_probability)
+            return self._chain(votes, max_nodes, min_probability)
         tokens: list[int] = []
         parents: list[int] = []
         probabilities: list[float] = []
-        heap: list[tuple[float, int, int, int, list[_Place]]] = []
+        heap: list[tuple[float, int, int, int, list[_Vote]]] = []
         node, parent_probability, path = -1, 1.0, tokens
         while True:
-            for token, cell, agreeing in self._vote(places, path):
+            for token, cell, agreeing in self._elect(votes, path):
                 probability = parent_probability * self._calibration.probability(cell)
                 if probability >= min_probability or node < 0:
                     heapq.heappush(heap, (-probability, token, cell, node, agreeing))
             if not heap or len(tokens) == max_nodes:
                 return Proposal(tokens, parents, probabilities, (self.name,) * len(tokens))
-            negative, token, cell, parent, places = heapq.heappop(heap)
+            negative, token, cell, parent, votes = heapq.heappop(heap)
             node, parent_probability = len(tokens), -negative
             tokens.append(token)
             parents.append(parent)
@@ -242,13 +150,13 @@ class SuffixDrafter:
             self._cells.append(cell)
             path = _path(tokens, parents, node)
 
-    def _chain(self, places: list[_Place], max_nodes: int, min_probability: float) -> Proposal:
+    def _chain(self, votes: list[_Vote], max_nodes: int, min_probability: float) -> Proposal:
         """The same where no node has siblings, in half the time: this runs before every step."""
         tokens: list[int] = []
         probabilities: list[float] = []
         probability = 1.0
-        while len(tokens) < max_nodes:
-            [(token, cell, places)] = self._vote(places, tokens)
+        while len(tokens) < max_nodes and (winners := self._elect(votes, tokens)):
+            [(token, cell, votes)] = winners
             probability *= self._calibration.probability(cell)
             if probability < min_probability and tokens:
                 break
@@ -258,43 +166,45 @@ class SuffixDrafter:
         parents = range(-1, len(tokens) - 1)
         return Proposal(tokens, parents, probabilities, (self.name,) * len(tokens))
 
-    def _vote(
-        self, places: list[_Place], path: Sequence[int]
-    ) -> list[tuple[int, int, list[_Place]]]:
-        """What `places` say comes after the text and `path`: (token, cell, who voted for it)."""
-        text, depth = self._tokens, len(path)
-        end = len(text)
-        if len(places) == 1:
-            at = places[0][1] + depth
-            token = text[at] if at < end else path[at - end]
-            return [(token, _cell(places, depth, 1.0), places)]
-        votes: dict[int, float] = {}
-        ballots: list[int] = []
-        for place in places:
-            at = place[1] + depth
-            # A place near the end reads on in the draft itself: that is how loops continue.
-            token = text[at] if at < end else path[at - end]
-            ballots.append(token)
-            votes[token] = votes.get(token, 0.0) + place[0]
-        if len(votes) == 1:
-            return [(ballots[0], _cell(places, depth, 1.0), places)]
-        total = sum(votes.values())
+    def _elect(self, votes: list[_Vote], path: Sequence[int]) -> list[tuple[int, int, list[_Vote]]]:
+        """What `votes` say comes after the text and `path`: (token, cell, who voted for it)."""
+        depth = len(path)
+        ballots: list[tuple[int, _Vote]] = []
+        weights: dict[int, float] = {}
+        for vote in votes:
+            weight, (tokens, next_, _, is_own) = vote
+            at = next_ + depth
+            if at < len(tokens):
+                token = tokens[at]
+            elif is_own:
+                # A place near the end reads on in the draft itself: that is how loops continue.
+                token = path[at - len(tokens)]
+            else:
+                continue  # an older text has ended
+            ballots.append((token, vote))
+            weights[token] = weights.get(token, 0.0) + weight
+        if len(weights) == 1:
+            agreeing = votes if len(ballots) == len(votes) else [vote for _, vote in ballots]
+            return [(ballots[0][0], _cell(agreeing, depth, 1.0), agreeing)]
+        total = sum(weights.values())
         winners = []
-        for token in sorted(votes, key=votes.__getitem__, reverse=True)[: self._max_children]:
-            agreeing = [place for place, vote in zip(places, ballots, strict=True) if vote == token]
-            winners.append((token, _cell(agreeing, depth, votes[token] / total), agreeing))
+        for token in sorted(weights, key=weights.__getitem__, reverse=True)[: self._max_children]:
+            agreeing = [vote for ballot, vote in ballots if ballot == token]
+            winners.append((token, _cell(agreeing, depth, weights[token] / total), agreeing))
         return winners
 
     # -- learning --------------------------------------------------------------------------
 
     def observe(self, outcome: Outcome) -> None:
-        """Count every proposed node whose parent was right, then extend the history."""
+        """Count every proposed node whose parent was right, then go on with the text."""
         count_hits(self._proposal, self._cells, outcome.emitted, self._calibration)
         self._proposal = EMPTY
-        self.extend(outcome.emitted)
+        if self._text is not None:
+            self._text = self.texts.extend(self._text, outcome.emitted)
 
-    def count_with(self, other: SuffixDrafter) -> None:
-        """Have the counts of another user's drafter, which it has, too, from now on."""
+    def share_with(self, other: SuffixDrafter) -> None:
+        """Have the texts and the counts of another user's drafter, which it has, too."""
+        self.texts = other.texts
         self._calibration = other._calibration.for_another_text()
 
     def state(self) -> dict[str, Any]:
@@ -306,17 +216,16 @@ class SuffixDrafter:
         self._calibration.load_json(document)
 
 
-def _key4(a: int, b: int, c: int, d: int) -> int:
-    """Where four tokens lie in the longest hash chains, in its low bits."""
-    return (((a * _MIX + b) * _MIX + c) * _MIX + d) * _MIX >> 16
+def _weight(vote: _Vote) -> float:
+    return vote[0]
 
 
-def _cell(agreeing: list[_Place], depth: int, share: float) -> int:
-    """The calibration cell of a token that these places voted for."""
-    _, _, length, this_text = agreeing[0]
-    bucket = _LENGTH_BUCKET[min(length + depth, 2 * _LENGTH_CAP)]
+def _cell(agreeing: list[_Vote], depth: int, share: float) -> int:
+    """The calibration cell of a token that these voted for."""
+    _, _, length, is_own = agreeing[0][1]
+    bucket = _LENGTH_BUCKET[min(length + depth, 2 * LENGTH_CAP)]
     cell = bucket * _NUM_SHARES + bisect_right(_SHARE_BORDERS, share)
-    return (cell * _NUM_COUNTS + bisect_right(_COUNT_BORDERS, len(agreeing))) * 2 + this_text
+    return (cell * _NUM_COUNTS + bisect_right(_COUNT_BORDERS, len(agreeing))) * 2 + is_own
 
 
 def _path(tokens: list[int], parents: list[int], node: int) -> list[int]:
