@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from edgespec.drafting.drafters import suffix
 
 Path = tuple[int, ...]
-Vote = tuple[float, int, int]  # weight, place, match length
+# Weight, text and place in it, match length.
+Vote = tuple[float, int, int, int]
 LEAST = 0.02  # probability of a node that is asked for
 
 
@@ -17,57 +18,70 @@ class SlowDrafter:
     def __init__(self, max_children: int) -> None:
         self.max_children = max_children
         self.calibration = suffix.new_calibration({})
-        self.text: list[int] = []
-        self.start = 0
+        self.texts: list[list[int]] = []  # the last one is written
         self.cells: dict[Path, int] = {}
 
     def begin(self, tokens: Sequence[int]) -> None:
         self.calibration.forget_recent()
-        self.start = len(self.text)
-        self.text += tokens
+        self.texts.append(list(tokens))
         self.cells = {}
 
-    def match_length(self, place: int) -> int:
-        """How many tokens before `place` equal the last ones of the text, at most 32."""
-        length = 0
-        while length < min(32, place) and self.text[place - 1 - length] == self.text[-1 - length]:
-            length += 1
-        return length
+    @property
+    def text(self) -> list[int]:
+        """What is written."""
+        return self.texts[-1]
 
-    def places(self) -> dict[int, int]:
+    def match_length(self, number: int, place: int) -> int:
+        """How many tokens before `place` equal the last ones of the text, at most 64.
+
+        64 where both texts are the same from the beginning on, for 8 tokens at least.
+        """
+        other, length, most = self.texts[number], 0, min(64, place, len(self.text))
+        while length < most and other[place - 1 - length] == self.text[-1 - length]:
+            length += 1
+        return 64 if 8 <= length == place == len(self.text) else length
+
+    def places(self) -> dict[tuple[int, int], int]:
         """The 16 latest places after the last 4, 2 and 1 tokens of the text -> match length."""
-        lengths: dict[int, int] = {}
+        lengths: dict[tuple[int, int], int] = {}
         for order in (4, 2, 1):
             found = [
-                place
-                for place in range(len(self.text) - 1, order - 1, -1)
-                if self.text[place - order : place] == self.text[-order:]
+                (number, place)
+                for number in reversed(range(len(self.texts)))
+                for place in reversed(range(order, len(self.texts[number]) + 1))
+                if (number, place) != (len(self.texts) - 1, len(self.text))
+                and self.texts[number][place - order : place] == self.text[-order:]
             ]
             for place in found[:16]:
-                lengths.setdefault(place, self.match_length(place))
+                lengths.setdefault(place, self.match_length(*place))
         return lengths
 
-    def continuation(self, place: int, path: Path) -> int:
-        """The token that a place predicts after `path`: the text goes on with the draft itself."""
-        return [*self.text, *path][place + len(path)]
+    def continuation(self, number: int, place: int, path: Path) -> int | None:
+        """The token that a place predicts after `path`: the text goes on with the draft itself.
+
+        None where an older text ends.
+        """
+        is_own = number == len(self.texts) - 1
+        known = [*self.text, *path] if is_own else self.texts[number]
+        return known[place + len(path)] if place + len(path) < len(known) else None
 
     def votes(self) -> list[Vote]:
         """What each place weighs, heaviest first, and the latest of equals."""
-        votes = [
-            ((1.0 if place >= self.start else 0.05) * length * length, place, length)
-            for place, length in self.places().items()
-        ]
+        votes = []
+        for (number, place), length in self.places().items():
+            counts = number == len(self.texts) - 1 or length == 64
+            votes.append(((1.0 if counts else 0.05) * length * length, number, place, length))
         return sorted(votes, reverse=True)
 
     def cell(self, agreeing: Sequence[Vote], depth: int, share: float) -> int:
         def bucket(value: float, borders: Sequence[float]) -> int:
             return sum(value >= border for border in borders)
 
-        _, place, match_length = agreeing[0]
-        length = bucket(min(match_length + depth, 64), (2, 3, 4, 5, 7, 10, 15, 23))
+        _, number, _, match_length = agreeing[0]
+        length = bucket(min(match_length + depth, 128), (2, 3, 4, 5, 7, 10, 15, 23, 40, 64))
         shared = bucket(share, (0.3, 0.5, 0.65, 0.8, 0.9, 0.97, 0.995))
         count = bucket(len(agreeing), (2, 3, 5, 9))
-        return ((length * 8 + shared) * 5 + count) * 2 + (place >= self.start)
+        return ((length * 8 + shared) * 5 + count) * 2 + (number == len(self.texts) - 1)
 
     def candidates(self, max_depth: int) -> dict[Path, float]:
         """All nodes down to `max_depth` -> path probability."""
@@ -88,7 +102,9 @@ class SlowDrafter:
             return
         parties: dict[int, list[Vote]] = {}
         for vote in votes:
-            parties.setdefault(self.continuation(vote[1], path), []).append(vote)
+            token = self.continuation(vote[1], vote[2], path)
+            if token is not None:
+                parties.setdefault(token, []).append(vote)
         weights = {token: sum(vote[0] for vote in party) for token, party in parties.items()}
         for token in sorted(weights, key=lambda token: -weights[token])[: self.max_children]:
             share = weights[token] / sum(weights.values())
@@ -105,4 +121,4 @@ class SlowDrafter:
             depth = len(path) - 1
             if depth < len(emitted) and path[:depth] == tuple(emitted[:depth]):
                 self.calibration.count(self.cells[path], path[depth] == emitted[depth])
-        self.text += emitted
+        self.texts[-1] += emitted

@@ -101,7 +101,7 @@ class TextIndex:
     def begin(self, history: str, tokens: Sequence[int]) -> Text:
         """A new text, which has the places of others as far as it begins like them."""
         if not self._heads:
-            self._heads = [array("I", bytes(4 << _HASH_BITS)) for _ in ORDERS]
+            self._heads = [array("I", [0]) * (1 << _HASH_BITS) for _ in ORDERS]
         ids = array("i", tokens)
         alike, known = self._most_alike(history, ids)
         text = Text(self._free_number(), history, ids[:known])
@@ -243,7 +243,7 @@ def _match(source: array[int], next_: int, tokens: array[int], end: int) -> int:
 
     As many where both texts are the same from their beginnings on.
     """
-    limit = min(LENGTH_CAP, next_)
+    limit = min(LENGTH_CAP, next_, end)
     length = 0
     while length + 8 <= limit and (
         source[next_ - length - 8 : next_ - length] == tokens[end - length - 8 : end - length]

@@ -51,7 +51,8 @@ def test_what_is_remembered_is_shown_and_cleared(
     first = report_of(cache_folder, "--remember")
     (kept,) = json.loads(command("remembered", "--json").out)
     assert kept["model"] == embedded_model().name
-    assert kept["tokens"] == len(first["token_ids"])
+    # Prompts are kept as well: whoever asks the same again has its answer drafted.
+    assert kept["tokens"] == first["prompt_tokens"] + len(first["token_ids"])
     report_of(cache_folder)  # without the option nothing is added
     assert json.loads(command("remembered", "--json").out) == [kept]
     again = report_of(cache_folder, "--remember")

@@ -387,6 +387,119 @@ def test_work_on_the_cache_leaves_running_answers_their_sequence() -> None:
     assert stream.result.token_ids == alone([1, 2, 3], GenerationOptions(300)).token_ids
 
 
+def test_one_works_on_the_cache_at_a_time() -> None:
+    """Whoever looks for a spare sequence must not find that of somebody who fills it."""
+    inside, most = 0, 0
+    found = []
+    gate = threading.Barrier(4)
+
+    with engine_of(2) as engine:
+
+        def work(token: int) -> None:
+            nonlocal inside, most
+            gate.wait(PATIENCE_S)
+            with engine.exclusive():
+                inside += 1
+                most = max(most, inside)
+                spare = engine.spare_sequence(50)
+                assert spare is not None
+                sleep(0.02)  # others want to come in
+                spare.prefill([token] * 20)
+                found.append(list(spare.tokens) == [token] * 20)
+                inside -= 1
+
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(work, token) for token in range(4)]:
+                done.result(PATIENCE_S)
+    assert most == 1 and found == [True] * 4
+
+
+def test_an_interrupt_while_it_waits_leaves_the_engine_going(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with engine_of(2) as engine:
+        assert engine._scheduler is not None
+
+        def interrupted(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(engine._scheduler._change, "wait_for", interrupted)
+        with pytest.raises(KeyboardInterrupt), engine.exclusive():
+            pass
+        monkeypatch.undo()
+        with ThreadPoolExecutor(1) as pool:
+            again = pool.submit(engine.generate, [1, 2, 3], max_tokens=5)
+            assert len(again.result(PATIENCE_S).token_ids) == 5
+
+
+def test_closing_waits_for_who_works_on_the_cache() -> None:
+    """It frees the model; who comes later is told that the engine is closed."""
+    has_ended = threading.Event()
+    engine = engine_of(2)
+    is_inside, may_end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with engine.exclusive():
+            is_inside.set()
+            may_end.wait(PATIENCE_S)
+            has_ended.set()
+
+    with ThreadPoolExecutor(3) as pool:
+        working = pool.submit(work)
+        assert is_inside.wait(PATIENCE_S)
+        assert engine._scheduler is not None
+        late = engine._scheduler.between()
+        closing = pool.submit(engine.close)
+        until(lambda: engine._scheduler is not None and engine._scheduler._is_closed)
+        assert not closing.done()
+        may_end.set()
+        closing.result(PATIENCE_S)
+        working.result(PATIENCE_S)
+        assert has_ended.is_set()
+    with pytest.raises(UnsupportedError, match="closed"), late:
+        pass
+
+
+def drafted_again(
+    users: int, drafter: type[Drafter], histories: Sequence[str]
+) -> tuple[list[int], list[int]]:
+    """One request a history, one after the other: how much each drafted, and accepted."""
+    prompt = [n % (VOCAB - 1) for n in range(0, 90, 7)]
+    first, *more = [drafter() for _ in range(users)]
+    for other in more:
+        other.share_with(first)  # type: ignore[attr-defined]
+    backend = FakeBackend(never_again, VOCAB, end=END, users=users, max_nodes=32)
+    with Engine(backend, curve=flat(), drafter=first, more_drafters=more) as engine:
+        results = [engine.generate(prompt, max_tokens=60, history=history) for history in histories]
+    assert len({result.token_ids for result in results}) == 1
+    counters = [result.counters for result in results]
+    return [one.drafted_tokens for one in counters], [one.accepted_tokens for one in counters]
+
+
+def never_again(context: tuple[int, ...]) -> Sequence[float]:
+    """Logits of a text in which nothing comes twice in the same order, but for by chance."""
+    row = [0.0] * VOCAB
+    row[random.Random(hash(context)).randrange(VOCAB - 1)] = 9.0
+    return row
+
+
+@pytest.mark.parametrize("drafter", [SuffixDrafter, RecyclingDrafter])
+def test_what_one_user_wrote_drafts_for_all(drafter: type[Drafter]) -> None:
+    """The second request has another sequence of the cache than the first one."""
+    drafted, accepted = drafted_again(4, drafter, ["", "", ""])
+    least = 45 if drafter is SuffixDrafter else 15
+    assert accepted[0] < 10 and accepted[2] > least
+    assert drafter is not SuffixDrafter or accepted[1] == drafted[1] > least
+
+
+@pytest.mark.parametrize("users", [2, 4])
+def test_what_one_history_has_does_not_draft_for_another(users: int) -> None:
+    """Not even by the same sequence: as many drafts are accepted as the first time."""
+    histories = ["one", "two", "three", "four", "five", "one"]
+    _, accepted = drafted_again(users, SuffixDrafter, histories)
+    assert max(accepted[:5]) < 10 and accepted[5] > 45
+
+
 def test_the_thread_ends_with_the_last_answer() -> None:
     with engine_of(2) as engine:
         engine.generate([1, 2, 3], max_tokens=5)

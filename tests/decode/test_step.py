@@ -137,7 +137,7 @@ def spent_ms(
                 slow.clock, slow.propose_ms = clock, propose_ms
                 drafter = CombinedDrafter([slow])
             if drafters:
-                drafter.count_with(drafters[0])
+                drafter.share_with(drafters[0])
             drafters.append(drafter)
     curve = None if believed is None else curve_of(believed)
     first = drafters[0] if drafters else None

@@ -30,7 +30,7 @@ _WRITERS = {
     ),
     "texts": (
         "from edgespec.memory.store import texts\n"
-        "texts.add_texts('m', 'm.gguf', [list(range(3000))])",
+        "texts.add_texts('m', 'm.gguf', [('', list(range(3000)))])",
         "cache/texts",
     ),
     "page": (
@@ -223,7 +223,7 @@ def test_only_what_dead_processes_left_is_removed(tmp_path: Path) -> None:
 
 def test_documents_and_texts_are_readable_for_their_owner_alone(cache_folder: Path) -> None:
     cache.store("curves", "key", {"a": 1})
-    texts.add_texts("model", "model.gguf", [[1, 2]])
+    texts.add_texts("model", "model.gguf", [("", [1, 2])])
     for path in cache_folder.rglob("*.json"):
         assert sys.platform == "win32" or stat.S_IMODE(path.stat().st_mode) == 0o600
         assert json.loads(path.read_text())

@@ -24,10 +24,14 @@ from edgespec.setup.stored import settings_key
 
 @pytest.mark.usefixtures("quiet")
 def test_the_drafters_tables_are_part_of_the_plan() -> None:
-    """18 bytes a token for 65,536 tokens, and three tables of 65,536 entries of 4 bytes, twice."""
-    tables = 18 * 65_536 + 2 * 3 * 4 * 65_536
-    found = make_run_plan(SPEC, Request(), PLENTY).component_bytes
-    assert found["drafter_tables"] == tables
+    """1.5 MiB of texts and an eighth for growing, and three tables of 65,536 entries of 4 bytes.
+
+    All users have the same.
+    """
+    tables = (3 << 19) * 9 // 8 + 3 * 4 * 65_536
+    for users in (1, 4):
+        found = make_run_plan(SPEC, Request(users=users), PLENTY).component_bytes
+        assert found["drafter_tables"] == tables
     plain = make_run_plan(SPEC, Request(drafter="none"), PLENTY)
     assert "drafter_tables" not in plain.component_bytes
 

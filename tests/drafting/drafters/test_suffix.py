@@ -270,72 +270,6 @@ def test_a_proposal_keeps_its_contract(
     assert max(children) <= max_children
 
 
-# ------------------------------------------------------------------------------ capacity
-
-
-@quick
-@given(st.lists(st.integers(0, 60), max_size=12), st.integers(8, 40))
-def test_history_never_exceeds_the_capacity(sizes: list[int], capacity: int) -> None:
-    """It is always the latest part of the text, and at least half the capacity of it."""
-    drafter = SuffixDrafter(capacity=capacity)
-    text: list[int] = []
-    for size in sizes:
-        tokens = [(len(text) + i) % 1000 for i in range(size)]
-        drafter.extend(tokens)
-        text += tokens
-        kept = list(drafter._tokens)
-        assert len(kept) <= capacity
-        assert kept == text[len(text) - len(kept) :]
-        assert len(kept) >= min(len(text), capacity // 2)
-
-
-def test_the_older_half_is_dropped_and_the_newer_one_still_speaks() -> None:
-    """Of 64 tokens the first 32 go when one more comes; places in the others still match."""
-    drafter = SuffixDrafter(capacity=64)
-    drafter.begin(range(100, 164))
-    drafter.extend([131])  # the last one of the older half
-    assert len(propose(drafter, 4, LEAST)) == 0
-    drafter.extend([132])  # the first one of the newer half
-    assert list(propose(drafter, 4, LEAST).tokens)[:1] == [133]
-
-
-def test_after_dropping_it_is_like_a_drafter_that_never_saw_more() -> None:
-    text = markov_text(5, 300, 6, 8)
-    full, fresh = SuffixDrafter(capacity=128), SuffixDrafter(capacity=1024)
-    full.begin(text[:100])
-    for token in text[100:]:
-        full.extend([token])
-    fresh.begin(list(full._tokens))
-    assert len(full._tokens) < 128
-    assert propose(full, 8, LEAST) == propose(fresh, 8, LEAST)
-    assert len(propose(full, 8, LEAST)) > 0
-
-
-def test_dropping_keeps_older_and_this_text_apart() -> None:
-    """The border moves with the text: three older "7 5" stay weaker than one "7 6" of this text."""
-    drafter = SuffixDrafter(capacity=64)
-    drafter.begin([*range(100, 134), 7, 5, 7, 5, 7, 5])
-    drafter.begin([2, 7, 6, 3, *range(200, 217)])
-    drafter.extend([4, 3, 8, 9])  # 65 tokens: only the last 32 and these are kept
-    assert len(drafter._tokens) == 36
-    drafter.extend([7])
-    assert propose(drafter, 1, LEAST).tokens == [6]
-
-
-def test_the_tables_stay_below_their_ceiling() -> None:
-    """16 bytes a token and three tables of 65,536 heads of 4 bytes, counted by Python itself.
-
-    The 3 KiB are for the headers of the arrays.
-    """
-    capacity = 20_000
-    drafter = SuffixDrafter(capacity=capacity)
-    assert drafter.nbytes == 18 * capacity + 2 * 3 * 4 * 65_536
-    for start in range(0, 50_000, 1000):
-        drafter.extend(range(start, start + 1000))
-        arrays = [drafter._tokens, *drafter._heads, *drafter._links]
-        assert sum(array.__sizeof__() for array in arrays) <= drafter.nbytes + 3072
-
-
 # ------------------------------------------------------------------------------ the table
 
 
@@ -358,30 +292,3 @@ def test_drafters_are_made_by_name() -> None:
         make_drafter("suffix,suffix")
     with pytest.raises(UnsupportedError, match="needs a draft model"):
         make_drafter("suffix,model")
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(0, 8), st.data())
-def test_a_text_that_goes_on_is_not_read_twice(text: list[int], extra: int, data: Any) -> None:
-    """What follows the common part, an end token say, is taken back as if it had never been."""
-    wrong = data.draw(st.lists(st.just(9), min_size=extra, max_size=extra))
-    more = data.draw(st.lists(st.integers(0, 5), max_size=20))
-    old, new = SuffixDrafter(), SuffixDrafter()
-    old.begin([*text, *wrong])
-    old.begin([*text, *more])
-    new.begin([*text, *more])
-    assert (old._tokens, old._links, old._heads) == (new._tokens, new._links, new._heads)
-    assert propose(old, 8, 0.0) == propose(new, 8, 0.0)
-
-
-@quick
-@given(st.lists(st.integers(0, 2), max_size=40), st.lists(st.integers(0, 2), max_size=6))
-def test_an_ending_is_familiar_where_its_four_tokens_stood_before(
-    text: list[int], more: list[int]
-) -> None:
-    drafter = SuffixDrafter()
-    drafter.begin(text)
-    whole = [*text, *more]
-    known = text if more else text[:-1]
-    places = [tuple(known[i : i + 4]) for i in range(len(known) - 3)]
-    assert drafter.is_familiar(more) == (len(whole) >= 4 and tuple(whole[-4:]) in places)

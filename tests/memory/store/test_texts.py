@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_texts_are_kept_by_model_oldest_first() -> None:
-    texts.add_texts("one", "one.gguf", [[1, 2, 3], [4]])  # a token alone says nothing
-    texts.add_texts("one", "one.gguf", [[5, 6]])
-    texts.add_texts("two", "two.gguf", [[7, 8]])
-    assert texts.remembered_texts("one") == [[1, 2, 3], [5, 6]]
-    assert texts.remembered_texts("two") == [[7, 8]]
+    texts.add_texts("one", "one.gguf", [("", [1, 2, 3]), ("", [4])])  # a token says nothing
+    texts.add_texts("one", "one.gguf", [("key", [5, 6])])
+    texts.add_texts("two", "two.gguf", [("", [7, 8])])
+    assert texts.remembered_texts("one") == [("", [1, 2, 3]), ("key", [5, 6])]
+    assert texts.remembered_texts("two") == [("", [7, 8])]
     kept = {entry.model: (entry.texts, entry.tokens) for entry in texts.remembered()}
     assert kept == {"one.gguf": (2, 5), "two.gguf": (1, 2)}
     assert texts.forget() == 2
@@ -42,15 +43,37 @@ def test_texts_are_kept_by_model_oldest_first() -> None:
 
 def test_what_cannot_be_kept_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asked for it would wait for drafts that never come."""
-    texts.add_texts("one", "one.gguf", [[1, 2]])
+    texts.add_texts("one", "one.gguf", [("", [1, 2])])
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)
     with pytest.warns(EdgespecWarning, match=f"{folder}.*No space left on device"):
-        texts.add_texts("one", "one.gguf", [[3, 4]])
-    assert texts.remembered_texts("one") == [[1, 2]]
+        texts.add_texts("one", "one.gguf", [("", [3, 4])])
+    assert texts.remembered_texts("one") == [("", [1, 2])]
+
+
+def test_the_same_text_is_kept_once_and_as_the_newest() -> None:
+    texts.add_texts("one", "one.gguf", [("", [1, 2]), ("key", [3, 4])])
+    texts.add_texts("one", "one.gguf", [("", [5, 6]), ("", [1, 2]), ("", [3, 4])])
+    found = texts.remembered_texts("one")
+    assert found == [("key", [3, 4]), ("", [5, 6]), ("", [1, 2]), ("", [3, 4])]
+
+
+def test_answers_that_an_earlier_version_kept_are_read(folder: Path) -> None:
+    texts.add_texts("one", "one.gguf", [("", [1, 2])])
+    (path,) = (folder / "texts").glob("*.json")
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "texts": [[7, 8], *document["texts"]]}))
+    assert texts.remembered_texts("one") == [("", [7, 8]), ("", [1, 2])]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permissions are other ones there")
+def test_only_its_owner_can_read_what_is_kept(folder: Path) -> None:
+    texts.add_texts("one", "one.gguf", [("", [1, 2])])
+    (path,) = (folder / "texts").glob("*.json")
+    assert path.stat().st_mode & 0o077 == 0
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -59,15 +82,24 @@ def test_the_newest_tokens_stay(lengths: list[int]) -> None:
     texts.forget()
     written = [[number] * length for number, length in enumerate(lengths)]
     for text in written:
-        texts.add_texts("one", "one.gguf", [text])
+        texts.add_texts("one", "one.gguf", [("", text)])
     everything = [token for text in written for token in text]
-    kept = [token for text in texts.remembered_texts("one") for token in text]
+    kept = [token for _, text in texts.remembered_texts("one") for token in text]
     assert kept == everything[-(1 << 15) :]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"texts": 3}', '{"texts": [[1, -2], ["x"], 5]}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"texts": 3}',
+        '{"texts": [[1, -2], ["x"], 5, {"history": 1, "tokens": [1, 2]}, {"tokens": [1]}]}',
+        '{"texts": [{"history": "", "tokens": 3}, {"history": "", "tokens": [true, 1]}, null]}',
+    ],
+)
 def test_a_damaged_file_is_nothing(folder: Path, content: str) -> None:
-    texts.add_texts("one", "one.gguf", [[1, 2]])
+    texts.add_texts("one", "one.gguf", [("", [1, 2])])
     (path,) = (folder / "texts").glob("*.json")
     document = json.loads(path.read_text())
     damaged = json.loads(content) if content.startswith("{") else None
@@ -80,13 +112,16 @@ def test_a_damaged_file_is_nothing(folder: Path, content: str) -> None:
 def test_a_recalled_text_is_drafted(names: str) -> None:
     drafter = make_drafter(names)
     assert drafter is not None
-    drafter.recall([[1, 2, 3, 4, 5, 6]])
+    drafter.recall([("mine", [1, 2, 3, 4, 5, 6])])
+    drafter.history = "mine"
     drafter.begin([9, 2, 3])
     stakes = Stakes(3, 0.001, CostCurve([float("inf"), 1.0, 1.0, 1.0, 1.0]), depth=3)
     proposal = drafter.propose(stakes)
     assert proposal.tokens[0] == 4
     drafter.observe(Outcome(DraftTree.chain((3,)), (0,), (4,), stakes))
-    assert list(drafter.written) == [[3, 4]]
+    drafter.history = "another's"
+    drafter.begin([9, 2, 3])
+    assert len(drafter.propose(stakes)) == 0
 
 
 @pytest.mark.parametrize("token", [258, 10**12])
@@ -98,7 +133,8 @@ def test_tokens_that_the_model_does_not_have_are_not_drafted(folder: Path, token
     with edgespec.load(path, drafter="none", **options) as engine:
         assert engine.vocab_size == 258
         plain = engine.generate([50, 51], max_tokens=20).token_ids
-    texts.add_texts(spec.fingerprint, "model.gguf", [[50, 51, plain[0], token], [*plain, token]])
+    kept = [("", [50, 51, plain[0], token]), ("", [*plain, token])]
+    texts.add_texts(spec.fingerprint, "model.gguf", kept)
     with edgespec.load(path, drafter="suffix,recycling", remember=True, **options) as engine:
         engine.curve = CostCurve([float("inf"), *[1.0] * 4])
         assert engine.generate([50, 51], max_tokens=20).token_ids == plain
