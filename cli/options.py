@@ -218,7 +218,9 @@ class PlanOptions:
 
     remember: Annotated[
         bool,
-        typer.Option("--remember", help="Keep generated texts on disk, to draft from them later."),
+        typer.Option(
+            "--remember", help="Keep prompts and answers on disk, to draft from them later."
+        ),
     ] = False
     verbose: Annotated[
         bool,

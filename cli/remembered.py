@@ -16,7 +16,7 @@ def remembered(
     clear: Annotated[bool, typer.Option("--clear", help="Delete all of it.")] = False,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Show or clear the generated texts that --remember keeps to draft from."""
+    """Show or clear the prompts and answers that --remember keeps to draft from."""
     from edgespec.memory.store import texts
 
     if clear:
@@ -30,4 +30,4 @@ def remembered(
         rows = [(e.model, str(e.texts), str(e.tokens), size_text(e.file_bytes)) for e in kept]
         print(printable(table([head, *rows])))
     elif not clear:
-        note("nothing is remembered; --remember keeps what a model writes")
+        note("nothing is remembered; --remember keeps what a model reads and writes")

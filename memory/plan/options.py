@@ -69,7 +69,7 @@ class LoadOptions:
             it is confident about: faster where the pair allows it, and lossy.
         draft_max: most tokens drafted at once.
         exact: only settings in which a token's logits do not depend on what else is in its step.
-        remember: keep generated texts in the cache directory, to draft from them later.
+        remember: keep prompts and answers in the cache directory, to draft from them later.
         kernels: "on" and "off" for edgespec's own matrix kernels on the CPU; "auto" uses them
             where they were measured to be faster than llama.cpp's.
         users: generations that may run at once, on one cache; None lets the planner choose.

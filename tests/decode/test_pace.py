@@ -32,6 +32,14 @@ def test_the_first_step_reads_nothing_and_the_next_one_little() -> None:
     assert run(Pace(), line, 1, 2) == [0, 8]
 
 
+@pytest.mark.parametrize("nodes", [1, 8])
+def test_without_latency_a_prompt_goes_on_by_a_token_a_step(nodes: int) -> None:
+    """It must not wait for answers to end; every sixteenth step alone reads nothing."""
+    pieces = run(Pace(0.0), line, nodes, 101)[20:]
+    assert max(pieces) == 1 and sum(pieces) >= len(pieces) * 15 // 16
+    assert set(run(Pace(0.0, apart=True), line, nodes, 100)[20:]) == {1}
+
+
 @pytest.mark.parametrize("latency", [0.5, 1.0, 4.0])
 @pytest.mark.parametrize("nodes", [1, 8])
 def test_a_step_that_reads_takes_latency_steps_longer(nodes: int, latency: float) -> None:

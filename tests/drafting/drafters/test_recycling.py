@@ -394,3 +394,18 @@ def test_proposals_and_counts_are_those_of_the_slow_drafter(data: st.DataObject)
         slow.observe(tree, rows, emitted, paths)
         root = emitted[-1]
     assert fast.state() == slow.calibration.as_json()
+
+
+def test_tables_that_are_shared_are_those_of_one_history_each() -> None:
+    """What one user's rows taught drafts for the other one, but under no other name."""
+    first, second = RecyclingDrafter(), RecyclingDrafter()
+    second.share_with(first)
+    row: TopTokens = ((7, 8), (0.9, 0.1))
+    for history in ("", "a", "b"):
+        first.history = second.history = history
+        first.begin([1, 2, 3])
+        if history == "a":
+            learn(first, [3], [row], [0])
+        second.begin([2, 3])
+        assert (7 in propose(second).tokens) == (history == "a")
+    assert first._tables is second._tables and len(first._tables) == 2

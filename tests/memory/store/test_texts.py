@@ -138,3 +138,27 @@ def test_tokens_that_the_model_does_not_have_are_not_drafted(folder: Path, token
     with edgespec.load(path, drafter="suffix,recycling", remember=True, **options) as engine:
         engine.curve = CostCurve([float("inf"), *[1.0] * 4])
         assert engine.generate([50, 51], max_tokens=20).token_ids == plain
+
+
+@pytest.mark.parametrize("drafter", ["none", "recycling"])
+def test_where_nothing_is_remembered_it_is_said(folder: Path, drafter: str) -> None:
+    path = write_model(folder / "model.gguf", "llama", Q8_0)
+    options: dict[str, Any] = {"context_size": 128, "threads": 1, "backend": "llamacpp"}
+    with (
+        pytest.warns(EdgespecWarning, match="nothing is remembered"),
+        edgespec.load(path, drafter=drafter, remember=True, **options) as engine,
+    ):
+        engine.generate([50, 51], max_tokens=5)
+    assert texts.remembered() == []
+
+
+def test_all_users_texts_are_remembered_with_their_history(folder: Path) -> None:
+    path = write_model(folder / "model.gguf", "llama", Q8_0)
+    options: dict[str, Any] = {"context_size": 128, "threads": 1, "backend": "llamacpp"}
+    written = []
+    with edgespec.load(path, drafter="suffix", remember=True, users=2, **options) as engine:
+        for number in range(3):
+            prompt = [50 + number] * 20
+            result = engine.generate(prompt, max_tokens=9, history=f"key {number}")
+            written.append((f"key {number}", [*prompt, *result.token_ids]))
+    assert texts.remembered_texts(read_model_spec(path).fingerprint) == written
