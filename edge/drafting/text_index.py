@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from edgespec.memory.store.texts import KeptText
 from edgespec.prefix import common_prefix_length
@@ -33,6 +32,7 @@ _LIMIT_BYTES = 3 << 19
 _TEXT_BYTES, _SHARED_BYTES = 1024, 128  # that a text takes besides its tokens and links
 _TOKEN_BYTES, _LINKS_BYTES = 4, 4 * len(ORDERS)
 _LEAST_SHARED = 16  # tokens of a common beginning
+_BLOCK = 8  # tokens that are compared at once, behind as many single ones
 _SURE = 8  # of a text that is another one from its first token on
 _END = 8  # tokens, such as the end of an answer, that are not part of a text which goes on
 
@@ -60,13 +60,9 @@ class Text:
         return more + _TOKEN_BYTES * len(self.tokens) + _LINKS_BYTES * own
 
 
-class Place(NamedTuple):
-    """Where a text ended like the one that is written does now."""
-
-    tokens: array[int]  # of its text
-    next: int  # index of what came next
-    length: int  # tokens that are the same
-    is_own: bool  # in the text that is written
+# Where a text ended like the one that is written does now: the tokens of its text, the index of
+# what came next, how many tokens are the same, and whether it is the text that is written.
+Place = tuple["array[int]", int, int, bool]
 
 
 class TextIndex:
@@ -220,21 +216,26 @@ class TextIndex:
         tokens, found = text.tokens, {}
         end = len(tokens)
         for number, order in enumerate(ORDERS):
-            links = text.links[number]
+            other: Text | None = text
+            links, is_read = text.links[number], True
             place = links[-1] if links and end >= order else 0
             for _ in range(_MAX_PLACES):
-                other = self._texts.get(place >> _PLACE_BITS)
+                if other is None or place >> _PLACE_BITS != other.number:
+                    other = self._texts.get(place >> _PLACE_BITS)
+                    if other is None:
+                        break  # the chain ends, or what it led to was forgotten
+                    links, is_read = other.links[number], other.history == text.history
                 next_ = place & _PLACE_MASK
-                at = next_ - 1 - other.first if other is not None else -1
-                if other is None or not 0 <= at < len(other.links[number]):
-                    break  # the chain ends, or what it led to was forgotten
-                if place not in found and other.history == text.history:
+                at = next_ - 1 - other.first
+                if not 0 <= at < len(links):
+                    break  # of a text that had this number before
+                if is_read and place not in found:
                     is_own = other is text or next_ < text.shared.get(other.number, 0)
                     source = tokens if is_own else other.tokens
                     length = _match(source, next_, tokens, end)
                     if length >= order:  # a smaller one is a hash collision
-                        found[place] = Place(source, next_, length, is_own)
-                place = other.links[number][at]
+                        found[place] = (source, next_, length, is_own)
+                place = links[at]
         return list(found.values())
 
 
@@ -245,12 +246,14 @@ def _match(source: array[int], next_: int, tokens: array[int], end: int) -> int:
     """
     limit = min(LENGTH_CAP, next_, end)
     length = 0
-    while length + 8 <= limit and (
-        source[next_ - length - 8 : next_ - length] == tokens[end - length - 8 : end - length]
-    ):
-        length += 8
     while length < limit and source[next_ - 1 - length] == tokens[end - 1 - length]:
         length += 1
+        while length >= _BLOCK and length + _BLOCK <= limit:  # many at C speed
+            there, here = next_ - length, end - length
+            if source[there - _BLOCK : there] != tokens[here - _BLOCK : here]:
+                limit = min(limit, length + _BLOCK)
+                break
+            length += _BLOCK
     return LENGTH_CAP if length == next_ == end and length >= _SURE else length
 
 

@@ -132,7 +132,7 @@ def test_ids_and_text_stay_together_where_a_turn_is_encoded_anew() -> None:
 
 
 def test_drafts_come_from_earlier_turns() -> None:
-    """The drafter's text goes on: nothing is read twice."""
+    """Nothing is read twice, but for the ends of the two answers before."""
     session = Session(engine_of())
     drafter = session.engine.drafter
     assert isinstance(drafter, SuffixDrafter)
@@ -141,7 +141,8 @@ def test_drafts_come_from_earlier_turns() -> None:
     turn = session.stream("the quick brown fox")
     list(turn)
     assert turn.result.counters.acceptance_length > 4
-    assert len(drafter._tokens) == len(turn.prompt_ids) + len(turn.result.token_ids)
+    own = sum(len(text.tokens) - text.first for text in drafter.texts.texts())
+    assert own - len(turn.prompt_ids) - len(turn.result.token_ids) in (0, 1, 2)
 
 
 # ------------------------------------------------------------------------------ interruptions

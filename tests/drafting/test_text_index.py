@@ -18,9 +18,8 @@ quick = settings(max_examples=100, deadline=None, derandomize=True, database=Non
 def followers(index: TextIndex, text: Text) -> list[tuple[int | None, int]]:
     """What came next at each place, and how long its match is; None at the end of a text."""
     found = []
-    for place in index.places(text):
-        known = place.next < len(place.tokens)
-        found.append((place.tokens[place.next] if known else None, place.length))
+    for tokens, next_, length, _ in index.places(text):
+        found.append((tokens[next_] if next_ < len(tokens) else None, length))
     return found
 
 
@@ -38,7 +37,7 @@ def test_a_text_of_another_sequence_is_found() -> None:
     index.begin("", [1, 2, 3, 4, 5])
     second = index.begin("", [9, 3, 4])
     assert followers(index, second) == [(5, 2)]
-    assert [place.is_own for place in index.places(second)] == [False]
+    assert [is_own for *_, is_own in index.places(second)] == [False]
 
 
 def test_a_text_that_is_being_written_is_read_by_others() -> None:
@@ -61,10 +60,10 @@ def test_texts_of_another_history_are_never_found() -> None:
     mine = index.begin("key 2", [1000, *[rng.randrange(40) for _ in range(3)]])
     for _ in range(300):
         mine = index.extend(mine, [rng.randrange(40)])
-        assert all(place.is_own for place in index.places(mine))
+        assert all(is_own for *_, is_own in index.places(mine))
     assert [one.history for one in index.texts()].count("key 2") == 1
     again = index.begin("key 0", next(index.texts()).tokens[:40].tolist())
-    assert any(not place.is_own for place in index.places(again))
+    assert any(not is_own for *_, is_own in index.places(again))
 
 
 def test_familiar_endings_are_those_of_the_same_history() -> None:
@@ -86,9 +85,8 @@ def test_a_common_beginning_is_kept_once() -> None:
     assert index._bytes - before < 4096
     assert text.first == 500 and len(text.links[0]) == 2
     text = index.extend(text, system[100:104])
-    own = [place for place in index.places(text) if place.is_own]
-    assert [place.next for place in own] == [104]
-    assert own[0].tokens[own[0].next] == system[104]
+    [(tokens, next_)] = [(place[0], place[1]) for place in index.places(text) if place[3]]
+    assert next_ == 104 and tokens[next_] == system[104]
 
 
 @quick
@@ -110,9 +108,9 @@ def test_what_is_shared_is_found_as_if_it_were_not(
     tokens = [*start, *older[:parted], *more]
     text, single = shared.begin("", tokens), alone.begin("", tokens)
     assert text.shared.keys() == {first.number}
-    mine = {place.next: place.length for place in shared.places(text) if place.is_own}
-    all_of_them = {place.next: place.length for place in alone.places(single)}
-    others = sum(not place.is_own for place in shared.places(text))
+    mine = {at: length for _, at, length, is_own in shared.places(text) if is_own}
+    all_of_them = {at: length for _, at, length, _ in alone.places(single)}
+    others = sum(not is_own for *_, is_own in shared.places(text))
     if not others:  # which take places in the chains
         all_of_them.pop(text.first, None)
         assert mine == all_of_them
@@ -204,11 +202,10 @@ def test_links_to_what_was_forgotten_lead_nowhere(steps: list[tuple[int, int]]) 
         added = [rng.randrange(4) for _ in range(size)]
         text = texts[which] = index.extend(texts[which], added)
         tokens = text.tokens.tolist()
-        for place in index.places(text):
-            assert place.length >= min(ORDERS)
-            size = min(place.length, place.next)
-            ending = place.tokens[place.next - size : place.next].tolist()
-            assert size and ending == tokens[-size:]
+        for source, next_, length, _ in index.places(text):
+            assert length >= min(ORDERS)
+            size = min(length, next_)
+            assert size and source[next_ - size : next_].tolist() == tokens[-size:]
 
 
 # ------------------------------------------------------------------------------ keeping

@@ -119,8 +119,9 @@ class SuffixDrafter:
             return []
         votes = []
         for place in self.texts.places(self._text):
-            weight = float(place.length * place.length)
-            if not place.is_own and place.length < LENGTH_CAP:
+            _, _, length, is_own = place
+            weight = float(length * length)
+            if not is_own and length < LENGTH_CAP:
                 weight *= _OLD_TEXT_WEIGHT
             votes.append((weight, place))
         votes.sort(key=_weight, reverse=True)
@@ -169,6 +170,13 @@ class SuffixDrafter:
     def _elect(self, votes: list[_Vote], path: Sequence[int]) -> list[tuple[int, int, list[_Vote]]]:
         """What `votes` say comes after the text and `path`: (token, cell, who voted for it)."""
         depth = len(path)
+        if len(votes) == 1:
+            [(_, (tokens, next_, _, is_own))] = votes
+            at = next_ + depth
+            if at < len(tokens):
+                return [(tokens[at], _cell(votes, depth, 1.0), votes)]
+            token = path[at - len(tokens)] if is_own else None
+            return [] if token is None else [(token, _cell(votes, depth, 1.0), votes)]
         ballots: list[tuple[int, _Vote]] = []
         weights: dict[int, float] = {}
         for vote in votes:

@@ -49,8 +49,8 @@ def observe(drafter: SuffixDrafter, emitted: Sequence[int]) -> None:
     drafter.observe(Outcome(tree, range(len(emitted)), emitted, STAKES))
 
 
-def drafter_of(text: Sequence[int], **options: int) -> SuffixDrafter:
-    drafter = SuffixDrafter(**options)
+def drafter_of(text: Sequence[int], max_children: int = 1) -> SuffixDrafter:
+    drafter = SuffixDrafter(max_children=max_children)
     drafter.begin(text)
     return drafter
 

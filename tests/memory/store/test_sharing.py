@@ -109,7 +109,7 @@ def test_nothing_that_three_processes_count_and_write_at_once_is_lost() -> None:
     assert rounds == [[4, 2, 3 * runs], *([8, 1 + number, runs] for number in range(3))]
     losses = cache.load("kv_losses", "model") or {}
     assert len(losses) == 1 + 3 * runs
-    written = [text for _, text in texts.remembered_texts("model")]
+    written = [list(text) for _, text in texts.remembered_texts("model")]
     assert sorted(written) == [[number, run] for number in range(3) for run in range(runs)]
     for number in range(3):  # each in its own order
         own = [text for text in written if text[0] == number]
