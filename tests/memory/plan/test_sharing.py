@@ -22,11 +22,11 @@ def bytes_of(plan: Plan, name: str) -> int:
 
 @pytest.mark.parametrize("users", range(1, 9))
 def test_each_user_has_a_context_where_memory_allows(users: int) -> None:
-    """And a drafter's tables; steps have a root for each user besides the longest draft."""
+    """Drafters share their tables; steps have a root for each user besides the longest draft."""
     plan = plan_of(users=users, context_size=1024)
     assert (plan.users, plan.context_size, plan.cells) == (users, 1024, users * 1024)
     assert bytes_of(plan, "kv_cache") == users * 1024 * CELL
-    assert bytes_of(plan, "drafter_tables") == users * TABLES
+    assert bytes_of(plan, "drafter_tables") == TABLES
     assert bytes_of(plan, "logits") == (plan.draft_max + users) * SPEC.vocab_size * 4
     assert plan.max_nodes == plan.draft_max + users <= plan.batch_size
 
@@ -40,7 +40,7 @@ def test_one_user_is_the_plan_there_was() -> None:
 @pytest.mark.parametrize("more_mib", range(0, 30, 3))
 def test_cells_are_what_a_budget_leaves(more_mib: int) -> None:
     """From one context for all users up; never more than the budget, and more never buys less."""
-    least = plan_of(users=1, context_size=2048).predicted_peak_bytes + 7 * TABLES + MIB
+    least = plan_of(users=1, context_size=2048).predicted_peak_bytes + MIB
     smaller, plan = (
         plan_of(users=8, context_size=2048, budget_bytes=least + size * MIB)
         for size in (more_mib, more_mib + 1)
@@ -64,7 +64,7 @@ def test_parts_of_a_cache_and_of_a_step() -> None:
 
 
 def test_fewer_at_once_have_more_of_a_small_cache() -> None:
-    least = plan_of(users=1, context_size=2048).predicted_peak_bytes + 3 * TABLES + 5 * MIB
+    least = plan_of(users=1, context_size=2048).predicted_peak_bytes + 5 * MIB
     plan = plan_of(users=4, context_size=2048, budget_bytes=least)
     assert plan.cells < 4 * 2048
     assert [part.tokens_each for part in plan.parts] == [
