@@ -19,7 +19,6 @@ from edgespec.serve.access import Access
 from edgespec.serve.answers import Answer, Prepared
 from edgespec.serve.bodies import read_json
 from edgespec.serve.guard import Guard
-from edgespec.serve.histories import Histories
 from edgespec.serve.page import PAGE_HEADERS, page
 from edgespec.serve.prepare import (
     count_message,
@@ -76,8 +75,7 @@ def make_app(service: Service, access: Access | None = None) -> ASGIApp:
     app = Starlette(routes=routes.all(), lifespan=lifespan)
     app.add_exception_handler(HTTPException, _unknown)
     app.add_exception_handler(Exception, _failed)
-    access = access or Access()
-    return Guard(Histories(app, access), access, service.totals.add_status)
+    return Guard(app, access or Access(), service.totals.add_status)
 
 
 class Routes:

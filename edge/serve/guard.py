@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.serve.access import Access
 from edgespec.serve.answers import send_json
+from edgespec.serve.histories import HISTORY, history_of
 from edgespec.serve.refusal import LOGGER, REQUEST_ID, Refusal, refusal_of
 from edgespec.serve.shapes import new_id
 
@@ -74,19 +75,25 @@ class _Keys:
         self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._lets_in(scope):
+        if scope["type"] != "http" or not self._access.keys or _route_path(scope) in _OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        key = _sent_key(Headers(scope=scope))
+        if not self._access.has_key(key):
             refusal = Refusal("the API key is missing or wrong", status=401, code="invalid_api_key")
             await send_json(send, refusal.status, refusal.document)
             return
-        await self._app(scope, receive, send)
+        token = HISTORY.set(history_of(key))
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            HISTORY.reset(token)
 
-    def _lets_in(self, scope: Scope) -> bool:
-        if not self._access.keys or _route_path(scope) in _OPEN_PATHS:
-            return True
-        headers = Headers(scope=scope)
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        sent = token if kind.lower() == "bearer" else headers.get("x-api-key", "")
-        return self._access.has_key(sent.strip().encode("latin-1"))
+
+def _sent_key(headers: Headers) -> bytes:
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    sent = token if kind.lower() == "bearer" else headers.get("x-api-key", "")
+    return sent.strip().encode("latin-1")
 
 
 class _Origins(CORSMiddleware):
