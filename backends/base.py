@@ -67,14 +67,26 @@ class Tokenizer(Protocol):
         """Whether the token ends a generation."""
 
 
+class AnswerFormat(NamedTuple):
+    """What an answer keeps to.
+
+    Args:
+        kind: "json_schema", "regex" or "grammar" (GBNF or Lark).
+        text: of it.
+        think_tags: what opens and closes a thought, which may come before the answer and is free.
+            The opening one is "" where the prompt ends with it. None for no thought.
+    """
+
+    kind: str
+    text: str
+    think_tags: tuple[str, str] | None = None
+
+
 class Grammar(Protocol):
     """Which tokens may come next, after those accepted so far."""
 
     def allows(self, token: int) -> bool:
         """Whether `token` may come next."""
-
-    def best(self, logits_row: Logits) -> int:
-        """The allowed token with the best logit of a row [V]."""
 
     def masked(self, logits_row: Logits) -> Logits:
         """A copy of the row, [V], with minus infinity for every token that may not come next."""
@@ -82,19 +94,16 @@ class Grammar(Protocol):
     def accept(self, token: int) -> None:
         """Go on after `token`, which must be allowed."""
 
-    def forced_bytes(self, most: int) -> bytes:
-        """What has to come next whatever is picked, at most `most` bytes."""
+    def forced(self) -> tuple[Sequence[int], int]:
+        """Tokens that have to come next whatever is picked, and how many are surely cut so."""
 
 
 @runtime_checkable
 class MakesGrammars(Protocol):
-    """A tokenizer that can tell which tokens keep to a grammar."""
+    """A tokenizer that can tell which tokens keep to a form."""
 
-    def grammar(self, text: str) -> Grammar:
-        """The grammar of GBNF text. Raises UnsupportedError where it cannot be read."""
-
-    def json_grammar(self, schema: str) -> Grammar:
-        """The grammar of the documents that fit a JSON schema. Raises UnsupportedError."""
+    def grammar(self, wanted: AnswerFormat) -> Grammar:
+        """What may come next. Raises UnsupportedError where the form cannot be read or used."""
 
 
 class FillTokens(NamedTuple):

@@ -1,40 +1,59 @@
-"""Grammars (GBNF) over a llama.cpp vocabulary: which tokens may come next.
+"""Which tokens may come next in an answer of a given form, over a llama.cpp vocabulary.
 
-llama.cpp's grammar sampler keeps the state. It ends the process when it is given a token it does
-not allow, so nothing is accepted here that was not asked about first.
+llguidance keeps the state: of JSON schemas, regular expressions and grammars (GBNF, Lark). What it
+compiles and what each token may take is bounded by its own counts (`_LIMITS`), and by those of
+`schema_document` for what it does not count.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import math
 import re
+import threading
 import weakref
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgespec.backends.base import Logits
-from edgespec.backends.llama.library import LOG, library
+from edgespec.backends.base import AnswerFormat, Logits
+from edgespec.backends.llama.library import library
 from edgespec.errors import UnsupportedError
 
-_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-_HEAD = 256  # best tokens that are asked about before all
-# JSON forbids control characters in strings, and one layout leaves nothing open between values:
-# that of Python's json.dumps, which models write by themselves.
-_REWRITTEN = (
-    (re.compile(r'space ":" space'), '": "'),
-    (re.compile(r'"," space'), '", "'),
-    (re.compile(r"^space ::= .*$", re.MULTILINE), 'space ::= ""'),
-    (re.compile(r'^char ::= \[\^"\\\\\]', re.MULTILINE), r'char ::= [^"\\\\\\x7F\\x00-\\x1F]'),
-)
-# What the converter raises for documents that are no schema.
-_NO_SCHEMA = (
-    *(ValueError, LookupError, TypeError, AttributeError, AssertionError),
-    *(ArithmeticError, RecursionError),
-)
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+_MOST_BYTES = 256 << 10  # of a schema or a grammar
+# In llguidance's units. With its own defaults schemas were found that take 0.8 s to compile and as
+# long for one token; with these the worst of 10,000 hostile ones takes less than `docs/serve.md`
+# says, and all public schemas that compile with its defaults still do.
+_LIMITS = {
+    "initial_lexer_fuel": 200_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 20_000,
+    "max_items_in_row": 1000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 60_000,
+    "verbose_errors": False,
+}
+_MOST_MULTIPLE = 20_000  # states of a number that is a multiple of it: 20 ms for 10,000
+# One layout: that of Python's json.dumps, which models write by themselves.
+_LAYOUT: Any = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "coerce_one_of": True,
+}
+# Texts of strings, for which masks are computed in advance: two of the library's four take 3/4 of
+# its memory, and masks are as fast.
+_SLICES = [r'[^"\\\x00-\x1F\x7F]{1,10}', r'[^"\\\x00-\x1F\x7F]+']
+_AFTER_THOUGHT = r"/\n{0,2}/"  # what models write between a thought and the answer
 
 
 class Vocabulary(Protocol):
@@ -45,160 +64,414 @@ class Vocabulary(Protocol):
 
     def vocabulary(self) -> AbstractContextManager[Any]: ...
 
-    def one_byte_tokens(self) -> dict[int, int]: ...
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]: ...
 
+    def token_bytes(self, token: int) -> bytes: ...
 
-# Going through a vocabulary takes a moment, so it is done once for each.
-_BYTE_TOKENS: weakref.WeakKeyDictionary[Vocabulary, tuple[list[int], NDArray[np.int32]]]
-_BYTE_TOKENS = weakref.WeakKeyDictionary()
+    def is_end(self, token: int) -> bool: ...
 
 
 class LlamaGrammar:
-    """The state of one grammar after the tokens accepted so far.
+    """The state of one answer's form after the tokens accepted so far.
 
-    Args:
-        grammar: GBNF text with a rule `root`.
-
-    Raises UnsupportedError for a grammar llama.cpp does not read.
+    Raises UnsupportedError for a form that cannot be read, or takes too long; also later, where
+    what comes next would take too long to find out.
     """
 
-    _state: Any = None
+    def __init__(self, tokenizer: Vocabulary, wanted: AnswerFormat) -> None:
+        from llguidance import LLMatcher, LLParserLimits
 
-    def __init__(self, tokenizer: Vocabulary, grammar: str) -> None:
-        self._lib = library()
         self._tokenizer = tokenizer
-        LOG.clear()
-        with tokenizer.vocabulary() as vocabulary:
-            self._state = self._lib.llama_sampler_init_grammar(
-                vocabulary, grammar.encode(), b"root"
-            )
-        if not self._state or not grammar.strip():
-            raise UnsupportedError(
-                f"the grammar cannot be read: {LOG.problem() or 'llama.cpp gives no reason'}",
-                hint="it is GBNF with a rule named root; see llama.cpp's grammars/README.md",
-            )
-        self._one = _Candidates(self._lib, np.zeros(1, np.int32))
-        self._head = _Candidates(self._lib, np.zeros(_HEAD, np.int32))
-        self._all: _Candidates | None = None
-        self._bytes: _Candidates | None = None
+        self._kind = _NAMES[wanted.kind]
+        document = _document(wanted)
+        with tokenizer.vocabulary():  # which both tokenize with
+            engine = _engine_of(tokenizer)
+            if wanted.think_tags is not None:
+                document = _behind_thought(document, wanted.think_tags, tokenizer, engine)
+            limits = LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
+            self._matcher = LLMatcher(engine, document, log_level=0, limits=limits)
+            # Forces what is left to compile; the engine's thread finds it done.
+            self._matcher.compute_bitmask()
+        self._forced: list[int] = []
+        self._num_sure = 0
+        if self._matcher.is_error():
+            raise _unusable(self._kind, self._matcher.get_error())
 
     def allows(self, token: int) -> bool:
         """Whether `token` may come next; an end token may when the text is complete."""
-        self._one.ids[0] = token
-        return bool(self._one.allowed(self._state)[0])
-
-    def best(self, logits_row: Logits) -> int:
-        """The allowed token with the best logit of a row [V], the lowest id of equals.
-
-        Looks at the best few first, since asking about a whole vocabulary takes longer than a step
-        of a small model.
-        """
-        head = np.argpartition(logits_row, -_HEAD)[-_HEAD:] if len(logits_row) > _HEAD else ()
-        if len(head):
-            self._head.ids[:] = head
-            allowed = head[self._head.allowed(self._state)]
-            logits = logits_row[allowed]
-            # Tokens outside the head are not better than its worst one.
-            if len(allowed) and logits.max() > logits_row[head].min():
-                return int(allowed[logits == logits.max()].min())
-        return int(self.masked(logits_row).argmax())
+        if self._matcher.is_stopped():
+            return self._tokenizer.is_end(token) and not self._matcher.is_error()
+        return bool(self._matcher.validate_tokens([token]))
 
     def masked(self, logits_row: Logits) -> Logits:
         """A copy of the row, [V], with minus infinity for every token that may not come next.
 
-        Takes 3 to 17 ms for 49,152 tokens.
+        Takes 0.05 to 0.3 ms for 152,000 tokens.
         """
-        if self._all is None:
-            ids = np.arange(self._tokenizer.vocab_size, dtype=np.int32)
-            self._all = _Candidates(self._lib, ids)
-        allowed = self._all.allowed(self._state)[: len(logits_row)]
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        allowed = np.unpackbits(bits, count=len(logits_row), bitorder="little")
         row: Logits = np.where(allowed, logits_row, np.float32(-np.inf))
         return row
 
     def accept(self, token: int) -> None:
         """Go on after `token`, which must be allowed."""
-        assert self.allows(token), "a token the grammar forbids was picked"
-        self._lib.llama_sampler_accept(self._state, token)
+        if not self._matcher.is_stopped() and not self._matcher.consume_token(token):
+            self._check()
+            raise AssertionError("a token the grammar forbids was picked")
+        if self._forced[:1] == [token]:
+            del self._forced[0]
+            self._num_sure = max(0, self._num_sure - 1)
+        else:
+            self._forced = []
 
-    def forced_bytes(self, most: int) -> bytes:
-        """What has to come next whatever is picked, at most `most` bytes; the state stays."""
-        tokens, values = self._byte_tokens()
-        if len(tokens.ids) < 2:
-            return b""
-        state, text = self._lib.llama_sampler_clone(self._state), bytearray()
-        try:
-            while len(text) < most:
-                allowed = np.flatnonzero(tokens.allowed(state))
-                if len(allowed) != 1 or values[allowed[0]] < 0:
-                    break
-                self._lib.llama_sampler_accept(state, int(tokens.ids[allowed[0]]))
-                text.append(values[allowed[0]])
-        finally:
-            self._lib.llama_sampler_free(state)
-        return bytes(text)
+    def forced(self) -> tuple[list[int], int]:
+        """Tokens that have to come next, and how many of them are surely cut so.
 
-    def close(self) -> None:
-        """Free the state; safe to call twice."""
-        if self._state:
-            self._lib.llama_sampler_free(self._state)
-        self._state = None
+        The last ones may be cut otherwise: a token may go on beyond what is forced.
+        """
+        if not self._forced:
+            with self._tokenizer.vocabulary():
+                sure = self._matcher.compute_ff_tokens()
+            size = sum(len(self._tokenizer.token_bytes(token)) for token in sure)
+            # An end that is no whole character stays for the next round.
+            rest = self._matcher.compute_ff_bytes()[size:].decode("utf-8", errors="ignore")
+            self._forced = sure + (self._tokenizer.encode(rest, add_special=False) if rest else [])
+            self._num_sure = len(sure)
+        return self._forced, self._num_sure
 
-    def __del__(self) -> None:
-        self.close()
-
-    def _byte_tokens(self) -> tuple[_Candidates, list[int]]:
-        """One token for each byte there is one for, and an end token; their bytes, -1 for it."""
-        if self._bytes is None:
-            self._byte_values, ids = _byte_vocabulary(self._tokenizer)
-            self._bytes = _Candidates(self._lib, ids)
-        return self._bytes, self._byte_values
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise _unusable(f"{self._kind}, from here on,", self._matcher.get_error())
 
 
-class _Candidates:
-    """A llama_token_data_array over numpy, refilled for every question."""
-
-    def __init__(self, lib: Any, ids: NDArray[np.int32]) -> None:
-        self._lib = lib
-        self.ids = ids
-        self._data = np.zeros(len(ids), _CANDIDATE)
-        pointer = self._data.ctypes.data_as(ctypes.POINTER(lib.llama_token_data))
-        self._array = lib.llama_token_data_array(pointer, len(ids), -1, False)
-
-    def allowed(self, state: Any) -> NDArray[np.bool_]:
-        """Which of the ids `state` allows, [n]."""
-        self._data["id"] = self.ids
-        self._data["logit"] = 0.0
-        self._lib.llama_sampler_apply(state, ctypes.byref(self._array))
-        kept: NDArray[np.bool_] = self._data["logit"] == 0.0
-        return kept
+_NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "grammar": "grammar"}
 
 
-def _byte_vocabulary(tokenizer: Vocabulary) -> tuple[list[int], NDArray[np.int32]]:
-    """The bytes that single tokens stand for, -1 for an end token, and those tokens."""
-    known = _BYTE_TOKENS.get(tokenizer)
-    if known is None:
-        by_byte = tokenizer.one_byte_tokens()
-        known = list(by_byte), np.array(list(by_byte.values()), np.int32)
-        _BYTE_TOKENS[tokenizer] = known
-    return known
+def _unusable(what: str, reason: str) -> UnsupportedError:
+    """One sentence out of what llguidance says, which may be many lines."""
+    reason = reason.partition("<non-verbose/>")[0]
+    _, error, last = reason.rpartition("\nerror: ")  # of a regular expression, which it shows
+    reason = " ".join((last.partition("\n")[0] if error else reason).split())
+    if reason.startswith("NoExtension"):
+        reason = "no text fits it"
+    return UnsupportedError(
+        f"the {what} cannot be used: {reason.rstrip('.')[:300]}",
+        hint="docs/serve.md lists what schemas may have",
+    )
 
 
-def json_grammar(schema: str) -> str:
-    """GBNF of the JSON documents that fit a JSON schema, in one layout.
+# -- the engine of a vocabulary ---------------------------------------------------------------
 
-    Raises UnsupportedError for what is no schema, or one that cannot be expressed.
+# Built at the first use, in 0.3 to 2 s, and kept as long as the tokenizer is.
+_ENGINES: weakref.WeakKeyDictionary[Vocabulary, LLTokenizer] = weakref.WeakKeyDictionary()
+_BUILDING = threading.Lock()
+
+
+def _engine_of(tokenizer: Vocabulary) -> LLTokenizer:
+    """What llguidance knows of a vocabulary; called where it is not freed."""
+    with _BUILDING:
+        engine = _ENGINES.get(tokenizer)
+        if engine is None:
+            engine = _ENGINES[tokenizer] = _build(tokenizer)
+    return engine
+
+
+def _build(tokenizer: Vocabulary) -> LLTokenizer:
+    from llguidance import LLTokenizer
+
+    lib = library()
+    with tokenizer.vocabulary() as vocab:
+        pieces = list(_pieces(lib, vocab, tokenizer.vocab_size))
+        ends = [token for token in range(len(pieces)) if lib.llama_vocab_is_eog(vocab, token)]
+        function = ctypes.cast(lib._lib.llama_tokenize, ctypes.c_void_p).value
+        make: Any = LLTokenizer.from_llamacpp  # type: ignore[attr-defined]
+        engine: LLTokenizer = make(
+            tokens=pieces,
+            vocab_ptr=vocab,
+            tokenize_fptr=function,
+            eos_token=ends,
+            slices=_SLICES,
+        )
+        return engine
+
+
+def _pieces(lib: Any, vocab: Any, count: int) -> Iterator[bytes]:
+    """The bytes of each token; one that stands for no text begins with 0xFF, its name behind."""
+    buffer = ctypes.create_string_buffer(1 << 12)
+    for token in range(count):
+        length = lib.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, True)
+        if length < 0:
+            buffer = ctypes.create_string_buffer(-length)
+            length = lib.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, True)
+        piece = buffer.raw[:length]
+        is_text = lib.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, False) > 0
+        yield piece if is_text else b"\xff" + piece
+
+
+# -- what llguidance is given ------------------------------------------------------------------
+
+
+def _document(wanted: AnswerFormat) -> str:
+    """llguidance's document of a form. Raises UnsupportedError."""
+    from llguidance import LLMatcher
+
+    size = len(wanted.text)
+    if size > _MOST_BYTES:
+        name = _NAMES[wanted.kind]
+        raise UnsupportedError(f"the {name} has {size:,} characters, {_MOST_BYTES:,} are the most")
+    if wanted.kind == "json_schema":
+        return schema_document(wanted.text)
+    if wanted.kind == "regex":
+        return LLMatcher.grammar_from_regex(wanted.text)
+    return json.dumps({"grammars": [{"lark_grammar": _lark_of(wanted.text)}]})
+
+
+_GBNF_PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|\.', re.DOTALL)
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\.", re.DOTALL)
+_ANY = f"[\\x00-{chr(0x10FFFF)}]"
+
+
+def _lark_of(grammar: str) -> str:
+    """A grammar in Lark's notation. Raises UnsupportedError for what is neither that nor GBNF."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+
+    if not grammar.strip():
+        raise UnsupportedError("the grammar is empty", hint="it has a rule root (GBNF) or start")
+    try:
+        if is_lark_syntax(grammar):
+            return grammar
+        return gbnf_to_lark(_GBNF_PART.sub(_converted, grammar))
+    except Exception as problem:  # of any kind: it raises bare ones
+        reason = "it is nested too deeply" if isinstance(problem, RecursionError) else str(problem)
+        raise UnsupportedError(
+            f"the grammar cannot be read: {' '.join(reason.split())[:300]}",
+            hint="it is GBNF with a rule root, or Lark with a rule start",
+        ) from None
+
+
+def _converted(part: re.Match[str]) -> str:
+    """A part of GBNF as the converter takes it: no long escapes, and no dot for any character."""
+    text = part[0]
+    return _ANY if text == "." else _ESCAPE.sub(_short_escape, text)
+
+
+def _short_escape(escape: re.Match[str]) -> str:
+    code = int(escape[1] or escape[2] or "0", 16)
+    if not code:
+        return escape[0] if escape[1] is None and escape[2] is None else "\\x00"
+    return f"\\x{code:02x}" if code < 128 else chr(code)
+
+
+def _behind_thought(
+    document: str, tags: tuple[str, str], tokenizer: Vocabulary, engine: LLTokenizer
+) -> str:
+    """The same form behind a thought, which is free: up to the closing tag.
+
+    Where the opening tag is "" the prompt ended with it; else the answer may go without a thought.
     """
-    library()  # tells how to install it where it is missing
-    from llama_cpp.llama_grammar import json_schema_to_gbnf
+    opening, closing = (_tag(tag, tokenizer, engine) for tag in tags)
+    rest = f"{_AFTER_THOUGHT} @answer"
+    lark = f"start: thought {rest}\n"
+    if opening:
+        lark = f"start: (thought {rest}) | @answer\n"
+    if closing.startswith("<"):
+        lark += f"thought: {opening} TEXT {closing}\nTEXT: /(.|\\n)*/\n"
+    else:
+        lark += f"thought: {opening} body\nbody[lazy]: /(.|\\n)*/ {closing}\n"
+    answer = {**json.loads(document)["grammars"][0], "name": "answer"}
+    return json.dumps({"grammars": [{"name": "all", "lark_grammar": lark}, answer]})
+
+
+def _tag(tag: str, tokenizer: Vocabulary, engine: LLTokenizer) -> str:
+    """How Lark's notation names a tag: as a token of its own, or as text."""
+    ids = tokenizer.encode(tag, add_special=False) if tag else []
+    if len(ids) == 1 and engine.is_special_token(ids[0]):
+        return f"<[{ids[0]}]>"
+    return json.dumps(tag) if tag else ""
+
+
+# -- JSON schemas ------------------------------------------------------------------------------
+
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "$ref")  # what else the same value has to fit
+_CHOICES = ("anyOf", "oneOf")
+_SAYS_OTHERWISE = (
+    *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"),
+    *("minProperties", "$dynamicRef", "$recursiveRef", "not", "if", "dependentSchemas"),
+)
+_OF_ANY_NAME = ("patternProperties", "additionalProperties")  # which named ones may have, too
+_OF_ITEMS = ("items", "additionalItems", "prefixItems")
+_MOST_STEPS = 200_000
+_NO_CONSTRAINT = (
+    *("$defs", "definitions", "title", "description", "default", "examples", "$id", "$schema"),
+    *("$comment", "deprecated", "readOnly", "writeOnly"),
+)
+
+
+def schema_document(text: str) -> str:
+    """llguidance's document of a JSON schema. Raises UnsupportedError for what is none."""
+    from llguidance import LLMatcher
 
     try:
-        json.loads(schema)
-        grammar = str(json_schema_to_gbnf(schema))
-    except _NO_SCHEMA as problem:
+        schema = json.loads(text)
+        schema = {} if schema is True else schema
+        if not isinstance(schema, dict):
+            raise UnsupportedError(f"a JSON schema is an object, not {text.strip()[:40]}")
+        _check_multiples(schema, text)
+        _Closing(schema).close(schema)
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_LAYOUT)
+    except (ValueError, RecursionError) as problem:
+        reason = "it is nested too deeply" if isinstance(problem, RecursionError) else str(problem)
+        raise _unusable("JSON schema", reason) from None
+
+
+def _check_multiples(schema: dict[str, Any], text: str) -> None:
+    """Refuse multiples of large numbers: llguidance has a state for each remainder."""
+    found = [abs(one["multipleOf"]) for one in _objects(schema) if _is_number(one, "multipleOf")]
+    coefficients = {_coefficient(number) for number in found}
+    merges = any(f'"{name}"' in text for name in ("allOf", "$ref"))
+    most = math.lcm(*coefficients) if merges else max(coefficients, default=0)
+    if most > _MOST_MULTIPLE:
         raise UnsupportedError(
-            f"the JSON schema cannot be used: {problem}",
-            hint="references to other files are not followed; see llama.cpp's grammars/README.md",
-        ) from problem
-    for pattern, replacement in _REWRITTEN:
-        grammar = pattern.sub(replacement, grammar)
-    return grammar
+            f"the JSON schema cannot be used: multipleOf {max(found)} has {most:,} remainders, "
+            f"and {_MOST_MULTIPLE:,} are the most"
+        )
+
+
+def _is_number(schema: dict[str, Any], name: str) -> bool:
+    value = schema.get(name)
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _coefficient(number: float) -> int:
+    """The digits of a number, without its point: 25 of 2.5. At least 1."""
+    digits = Decimal(repr(number)).normalize()
+    exponent = digits.as_tuple().exponent
+    assert isinstance(exponent, int)
+    if exponent > 18:
+        return 10**18  # large enough to be refused
+    return max(1, int(digits.scaleb(-min(exponent, 0))))
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a document."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            yield one
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+
+
+class _Closing:
+    """Closes objects that name properties and say nothing of others.
+
+    What several schemas say of the same value is put together first: no branch of an `allOf` may
+    forbid what the other one names. Definitions that are used in such places stay as they are, and
+    so do values that two branches describe.
+    """
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        self._steps = 0
+        self._done: set[int] = set()
+        beside = [
+            one for schema in _objects(root) if _merges(schema) for one in self._direct(schema)
+        ]
+        self._merged = {id(part) for part in self._with_branches(beside)}
+
+    def close(self, schema: Any) -> None:
+        """Close a schema that stands alone for a value, and those of the values within."""
+        if not isinstance(schema, dict) or id(schema) in self._done:
+            return
+        self._done.add(id(schema))
+        if any(name in schema for name in _IN_PLACE) and not _merges(schema):
+            for branch in self._direct(schema):
+                if id(branch) not in self._merged:
+                    self.close(branch)
+            return
+        parts = self._with_branches([schema])
+        values = [pair for part in parts for pair in _values_within(part)]
+        self._close_one(schema, parts)
+        self._done.update(map(id, parts))
+        places = Counter(place for place, _ in values)
+        is_open = len(places) > 1 and any(place in places for place in _OF_ANY_NAME)
+        for place, value in values:
+            if places[place] == 1 and not (is_open and place not in _OF_ITEMS):
+                self.close(value)
+
+    def _close_one(self, schema: dict[str, Any], parts: list[dict[str, Any]]) -> None:
+        says_otherwise = any(name in part for part in parts for name in _SAYS_OTHERWISE)
+        if says_otherwise or not any("properties" in part for part in parts):
+            return
+        own = _mapping(schema, "properties")
+        names = [
+            name for part in parts for name in (*_mapping(part, "properties"), *_required(part))
+        ]
+        schema["properties"] = {**own, **{name: True for name in names if name not in own}}
+        schema["additionalProperties"] = False
+
+    def _with_branches(self, schemas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Schemas, and all that is said of the same value by what they have in place."""
+        found, seen = list(schemas), set(map(id, schemas))
+        for one in found:  # which grows
+            for branch in self._direct(one):
+                if id(branch) not in seen:
+                    seen.add(id(branch))
+                    found.append(branch)
+        self._steps += len(found)
+        if self._steps > _MOST_STEPS:
+            raise ValueError("its parts refer to each other too often")
+        return found
+
+    def _direct(self, schema: dict[str, Any]) -> list[dict[str, Any]]:
+        """The schemas that another one has in place."""
+        found = [one for name in ("allOf", *_CHOICES) for one in _list(schema, name)]
+        if "$ref" in schema:
+            found.append(self._target(schema["$ref"]))
+        return [one for one in found if isinstance(one, dict)]
+
+    def _target(self, reference: Any) -> Any:
+        """What a reference within the document names; None for others, which are not closed."""
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return None
+        found: Any = self._root
+        for name in filter(None, unquote(reference[1:]).split("/")):
+            name = name.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+
+def _merges(schema: dict[str, Any]) -> bool:
+    """Whether it says something of a value, and other schemas in place of it do, too."""
+    constraints = [name for name in schema if name not in _NO_CONSTRAINT]
+    return len(constraints) > 1 or len(_list(schema, "allOf")) > 1
+
+
+def _mapping(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    value = schema.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _list(schema: dict[str, Any], name: str) -> list[Any]:
+    value = schema.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _required(schema: dict[str, Any]) -> list[str]:
+    return [name for name in _list(schema, "required") if isinstance(name, str)]
+
+
+def _values_within(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Schemas of the values within a value, with their places."""
+    for name, value in _mapping(schema, "properties").items():
+        yield f"properties {name}", value
+    for value in _mapping(schema, "patternProperties").values():
+        yield "patternProperties", value
+    for value in _list(schema, "prefixItems") + _list(schema, "items"):
+        yield "prefixItems", value
+    for name in ("items", "additionalItems", "additionalProperties"):
+        if isinstance(schema.get(name), dict):
+            yield name, schema[name]

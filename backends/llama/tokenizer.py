@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from edgespec.backends.base import FillTokens
+from edgespec.backends.base import AnswerFormat, FillTokens
 from edgespec.backends.llama.library import LOG, interrupts_kept, library
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.models.control_texts import MARK, ControlTexts
@@ -139,17 +139,11 @@ class LlamaTokenizer:
                 self._control_texts = ControlTexts(map(self.token_text, found))
         return self._control_texts
 
-    def grammar(self, text: str) -> LlamaGrammar:
+    def grammar(self, wanted: AnswerFormat) -> LlamaGrammar:
         """As `MakesGrammars.grammar`."""
         from edgespec.backends.llama.grammar import LlamaGrammar
 
-        return LlamaGrammar(self, text)
-
-    def json_grammar(self, schema: str) -> LlamaGrammar:
-        """As `MakesGrammars.json_grammar`."""
-        from edgespec.backends.llama.grammar import json_grammar
-
-        return self.grammar(json_grammar(schema))
+        return LlamaGrammar(self, wanted)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token; control tokens have none."""
@@ -178,20 +172,6 @@ class LlamaTokenizer:
 
     def _ends_text(self, vocab: Any, token: int) -> bool:
         return token != self._no_end and bool(self._lib.llama_vocab_is_eog(vocab, token))
-
-    def one_byte_tokens(self) -> dict[int, int]:
-        """A token for each byte that has one of its own, and one that ends a generation at -1.
-
-        Looks at the whole vocabulary once, and keeps none of it: that would take 150 bytes a token.
-        """
-        found: dict[int, int] = {}
-        with self.vocabulary() as vocab:
-            for token in range(self.vocab_size):
-                if self._ends_text(vocab, token):
-                    found.setdefault(-1, token)
-                elif len(piece := self._piece(vocab, token)) == 1:
-                    found.setdefault(piece[0], token)
-        return found
 
     def token_text(self, token: int) -> str:
         """The vocabulary's own name of a token, control tokens included; ``""`` for -1."""

@@ -178,7 +178,7 @@ class Decoding:
         drafter = model.drafter if self.run.speculates else None
         if drafter is None or grammar is None:
             return drafter
-        return GrammarDrafter(grammar, model.backend.tokenizer, drafter, model.known.forced)
+        return GrammarDrafter(grammar, drafter, model.known.forced)
 
     # -- reading ---------------------------------------------------------------------------
 

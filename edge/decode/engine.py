@@ -172,7 +172,7 @@ class Engine:
             )
         params = asked.sampling or SamplingParams()
         sampler = Sampler(params, self.vocab_size, ids, self.backend.tokenizer.token_bytes)
-        grammar = make_grammar(self.backend.tokenizer, asked.grammar, asked.json_schema)
+        grammar = make_grammar(self.backend.tokenizer, asked.answer_format)
         is_free = params.draws_freely and grammar is None
         return Run(
             sampler=sampler if grammar is None else ConstrainedSampler(sampler, grammar),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgespec.annotations import check_types
+from edgespec.backends.base import AnswerFormat
 from edgespec.errors import UnsupportedError
 from edgespec.sampling.params import SamplingParams
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
         reuse: bool
         grammar: str | None
         json_schema: str | None
+        regex: str | None
+        think_tags: tuple[str, str] | None
         logprobs: int | None
         cancel: threading.Event | None
 
@@ -44,8 +47,11 @@ class GenerationOptions:
             given the same name. A text shows in the speed of no other name's.
         reuse: start from what the cache holds of the prompt, as a `Session` does. Without the
             settings of `--exact` its logits may be rounded differently from a fresh prefill's.
-        grammar: GBNF text that the answer keeps to.
+        grammar: text in GBNF or Lark's notation that the answer keeps to.
         json_schema: text of a JSON schema; the answer is a document that fits it, on one line.
+        regex: a regular expression that the whole answer matches.
+        think_tags: what opens and closes a thought. One may come before an answer of a given form,
+            and is free; the first tag is "" where the prompt ends with it.
         logprobs: tell how probable the model found each token, and this many of the best tokens
             at its place; 0 tells of the written ones alone, None of none.
         cancel: set it from another thread to stop after the current step.
@@ -60,6 +66,8 @@ class GenerationOptions:
     reuse: bool = False
     grammar: str | None = None
     json_schema: str | None = None
+    regex: str | None = None
+    think_tags: tuple[str, str] | None = None
     logprobs: int | None = None
     cancel: threading.Event | None = None
 
@@ -71,8 +79,17 @@ class GenerationOptions:
             raise UnsupportedError(f"max_tokens must be at least 1, not {self.max_tokens}")
         if self.logprobs is not None and self.logprobs < 0:
             raise UnsupportedError(f"logprobs must be at least 0, not {self.logprobs}")
-        if self.grammar is not None and self.json_schema is not None:
-            raise UnsupportedError("give a grammar or a JSON schema, not both")
+        if sum(one is not None for one in (self.grammar, self.json_schema, self.regex)) > 1:
+            raise UnsupportedError("give one of a grammar, a JSON schema and a regular expression")
+
+    @property
+    def answer_format(self) -> AnswerFormat | None:
+        """What the answer keeps to, if anything."""
+        for kind in ("grammar", "json_schema", "regex"):
+            text: str | None = getattr(self, kind)
+            if text is not None:
+                return AnswerFormat(kind, text, self.think_tags)
+        return None
 
     @classmethod
     def of(

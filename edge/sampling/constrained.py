@@ -14,23 +14,21 @@ Filters look at the order or the sum of all probabilities, so with them the row 
 
 from __future__ import annotations
 
-from edgespec.backends.base import Grammar, Logits, MakesGrammars, Tokenizer
+from edgespec.backends.base import AnswerFormat, Grammar, Logits, MakesGrammars, Tokenizer
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.sampling.sampling import Sampler, cause_of
 
 
-def make_grammar(
-    tokenizer: Tokenizer, grammar: str | None, json_schema: str | None
-) -> Grammar | None:
-    """The grammar that was asked for, or None where neither is given.
+def make_grammar(tokenizer: Tokenizer, wanted: AnswerFormat | None) -> Grammar | None:
+    """What an answer is kept to by, or None where nothing is wanted.
 
-    Raises UnsupportedError when the text cannot be read, or the tokenizer knows no grammars.
+    Raises UnsupportedError when it cannot be read or used, or the tokenizer knows no grammars.
     """
-    if grammar is None and json_schema is None:
+    if wanted is None:
         return None
     if not isinstance(tokenizer, MakesGrammars):
-        raise UnsupportedError("a grammar needs the tokenizer of a GGUF file")
-    return tokenizer.json_grammar(json_schema) if json_schema else tokenizer.grammar(grammar or "")
+        raise UnsupportedError("a schema or a grammar needs the tokenizer of a GGUF file")
+    return tokenizer.grammar(wanted)
 
 
 class ConstrainedSampler:
@@ -63,7 +61,9 @@ class ConstrainedSampler:
         return token
 
     def _choose_allowed(self, logits_row: Logits) -> int:
-        params = self._sampler.params
-        if params.is_plain_greedy:
-            return self._grammar.best(logits_row)
-        return self._sampler.choose(self._grammar.masked(logits_row))
+        token = self._sampler.choose(self._grammar.masked(logits_row))
+        if not self._grammar.allows(token):  # nothing has a chance that is left
+            raise UnsupportedError(
+                "no token is left that the schema or grammar allows: logit_bias forbids all of them"
+            )
+        return token

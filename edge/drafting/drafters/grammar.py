@@ -1,11 +1,13 @@
 """Drafts what a grammar forces, for free: the text is certain, only its cut into tokens is not.
 
-It is cut as the tokenizer does it, and how often that holds is counted.
+The grammar says how far its cut is sure; how often either part holds is counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 from edgespec.backends.base import Grammar
@@ -13,8 +15,7 @@ from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.drafters.base import Drafter, Outcome, count_hits
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 
-_MOST_BYTES = 64  # looked ahead
-_INSIDE, _LAST = 0, 1  # cells of the calibration: the last token may go on beyond what is forced
+_SURE, _LAST = 0, 1  # cells of the calibration: the last token may go on beyond what is forced
 
 
 class GrammarDrafter:
@@ -26,14 +27,12 @@ class GrammarDrafter:
     name = "grammar"
     nbytes = 0
 
-    def __init__(
-        self, grammar: Grammar, tokenizer: Any, inner: Drafter, counts: Calibration
-    ) -> None:
+    def __init__(self, grammar: Grammar, inner: Drafter, counts: Calibration) -> None:
         self._grammar = grammar
-        self._tokenizer = tokenizer
         self._inner = inner
         self._counts = counts
         self._proposal = EMPTY
+        self._cells: list[int] = []  # of its tokens
 
     def begin(self, tokens: Sequence[int]) -> None:
         """A new text starts."""
@@ -42,26 +41,23 @@ class GrammarDrafter:
     def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
         """The forced text, cut into tokens, or the other drafter's proposal."""
         self._proposal = EMPTY
-        forced = self._grammar.forced_bytes(_MOST_BYTES)
-        # An end that is no whole character stays for the next round.
-        text = forced.decode("utf-8", errors="ignore")
-        tokens = self._tokenizer.encode(text, add_special=False) if text else []
-        tokens = tokens[: stakes.max_nodes]
+        forced, num_sure = self._grammar.forced()
+        tokens = list(forced[: stakes.max_nodes])
         if not tokens:
             return self._inner.propose(stakes, base)
-        inside = self._counts.probability(_INSIDE)
-        probabilities = [inside ** (place + 1) for place in range(len(tokens))]
-        probabilities[-1] = probabilities[-1] / inside * self._counts.probability(_LAST)
-        if len(probabilities) > 1:
-            probabilities[-1] = min(probabilities[-2:])
-        sources = [self.name] * len(tokens)
-        self._proposal = Proposal(tokens, range(-1, len(tokens) - 1), probabilities, sources)
+        self._cells = [_SURE if place < num_sure else _LAST for place in range(len(tokens))]
+        chances = [self._counts.probability(cell) for cell in self._cells]
+        self._proposal = Proposal(
+            tokens,
+            range(-1, len(tokens) - 1),
+            list(accumulate(chances, mul)),
+            [self.name] * len(tokens),
+        )
         return self._proposal
 
     def observe(self, outcome: Outcome) -> None:
         """Count how far the forced text was cut alike, and go on."""
-        cells = [_INSIDE] * (len(self._proposal) - 1) + [_LAST]
-        count_hits(self._proposal, cells, outcome.emitted, self._counts)
+        count_hits(self._proposal, self._cells, outcome.emitted, self._counts)
         self._proposal = EMPTY
         self._inner.observe(outcome)
 

@@ -70,9 +70,6 @@ class Template:
         rest = self._rest()
         return (token == TWO and len(rest) > 1) or token in (rest[:1] if rest else FREE)
 
-    def best(self, logits_row: Logits) -> int:
-        return int(self.masked(logits_row).argmax())
-
     def masked(self, logits_row: Logits) -> Logits:
         allowed = [self.allows(token) for token in range(len(logits_row))]
         row: Logits = np.where(allowed, logits_row, -INF).astype(np.float32)
@@ -84,15 +81,15 @@ class Template:
         if self._done == (len(self._part) if isinstance(self._part, bytes) else self._part):
             self._place, self._done = self._place + 1, 0
 
-    def forced_bytes(self, most: int) -> bytes:
+    def forced(self) -> tuple[Sequence[int], int]:
         rest, place = self._rest(), self._place
-        while rest and len(rest) < most:
+        while rest and len(rest) < 64:
             place += 1
             part = self._parts[place % len(self._parts)]
             if not isinstance(part, bytes):
                 break
             rest += part
-        return rest[:most]
+        return rest[:64], len(rest) // 2
 
 
 TEMPLATES: dict[str, Sequence[Part]] = {
@@ -170,7 +167,7 @@ class Witness(FakeBackend):
 def template(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "edgespec.decode.engine.make_grammar",
-        lambda _backend, name, _schema: name and Template(TEMPLATES[name]),
+        lambda _tokenizer, wanted: wanted and Template(TEMPLATES[wanted.text]),
     )
 
 
