@@ -10,7 +10,7 @@ from edgespec.serve.fields import Fields, shown
 from edgespec.serve.limits import Limits
 from edgespec.serve.messages import take_messages
 from edgespec.serve.sampling_fields import take_max_tokens, take_sampling, take_stops
-from edgespec.serve.schemas import ANY_OBJECT, schema_text
+from edgespec.serve.schemas import take_format
 from edgespec.serve.tools import take_tools
 
 
@@ -32,41 +32,15 @@ def read_chat(body: Any, setup: Setup) -> ChatAsked:
         stop=take_stops(fields, setup.limits),
         raw=True,
         reuse=True,
-        json_schema=take_format(fields, setup.limits),
         logprobs=_logprobs(fields, setup.limits),
+        **take_format(fields, setup.limits),
     )
     tools = take_tools(fields, setup.limits)
-    if tools.offered and options.json_schema is not None:
+    if tools.offered and options.answer_format is not None:
         fields.refuse("response_format", "is not supported beside tools", code="unsupported_value")
     variables = _variables(fields, setup.limits)
     refuse_others(fields)
     return ChatAsked(messages, options, output, variables, tools)
-
-
-def take_format(fields: Fields, limits: Limits) -> str | None:
-    """The JSON schema that an answer keeps to, by `response_format`."""
-    if "response_format" not in fields:
-        return None
-    inner = fields.object("response_format")
-    kind = inner.text("type")
-    schema: str | None = None
-    if kind == "json_object":
-        schema = ANY_OBJECT
-        if "schema" in inner:  # as llama.cpp takes it
-            schema = schema_text(inner.any("schema"), inner.name("schema"), limits)
-    elif kind == "json_schema":
-        schema = _named_schema(inner.object("json_schema"), limits)
-    elif kind != "text":
-        inner.refuse("type", f"must be text, json_object or json_schema, not {shown(kind)}")
-    inner.end()
-    return schema
-
-
-def _named_schema(fields: Fields, limits: Limits) -> str:
-    fields.ignore("name", "description", "strict")  # answers always keep to it
-    text = schema_text(fields.any("schema"), fields.name("schema"), limits)
-    fields.end()
-    return text
 
 
 def _variables(fields: Fields, limits: Limits) -> dict[str, Any]:

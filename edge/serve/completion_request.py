@@ -6,10 +6,10 @@ from typing import Any
 
 from edgespec.decode.options import GenerationOptions
 from edgespec.serve.asked import CompletionAsked, Setup, take_model, take_output
-from edgespec.serve.chat_request import take_format
 from edgespec.serve.fields import Fields, shown
 from edgespec.serve.limits import Limits
 from edgespec.serve.sampling_fields import take_max_tokens, take_sampling, take_stops
+from edgespec.serve.schemas import take_format
 
 _MAX_TOKENS = 16  # OpenAI's
 
@@ -29,8 +29,8 @@ def read_completion(body: Any, setup: Setup) -> CompletionAsked:
         stop=take_stops(fields, setup.limits),
         raw=True,
         reuse=True,
-        json_schema=take_format(fields, setup.limits),
         logprobs=_logprobs(fields, setup.limits),
+        **take_format(fields, setup.limits),
     )
     echo = fields.flag("echo")
     if echo and options.logprobs is not None:

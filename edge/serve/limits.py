@@ -18,10 +18,8 @@ class Limits:
     biases: int = 1024
     logprobs: int = 20  # best tokens told at each place
     tools: int = 128
-    schema_bytes: int = 64 << 10
-    schema_depth: int = 24
-    schema_parts: int = 512  # objects and lists in it
-    schema_repeats: int = 1000  # of a character or an item
+    format_chars: int = 256 << 10  # of a schema, an expression or a grammar
+    format_choices: int = 1024  # texts of which an answer is one
     waiting: int = 16  # generations in the queue, of all requests
     connections: int = 256
     header_s: float = 15.0  # to send a request's line and headers

@@ -10,9 +10,8 @@ from edgespec.serve.asked import CompletionAsked, Output, Setup, take_model
 from edgespec.serve.completion_request import take_prompts
 from edgespec.serve.fields import Fields
 from edgespec.serve.filling import Gap
-from edgespec.serve.limits import Limits
 from edgespec.serve.sampling_fields import take_max_tokens, take_sampling, take_stops
-from edgespec.serve.schemas import schema_text
+from edgespec.serve.schemas import take_format
 
 _MAX_TOKENS = ("n_predict", "max_completion_tokens", "max_tokens")
 # What asks for nothing, by its values. Contexts are never shifted here, so how is no question.
@@ -89,8 +88,8 @@ def _asked(
         stop=take_stops(fields, setup.limits),
         raw=True,
         reuse=True,
-        json_schema=_schema(fields, setup.limits),
         logprobs=count or None,
+        **take_format(fields, setup.limits),
     )
     returns_tokens = fields.flag("return_tokens")
     for name, values in _NOTHING:
@@ -98,15 +97,3 @@ def _asked(
     fields.ignore(*_IGNORED)
     fields.end()
     return LlamaAsked(CompletionAsked(prompts, options, output), gap, returns_tokens)
-
-
-def _schema(fields: Fields, limits: Limits) -> str | None:
-    """What the answer keeps to.
-
-    A grammar of a few hundred characters, such as 160 times "a"?, takes llama.cpp 20 s a token, and
-    nothing ends it: only grammars that were made of a schema are taken.
-    """
-    if fields.text("grammar", ""):
-        fields.refuse("grammar", "is not supported: send json_schema")
-    schema = fields.any("json_schema")
-    return None if schema is None else schema_text(schema, "json_schema", limits)

@@ -10,7 +10,7 @@ from edgespec.serve.fields import Fields, shown
 from edgespec.serve.limits import Limits
 from edgespec.serve.messages import text_of
 from edgespec.serve.sampling_fields import take_max_tokens, take_sampling, take_stops
-from edgespec.serve.schemas import schema_text
+from edgespec.serve.schemas import AnswerForm, typed_format
 from edgespec.serve.tools import Tools, take_function
 
 Messages = list[dict[str, Any]]
@@ -33,10 +33,10 @@ def read_messages(body: Any, setup: Setup, *, counts: bool = False) -> ChatAsked
         stop=take_stops(fields, setup.limits, "stop_sequences"),
         raw=True,
         reuse=True,
-        json_schema=_format(fields, setup.limits),
+        **_format(fields, setup.limits),
     )
     tools = _tools(fields, setup.limits)
-    if tools.offered and options.json_schema is not None:
+    if tools.offered and options.answer_format is not None:
         fields.refuse("output_config", "is not supported beside tools", code="unsupported_value")
     variables = _thinking(fields)
     output = Output(streams=fields.flag("stream"))
@@ -164,18 +164,11 @@ def _tools(fields: Fields, limits: Limits) -> Tools:
     return Tools() if kind == "none" else Tools(tuple(offered), required, parallel)
 
 
-def _format(fields: Fields, limits: Limits) -> str | None:
+def _format(fields: Fields, limits: Limits) -> AnswerForm:
     outer = fields.object("output_config")
-    schema = None
-    if "format" in outer:
-        inner = outer.object("format")
-        kind = inner.text("type")
-        if kind != "json_schema":
-            inner.refuse("type", f"must be json_schema, not {shown(kind)}")
-        schema = schema_text(inner.any("schema"), inner.name("schema"), limits)
-        inner.end()
+    form = typed_format(outer.object("format"), limits) if "format" in outer else AnswerForm()
     outer.end()
-    return schema
+    return form
 
 
 def _thinking(fields: Fields) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from edgespec.serve.fields import Fields, shown
 from edgespec.serve.limits import Limits
 from edgespec.serve.messages import text_of
 from edgespec.serve.sampling_fields import take_max_tokens, take_sampling
-from edgespec.serve.schemas import ANY_OBJECT, schema_text
+from edgespec.serve.schemas import AnswerForm, typed_format
 from edgespec.serve.tools import take_tools
 
 _PARTS = ("input_text", "output_text", "text")
@@ -31,10 +31,10 @@ def read_response(body: Any, setup: Setup) -> tuple[ChatAsked, dict[str, Any]]:
         sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
         raw=True,
         reuse=True,
-        json_schema=_format(fields, setup.limits),
+        **_format(fields, setup.limits),
     )
     tools = take_tools(fields, setup.limits)
-    if tools.offered and options.json_schema is not None:
+    if tools.offered and options.answer_format is not None:
         fields.refuse("text", "is not supported beside tools", code="unsupported_value")
     output = Output(streams=fields.flag("stream"))
     _refuse_others(fields)
@@ -95,23 +95,12 @@ def _call(fields: Fields) -> dict[str, Any]:
     return {"type": "function", "id": identity, "function": function}
 
 
-def _format(fields: Fields, limits: Limits) -> str | None:
+def _format(fields: Fields, limits: Limits) -> AnswerForm:
     outer = fields.object("text")
     outer.only("verbosity", "medium")
-    schema = None
-    if "format" in outer:
-        inner = outer.object("format")
-        kind = inner.text("type")
-        if kind == "json_object":
-            schema = ANY_OBJECT
-        elif kind == "json_schema":
-            inner.ignore("name", "description", "strict")
-            schema = schema_text(inner.any("schema"), inner.name("schema"), limits)
-        elif kind != "text":
-            inner.refuse("type", f"must be text, json_object or json_schema, not {shown(kind)}")
-        inner.end()
+    form = typed_format(outer.object("format"), limits) if "format" in outer else AnswerForm()
     outer.end()
-    return schema
+    return form
 
 
 def _refuse_others(fields: Fields) -> None:

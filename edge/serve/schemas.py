@@ -1,72 +1,129 @@
-"""Which JSON schemas are turned into grammars: those that do not take the server's time."""
+"""What an answer has to look like, by every field that clients say it with.
+
+`response_format` is OpenAI's, `structured_outputs` and `guided_json` and the like are vLLM's,
+`json_schema` and `grammar` llama.cpp's. What can be compiled is the grammar engine's to say.
+"""
 
 from __future__ import annotations
 
 import json
-import re
-from typing import Any
+from typing import Any, TypedDict
 
-from edgespec.serve.bodies import depth_and_parts
+from edgespec.serve.fields import Fields, shown
 from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
 
-_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-# Of a pattern: what may be left out in a row takes llama.cpp's grammars 1 s a token at 80 of them,
-# and 20 s at 160.
-_MOST_CHOICES = 64
-ANY_OBJECT = '{"type": "object"}'
+
+class AnswerForm(TypedDict, total=False):
+    """Keywords of `GenerationOptions`, of which at most one is given."""
+
+    json_schema: str
+    regex: str
+    grammar: str
+
+
+_ANY_OBJECT = '{"type": "object"}'
+_VLLM = {"json": "json_schema", "regex": "regex", "grammar": "grammar"}
+_SILENT = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+
+
+def take_format(fields: Fields, limits: Limits) -> AnswerForm:
+    """The form that a request asks for, if any. Raises Refusal for two of them."""
+    found: dict[str, AnswerForm] = {}
+    if "response_format" in fields:
+        found["response_format"] = typed_format(fields.object("response_format"), limits)
+    if "structured_outputs" in fields:
+        inner = fields.object("structured_outputs")
+        found |= _vllm(inner, limits, "")
+        if inner.flag("json_object"):
+            found[inner.name("json_object")] = {"json_schema": _ANY_OBJECT}
+        inner.ignore(*_SILENT)
+        inner.end()
+    found |= _vllm(fields, limits, "guided_")
+    if "json_schema" in fields:
+        found["json_schema"] = {"json_schema": _schema(fields, "json_schema", limits)}
+    if "grammar" in fields and (grammar := _text(fields, "grammar", limits)):
+        found["grammar"] = {"grammar": grammar}
+    asked = [name for name, form in found.items() if form]
+    if len(asked) > 1:
+        raise Refusal(f"{asked[0]} and {asked[1]} cannot both be kept to", param=asked[1])
+    return found[asked[0]] if asked else {}
+
+
+def typed_format(fields: Fields, limits: Limits) -> AnswerForm:
+    """The form that an object with a type asks for: text, json_object or json_schema."""
+    kind, form = fields.text("type"), AnswerForm()
+    if kind == "json_object":
+        form["json_schema"] = _ANY_OBJECT
+        if "schema" in fields:  # as llama.cpp takes it
+            form["json_schema"] = _schema(fields, "schema", limits)
+    elif kind == "json_schema":
+        named = fields.object("json_schema") if "json_schema" in fields else fields
+        named.ignore("name", "description", "strict")  # answers always keep to it
+        form["json_schema"] = _schema(named, "schema", limits)
+        named.end()
+    elif kind != "text":
+        fields.refuse("type", f"must be text, json_object or json_schema, not {shown(kind)}")
+    fields.end()
+    return form
 
 
 def schema_text(schema: Any, param: str, limits: Limits) -> str:
     """The text of a schema. Raises Refusal for one that is too large."""
-    if not isinstance(schema, dict):
+    if schema is not True and not isinstance(schema, dict):
         raise Refusal(f"{param} must be an object", param=param)
     text = json.dumps(schema)
-    depth, parts = depth_and_parts(schema)
-    for what, found, most in (
-        ("bytes", len(text), limits.schema_bytes),
-        ("levels", depth, limits.schema_depth),
-        ("objects and lists", parts, limits.schema_parts),
-    ):
-        if found > most:
-            raise Refusal(f"{param} has {found} {what}, and {most} are the limit", param=param)
-    _check_counts(schema, param, limits.schema_repeats)
+    _check_size(text, param, limits)
     return text
 
 
-def _check_counts(value: Any, param: str, most: int) -> None:
-    """Refuse repetitions that a grammar would have to write out."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):
-            waiting += one
-        if not isinstance(one, dict):
-            continue
-        waiting += one.values()
-        counts = [one[name] for name in _COUNTS if isinstance(one.get(name), int | float)]
-        pattern = one.get("pattern")
-        if isinstance(pattern, str):
-            counts.append(_repeats(pattern))
-            if _choices(pattern) > _MOST_CHOICES:
-                raise Refusal(
-                    f"{param} has a pattern with more than {_MOST_CHOICES} parts of any number",
-                    param=param,
-                )
-        if any(count > most for count in counts):
-            raise Refusal(f"{param} repeats a part more than {most} times", param=param)
+def _vllm(fields: Fields, limits: Limits, prefix: str) -> dict[str, AnswerForm]:
+    """vLLM's fields, whose names have a prefix in requests for its older versions."""
+    found: dict[str, AnswerForm] = {}
+    for name, keyword in _VLLM.items():
+        field = prefix + name
+        if field in fields:
+            read = _schema if name == "json" else _text
+            found[fields.name(field)] = {keyword: read(fields, field, limits)}  # type: ignore[misc]
+    if f"{prefix}choice" in fields:
+        field = f"{prefix}choice"
+        found[fields.name(field)] = {"regex": _choice(fields, field, limits)}
+    return found
 
 
-def _choices(pattern: str) -> int:
-    """An upper bound of the places where a pattern may go on or not, groups written out."""
-    groups = _repeats("".join(re.findall(r"\)(\{[\d,\s]*\})", pattern)))
-    return groups * len(re.findall(r"[?*+]|\{\s*\d*\s*,", pattern))
+def _schema(fields: Fields, field: str, limits: Limits) -> str:
+    """A schema, or the text of one."""
+    value = fields.any(field)
+    if not isinstance(value, str):
+        return schema_text(value, fields.name(field), limits)
+    _check_size(value, fields.name(field), limits)
+    return value
 
 
-def _repeats(pattern: str) -> int:
-    """An upper bound of how often a part of a pattern is repeated."""
-    product = 1
-    for numbers in re.findall(r"\{([\d,\s]*)\}", pattern):
-        product *= max([int(one) for one in re.findall(r"\d{1,9}", numbers)], default=1) or 1
-        product = min(product, 1 << 60)
-    return product
+def _text(fields: Fields, field: str, limits: Limits) -> str:
+    value = fields.text(field)
+    _check_size(value, fields.name(field), limits)
+    return value
+
+
+def _choice(fields: Fields, field: str, limits: Limits) -> str:
+    """A regular expression of some texts, of which one is the answer."""
+    values = fields.list(field, limits.format_choices)
+    if not values or not all(isinstance(one, str) for one in values):
+        fields.refuse(field, "must be a list of texts, with one at least")
+    expression = "|".join("".join(map(_literal, one)) for one in values)
+    _check_size(expression, fields.name(field), limits)
+    return expression
+
+
+def _literal(character: str) -> str:
+    if character.isascii() and character.isalnum():
+        return character
+    return f"\\x{{{ord(character):x}}}"
+
+
+def _check_size(text: str, param: str, limits: Limits) -> None:
+    size = len(text)
+    if size > limits.format_chars:
+        problem = f"has {size:,} characters, and {limits.format_chars:,} are the most"
+        raise Refusal(f"{param} {problem}", param=param)
