@@ -177,10 +177,12 @@ class FormatOptions:
     """What an answer has to look like, for every command that generates."""
 
     grammar: Annotated[
-        str | None, typer.Option("--grammar", help="GBNF grammar for the answer: a text or a file.")
+        str | None,
+        typer.Option("--grammar", help="GBNF or Lark grammar for the answer: a text or a file."),
     ] = None
     grammar_file: Annotated[
-        Path | None, typer.Option("--grammar-file", help="GBNF grammar for the answer: a file.")
+        Path | None,
+        typer.Option("--grammar-file", help="GBNF or Lark grammar for the answer: a file."),
     ] = None
     json_schema: Annotated[
         str | None,
@@ -195,23 +197,28 @@ class FormatOptions:
         ),
     ] = None
 
+    regex: Annotated[
+        str | None,
+        typer.Option("--regex", help="Answer with a text that matches this regular expression."),
+    ] = None
+
     def texts(self) -> dict[str, str | None]:
-        """Arguments `grammar` and `json_schema` of `Engine.stream`."""
-        both = (self.grammar, self.grammar_file, self.json_schema, self.json_schema_file)
-        if sum(one is not None for one in both) > 1:
-            raise typer.BadParameter("give one of --grammar and --json-schema, and once")
+        """Arguments `grammar`, `json_schema` and `regex` of `Engine.stream`."""
+        if sum(getattr(self, field.name) is not None for field in fields(self)) > 1:
+            raise typer.BadParameter("give one of --grammar, --json-schema and --regex, and once")
         return {
-            "grammar": _text_or_file(self.grammar, "::=") or read_text(self.grammar_file),
+            "grammar": _text_or_file(self.grammar, "::=", "start:") or read_text(self.grammar_file),
             "json_schema": _text_or_file(self.json_schema, "{") or read_text(self.json_schema_file),
+            "regex": self.regex,
         }
 
 
 ANY_FORMAT = FormatOptions()
 
 
-def _text_or_file(given: str | None, sign: str) -> str | None:
-    """A text that holds `sign`, or else that of a file, which an @ before its name says, too."""
-    if given is None or (sign in given and not given.startswith("@")):
+def _text_or_file(given: str | None, *signs: str) -> str | None:
+    """A text that holds one of `signs`, or else that of a file, which an @ before it says, too."""
+    if given is None or (any(one in given for one in signs) and not given.startswith("@")):
         return given
     return read_text(paths.expanded(given.removeprefix("@")))
 

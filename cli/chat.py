@@ -67,7 +67,7 @@ def chat(
     request = plan_options.request(
         prompt_tokens=most_prompt_tokens(spec, [system or ""]), max_tokens=max_tokens
     )
-    request = replace(request, interface_bytes=interface_bytes())
+    request = replace(request, interface_bytes=interface_bytes(), keeps_to_form=any(texts.values()))
     with Chat(model.name, request, color=color, answer_format=texts) as talk:
         session = talk.session
         session.system, session.sampling, session.max_tokens = system, sampling, max_tokens

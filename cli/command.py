@@ -32,7 +32,7 @@ _GROUPS = {
         *("frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
         *("dry_penalty_last_n", "dry_sequence_breaker", "logit_bias", "samplers"),
     ),
-    "Form of the answer": ("grammar", "grammar_file", "json_schema", "json_schema_file"),
+    "Form of the answer": ("grammar", "grammar_file", "json_schema", "json_schema_file", "regex"),
     "Memory and device": (
         *("budget", "prefer", "ctx", "kv_type", "cache_type_k", "cache_type_v", "gpu_layers"),
         *("memory", "workers", "threads", "backend", "device", "kernels"),

@@ -62,8 +62,9 @@ class RequestFields:
         if stop:
             values["stop"] = stop
         texts = answer_format.texts()
-        if texts["grammar"] is not None:
-            raise typer.BadParameter("--grammar has no place in a request; --json-schema has")
+        values["grammar"] = texts["grammar"]  # llama.cpp's field
+        if texts["regex"] is not None:
+            values["structured_outputs"] = {"regex": texts["regex"]}  # vLLM's
         if texts["json_schema"] is not None:
             values["response_format"] = _schema_format(texts["json_schema"])
         return cls({name: value for name, value in values.items() if value is not None})

@@ -91,6 +91,7 @@ def run(
         max_tokens=max_tokens,
         is_plain_greedy=sampling.is_plain_greedy and not any(texts.values()),
     )
+    request = dataclasses.replace(request, keeps_to_form=any(texts.values()))
     if check:
         _require_comparable(request, sampling)
     cancel = cancel_on_interrupt()

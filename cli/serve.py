@@ -104,6 +104,7 @@ def serve(
         plan_options.request(max_tokens=max_tokens or 0),
         users=options.users_of(users),
         latency=latency,
+        keeps_to_form=True,  # whatever is asked for
     )
     with bind(host, port, keys) as listener:  # before loading: a port in use is told at once
         threading.Thread(target=_import_server, daemon=True).start()

@@ -34,11 +34,11 @@ _MOST_BYTES = 256 << 10  # of a schema or a grammar
 # long for one token; with these the worst of 10,000 hostile ones takes less than `docs/serve.md`
 # says, and all public schemas that compile with its defaults still do.
 _LIMITS = {
-    "initial_lexer_fuel": 200_000,
+    "initial_lexer_fuel": 100_000,
     "step_lexer_fuel": 50_000,
     "step_max_items": 20_000,
     "max_items_in_row": 1000,
-    "max_lexer_states": 20_000,
+    "max_lexer_states": 4000,
     "max_grammar_size": 60_000,
     "verbose_errors": False,
 }
@@ -223,9 +223,10 @@ def _document(wanted: AnswerFormat) -> str:
     """llguidance's document of a form. Raises UnsupportedError."""
     from llguidance import LLMatcher
 
-    size = len(wanted.text)
+    size, name = len(wanted.text), _NAMES[wanted.kind]
+    if re.search("[\ud800-\udfff]", wanted.text):
+        raise UnsupportedError(f"the {name} has half a character in it")
     if size > _MOST_BYTES:
-        name = _NAMES[wanted.kind]
         raise UnsupportedError(f"the {name} has {size:,} characters, {_MOST_BYTES:,} are the most")
     if wanted.kind == "json_schema":
         return _schema_document(wanted.text)
@@ -265,6 +266,8 @@ def _converted(part: re.Match[str]) -> str:
 
 def _short_escape(escape: re.Match[str]) -> str:
     code = int(escape[1] or escape[2] or "0", 16)
+    if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
+        raise ValueError(f"{escape[0]} is no character")
     if not code:
         return escape[0] if escape[1] is None and escape[2] is None else "\\x00"
     return f"\\x{code:02x}" if code < 128 else chr(code)

@@ -80,6 +80,10 @@ _OTHER_VOCABULARY_ENTRY_BYTES = 165
 # Of a vocabulary, to pick a token of it: work arrays, the sorted row and its weights where filters
 # keep nearly all tokens, and what a grammar asks of each. Measured: up to 53 bytes a token.
 SAMPLING_TOKEN_BYTES = 64
+# Of a vocabulary, for schemas and grammars: what is known of each token and of usual strings, built
+# at the first use. Measured: 285 to 403 bytes a token, and at most 3 MiB for an answer's state.
+GRAMMAR_TOKEN_BYTES = 410
+GRAMMAR_STATE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from edgespec.memory.bytes.footprint import (
     GPU,
+    GRAMMAR_STATE_BYTES,
+    GRAMMAR_TOKEN_BYTES,
     HOST,
     RUNTIME_BYTES,
     SAMPLING_TOKEN_BYTES,
@@ -234,6 +236,10 @@ class Layout:
         if not self.request.is_plain_greedy:
             vocabulary = max(spec.vocab_size for spec in self.specs)
             parts += (Component("sampling", SAMPLING_TOKEN_BYTES * vocabulary, is_ceiling=True),)
+        if self.request.keeps_to_form and self.backend != ONNX:
+            size = GRAMMAR_TOKEN_BYTES * max(spec.vocab_size for spec in self.specs)
+            size += GRAMMAR_STATE_BYTES * self.users
+            parts += (Component("schemas", size, is_ceiling=True),)
         if held := self._held_bytes():
             parts += (Component("process", held),)
         if self.machine.is_one_pool:

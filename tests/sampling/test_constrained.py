@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections import Counter
@@ -13,7 +14,6 @@ import pytest
 
 import edgespec
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import ByteTokenizer
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting.drafters.base import Outcome
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
@@ -43,15 +43,12 @@ _INF = float("inf")
 class Even:
     """Allows even tokens; forces a text where it is given one."""
 
-    def __init__(self, forced: bytes = b"") -> None:
-        self.forced = forced
+    def __init__(self, text: bytes = b"", num_sure: int = 0) -> None:
+        self.text, self.num_sure = text, num_sure
         self.accepted: list[int] = []
 
     def allows(self, token: int) -> bool:
         return token % 2 == 0
-
-    def best(self, logits_row: Logits) -> int:
-        return int(self.masked(logits_row).argmax())
 
     def masked(self, logits_row: Logits) -> Logits:
         row: Logits = logits_row.copy()
@@ -62,8 +59,8 @@ class Even:
         assert self.allows(token)
         self.accepted.append(token)
 
-    def forced_bytes(self, most: int) -> bytes:
-        return self.forced[:most]
+    def forced(self) -> tuple[list[int], int]:
+        return list(self.text), self.num_sure
 
 
 ROW: Logits = np.array([0.3, 2.0, 1.1, -0.5, 0.9, 1.7, -1.0, 0.0], np.float32)
@@ -82,8 +79,6 @@ ROW: Logits = np.array([0.3, 2.0, 1.1, -0.5, 0.9, 1.7, -1.0, 0.0], np.float32)
 )
 def test_the_law_is_that_of_masking_first(params: SamplingParams) -> None:
     """20,000 draws; a right sampler fails this once in about 10^8 runs (5.7 sigma a token)."""
-    import dataclasses
-
     count = 20_000
     fixed = dataclasses.replace(params, seed=1, penalty_last_n=0)
     sampler = ConstrainedSampler(Sampler(fixed, V), Even())
@@ -120,8 +115,8 @@ def stakes_of(max_nodes: int) -> Stakes:
 
 
 def test_forced_text_is_drafted_and_how_it_is_cut_is_counted() -> None:
-    grammar, counts = Even(b"name"), new_counts()
-    drafter = GrammarDrafter(grammar, ByteTokenizer(256), SuffixDrafter(), counts)
+    grammar, counts = Even(b"name", num_sure=3), new_counts()
+    drafter = GrammarDrafter(grammar, SuffixDrafter(), counts)
     drafter.begin([1, 2, 3])
     before = drafter.propose(stakes_of(8))
     assert bytes(before.tokens) == b"name"
@@ -133,16 +128,28 @@ def test_forced_text_is_drafted_and_how_it_is_cut_is_counted() -> None:
         drafter.observe(outcome)
     assert drafter.propose(stakes_of(8)).probabilities[-1] > before.probabilities[-1]
     assert len(drafter.propose(stakes_of(2))) == 2
-    grammar.forced = b""
+    grammar.text = b""
     assert bytes(drafter.propose(stakes_of(8)).tokens[:1]) == b"n"  # the other drafter's
 
 
-def test_half_a_character_is_not_drafted() -> None:
-    drafter = GrammarDrafter(
-        Even("é".encode()[:1]), ByteTokenizer(256), SuffixDrafter(), new_counts()
-    )
-    drafter.begin([1])
-    assert len(drafter.propose(stakes_of(8))) == 0
+def test_a_text_that_is_cut_off_says_nothing_about_how_texts_end() -> None:
+    """The last token that there is room for is not the last one of what is forced."""
+    counts = new_counts()
+    drafter = GrammarDrafter(Even(b"name", num_sure=3), SuffixDrafter(), counts)
+    drafter.begin([1, 2, 3])
+    before = [counts.probability(cell) for cell in (0, 1)]
+    drafter.propose(stakes_of(2))
+    drafter.observe(Outcome(DraftTree.chain([3, *b"na"]), range(3), [*b"nam"], stakes_of(2)))
+    after = [counts.probability(cell) for cell in (0, 1)]
+    assert after[0] > before[0] and after[1] == before[1]
+
+
+def test_a_bias_that_forbids_all_that_is_allowed_is_an_error() -> None:
+    params = SamplingParams(logit_bias=tuple((token, -math.inf) for token in range(0, V, 2)))
+    for temperature in (0.0, 1.0):
+        fixed = dataclasses.replace(params, temperature=temperature, seed=1)
+        with pytest.raises(UnsupportedError, match="logit_bias"):
+            ConstrainedSampler(Sampler(fixed, V), Even()).pick(ROW)
 
 
 # ------------------------------------------------------------------------------ the real thing

@@ -1,96 +1,353 @@
-"""llama.cpp's grammars: what may come next, and what reading one takes."""
+"""What answers of a form may be: what is written, what is refused, and what that takes."""
 
 from __future__ import annotations
 
+import json
+import time
 import tracemalloc
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import edgespec
-from edgespec.backends.llama.grammar import LlamaGrammar, json_grammar
-from edgespec.backends.llama.tokenizer import open_tokenizer
+from edgespec.backends.base import AnswerFormat
+from edgespec.backends.llama.grammar import LlamaGrammar, closed_schema
+from edgespec.backends.llama.tokenizer import VocabularyTokenizer
 from edgespec.errors import UnsupportedError
-from edgespec.memory.bytes.footprint import SAMPLING_TOKEN_BYTES
+from edgespec.memory.bytes.footprint import (
+    GRAMMAR_STATE_BYTES,
+    GRAMMAR_TOKEN_BYTES,
+    SAMPLING_TOKEN_BYTES,
+)
+from edgespec.memory.device.track import resident_bytes
 from edgespec.models.embedded import embedded_model
 from edgespec.sampling.constrained import ConstrainedSampler
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
 
-
-def grammar_of(engine: edgespec.Engine, text: str) -> LlamaGrammar:
-    tokenizer = engine.backend.tokenizer
-    return LlamaGrammar(tokenizer, text)  # type: ignore[arg-type]
+pytestmark = pytest.mark.model
 
 
-@pytest.mark.model
-def test_what_may_come_next(exact_engine: edgespec.Engine) -> None:
-    tokenizer = exact_engine.backend.tokenizer
-    grammar = grammar_of(exact_engine, 'root ::= "yes, it is" | "yes, it was"')
-    assert grammar.forced_bytes(64) == b"yes, it "
-    assert grammar.forced_bytes(3) == b"yes"
-    row = np.zeros(tokenizer.vocab_size, np.float32)
-    pieces = {
-        tokenizer.token_bytes(int(token)) for token in np.flatnonzero(grammar.masked(row) == 0.0)
-    }
-    assert pieces == {p for p in pieces if b"yes, it ".startswith(p) and p}
-    assert grammar.best(row) == int(grammar.masked(row).argmax())
-    for token in tokenizer.encode("yes, it is", add_special=False):
+@pytest.fixture(scope="module")
+def tokenizer() -> Iterator[VocabularyTokenizer]:
+    found = VocabularyTokenizer(embedded_model())
+    yield found
+    found.close()
+
+
+def made(
+    tokenizer: VocabularyTokenizer,
+    form: Any,
+    kind: str = "json_schema",
+    tags: tuple[str, str] | None = None,
+) -> LlamaGrammar:
+    text = form if isinstance(form, str) else json.dumps(form)
+    return LlamaGrammar(tokenizer, AnswerFormat(kind, text, tags))
+
+
+def takes(tokenizer: VocabularyTokenizer, grammar: LlamaGrammar, text: str) -> bool:
+    """Whether a whole answer may be this text, whose tokens may be cut in any way."""
+    left, row = text.encode(), np.zeros(tokenizer.vocab_size, np.float32)
+    while left:
+        allowed = map(int, np.flatnonzero(grammar.masked(row) == 0.0))
+        fit = [
+            (len(p), t) for t in allowed if (p := tokenizer.token_bytes(t)) and left.startswith(p)
+        ]
+        if not fit:
+            return False
+        size, token = max(fit)
         assert grammar.allows(token)
         grammar.accept(token)
-    ends = np.flatnonzero(grammar.masked(row) == 0.0)
+        left = left[size:]
+    return any(grammar.allows(t) for t in range(tokenizer.vocab_size) if tokenizer.is_end(t))
+
+
+# -- what may come next ------------------------------------------------------------------------
+
+
+def test_what_may_come_next(tokenizer: VocabularyTokenizer) -> None:
+    grammar = made(tokenizer, 'root ::= "yes, it is" | "yes, it was"', "grammar")
+    forced, num_sure = grammar.forced()
+    assert b"".join(map(tokenizer.token_bytes, forced)) == b"yes, it "
+    assert 0 < num_sure < len(forced), "its last space may be the beginning of a longer token"
+    row = np.random.default_rng(1).normal(size=tokenizer.vocab_size).astype(np.float32)
+    for token in tokenizer.encode("yes, it is", add_special=False):
+        masked = grammar.masked(row)
+        allowed = np.flatnonzero(np.isfinite(masked))
+        assert all(grammar.allows(int(one)) for one in allowed)
+        assert (masked[allowed] == row[allowed]).all()
+        if num_sure:
+            assert list(allowed) == [token], "forced text has one cut"
+            num_sure -= 1
+        others = np.random.default_rng(token).integers(0, len(row), 500)
+        assert not any(grammar.allows(int(one)) for one in others if one not in allowed)
+        grammar.accept(token)
+    ends = np.flatnonzero(np.isfinite(grammar.masked(row)))
     assert len(ends) and all(tokenizer.is_end(int(token)) for token in ends)
-    grammar.close()
-    grammar.close()
+    grammar.accept(int(ends[0]))
+    assert grammar.allows(int(ends[0])) and not grammar.allows(70), "drafts may go on behind an end"
+    assert np.isfinite(grammar.masked(row)).sum() == len(ends) and grammar.forced() == ([], 0)
 
 
-@pytest.mark.model
-def test_strings_have_no_raw_control_characters(exact_engine: edgespec.Engine) -> None:
-    grammar = grammar_of(exact_engine, json_grammar('{"type": "string"}'))
-    tokenizer = exact_engine.backend.tokenizer
+@pytest.mark.parametrize("form", [{"const": 'red "herring"'}, {"enum": ["blue whales"]}])
+def test_what_is_forced_within_strings_is_told(
+    tokenizer: VocabularyTokenizer, form: dict[str, Any]
+) -> None:
+    forced, num_sure = made(tokenizer, form).forced()
+    written = b"".join(map(tokenizer.token_bytes, forced)).decode()
+    assert num_sure > 3 and json.loads(written) == form.get("const", "blue whales")
+
+
+WRITTEN = (
+    ({"const": 'a"\\\n\x00é😀'}, ['"a\\"\\\\\\n\\u0000é😀"'], ['"a"']),
+    ({"type": ["string", "null"], "enum": ["a", None]}, ['"a"', "null"], ['"b"']),
+    ({"type": ["string", "null"], "maxLength": 2}, ['"ab"', "null"], ['"abc"']),
+    ({"pattern": "^(red|green|blue)$", "type": "string"}, ['"red"'], ['"red', '"reds"']),
+    ({"pattern": "^a]$", "type": "string"}, ['"a]"'], ['"a"']),
+    ({"pattern": "^.{1,3}$", "type": "string"}, ['"a\\"b"'], ['"a"b"', '"a\nb"']),
+    ({"type": "integer", "minimum": 3, "maximum": 12}, ["3", "12"], ["2", "13", "3.5"]),
+    ({"type": "number", "exclusiveMinimum": 0.5}, ["0.51", "7"], ["0.5", "-1"]),
+    ({"type": "integer", "multipleOf": 25}, ["50", "0"], ["30"]),
+    ({"type": "array", "prefixItems": [{"const": 1}], "items": False}, ["[1]"], ["[1, 2]"]),
+    ({"type": "array", "minItems": 2, "maxItems": 3}, ["[1, {}]"], ["[1]", "[1,2]"]),
+    ({"type": "object"}, ["{}", '{"a": {"b": [1, 2]}}'], ["[]", '{ "a": 1}', '{"a":1}']),
+    (True, ["1", '{"a": null}'], ["nul"]),
+    ({"$ref": "#/$defs/value", "$defs": {"value": {"const": 1}}}, ["1"], ["2"]),
+    (
+        {"$ref": "#/$defs/n", "$defs": {"n": {"properties": {"n": {"$ref": "#/$defs/n"}}}}},
+        ['{"n": {"n": {}}}'],
+        ['{"m": 1}'],
+    ),
+    (
+        {"oneOf": [{"type": "integer"}, {"type": "string"}], "description": "either"},
+        ["1", '"a"'],
+        ["null"],
+    ),
+)
+
+
+@pytest.mark.parametrize(("form", "right", "wrong"), WRITTEN, ids=lambda one: str(one)[:40])
+def test_documents_of_a_schema(
+    tokenizer: VocabularyTokenizer, form: Any, right: list[str], wrong: list[str]
+) -> None:
+    assert [takes(tokenizer, made(tokenizer, form), text) for text in right] == [True] * len(right)
+    assert not any(takes(tokenizer, made(tokenizer, form), text) for text in wrong)
+
+
+def test_strings_have_no_raw_control_characters(tokenizer: VocabularyTokenizer) -> None:
+    grammar = made(tokenizer, {"type": "string"})
     for token in tokenizer.encode('"a', add_special=False):
         grammar.accept(token)
     assert not any(grammar.allows(t) for t in tokenizer.encode("\n", add_special=False))
 
 
-@pytest.mark.model
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "text", "right", "wrong"),
     [
-        {"grammar": "root ::= ("},
-        {"grammar": "other ::= 'x'"},
-        {"grammar": ""},
-        {"json_schema": "{"},
-        {"json_schema": '{"type": "nothing"}'},
-        {"json_schema": '{"$ref": "http://localhost/x"}'},
-        {"json_schema": "{}", "grammar": 'root ::= "x"'},
+        ("regex", r"[a-z]+/\d{2}", "abc/12", "abc/1"),
+        ("regex", r"\x{22}\x{5c}\x{1f600}", '"\\😀', "x"),
+        ("grammar", 'root ::= "\\u0041\\x42" [\\u0043-\\u0045]', "ABD", "ABF"),
+        ("grammar", 'root ::= "a" . "b"', "a\nb", "ab"),
+        ("grammar", 'root ::= "a.b" [.]', "a.b.", "a.bc"),
+        ("grammar", 'root ::= item ("," item)*\nitem ::= [0-9]{2}', "12,34", "1"),
+        ("grammar", "start: NUMBER /[a-c]/\nNUMBER: /[0-9]+/", "12b", "b"),
     ],
-    ids=str,
 )
-def test_unreadable_grammars_are_refused(
-    exact_engine: edgespec.Engine, options: dict[str, str]
+def test_expressions_and_grammars(
+    tokenizer: VocabularyTokenizer, kind: str, text: str, right: str, wrong: str
 ) -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        exact_engine.generate("x", max_tokens=3, **options)  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value)
-    assert exact_engine.generate("x", max_tokens=3).token_ids
+    assert takes(tokenizer, made(tokenizer, text, kind), right)
+    assert not takes(tokenizer, made(tokenizer, text, kind), wrong)
 
 
-@pytest.mark.model
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "grammar"])
+def test_a_form_begins_behind_a_thought(tokenizer: VocabularyTokenizer, kind: str) -> None:
+    form = {"json_schema": '{"const": "yes"}', "regex": '"yes"', "grammar": 'root ::= "\\"yes\\""'}
+
+    def fits(text: str, opening: str) -> bool:
+        return takes(tokenizer, made(tokenizer, form[kind], kind, (opening, "</think>")), text)
+
+    assert fits('Let me {think}.\n</think>\n\n"yes"', "")
+    assert fits('<think>\nAny </thing> é</think>"yes"', "<think>")
+    assert fits('"yes"', "<think>"), "a model may go without a thought where none has begun"
+    assert not fits('"yes"', "")
+    assert not fits('Hm.</think>\n\n"no"', "")
+    assert not fits("<think>\nAny", "<think>"), "an answer does not end within a thought"
+
+
+def test_special_tokens_close_a_thought(tokenizer: VocabularyTokenizer) -> None:
+    """As models have them whose tags are control tokens: the text of their names is no end."""
+    [tag] = tokenizer.encode("<|im_start|>", add_special=False)
+    grammar = made(tokenizer, {"const": 1}, "json_schema", ("", "<|im_start|>"))
+    for token in tokenizer.encode("Hm.", add_special=False):
+        grammar.accept(token)
+    assert grammar.allows(tag)
+    grammar.accept(tag)
+    assert not grammar.allows(tag) and takes(tokenizer, grammar, "1")
+
+
+# -- objects are closed ------------------------------------------------------------------------
+
+A, B = {"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "integer"}}}
+BOTH = {"allOf": [{"properties": {"o": A}}, {"properties": {"o": B}}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "closed", "open_"),
+    [
+        (A, ['{"a": 1}', "{}"], ['{"b": 1}', '{"a": 1, "c": 2}']),
+        ({"properties": {}}, ["{}"], ['{"a": 1}']),
+        ({"properties": {"o": A}}, ['{"o": {"a": 1}}'], ['{"o": {"b": 1}}']),
+        ({"items": A}, ['[{"a": 1}]'], ['[{"b": 1}]']),
+        ({**A, "additionalProperties": True}, ['{"a": 1, "c": 2}'], []),
+        ({**A, "patternProperties": {"^x": {}}}, ['{"a": 1, "x": 2}'], []),
+        ({"type": "object", "required": ["z"]}, ['{"z": 1, "y": 2}'], []),
+        ({**A, "required": ["z"]}, ['{"a": 1, "z": 2}'], ['{"z": 2, "y": 1}']),
+        ({"allOf": [A, B]}, ['{"a": 1, "b": 2}'], ['{"a": 1, "c": 2}']),
+        ({**A, "anyOf": [B, {"type": "object"}]}, ['{"a": 1, "b": 2}'], ['{"c": 2}']),
+        ({"anyOf": [A, B]}, ['{"a": 1}', '{"b": 1}'], ['{"a": 1, "b": 2}']),
+        ({"$ref": "#/$defs/a", "$defs": {"a": A}}, ['{"a": 1}'], ['{"b": 1}']),
+        (
+            {"allOf": [{"$ref": "#/$defs/a"}, B], "$defs": {"a": A}},
+            ['{"a": 1, "b": 2}'],
+            ['{"a": 1, "c": 2}'],
+        ),
+        (BOTH, ['{"o": {"a": 1, "b": 2}}'], []),
+        ({"const": {"properties": {}}}, ['{"properties": {}}'], []),
+        ({"properties": {"format": {"format": "int32"}}}, ['{"format": 1}'], ['{"x": 1}']),
+    ],
+    ids=lambda one: str(one)[:60],
+)  # fmt: skip
+def test_objects_are_closed_unless_a_schema_says_otherwise(
+    tokenizer: VocabularyTokenizer, schema: Any, closed: list[str], open_: list[str]
+) -> None:
+    for text in closed:
+        assert takes(tokenizer, made(tokenizer, schema), text), text
+    for text in open_:
+        assert not takes(tokenizer, made(tokenizer, schema), text), text
+
+
+def test_what_a_schema_was_is_not_looked_at_for_ever() -> None:
+    """References to one list of branches, from everywhere: quadratic work, were it not bounded."""
+    branches = [{"properties": {f"p{i}": {}}} for i in range(2000)]
+    schema = {
+        "properties": {f"q{i}": {"type": "object", "$ref": "#/$defs/big"} for i in range(2000)},
+        "$defs": {"big": {"anyOf": branches}},
+    }
+    began = time.process_time()
+    with pytest.raises(UnsupportedError, match="refer to each other too often"):
+        closed_schema(json.dumps(schema))
+    assert time.process_time() - began < 5.0
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+REFUSED: tuple[tuple[dict[str, str], str], ...] = (
+    ({"grammar": "root ::= ("}, "Expected"),
+    ({"grammar": "other ::= 'x'"}, "Expected"),
+    ({"grammar": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000}, "nested too deeply"),
+    ({"grammar": "root ::= root"}, "no text fits it"),
+    ({"grammar": 'root ::= "\\uD800"'}, "no character"),
+    ({"regex": "a\ud800"}, "half a character"),
+    ({"grammar": "start: missing"}, "missing"),
+    ({"grammar": ""}, "empty"),
+    ({"regex": "("}, "unclosed group"),
+    ({"regex": "(?=a)b"}, "look-around"),
+    ({"json_schema": "{"}, "line 1"),
+    ({"json_schema": "false"}, "an object"),
+    ({"json_schema": '{"type": "nothing"}'}, "nothing"),
+    ({"json_schema": '{"uniqueItems": true, "type": "array"}'}, "uniqueItems"),
+    ({"json_schema": '{"not": {"type": "array"}}'}, "not"),
+    ({"json_schema": '{"oneOf": [{"minimum": 1}, {"type": "integer"}]}'}, "oneOf"),
+    ({"json_schema": '{"$ref": "#"}'}, "no text fits it"),
+    ({"json_schema": '{"$ref": "http://localhost/x"}'}, "http://localhost/x"),
+    ({"json_schema": '{"format": "regex"}'}, "regex"),
+    ({"json_schema": '{"multipleOf": 1000003}'}, "1,000,003 remainders"),
+    ({"json_schema": '{"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}'}, "remainders"),
+    ({"json_schema": '{"description": "' + "x" * (300 << 10) + '"}'}, "are the most"),
+    ({"json_schema": '{"items":' * 3000 + "{}" + "}" * 3000}, "nested too deeply"),
+    ({"json_schema": "{}", "grammar": 'root ::= "x"'}, "one of"),
+)
+
+
+@pytest.mark.parametrize(("options", "reason"), REFUSED, ids=lambda one: str(one)[:50])
+def test_what_cannot_be_used_is_refused_in_one_sentence(
+    exact_engine: edgespec.Engine,
+    options: dict[str, str],
+    reason: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(UnsupportedError, match=reason) as caught:
+        exact_engine.stream("x", max_tokens=3, **options)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    assert capfd.readouterr() == ("", ""), "nothing of a schema is printed"
+
+
+HOSTILE: tuple[tuple[str, Any], ...] = (
+    ("json_schema", {"type": "string", "pattern": "^a]$"}),
+    ("json_schema", {"type": "string", "pattern": "^(a|){1000}$"}),
+    ("json_schema", {"type": "string", "pattern": "^((a|)(b|)(c|)){300}$"}),
+    ("json_schema", {"type": "string", "pattern": "^(a{1000}){1000}$"}),
+    ("json_schema", {"type": "string", "pattern": "^(a|b)*a(a|b){500}$"}),
+    ("json_schema", {"type": "string", "maxLength": 60_000}),
+    ("json_schema", {"enum": [f"value {i} {i * i}" for i in range(5000)]}),
+    (
+        "json_schema",
+        {"allOf": [{"anyOf": [{"properties": {f"{x}{i}": {}}} for x in "ab"]} for i in range(10)]},
+    ),
+    ("json_schema", {"anyOf": [{"$ref": "#"}, {"items": {"$ref": "#"}}]}),
+    ("json_schema", {"const": "a" * 60_000}),
+    ("regex", "(a*)*" * 200 + "b{60000}"),
+    ("grammar", 'root ::= ("a" root | root "b" | root root | "")*'),
+)
+
+
+@pytest.mark.parametrize(("kind", "form"), HOSTILE, ids=lambda one: str(one)[:40])
+def test_no_form_takes_long(tokenizer: VocabularyTokenizer, kind: str, form: Any) -> None:
+    """Those that never ended, or took seconds a token, with llama.cpp's; each call is measured."""
+    row = np.zeros(tokenizer.vocab_size, np.float32)
+    made(tokenizer, {})  # builds what all share
+    began = time.thread_time()
+    slowest, last = 0.0, began
+    try:
+        grammar = made(tokenizer, form, kind)
+        for _ in range(20):
+            grammar.forced()
+            token = int(grammar.masked(row).argmax())
+            grammar.accept(token)
+            slowest, last = max(slowest, time.thread_time() - last), time.thread_time()
+            if tokenizer.is_end(token):
+                break
+    except UnsupportedError as problem:
+        assert "\n" not in str(problem)
+    assert max(slowest, time.thread_time() - last) < 1.0
+
+
+# -- what it takes -----------------------------------------------------------------------------
+
+
 def test_a_plan_has_room_for_what_a_grammar_asks_of_the_vocabulary() -> None:
-    with open_tokenizer(embedded_model()) as tokenizer:
-        size = tokenizer.vocab_size
-        row = np.random.default_rng(1).normal(size=size).astype(np.float32)
-        tracemalloc.start()
-        try:
-            grammar = LlamaGrammar(tokenizer, json_grammar('{"type": "string"}'))
-            params = SamplingParams(temperature=1.0, top_p=0.9, seed=1)
-            sampler = ConstrainedSampler(Sampler(params, size, [1]), grammar)
-            for _ in range(3):
-                grammar.forced_bytes(64)
-                sampler.pick(row)
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-            grammar.close()
+    tokenizer = VocabularyTokenizer(embedded_model())
+    size = tokenizer.vocab_size
+    row = np.random.default_rng(1).normal(size=size).astype(np.float32)
+    before = resident_bytes()
+    grammar = made(tokenizer, {"type": "string", "maxLength": 100})
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=1)
+    for _ in range(3):
+        grammar.forced()
+        ConstrainedSampler(Sampler(params, size, [1]), grammar).pick(row)
+    assert resident_bytes() - before <= GRAMMAR_TOKEN_BYTES * size + GRAMMAR_STATE_BYTES
+    tracemalloc.start()
+    try:
+        sampler = ConstrainedSampler(Sampler(params, size, [1]), grammar)
+        for _ in range(3):
+            sampler.pick(row)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        tokenizer.close()
     assert peak <= SAMPLING_TOKEN_BYTES * size
+    with pytest.raises(UnsupportedError, match="closed"):
+        grammar.forced()  # would tokenize with a vocabulary that is gone
