@@ -26,6 +26,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -142,7 +143,7 @@ class Judge:
                     if token < 0:
                         return False
                 self.clock.timed("forced", schema, grammar.forced)
-                self.clock.timed("accept", schema, lambda t=token: grammar.accept(t))
+                self.clock.timed("accept", schema, partial(grammar.accept, token))
                 left = left[len(self.tokenizer.token_bytes(token)) :]
                 if not ids:
                     rest = left.decode(errors="ignore")
@@ -284,7 +285,7 @@ def public(folder: Path, judge: Judge, sample: int) -> None:
 
 # -- hostile -----------------------------------------------------------------------------------
 
-_PIECES = (
+_PIECES: tuple[str, ...] = (
     "a",
     "[a-z]",
     ".",
@@ -398,8 +399,8 @@ def hostile(count: int, judge: Judge) -> None:
             for _ in range(24):
                 judge.clock.timed("forced", text, grammar.forced)
                 token = judge.draw(np.flatnonzero(np.isfinite(judge.masked(grammar, text))))
-                judge.clock.timed("allows", text, lambda g=grammar, t=token: g.allows(t))
-                judge.clock.timed("accept", text, lambda g=grammar, t=token: g.accept(t))
+                judge.clock.timed("allows", text, partial(grammar.allows, token))
+                judge.clock.timed("accept", text, partial(grammar.accept, token))
                 if judge.tokenizer.is_end(token):
                     break
         except UnsupportedError as problem:

@@ -44,7 +44,7 @@ def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conver
         text = (f"{text.rstrip()}\n\n{CLOSING}\n\n" if within else text) + how.prefix
         options, within = replace(options, json_schema=_schema(tools, how)), False
     is_thinking = thinks(template) and not tools.required
-    if is_thinking and not text.rstrip().endswith(CLOSING):
+    if is_thinking and options.answer_format and not text.rstrip().endswith(CLOSING):
         options = replace(options, think_tags=("" if within else OPENING, CLOSING))
 
     def make_reader() -> Reader:

@@ -62,8 +62,18 @@ def test_a_form_is_a_text_or_a_file(tmp_path: Path) -> None:
         FormatOptions(grammar=f"@{path}"),
         FormatOptions(grammar_file=path),
     ]
-    assert [one.texts() for one in given] == [{"grammar": grammar, "json_schema": None}] * 4
-    assert FormatOptions(json_schema="{}").texts() == {"grammar": None, "json_schema": "{}"}
+    assert [one.texts() for one in given] == [
+        {"grammar": grammar, "json_schema": None, "regex": None}
+    ] * 4
+    lark = "start: /a/"
+    given = [FormatOptions(json_schema="{}"), FormatOptions(grammar=lark), FormatOptions(regex="a")]
+    assert [{k: v for k, v in one.texts().items() if v is not None} for one in given] == [
+        {"json_schema": "{}"},
+        {"grammar": lark},
+        {"regex": "a"},
+    ]
+    with pytest.raises(typer.BadParameter, match="once"):
+        FormatOptions(regex="a", json_schema="{}").texts()
     with pytest.raises(typer.BadParameter, match="once"):
         FormatOptions(grammar=grammar, json_schema="{}").texts()
     with pytest.raises(UnsupportedError, match="cannot read"):

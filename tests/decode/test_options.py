@@ -49,7 +49,7 @@ def test_what_cannot_be_is_refused_when_it_is_said() -> None:
         GenerationOptions(max_tokens=0)
     with pytest.raises(UnsupportedError, match="logprobs must be at least 0, not -1"):
         GenerationOptions(logprobs=-1)
-    with pytest.raises(UnsupportedError, match="not both"):
+    with pytest.raises(UnsupportedError, match="one of a grammar"):
         GenerationOptions(grammar="root ::= x", json_schema="{}")
     with engine() as one, pytest.raises(TypeError, match="max_token"):
         one.generate("a", max_token=5)  # type: ignore[call-arg]

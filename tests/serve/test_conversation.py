@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
+
 from edgespec.decode.options import GenerationOptions
 from edgespec.serve.asked import ChatAsked, Output
 from edgespec.serve.conversation import conversation_of
@@ -98,3 +100,22 @@ def test_a_thought_that_is_continued_is_no_content() -> None:
     deltas = [reader.push(" is.</think>\n\nYes."), reader.finish()]
     assert "".join(one.reasoning for one in deltas).strip() == "is."
     assert "".join(one.content for one in deltas) == "Yes."
+
+
+@pytest.mark.parametrize(
+    ("text", "tags"),
+    [
+        ("<user>Hi<assistant><think>\n", ("", "</think>")),
+        ("<user>Hi<assistant>", ("<think>", "</think>")),
+        ("<user>Hi<assistant><think>\n\n</think>\n\n", None),
+    ],
+)
+def test_a_schema_is_the_answers_and_not_the_thoughts(
+    text: str, tags: tuple[str, str] | None
+) -> None:
+    options = GenerationOptions(json_schema="{}")
+    asked = ChatAsked([{"role": "user", "content": "Hi"}], options, Output(), {}, Tools())
+    told: Any = Told(text)
+    template = "{{ messages }}<think></think>"
+    assert conversation_of(asked, told, template).options.think_tags == tags
+    assert conversation_of(asked, told, "{{ messages }}").options == options

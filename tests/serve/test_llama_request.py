@@ -27,8 +27,8 @@ class Coder(Speaker):
     ("body", "problem"),
     [
         ({"t_max_predict_ms": 5}, "t_max_predict_ms is not supported with 5"),
-        ({"grammar": 'root ::= "a"'}, "grammar is not supported: send json_schema"),
-        ({"json_schema": {"maxLength": 9999}}, "json_schema repeats a part more than 1000 times"),
+        ({"grammar": "a", "json_schema": {}}, "json_schema and grammar cannot both be kept to"),
+        ({"json_schema": 5}, "json_schema must be an object"),
         ({"xtc_probability": 0.5}, "xtc_probability needs a temperature above 0"),
         ({"logit_bias": [["a", 1]]}, "logit_bias must name token ids"),
         ({"wibble": 1}, "wibble is not supported"),
