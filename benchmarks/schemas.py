@@ -4,12 +4,15 @@
     python benchmarks/schemas.py public FOLDER [--sample N] [--refused]
     python benchmarks/schemas.py hostile [N]
     python benchmarks/schemas.py vocabulary [MODEL ...]
+    python benchmarks/schemas.py stall [N]
 
 suite: the JSON Schema Test Suite; FOLDER is its `tests/draft2020-12`, which the source package of
 jsonschema carries (`json/tests/draft2020-12`). public: files with a schema and documents that fit
 it or not, as JSONSchemaBench has them (its `maskbench/data`), or bare schemas. For each schema a
 document is also drawn at random, token by token, and validated. hostile: generated patterns,
-numbers and schemas; the slowest calls. vocabulary: what is built once, in seconds and MiB.
+numbers and schemas; the slowest calls. vocabulary: what is built once, in seconds and MiB. stall:
+the longest waits between tokens of an answer, alone and while N hostile forms are compiled and some
+tokens of each are written beside it.
 
 A document is written in the one layout, its keys in the order of the schema and whole numbers
 without a point, as another order or spelling of the same document is never written. Objects are
@@ -23,9 +26,11 @@ import argparse
 import json
 import random
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +39,7 @@ from urllib.parse import unquote
 import numpy as np
 from jsonschema.validators import Draft202012Validator, validator_for
 
+import edgespec
 from edgespec.backends.base import AnswerFormat
 from edgespec.backends.llama.grammar import LlamaGrammar, closed_schema
 from edgespec.backends.llama.tokenizer import VocabularyTokenizer
@@ -427,15 +433,50 @@ def vocabulary(models: list[Path]) -> None:
         del grammar
 
 
+def stall(count: int) -> None:
+    """The two are measured in turns, as other programs may take the processors as well."""
+    forms = [(kind, text) for kind, text in _hostile(count)]
+    with edgespec.load(context_size=2048, users=2) as engine:
+        engine.generate("x", max_tokens=2, json_schema="{}")  # builds what all share
+
+        def compile_all(part: list[tuple[str, str]]) -> None:
+            for kind, text in part:
+                options: Any = {kind: text, "max_tokens": 8}
+                with suppress(EdgespecError):
+                    engine.generate("x", **options)
+
+        waits: dict[bool, list[float]] = {False: [], True: []}
+        for turn in range(10):
+            beside = threading.Thread(target=compile_all, args=(forms[turn::10],))
+            for is_beside in (False, True):
+                if is_beside:
+                    beside.start()
+                last = time.perf_counter()
+                for number, _ in enumerate(engine.stream("Tell me a story.", max_tokens=150)):
+                    now = time.perf_counter()
+                    if number > 1:
+                        waits[is_beside].append(now - last)
+                    last = now
+            beside.join()
+    for is_beside, found in waits.items():
+        longest = sorted(found)[-5:]
+        print(
+            f"{'beside hostile forms' if is_beside else 'alone'}: median "
+            f"{np.median(found) * 1e3:.1f} ms, longest {[round(one * 1e3, 1) for one in longest]}"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("command", choices=("suite", "public", "hostile", "vocabulary"))
+    parser.add_argument("command", choices=("suite", "public", "hostile", "vocabulary", "stall"))
     parser.add_argument("values", nargs="*")
     parser.add_argument("--sample", type=int, default=1000)
     parser.add_argument("--refused", action="store_true")
     arguments = parser.parse_args()
     if arguments.command == "vocabulary":
         return vocabulary([Path(one) for one in arguments.values])
+    if arguments.command == "stall":
+        return stall(int((arguments.values or ["300"])[0]))
     judge = Judge(VocabularyTokenizer(embedded_model()))
     if arguments.command == "hostile":
         return hostile(int((arguments.values or ["10000"])[0]), judge)

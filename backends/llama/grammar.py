@@ -83,7 +83,7 @@ class LlamaGrammar:
         self._tokenizer = tokenizer
         self._kind = _NAMES[wanted.kind]
         document = _document(wanted)
-        with tokenizer.vocabulary():  # which both tokenize with
+        with tokenizer.vocabulary(), _COMPILING:  # they tokenize with it
             engine = _engine_of(tokenizer)
             if wanted.think_tags is not None:
                 document = _behind_thought(document, wanted.think_tags, tokenizer, engine)
@@ -172,15 +172,15 @@ def _unusable(what: str, reason: str) -> UnsupportedError:
 
 # Built at the first use, in 0.3 to 2 s, and kept as long as the tokenizer is.
 _ENGINES: weakref.WeakKeyDictionary[Vocabulary, LLTokenizer] = weakref.WeakKeyDictionary()
-_BUILDING = threading.Lock()
+# One form at a time: many at once would take the processors that answers are computed with.
+_COMPILING = threading.Lock()
 
 
 def _engine_of(tokenizer: Vocabulary) -> LLTokenizer:
-    """What llguidance knows of a vocabulary; called where it is not freed."""
-    with _BUILDING:
-        engine = _ENGINES.get(tokenizer)
-        if engine is None:
-            engine = _ENGINES[tokenizer] = _build(tokenizer)
+    """What llguidance knows of a vocabulary; called where it is not freed, by one thread."""
+    engine = _ENGINES.get(tokenizer)
+    if engine is None:
+        engine = _ENGINES[tokenizer] = _build(tokenizer)
     return engine
 
 
