@@ -1,7 +1,7 @@
 """Schemas: what is kept to, what is refused, and how long that takes. Needs the jsonschema package.
 
     python benchmarks/schemas.py suite FOLDER [--refused]
-    python benchmarks/schemas.py public FOLDER [--sample N] [--refused]
+    python benchmarks/schemas.py public FOLDER [--sample N] [--seed N] [--refused]
     python benchmarks/schemas.py hostile [N]
     python benchmarks/schemas.py vocabulary [MODEL ...]
     python benchmarks/schemas.py stall [N]
@@ -222,7 +222,7 @@ def _whole(value: Any) -> Any:
 
 def _ordered(value: Any, schemas: list[Any], root: dict[str, Any]) -> Any:
     """A document with its keys in the order that schemas of it name them."""
-    parts = _parts(schemas, root)
+    parts = _parts(schemas, root, value)
     if isinstance(value, list):
         inner = [one.get("items") for one in parts]
         prefixes = [one.get("prefixItems") or () for one in parts]
@@ -247,16 +247,32 @@ def _ordered(value: Any, schemas: list[Any], root: dict[str, Any]) -> Any:
     return made
 
 
+def _is_of_another(branch: dict[str, Any], value: Any) -> bool:
+    """Whether a branch cannot be the one that an object fits."""
+    if not isinstance(value, dict):
+        return False
+    named = branch.get("properties") or {}
+    is_closed = branch.get("additionalProperties") is False and "patternProperties" not in branch
+    consts = {
+        n: one["const"] for n, one in named.items() if isinstance(one, dict) and "const" in one
+    }
+    return (
+        (is_closed and not value.keys() <= named.keys())
+        or not set(branch.get("required") or ()) <= value.keys()
+        or any(value.get(name, one) != one for name, one in consts.items())
+    )
+
+
 def _sorted_text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _parts(schemas: list[Any], root: dict[str, Any]) -> list[dict[str, Any]]:
+def _parts(schemas: list[Any], root: dict[str, Any], value: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     waiting = [one for one in reversed(schemas) if isinstance(one, dict)]
     while waiting:
         one = waiting.pop()
-        if any(one is other for other in found):
+        if any(one is other for other in found) or _is_of_another(one, value):
             continue
         found.append(one)
         branches = [b for name in ("allOf", "anyOf", "oneOf") for b in one.get(name) or ()]
@@ -278,9 +294,9 @@ def suite(folder: Path, judge: Judge) -> None:
             judge.schema(group["schema"], group["tests"], f"{path.stem}: {group['description']}")
 
 
-def public(folder: Path, judge: Judge, sample: int) -> None:
+def public(folder: Path, judge: Judge, sample: int, seed: int) -> None:
     paths = sorted(folder.rglob("*.json"))
-    for path in random.Random(1).sample(paths, min(sample, len(paths))):
+    for path in random.Random(seed).sample(paths, min(sample, len(paths))):
         document = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict):
             continue
@@ -471,6 +487,7 @@ def main() -> None:
     parser.add_argument("command", choices=("suite", "public", "hostile", "vocabulary", "stall"))
     parser.add_argument("values", nargs="*")
     parser.add_argument("--sample", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--refused", action="store_true")
     arguments = parser.parse_args()
     if arguments.command == "vocabulary":
@@ -484,7 +501,7 @@ def main() -> None:
     if arguments.command == "suite":
         suite(folder, judge)
     else:
-        public(folder, judge, arguments.sample)
+        public(folder, judge, arguments.sample, arguments.seed)
     judge.tell(refused=arguments.refused)
 
 
