@@ -63,21 +63,6 @@ def _has_zlib_header(body: bytes) -> bool:
     return len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
 
 
-def depth_and_parts(document: Any) -> tuple[int, int]:
-    """How deep a document is nested, and how many objects and lists it has."""
-    depth = parts = 0
-    level = [document]
-    while level:
-        inner: list[Any] = []
-        for one in level:
-            if isinstance(one, dict | list):
-                parts += 1
-                inner += one.values() if isinstance(one, dict) else one
-        depth += 1
-        level = inner
-    return depth, parts
-
-
 def _refuse_constant(name: str) -> NoReturn:
     raise Refusal(f"the body is no JSON: {name} is no number")
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import edgespec
 from edgespec.backends.base import AnswerFormat
@@ -351,3 +353,26 @@ def test_a_plan_has_room_for_what_a_grammar_asks_of_the_vocabulary() -> None:
     assert peak <= SAMPLING_TOKEN_BYTES * size
     with pytest.raises(UnsupportedError, match="closed"):
         grammar.forced()  # would tokenize with a vocabulary that is gone
+
+
+PIECES = st.sampled_from(
+    ["a", "[a-z]", ".", r"\w", "(a|)", "(a|b|c|)", "(.*a)", "]", "}", "é", '"']
+)
+COUNTS = st.sampled_from(["", "*", "+", "?", "{3}", "{0,9}", "{300}", "{1000}", "{2,3000}"])
+PATTERNS = st.recursive(
+    st.tuples(PIECES, COUNTS).map("".join),
+    lambda inner: st.tuples(st.lists(inner, min_size=1, max_size=4), COUNTS).map(
+        lambda pair: f"({''.join(pair[0])}){pair[1]}"
+    ),
+    max_leaves=12,
+)
+
+
+@pytest.mark.slow
+def test_no_pattern_takes_long(tokenizer: VocabularyTokenizer) -> None:
+    @settings(max_examples=300, deadline=None, derandomize=True, database=None)
+    @given(PATTERNS)
+    def check(pattern: str) -> None:
+        test_no_form_takes_long(tokenizer, "json_schema", {"type": "string", "pattern": pattern})
+
+    check()
