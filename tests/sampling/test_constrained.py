@@ -137,11 +137,14 @@ def test_a_text_that_is_cut_off_says_nothing_about_how_texts_end() -> None:
     counts = new_counts()
     drafter = GrammarDrafter(Even(b"name", num_sure=3), SuffixDrafter(), counts)
     drafter.begin([1, 2, 3])
-    before = [counts.probability(cell) for cell in (0, 1)]
-    drafter.propose(stakes_of(2))
+    before = counts.probability(0)
+    assert drafter.propose(stakes_of(2)).probabilities == [1.0, 1.0]
     drafter.observe(Outcome(DraftTree.chain([3, *b"na"]), range(3), [*b"nam"], stakes_of(2)))
-    after = [counts.probability(cell) for cell in (0, 1)]
-    assert after[0] > before[0] and after[1] == before[1]
+    assert counts.probability(0) == before
+    whole = drafter.propose(stakes_of(4))
+    assert whole.probabilities == [1.0, 1.0, 1.0, before]
+    drafter.observe(Outcome(DraftTree.chain([3, *b"name"]), range(5), [*b"name."], stakes_of(4)))
+    assert counts.probability(0) > before
 
 
 def test_a_bias_that_forbids_all_that_is_allowed_is_an_error() -> None:

@@ -1,6 +1,7 @@
-"""Drafts what a grammar forces, for free: the text is certain, only its cut into tokens is not.
+"""Drafts what a grammar forces, for free: the text is certain, and most of its cut into tokens.
 
-The grammar says how far its cut is sure; how often either part holds is counted.
+The grammar says how far its cut is sure. Behind that a token may go on beyond what is forced: how
+often it does not is counted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.drafters.base import Drafter, Outcome, count_hits
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 
-_SURE, _LAST = 0, 1  # cells of the calibration: the last token may go on beyond what is forced
+_SURE, _LAST = -1, 0  # cells of the calibration; -1 is not counted
 
 
 class GrammarDrafter:
@@ -46,7 +47,8 @@ class GrammarDrafter:
         if not tokens:
             return self._inner.propose(stakes, base)
         self._cells = [_SURE if place < num_sure else _LAST for place in range(len(tokens))]
-        chances = [self._counts.probability(cell) for cell in self._cells]
+        last = self._counts.probability(_LAST)
+        chances = [1.0 if cell == _SURE else last for cell in self._cells]
         self._proposal = Proposal(
             tokens,
             range(-1, len(tokens) - 1),
@@ -70,5 +72,5 @@ class GrammarDrafter:
 
 
 def new_counts() -> Calibration:
-    """How often forced text is cut as the tokenizer does it, before anything was counted."""
-    return Calibration(2, [0, 1], [0, 1], [0.9, 0.6])
+    """How often forced text is cut as the tokenizer does it where it need not be: a guess."""
+    return Calibration(1, [0], [0], [0.6])
