@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from decimal import Decimal
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 256 << 10  # of a schema or a grammar
 # In llguidance's units. With its own defaults schemas were found that take 0.8 s to compile and as
-# long for one token; with these the worst of 10,000 hostile ones takes less than `docs/serve.md`
-# says, and all public schemas that compile with its defaults still do.
+# long for one token, and states of 500 MB; with these no call of 10,000 hostile forms took 0.1 s
+# (`benchmarks/schemas.py`), and the public schemas that its defaults take still compile.
 _LIMITS = {
     "initial_lexer_fuel": 100_000,
-    "step_lexer_fuel": 50_000,
-    "step_max_items": 20_000,
-    "max_items_in_row": 1000,
-    "max_lexer_states": 4000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_items_in_row": 2000,
+    "max_lexer_states": 10_000,
     "max_grammar_size": 60_000,
     "verbose_errors": False,
 }
@@ -52,6 +53,7 @@ _LAYOUT: Any = {
 # Texts of strings, for which masks are computed in advance: two of the library's four take 3/4 of
 # its memory, and masks are as fast.
 _SLICES = [r'[^"\\\x00-\x1F\x7F]{1,10}', r'[^"\\\x00-\x1F\x7F]+']
+_MOST_AHEAD = 64  # forced tokens that are told at once
 _AFTER_THOUGHT = r"/\n{0,2}/"  # what models write between a thought and the answer
 
 
@@ -132,7 +134,9 @@ class LlamaGrammar:
         what is forced, can be another one.
         """
         self._find_forced()
-        sure = list(self._sure)
+        sure = list(islice(self._sure, _MOST_AHEAD))
+        if len(sure) == _MOST_AHEAD:
+            return sure, len(sure)
         size = sum(len(self._tokenizer.token_bytes(token)) for token in sure)
         # An end that is no whole character stays for the next round.
         rest = self._matcher.compute_ff_bytes()[size:].decode("utf-8", errors="ignore")

@@ -81,7 +81,8 @@ _OTHER_VOCABULARY_ENTRY_BYTES = 165
 # keep nearly all tokens, and what a grammar asks of each. Measured: up to 53 bytes a token.
 SAMPLING_TOKEN_BYTES = 64
 # Of a vocabulary, for schemas and grammars: what is known of each token and of usual strings, built
-# at the first use. Measured: 285 to 403 bytes a token, and at most 3 MiB for an answer's state.
+# at the first use. Measured: 285 to 403 bytes a token. The state of an answer: of 185 public
+# schemas under 3 MiB, mostly far less; 8 MiB of one with ten long patterns.
 GRAMMAR_TOKEN_BYTES = 410
 GRAMMAR_STATE_BYTES = 4 << 20
 
