@@ -35,7 +35,7 @@ _MOST_BYTES = 256 << 10  # of a schema or a grammar
 # long for one token, and states of 500 MB; with these no call of 10,000 hostile forms took 0.1 s
 # (`benchmarks/schemas.py`), and the public schemas that its defaults take still compile.
 _LIMITS = {
-    "initial_lexer_fuel": 100_000,
+    "initial_lexer_fuel": 50_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
     "max_items_in_row": 2000,
