@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from decimal import Decimal
-from itertools import islice
+from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
@@ -316,6 +316,8 @@ _SAYS_OTHERWISE = (
 _OF_ANY_NAME = ("patternProperties", "additionalProperties")  # which named ones may have, too
 _OF_ITEMS = ("items", "additionalItems", "prefixItems")
 _MOST_STEPS = 200_000
+_DEEPEST_PROOF = 4  # levels at which it is looked for what tells branches apart
+_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _LITERAL = ("const", "enum", "default", "examples")
 _MAPPINGS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 # Other formats mean something to somebody else: JSON Schema lets a reader pass over them.
@@ -342,7 +344,10 @@ def closed_schema(text: str) -> dict[str, Any]:
         for one in _schemas(schema):
             if isinstance(one.get("format"), str) and one["format"] not in _FORMATS:
                 del one["format"]
-        _Closing(schema).close(schema)
+        references = _References(schema)
+        _Closing(references).close(schema)
+        for one in list(_schemas(schema)):
+            references.coerce_one_of(one)
     except (ValueError, RecursionError) as problem:
         reason = "it is nested too deeply" if isinstance(problem, RecursionError) else str(problem)
         raise _unusable("JSON schema", reason) from None
@@ -403,6 +408,122 @@ def _schemas(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 ]
 
 
+class _References:
+    """What the schemas of a document say in place of each other.
+
+    Its work is bounded: ValueError where parts refer to each other too often.
+    """
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self.root = root
+        self._steps = 0
+
+    def step(self, count: int = 1) -> None:
+        """Count work."""
+        self._steps += count
+        if self._steps > _MOST_STEPS:
+            raise ValueError("its parts refer to each other too often")
+
+    def target(self, reference: Any) -> Any:
+        """What a reference within the document names; None for others, which are not followed."""
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return None
+        found: Any = self.root
+        for name in filter(None, unquote(reference[1:]).split("/")):
+            name = name.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+    def coerce_one_of(self, schema: dict[str, Any]) -> None:
+        """Say `anyOf` where no value fits two branches; llguidance sees less of that."""
+        pairs = combinations(_list(schema, "oneOf"), 2)
+        if (
+            "oneOf" not in schema
+            or "anyOf" in schema
+            or not all(self._differ(one, other, schema.get("type")) for one, other in pairs)
+        ):
+            return
+        renamed = {("anyOf" if name == "oneOf" else name): value for name, value in schema.items()}
+        schema.clear()
+        schema.update(renamed)
+
+    def _differ(self, one: Any, other: Any, outer: Any = None, depth: int = 0) -> bool:
+        """Whether it can be shown that no value fits both; `outer` is the type of both."""
+        self.step()
+        one, other = self._resolved(one), self._resolved(other)
+        if one is False or other is False:
+            return True
+        if depth > _DEEPEST_PROOF or not isinstance(one, dict) or not isinstance(other, dict):
+            return False
+        types, values = [_types(x) for x in (one, other)], [_values(x) for x in (one, other)]
+        if types[0].isdisjoint(types[1]):
+            return True
+        if values[0] is not None and values[1] is not None:
+            return values[0].isdisjoint(values[1])
+        if {"object"} not in (*types, _types({"type": outer})):
+            return False
+        names = {*_required(one), *_required(other)}
+        properties = {name: (_property(one, name), _property(other, name)) for name in names}
+        # A document of one branch does not have what the other one requires, and the other way.
+        if any(properties[name][0] is False for name in _required(other)) and any(
+            properties[name][1] is False for name in _required(one)
+        ):
+            return True
+        return any(
+            False not in pair and self._differ(*pair, None, depth + 1)
+            for pair in properties.values()
+        )
+
+    def _resolved(self, schema: Any) -> Any:
+        """What a schema that is a reference alone stands for."""
+        for _ in range(_DEEPEST_PROOF):
+            if not isinstance(schema, dict) or set(schema) - set(_NO_CONSTRAINT) != {"$ref"}:
+                break
+            schema = self.target(schema["$ref"])
+        return schema
+
+
+def _types(schema: dict[str, Any]) -> set[str]:
+    """The types that its values may have."""
+    values = _values(schema)
+    if values is not None:
+        return {_type_of(json.loads(value)) for value in values}
+    named = schema.get("type")
+    found = {named} if isinstance(named, str) else set(filter(_is_text, _list(schema, "type")))
+    return found | {"integer"} if "number" in found else found or set(_TYPES)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else "boolean"
+    kinds = {int: "integer", float: "integer", str: "string", list: "array", dict: "object"}
+    return kinds[type(value)]
+
+
+def _values(schema: dict[str, Any]) -> set[str] | None:
+    """The texts of its values, where they are listed."""
+    found = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(found, list):
+        return None
+    return {json.dumps(_whole(value), sort_keys=True) for value in found}
+
+
+def _whole(value: Any) -> Any:
+    """Numbers that are equal, alike; within lists and objects they are left as they are."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _property(schema: dict[str, Any], name: str) -> Any:
+    """The schema of a property: True for any value, False for one that it may not have."""
+    if "patternProperties" in schema:
+        return True
+    return _mapping(schema, "properties").get(name, schema.get("additionalProperties", True))
+
+
 class _Closing:
     """Closes objects that name properties and say nothing of others.
 
@@ -411,12 +532,14 @@ class _Closing:
     so do values that two branches describe.
     """
 
-    def __init__(self, root: dict[str, Any]) -> None:
-        self._root = root
-        self._steps = 0
+    def __init__(self, references: _References) -> None:
+        self._references = references
         self._done: set[int] = set()
         beside = [
-            one for schema in _schemas(root) if _merges(schema) for one in self._direct(schema)
+            one
+            for schema in _schemas(references.root)
+            if _merges(schema)
+            for one in self._direct(schema)
         ]
         self._merged = {id(part) for part in self._with_branches(beside)}
 
@@ -462,27 +585,15 @@ class _Closing:
                 seen.add(id(one))
                 found.append(one)
                 waiting += self._direct(one)[::-1]
-        self._steps += len(found)
-        if self._steps > _MOST_STEPS:
-            raise ValueError("its parts refer to each other too often")
+        self._references.step(len(found))
         return found
 
     def _direct(self, schema: dict[str, Any]) -> list[dict[str, Any]]:
         """The schemas that another one has in place."""
         found = [one for name in ("allOf", *_CHOICES) for one in _list(schema, name)]
         if "$ref" in schema:
-            found.append(self._target(schema["$ref"]))
+            found.append(self._references.target(schema["$ref"]))
         return [one for one in found if isinstance(one, dict)]
-
-    def _target(self, reference: Any) -> Any:
-        """What a reference within the document names; None for others, which are not closed."""
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return None
-        found: Any = self._root
-        for name in filter(None, unquote(reference[1:]).split("/")):
-            name = name.replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, dict) else None
-        return found
 
 
 def _merges(schema: dict[str, Any]) -> bool:

@@ -244,6 +244,55 @@ def test_what_a_schema_was_is_not_looked_at_for_ever() -> None:
     assert time.process_time() - began < 5.0
 
 
+CAT = {"properties": {"kind": {"const": "cat"}, "meows": {"type": "integer"}}, "required": ["kind"]}
+DOG = {"properties": {"kind": {"enum": ["dog"]}, "barks": {"type": "number"}}, "required": ["kind"]}
+PETS = {"cat": {**CAT, "type": "object"}, "dog": {**DOG, "type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("branches", "right"),
+    [
+        ([{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], '{"kind": "dog", "barks": 1.5}'),
+        ([{"$ref": "#/$defs/cat"}, {"items": {"$ref": "#/$defs/cat"}, "type": "array"}], "[]"),
+        ([{"type": "string"}, {"type": ["integer", "null"]}], "null"),
+        ([{"enum": [1, 2]}, {"const": 3}], "3"),
+        (
+            [
+                {"type": "object", **A, "required": ["a"]},
+                {"type": "object", **B, "required": ["b"]},
+            ],
+            '{"b": 1}',
+        ),
+    ],
+    ids=str,
+)
+def test_one_of_branches_that_differ(
+    tokenizer: VocabularyTokenizer, branches: list[Any], right: str
+) -> None:
+    schema = {"oneOf": branches, "$defs": PETS}
+    assert takes(tokenizer, made(tokenizer, schema), right)
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [{"const": 1}, {"const": 1.0}],
+        [{"type": "integer"}, {"type": "number"}],
+        [{"type": "string", "maxLength": 5}, {"type": "string", "minLength": 2}],
+        [{"required": ["a"]}, {"required": ["b"]}],
+        [{"type": "object", **A}, {"type": "object", **B}],
+        [{"$ref": "#/$defs/cat"}, {"type": "object", "additionalProperties": True}],
+        [{"$ref": "#/$defs/cat"}, {"required": ["kind"]}],
+    ],
+    ids=str,
+)
+def test_one_of_branches_that_may_both_fit_are_refused(
+    tokenizer: VocabularyTokenizer, branches: list[Any]
+) -> None:
+    with pytest.raises(UnsupportedError, match="oneOf"):
+        made(tokenizer, {"oneOf": branches, "$defs": PETS})
+
+
 # -- what is refused ---------------------------------------------------------------------------
 
 REFUSED: tuple[tuple[dict[str, str], str], ...] = (
