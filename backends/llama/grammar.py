@@ -30,10 +30,10 @@ from edgespec.errors import UnsupportedError
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-_MOST_BYTES = 256 << 10  # of a schema or a grammar
+_MOST_CHARS = 256 << 10  # of a schema or a grammar
 # In llguidance's units. With its own defaults schemas were found that take 0.8 s to compile and as
-# long for one token, and states of 500 MB; with these no call of 10,000 hostile forms took 0.1 s
-# (`benchmarks/schemas.py`), and the public schemas that its defaults take still compile.
+# long for one token, and 250,000 states of 1 to 2 KB; with these no call of 10,000 hostile forms
+# took 50 ms (`benchmarks/schemas.py`), and public schemas that its defaults take still compile.
 _LIMITS = {
     "initial_lexer_fuel": 50_000,
     "step_lexer_fuel": 200_000,
@@ -165,7 +165,10 @@ def _unusable(what: str, reason: str) -> UnsupportedError:
     if reason.startswith("NoExtension"):
         reason = "no text fits it"
     elif reason.startswith("oneOf"):
-        reason = "its oneOf has branches that may both fit, which anyOf may"
+        reason = "its oneOf has branches that may both fit, as those of anyOf may"
+    elif reason.startswith("Unimplemented keys: "):
+        keywords = reason.partition("[")[2].replace('"', "").rstrip("]")
+        reason = f"unsupported keywords {keywords}"
     return UnsupportedError(
         f"the {what} cannot be used: {reason.rstrip('.')[:300]}",
         hint="docs/serve.md lists what schemas may have",
@@ -230,8 +233,8 @@ def _document(wanted: AnswerFormat) -> str:
     size, name = len(wanted.text), _NAMES[wanted.kind]
     if re.search("[\ud800-\udfff]", wanted.text):
         raise UnsupportedError(f"the {name} has half a character in it")
-    if size > _MOST_BYTES:
-        raise UnsupportedError(f"the {name} has {size:,} characters, {_MOST_BYTES:,} are the most")
+    if size > _MOST_CHARS:
+        raise UnsupportedError(f"the {name} has {size:,} characters, {_MOST_CHARS:,} are the most")
     if wanted.kind == "json_schema":
         return _schema_document(wanted.text)
     if wanted.kind == "regex":
