@@ -197,7 +197,8 @@ def _build(tokenizer: Vocabulary) -> LLTokenizer:
     lib = library()
     with tokenizer.vocabulary() as vocab:
         pieces = list(_pieces(lib, vocab, tokenizer.vocab_size))
-        ends = [token for token in range(len(pieces)) if lib.llama_vocab_is_eog(vocab, token)]
+        found = (token for token in range(len(pieces)) if lib.llama_vocab_is_eog(vocab, token))
+        ends = [token for token in found if tokenizer.is_end(token)]
         function = ctypes.cast(lib._lib.llama_tokenize, ctypes.c_void_p).value
         make: Any = LLTokenizer.from_llamacpp  # type: ignore[attr-defined]
         engine: LLTokenizer = make(

@@ -33,8 +33,14 @@ def tokenizer(spec: ModelSpec) -> Iterator[VocabularyTokenizer]:
 def tokens_of(
     spec: ModelSpec, tokenizer: VocabularyTokenizer, prompt: str | list[Message], raw: bool = False
 ) -> int:
-    names = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.eos_text}
-    return len(tokenizer.encode(prompt_text(prompt, spec.chat_template, raw=raw, **names)))
+    text = prompt_text(
+        prompt,
+        spec.chat_template,
+        raw=raw,
+        bos_token=tokenizer.bos_text,
+        eos_token=tokenizer.eos_text,
+    )
+    return len(tokenizer.encode(text))
 
 
 @pytest.mark.parametrize(
