@@ -14,8 +14,6 @@ Filters look at the order or the sum of all probabilities, so with them the row 
 
 from __future__ import annotations
 
-import math
-
 from edgespec.backends.base import AnswerFormat, Grammar, Logits, MakesGrammars, Tokenizer
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.sampling.sampling import Sampler, cause_of
@@ -63,15 +61,7 @@ class ConstrainedSampler:
         return token
 
     def _choose_allowed(self, logits_row: Logits) -> int:
-        row = self._grammar.masked(logits_row)
-        try:
-            token = self._sampler.choose(row)
-        except BackendError:  # no chance is left
-            if not math.isfinite(row.max()):
-                raise
-            token = -1
-        if token < 0 or not self._grammar.allows(token):
-            raise UnsupportedError(
-                "no token is left that the schema or grammar allows: logit_bias forbids all of them"
-            )
+        token = self._sampler.choose(self._grammar.masked(logits_row))
+        if not self._grammar.allows(token):
+            raise BackendError("a token was chosen that has no chance")
         return token

@@ -147,14 +147,6 @@ def test_a_text_that_is_cut_off_says_nothing_about_how_texts_end() -> None:
     assert counts.probability(0) > before
 
 
-def test_a_bias_that_forbids_all_that_is_allowed_is_an_error() -> None:
-    params = SamplingParams(logit_bias=tuple((token, -math.inf) for token in range(0, V, 2)))
-    for temperature in (0.0, 1.0):
-        fixed = dataclasses.replace(params, temperature=temperature, seed=1)
-        with pytest.raises(UnsupportedError, match="logit_bias"):
-            ConstrainedSampler(Sampler(fixed, V), Even()).pick(ROW)
-
-
 # ------------------------------------------------------------------------------ the real thing
 
 SCHEMA = json.dumps(
