@@ -33,7 +33,7 @@ from edgespec.decode.generation import Result
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.measure.divergence import find_divergence
 from edgespec.measure.noise import measure_batch_noise
-from edgespec.memory.bytes.footprint import GPU, HOST, WORKER
+from edgespec.memory.bytes.shape import GPU, HOST, WORKER
 from edgespec.memory.device.host import cpu_name
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.options import LoadOptions

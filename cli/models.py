@@ -131,18 +131,29 @@ def show(
 
 def _abilities(spec: ModelSpec) -> dict[str, Any]:
     """What a file can do for drafting."""
-    from edgespec.memory.bytes.footprint import RunShape, state_bytes
-    from edgespec.memory.bytes.recurrent_graph import most_snapshots
+    from edgespec.memory.bytes.snapshots import most_snapshots
     from edgespec.models.heads import has_head
     from edgespec.models.pairing import heads_for
 
     return {
-        "state_bytes": state_bytes(spec, RunShape(1, 1, 1)),
+        "state_bytes": _state_bytes(spec) if spec.keeps_state else 0,
         "most_snapshots": most_snapshots(spec),
         "snapshots": _snapshots_here(spec) if spec.has_snapshots else None,
         "has_head": has_head(spec),
         "heads_beside": {path.name: problem for path, problem in heads_for(spec)},
     }
+
+
+def _state_bytes(spec: ModelSpec) -> int:
+    """Bytes of recurrent state: of a cache, what does not grow with its cells."""
+    from edgespec.memory.bytes.shape import HOST, RunShape
+    from edgespec.memory.bytes.simulation import Wanted, simulated, simulating
+
+    with simulating():
+        one, two = (
+            simulated([Wanted(spec, RunShape(cells, 1, 1))])[0][HOST].cache for cells in (256, 512)
+        )
+    return 2 * one - two
 
 
 def _snapshots_here(spec: ModelSpec) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ import typer
 
 from edgespec.cli.render import note, printable
 from edgespec.drafting.drafters import NAMES
-from edgespec.memory.bytes.footprint import KV_TYPE_BYTES
+from edgespec.memory.bytes.shape import KV_TYPE_BYTES
 from edgespec.memory.plan.options import BACKENDS, DEVICES, KERNELS, PREFERENCES
 from edgespec.memory.plan.request import Request
 

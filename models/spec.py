@@ -155,6 +155,8 @@ class ModelSpec:
     normalises_experts: bool = False
     # by name
     tensors: Mapping[str, GgufTensor] = field(default_factory=dict, repr=False)
+    # entries of the file's header, as of `Gguf`
+    settings: tuple[bytes, ...] = field(default=(), repr=False)
 
     @property
     def head_name(self) -> str:
@@ -254,6 +256,7 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         normalises_experts=_normalises(keys),
         reads=_reads(keys, tensors),
         tensors={tensor.name: tensor for tensor in tensors},
+        settings=first.settings,
     )
 
 

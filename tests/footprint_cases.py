@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.memory.bytes.footprint import (
-    RunShape,
-    weights_bytes,
-)
-from edgespec.memory.device.taking import Weight
+from edgespec.memory.bytes.shape import RunShape
 from edgespec.models.gguf.ggml_types import GGML_TYPES, GgmlType
 from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.spec import ModelSpec
 
 TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
-AVX2 = frozenset({"avx2"})
 
 
 def tensor(name: str, dims: tuple[int, ...], kind: GgmlType | str) -> GgufTensor:
@@ -67,13 +61,4 @@ LAYERS = [
 ]
 UNTIED = model(TABLE, HEAD, NORM, *LAYERS)
 TIED = model(TABLE, NORM, *LAYERS)
-
-
-def weights(spec: ModelSpec, **changes: Any) -> dict[tuple[str, str], int]:
-    parts = weights_bytes(spec, shape(**{"features": AVX2, "mapped": False, **changes}))
-    return {(part.device, part.name): part.nbytes for part in parts if part.nbytes}
-
-
-def takes_up_to(limit: int) -> Callable[[str, Weight], bool]:
-    """A device that takes matrices of so many values at most."""
-    return lambda _label, weight: weight.dims[0] * weight.dims[1] <= limit
+SPEC = model()

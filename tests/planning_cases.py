@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from laid_out import machine_with, sizes_by_hand
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.bytes.footprint import RunShape, compute_sizes, footprint
+from edgespec.memory.bytes.footprint import Component, footprint
+from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.simulation import Wanted
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.plan import Plan
@@ -30,7 +33,7 @@ from edgespec.models.spec import ModelSpec
 MIB = 1 << 20
 INF = float("inf")
 TABLES = 3 * MIB  # of the drafter
-PLENTY = Machine(64 << 30)
+PLENTY = machine_with(64 << 30)
 TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
 quick = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 thorough = settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -102,11 +105,6 @@ CELL = 4 * 2 * (64 + 64) * 2  # bytes of cache a token
 RECURRENT = replace(SPEC, arch="mamba", is_recurrent=True, num_kv_heads=(0,) * 4, state_values=5000)
 
 
-def compute_bytes(spec: ModelSpec, shape: RunShape) -> int:
-    """Of llama.cpp's buffer for intermediate results of one batch, all on the host."""
-    return compute_sizes(spec, shape, ())[0]
-
-
 def curve(cost: float = 0.1, max_nodes: int = 32) -> CostCurve:
     """10 ms for one token, and a part of that for each further one."""
     return CostCurve([INF, *(10.0 * (1 + cost * (n - 1)) for n in range(1, max_nodes + 1))])
@@ -160,7 +158,15 @@ def gpu(free: int, shares: bool = False) -> tuple[Accelerator, ...]:
     return (Accelerator("GPU0", "Some GPU", 2 * free, free, shares),)
 
 
+def parts_by_hand(
+    context_size: int, batch: int = 32, nodes: int = 1, tables: int = 0, **shape: Any
+) -> tuple[Component, ...]:
+    """Components of a run of `SPEC`."""
+    run = RunShape(context_size, batch, nodes, **{"threads": 2, **shape})
+    (answer,) = sizes_by_hand([Wanted(SPEC, run)])
+    return footprint(SPEC, run, answer, drafter_bytes=tables)
+
+
 def peak(**request: Any) -> int:
     """Bytes of a plan with the smallest batch and no drafts."""
-    shape = RunShape(request.pop("context_size"), 32, 1, threads=2, **request)
-    return sum(part.nbytes for part in footprint(SPEC, shape))
+    return sum(part.nbytes for part in parts_by_hand(request.pop("context_size"), **request))

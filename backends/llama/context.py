@@ -21,8 +21,9 @@ from edgespec.backends.llama.kernels import kernels, model_params
 from edgespec.backends.llama.library import LOG, interrupts_kept, library
 from edgespec.backends.llama.team import TEAMS
 from edgespec.backends.llama.tokenizer import LlamaTokenizer
-from edgespec.backends.llama.workers import Device, Placed
+from edgespec.backends.llama.workers import Placed
 from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, UnsupportedError
+from edgespec.memory.bytes.shape import GPU, HOST, Device
 from edgespec.memory.device.track import give_back_memory
 
 _KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # values of ggml_type
@@ -116,11 +117,15 @@ class LlamaContext:
         self.buffer_bytes = LOG.buffer_bytes(self._placed.labels)
         self.logits = _LogitsView(self.lib, rows, self.tokenizer.vocab_size)
 
+    def _adjust_loading(self, params: Any) -> None:
+        """Other parameters of a model, for contexts that derive from this one."""
+
     def _load(self, path: str, progress: Callable[[float], None] | None) -> None:
         params = model_params()
         params.load_mtp = self.settings.head
         self._placed.apply(params)
         params.load_mode = _LOAD_MAPPED if self.settings.mapped else _LOAD_COPIED
+        self._adjust_loading(params)
         pages, problems = HugePages(), list[BaseException]()
 
         def report(fraction: float, _data: Any) -> bool:
@@ -194,6 +199,13 @@ class LlamaContext:
             )
         self.memory = self.lib.llama_get_memory(self.handle)
         pages.ask(written=True)  # the cache has been cleared
+
+    def label_of(self, buffer_type: str) -> str:
+        """Where llama.cpp's memory of a name lies: on the host, or on a device by its label."""
+        name = buffer_type.upper()
+        if name.startswith("CPU") or "HOST" in name:
+            return HOST
+        return self._placed.labels.get(buffer_type, GPU)
 
     @property
     def width(self) -> int:

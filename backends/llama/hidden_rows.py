@@ -82,9 +82,6 @@ class LayerRows:
         self._get = _function(
             context.lib, _GET_LAYER_INPUT, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
         )
-        keep = _function(
-            context.lib, _SET_LAYER_INPUT, None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
-        )
         self._handle, part = context.handle, context.width
         kept = context.settings.batch_size + context.settings.max_nodes
         self.width = len(layers) * part
@@ -95,7 +92,7 @@ class LayerRows:
         ]
         self.nbytes = 4 * self.width * kept
         for layer in layers:
-            keep(context.handle, layer, True)
+            keep_layer_input(context, layer)
         context.look_again()
 
     def copy(self, start: int, into: Rows) -> None:
@@ -103,6 +100,12 @@ class LayerRows:
         end = start + len(into)
         for layer, view, place in self._parts:
             into[:, place] = view.at(self._get(self._handle, layer))[start:end]
+
+
+def keep_layer_input(context: LlamaContext, layer: int) -> None:
+    """Let a context's steps keep what a layer takes in, from the next one on."""
+    types = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
+    _function(context.lib, _SET_LAYER_INPUT, None, *types)(context.handle, layer, True)
 
 
 class _View:

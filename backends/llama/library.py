@@ -22,7 +22,7 @@ from edgespec.memory.device import host, llama_binary
 
 _INFO, _WARN, _ERROR, _CONTINUATION = 2, 3, 4, 5  # values of ggml_log_level
 _BUFFER_LINE = re.compile(r"(\S+) +(model|KV|RS|compute) buffer size = +([\d.]+) MiB")
-_REPACKED = ("CPU_REPACK", "CPU_EDGESPEC")  # buffer types of weights that kernels read
+REPACKED = ("CPU_REPACK", "CPU_EDGESPEC")  # buffer types of weights that kernels read
 # Linux's names of what llama.cpp's kernels may be built with on x86-64.
 _FLAGS = {
     **{name: name.lower() for name in ("AVX", "AVX2", "F16C", "FMA", "BMI2", "AVX_VNNI")},
@@ -30,7 +30,7 @@ _FLAGS = {
     **{"AVX512": "avx512f", "AVX512_VBMI": "avx512vbmi"},
 }
 _NO_LABELS: Mapping[str, str] = MappingProxyType({})
-_COMPONENT = {"model": "weights", "KV": "kv_cache", "RS": "recurrent_state"}
+_COMPONENT = {"model": "weights", "KV": "kv_cache", "RS": "kv_cache"}
 
 
 class LibraryLog(threading.local):
@@ -82,7 +82,7 @@ class LibraryLog(threading.local):
         """
         total: dict[str, int] = {}
         for device, component, size_bytes in self._buffers:
-            name = "weights_repacked" if device.upper() in _REPACKED else component
+            name = "weights_repacked" if device.upper() in REPACKED else component
             on_gpu = (
                 not device.upper().startswith(("CPU", "HOST")) and "_HOST" not in device.upper()
             )

@@ -5,32 +5,18 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from edgespec.backends.llama.library import ggml_function, library
 from edgespec.backends.llama.relay import Relay
 from edgespec.errors import BackendError
+from edgespec.memory.bytes.shape import Device
 from edgespec.memory.device.accelerators import require_rpc
 
 _P = ctypes.c_void_p
 _NO_TENSOR = b"^no tensor has this name$"
 _relays: dict[str, Relay] = {}
 _lock = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A device that takes `layers` of a model: a worker's, by its number, or a local one by name.
-
-    `label` is what its bytes are reported under.
-    """
-
-    label: str
-    layers: int
-    name: str
-    worker: str = ""
-    number: int = 0
 
 
 class Placed:

@@ -14,7 +14,6 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.head import FollowedBackend, FollowedRecurrentBackend
 from edgespec.backends.llama.recurrent import RecurrentBackend
-from edgespec.backends.llama.workers import Device
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import HEAD
 from edgespec.drafting.drafters.model import WritingDrafter
@@ -31,7 +30,7 @@ from edgespec.memory.device.bandwidth import saw_step
 from edgespec.memory.device.reservations import release
 from edgespec.memory.plan.machine import reachable_bytes, reserve
 from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
-from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.plan import Plan, devices_of
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
@@ -264,10 +263,7 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         users=plan.users,
         cells=plan.cells,
         unified=not plan.exact,
-        devices=tuple(
-            Device(one.label, one.layers, one.device.name, one.device.worker, one.device.number)
-            for one in plan.shares
-        ),
+        devices=devices_of(plan.shares),
     )
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
     make: Callable[..., Backend] = LlamaBackend

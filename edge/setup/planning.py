@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import partial
 
 from edgespec.drafting.drafters import tables_bytes
+from edgespec.memory.bytes.simulation import simulating
 from edgespec.memory.device.bandwidth import memory_bandwidth
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.plan import Plan
@@ -56,6 +57,11 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = N
     Raises UnsupportedError or DoesNotFitError, as `make_plan` does.
     """
     machine = machine or this_machine(request.workers)
+    with simulating():
+        return _made(spec, request, machine)
+
+
+def _made(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
     request, backend = with_backend(spec, request, machine)
     request, tried = _for_users(spec, request)
     plan_of = partial(_best_kernels, spec, machine=machine, tried=tried)

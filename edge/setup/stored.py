@@ -28,7 +28,7 @@ from typing import Any
 from edgespec.drafting.calibration import merged_counts
 from edgespec.drafting.drafters import HEAD, MODEL
 from edgespec.drafting.drafters.model_savings import TIME, is_recent, merged, recalled
-from edgespec.memory.bytes.footprint import KV_TYPE_BYTES
+from edgespec.memory.bytes.shape import KV_TYPE_BYTES
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
 from edgespec.memory.plan.options import ONNX

@@ -12,14 +12,13 @@ import functools
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.device import host
 from edgespec.memory.device.llama_binary import ggml_function, kernel_files
-from edgespec.memory.device.taking import Takes, takes, takes_all
 
 _GPU, _INTEGRATED_GPU = 1, 2  # values of ggml_backend_dev_type
 _RPC = "RPC"
@@ -71,8 +70,7 @@ class Accelerator:
     """One GPU, or a worker's device.
 
     `shares_memory`: its memory is the processor's. `maps_files`: it computes with pages of a mapped
-    file; others have copies of their own, also where the memory is shared. `takes` says of a weight
-    whether it is given to this device.
+    file; others have copies of their own, also where the memory is shared.
     """
 
     name: str
@@ -85,7 +83,6 @@ class Accelerator:
     bytes_per_s: float = 0.0  # of its memory; 0 where nobody measured it
     latency_s: float = 0.0  # of a trip there and back
     maps_files: bool = False
-    takes: Takes = field(default=takes_all, compare=False, repr=False)
 
 
 class _Seen(NamedTuple):
@@ -191,7 +188,6 @@ def _describe(library: Any, number: int) -> _Seen | None:
         free_bytes=told.memory_free,
         shares_memory=kind == _INTEGRATED_GPU or host.has_unified_memory(),
         maps_files=told.capabilities.buffer_from_host_ptr,
-        takes=functools.partial(takes, name),
     )
     registry = library.ggml_backend_dev_backend_reg(handle)
     return _Seen(gpu, kind == _INTEGRATED_GPU, told.device_id, registry)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from edgespec.memory.bytes.recurrent_graph import most_snapshots
+from edgespec.memory.bytes.snapshots import most_snapshots
 from edgespec.memory.plan.layout import Layout
 from edgespec.memory.plan.request import Choice
 from edgespec.memory.times.speed import SpeedModel

@@ -8,23 +8,24 @@ from functools import cached_property
 from typing import NamedTuple
 
 from edgespec.memory.bytes.footprint import (
-    GPU,
     GRAMMAR_STATE_BYTES,
     GRAMMAR_TOKEN_BYTES,
-    HOST,
     RUNTIME_BYTES,
     SAMPLING_TOKEN_BYTES,
-    WORKER,
     Component,
-    RunShape,
     beside_another,
-    draft_model_footprint,
     footprint,
     has_packed_weights,
-    padded,
 )
-from edgespec.memory.bytes.head_footprint import head_file_footprint, head_footprint
+from edgespec.memory.bytes.head_footprint import (
+    block_footprint,
+    head_footprint,
+    wanted_block,
+    wanted_head,
+)
 from edgespec.memory.bytes.onnx_footprint import onnx_footprint
+from edgespec.memory.bytes.shape import GPU, HOST, WORKER, RunShape, padded
+from edgespec.memory.bytes.simulation import Answer, Wanted
 from edgespec.memory.device.kernels import attends
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.options import LLAMACPP, ONNX
@@ -32,6 +33,7 @@ from edgespec.memory.plan.plan import (
     DRAFT_MODEL_BATCH,
     DRAFT_MODEL_NODES,
     Share,
+    devices_of,
     draft_context,
     draft_kv_type,
     most_leaves,
@@ -211,49 +213,87 @@ class Layout:
         """Whether llama.cpp reads these weights in the file: not where it makes copies anyway."""
         if self.machine.accelerators and self.gpu_layers:
             return self.machine.maps_files
-        shape = RunShape(256, 32, 1, features=self.machine.features, kernels=self.kernels)
-        return not any(part.name == "weights_repacked" for part in footprint(spec, shape))
+        shape = RunShape(256, 32, 1, kernels=self.kernels)
+        wanted = [Wanted(spec, shape)]
+        if spec.reads is not None:
+            wanted = [Wanted(self.spec, shape), wanted_head(spec, shape, shape)]
+        return not self.machine.sizes(wanted)[-1][HOST].packed
 
     # -- bytes -----------------------------------------------------------------------------
 
     def footprint(self, context: int, batch: int, draft_max: int) -> tuple[Component, ...]:
-        """The components of a run; where GPU and processor share memory, all of them there."""
-        bytes_of = onnx_footprint if self.backend == ONNX else footprint
+        """The components of a run; where GPU and processor share memory, all of them there.
+
+        Raises BackendError where llama.cpp cannot load a file.
+        """
         shape = self.shape(context, batch, draft_max)
+        parts = (*self._model_parts(shape, context, draft_max), *self._other_parts())
+        return tuple(map(_pooled, parts)) if self.machine.is_one_pool else parts
+
+    def _model_parts(self, shape: RunShape, context: int, draft_max: int) -> tuple[Component, ...]:
+        """Of the models, the head and what drafts."""
         tables = self.drafter_bytes if draft_max else 0  # which all users share
-        parts = bytes_of(self.spec, shape, drafter_bytes=tables)
+        if self.backend == ONNX:
+            return self._onnx_parts(shape, context, tables, drafts=draft_max > 0)
+        wanted = self._wanted(shape, context, draft_max)
+        answers = dict(zip(wanted, self.machine.sizes([*wanted.values()]), strict=True))
+        parts = footprint(self.spec, shape, answers["model"], drafter_bytes=tables)
+        if "block" in answers:
+            parts += block_footprint(self.spec, shape, answers["block"])
+        if "head" in answers:
+            parts += head_footprint(self.spec, shape, wanted["head"], answers["head"])
+        if "draft" in answers:
+            parts += _draft_parts(wanted["draft"], answers["draft"])
+        if self.switch_spec is not None:
+            small = wanted["switch"].shape
+            others = footprint(self.switch_spec, small, answers["switch"], drafter_bytes=tables)
+            parts += beside_another("switch", self.switch_spec, others)
+        return parts
+
+    def _onnx_parts(
+        self, shape: RunShape, context: int, tables: int, *, drafts: bool
+    ) -> tuple[Component, ...]:
+        parts = onnx_footprint(self.spec, shape, drafter_bytes=tables)
+        if self.switch_spec is not None:
+            others = onnx_footprint(self.switch_spec, shape, drafter_bytes=tables)
+            parts += beside_another("switch", self.switch_spec, others)
+        if self.draft_spec is not None and drafts:
+            wanted = Wanted(self.draft_spec, self._draft_shape(self.draft_spec, context))
+            parts += _draft_parts(wanted, self.machine.sizes([wanted])[0])
+        return parts
+
+    def _wanted(self, shape: RunShape, context: int, draft_max: int) -> dict[str, Wanted]:
+        """The contexts that llama.cpp would have at once, by what each is for."""
+        found = {"model": Wanted(self.spec, shape)}
         if shape.head:
-            parts += head_footprint(self.spec, shape)
+            found["block"] = wanted_block(self.spec, shape)
         if self.switch_spec is not None:
             snapshots = snapshots_of(self.switch_spec, draft_max)
-            small = replace(shape, mapped=self.switch_mapped, snapshots=snapshots)
-            others = bytes_of(self.switch_spec, small, drafter_bytes=tables)
-            parts += beside_another("switch", self.switch_spec, others)
-        if self.draft_spec is not None and draft_max:
-            parts += self._draft_footprint(self.draft_spec, shape, context)
+            small = replace(
+                shape, mapped=self.switch_mapped, snapshots=snapshots, head=False, captured=()
+            )
+            found["switch"] = Wanted(self.switch_spec, small)
+        if (spec := self.draft_spec) is not None and draft_max:
+            own = self._draft_shape(spec, context)
+            if spec.reads is None:
+                found["draft"] = Wanted(spec, own)
+            else:
+                found["head"] = wanted_head(spec, shape, own)
+        return found
+
+    def _other_parts(self) -> Iterator[Component]:
+        """What is there besides the models."""
         if self.request.interface_bytes:
-            parts += (Component("interface", self.request.interface_bytes, is_ceiling=True),)
+            yield Component("interface", self.request.interface_bytes, is_ceiling=True)
         if not self.request.is_plain_greedy:
             vocabulary = max(spec.vocab_size for spec in self.specs)
-            parts += (Component("sampling", SAMPLING_TOKEN_BYTES * vocabulary, is_ceiling=True),)
+            yield Component("sampling", SAMPLING_TOKEN_BYTES * vocabulary, is_ceiling=True)
         if self.request.keeps_to_form and self.backend != ONNX:
             size = GRAMMAR_TOKEN_BYTES * max(spec.vocab_size for spec in self.specs)
             size += GRAMMAR_STATE_BYTES * self.users
-            parts += (Component("schemas", size, is_ceiling=True),)
+            yield Component("schemas", size, is_ceiling=True)
         if held := self._held_bytes():
-            parts += (Component("process", held),)
-        if self.machine.is_one_pool:
-            return tuple(map(_pooled, parts))
-        return parts
-
-    def _draft_footprint(
-        self, spec: ModelSpec, target: RunShape, context: int
-    ) -> tuple[Component, ...]:
-        """The components of a draft model, or of a head in a file of its own."""
-        shape = self._draft_shape(spec, context)
-        if spec.reads is None:
-            return draft_model_footprint(spec, shape)
-        return head_file_footprint(self.spec, target, spec, shape)
+            yield Component("process", held)
 
     def _held_bytes(self) -> int:
         """What the process holds beyond the runtime: a program around it, an engine that is open.
@@ -326,18 +366,15 @@ class Layout:
             type_v=self.kv_type_v,
             threads=self.threads,
             gpu_layers=self.gpu_layers,
-            split=tuple(zip(self.machine.labels, self.offloaded.counts, strict=True))
-            if self.offloaded.counts
-            else (),
+            devices=devices_of(self.shares),
             mapped=self.mapped,
-            takes=self.machine.takes,
-            features=self.machine.features,
             kernels=self.kernels,
             snapshots=snapshots_of(self.spec, draft_max),
             sequences=self.users,
+            unified=not self.exact,
             leaves=most_leaves(self.drafter, draft_max) if self._verifies_trees else 1,
             head=self.has_head and draft_max > 0,
-            hands_out=self._read_by_head if draft_max else (),
+            captured=self._read_by_head if draft_max else (),
         )
 
     @property
@@ -366,10 +403,12 @@ class Layout:
             threads=self.threads,
             gpu_layers=-1 if self.gpu_layers and self._uses_gpu else 0,
             mapped=self.draft_mapped,
-            takes=self.machine.takes,
-            features=self.machine.features,
             kernels=self.kernels,
         )
+
+
+def _draft_parts(wanted: Wanted, answer: Answer) -> tuple[Component, ...]:
+    return beside_another("draft", wanted.spec, footprint(wanted.spec, wanted.shape, answer))
 
 
 def snapshots_of(spec: ModelSpec | None, draft_max: int) -> int:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgespec.memory.bytes.footprint import GPU, HOST, LIBRARY_BYTES, WORKER
+from edgespec.memory.bytes.footprint import LIBRARY_BYTES
+from edgespec.memory.bytes.shape import GPU, HOST, WORKER
+from edgespec.memory.bytes.simulation import Sizes, simulated
 from edgespec.memory.device import host, reservations
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.device.kernels import missing_kernels
-from edgespec.memory.device.taking import Weight
 from edgespec.memory.device.track import private_bytes, resident_bytes
 from edgespec.memory.plan.options import LLAMACPP
 
@@ -26,20 +27,20 @@ _SLACK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What may be used: bytes that are free, the GPUs, and the processor's instruction sets.
+    """What may be used: bytes that are free, and the GPUs.
 
     Of the free bytes some are taken already: by this process, which holds `process_bytes` before
-    it loads anything.
+    it loads anything. `sizes` says what llama.cpp would allocate here.
     """
 
     free_bytes: int
     accelerators: tuple[Accelerator, ...] = ()
-    features: frozenset[str] = frozenset()
     process_bytes: int = 0
     missing_kernels: str = "they were not looked for"  # empty where there are some
     bytes_per_s: float = 0.0  # of the processor's memory; 0 where nobody measured it
     missing_gpu: str = "llama.cpp sees no GPU"  # why, where there is none
     reserved_bytes: int = 0  # by other programs, and therefore not free
+    sizes: Sizes = simulated
 
     @property
     def is_one_pool(self) -> bool:
@@ -71,11 +72,6 @@ class Machine:
             for one in self.accelerators
         )
 
-    def takes(self, label: str, weight: Weight) -> bool:
-        """Whether a weight of a device's layers lies there; the others stay with the processor."""
-        devices = zip(self.labels, self.accelerators, strict=True)
-        return all(one.takes(weight) for name, one in devices if name == label)
-
 
 def this_machine(workers: Sequence[str] = ()) -> Machine:
     """The machine this process runs on, and workers that it may use.
@@ -96,7 +92,6 @@ def this_machine(workers: Sequence[str] = ()) -> Machine:
     return Machine(
         max(0, reachable_bytes() - _SLACK_BYTES),
         found,
-        host.cpu_features(),
         held,
         missing_kernels(),
         bytes_per_s,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.annotations import check_types
 from edgespec.errors import UnsupportedError
-from edgespec.memory.bytes.footprint import KV_TYPE_BYTES
+from edgespec.memory.bytes.shape import KV_TYPE_BYTES
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack

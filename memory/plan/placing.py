@@ -7,12 +7,12 @@ of the cache that costs quality is never chosen unasked.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.footprint import kv_type_fits
-from edgespec.memory.bytes.places import refused_weights
 from edgespec.memory.plan.drafts import DRAFT_SIZES
 from edgespec.memory.plan.layout import Layout, Offloaded
 from edgespec.memory.plan.options import ONNX
@@ -116,7 +116,7 @@ def with_layers_placed(layout: Layout) -> tuple[Layout, Choice]:
     elif has_devices:
         count = asked if asked is not None else _most_on_gpu(layout, context)
         layout = replace(layout, offloaded=Offloaded(count))
-    reason = _layers_reason(layout) + _refused_reason(layout)
+    reason = _layers_reason(layout)
     return layout, Choice("gpu_layers", layout.gpu_layers, reason)
 
 
@@ -136,11 +136,15 @@ def _most_on_gpu(layout: Layout, context: int) -> int:
     """Layers that fit with this context; -1 for all of them and the head."""
     draft = layout.request.draft_max or 0
     everything = layout.spec.num_layers + 1
-    for layers in range(everything, 0, -1):
+
+    def is_too_much(layers: int) -> bool:
         count = -1 if layers == everything else layers
-        if replace(layout, offloaded=Offloaded(count)).fits(context, layout.least_batch, draft):
-            return count
-    return 0
+        placed = replace(layout, offloaded=Offloaded(count))
+        return not placed.fits(context, layout.least_batch, draft)
+
+    if not is_too_much(everything):
+        return -1
+    return max(0, bisect_left(range(everything), True, 1, key=is_too_much) - 1)
 
 
 def _missing_gpu(layout: Layout) -> str:
@@ -159,18 +163,6 @@ def _layers_reason(layout: Layout) -> str:
     names = ", ".join(gpu.description for gpu in layout.machine.accelerators)
     how_many = "all" if layout.gpu_layers < 0 else "as many as"
     return f"{how_many} fit into {names}"
-
-
-def _refused_reason(layout: Layout) -> str:
-    """Which weights of the devices' layers stay here all the same, or ""."""
-    if layout.backend == ONNX or not layout.gpu_layers:
-        return ""
-    refused = refused_weights(layout.spec, layout.shape(layout.contexts.least, 1, 0))
-    if not refused:
-        return ""
-    mebibytes = -(-sum(one.data_bytes for one in refused) >> 20)
-    named = refused[0].name if len(refused) == 1 else f"{len(refused)} matrices"
-    return f"; {named} ({mebibytes} MiB) is computed here: it is too much for that device"
 
 
 def _shares_reason(layout: Layout) -> str:

@@ -7,13 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.memory.bytes.footprint import (
-    GPU,
-    HOST,
-    Component,
-    is_block_type,
-    kv_type_fits,
-)
+from edgespec.memory.bytes.footprint import Component, is_block_type, kv_type_fits
+from edgespec.memory.bytes.shape import GPU, HOST, Device
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.request import Choice
 from edgespec.models.spec import ModelSpec
@@ -61,6 +56,14 @@ class Share:
     label: str
     layers: int
     device: Accelerator
+
+
+def devices_of(shares: Sequence[Share]) -> tuple[Device, ...]:
+    """How llama.cpp is told of them."""
+    return tuple(
+        Device(one.label, one.layers, one.device.name, one.device.worker, one.device.number)
+        for one in shares
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.bytes.footprint import WORKER, kv_type_fits
+from edgespec.memory.bytes.footprint import kv_type_fits
+from edgespec.memory.bytes.shape import WORKER
 from edgespec.memory.plan.layout import Layout, parts_on, smallest_batch
 from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.plan import component_bytes

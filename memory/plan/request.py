@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from edgespec.errors import UnsupportedError
-from edgespec.memory.bytes.recurrent_graph import most_snapshots
+from edgespec.memory.bytes.snapshots import most_snapshots
 from edgespec.memory.device import host
 from edgespec.memory.plan.options import ONNX, LoadOptions
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec

@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from edgespec.memory.bytes.footprint import HOST, weights_bytes
+from edgespec.memory.bytes.footprint import weights_parts
+from edgespec.memory.bytes.shape import HOST
+from edgespec.memory.bytes.simulation import Wanted
 from edgespec.memory.plan.layout import Layout, Offloaded
 
 _TRIPS = 2  # of a step to a worker: what it needs goes there, what it computed is fetched
@@ -41,7 +43,9 @@ def step_s(layout: Layout, counts: Sequence[int]) -> float:
     """Seconds of a step over one token, estimated: bytes over bandwidth, and trips."""
     with_them = replace(layout, offloaded=Offloaded.shared(counts))
     nbytes: dict[str, int] = {}
-    for part in weights_bytes(layout.spec, with_them.shape(*_least(layout))):
+    shape = with_them.shape(*_least(layout))
+    (answer,) = layout.machine.sizes([Wanted(layout.spec, shape)])
+    for part in weights_parts(layout.spec, shape, answer):
         nbytes[part.device] = nbytes.get(part.device, 0) + part.nbytes
     seconds = nbytes.pop(HOST) / _speed(layout, _HOST)
     for i, label in enumerate(layout.machine.labels):

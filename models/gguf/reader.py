@@ -36,6 +36,7 @@ MAX_DIMS = 4
 MAX_TEXT_BYTES = 1 << 22
 MAX_ARRAY_VALUES = 1024
 MAX_ARRAY_VALUES_TOGETHER = 1 << 16
+MAX_SETTING_BYTES = 1 << 16
 # A missing length beyond this is a damaged length, not a short download.
 _BELIEVABLE_BYTES = 1 << 40
 
@@ -99,7 +100,8 @@ class Gguf:
 
     `header_hash` covers every byte before the tensor data. `tokenizer_hash` covers the tokenizer's
     arrays (tokens, types, scores, merges) whatever their order in the file; it is ``""`` without
-    tokens.
+    tokens. `settings` are the entries that decide what a model computes, as they lie in the file:
+    all but texts and the tokenizer.
     """
 
     path: Path
@@ -111,6 +113,7 @@ class Gguf:
     tensors: tuple[GgufTensor, ...]
     header_hash: str
     tokenizer_hash: str
+    settings: tuple[bytes, ...] = ()
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Returns the integer at `key`; raises ModelFileError if it is another type, or absent."""
@@ -163,11 +166,15 @@ class _Reader:
         num_tensors = self._count("tensors", MAX_TENSORS)
         num_keys = self._count("metadata keys", MAX_KEYS)
         metadata: dict[str, GgufValue] = {}
+        settings: list[bytes] = []
         for number in range(num_keys):
+            start = self.pos
             key = self._key(number)
             if key in metadata:
                 raise self._bad(f"has the key '{_shown(key)}' twice")
             metadata[key] = self._value(key)
+            if _is_setting(key, metadata[key]) and self.pos - start <= MAX_SETTING_BYTES:
+                settings.append(bytes(self.data[start : self.pos]))
         alignment = self._alignment(metadata)
         infos = [self._info(number) for number in range(num_tensors)]
         if len({info.name for info in infos}) != num_tensors:
@@ -184,6 +191,7 @@ class _Reader:
             tensors=self._placed(infos, data_offset, alignment),
             header_hash=self._hash([(0, header_end)]),
             tokenizer_hash=self._tokenizer_hash(),
+            settings=tuple(settings),
         )
 
     def _bad(self, problem: str, hint: str = _AGAIN) -> ModelFileError:
@@ -390,6 +398,13 @@ class _Reader:
             with self.data[start:end] as piece:
                 digest.update(piece)
         return digest.hexdigest()
+
+
+def _is_setting(key: str, value: GgufValue) -> bool:
+    """Whether an entry may decide what a model computes; of a tokenizer only its numbers do."""
+    if key.startswith("split."):
+        return False
+    return not key.startswith("tokenizer.") or isinstance(value, int | float)
 
 
 def _shown(key: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from laid_out import machine_with
 from planning_cases import SPEC, thorough
 
 from edgespec.errors import DoesNotFitError, UnsupportedError
@@ -29,7 +30,7 @@ from edgespec.setup.stored import settings_key
 
 pytestmark = pytest.mark.model
 INF = float("inf")
-MACHINE = Machine(8 << 30, (), frozenset({"avx2"}))
+MACHINE = machine_with(8 << 30, (), repacks=True)
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_what_was_asked_for_is_taken(spec: ModelSpec) -> None:
 def test_a_gpu_is_llama_cpps(spec: ModelSpec) -> None:
     measured(spec, ONNX, 1.0)
     gpu = Accelerator("CUDA0", "a GPU", 8 << 30, 7 << 30, shares_memory=False)
-    made = plan(spec, Machine(8 << 30, (gpu,)))
+    made = plan(spec, machine_with(8 << 30, (gpu,)))
     assert choice(made) == (LLAMACPP, "runs on the GPU")
 
 
@@ -155,7 +156,7 @@ def test_an_npu_is_onnx_runtimes_and_measured_apart(spec: ModelSpec) -> None:
 
 def test_a_device_maps_to_layers_with_llama_cpp(spec: ModelSpec) -> None:
     gpu = Accelerator("CUDA0", "a GPU", 8 << 30, 7 << 30, shares_memory=False)
-    machine = Machine(8 << 30, (gpu,))
+    machine = machine_with(8 << 30, (gpu,))
     assert plan(spec, machine).device == plan(spec, machine, device="gpu").device == "gpu"
     assert plan(spec, machine, device="gpu").gpu_layers == -1
     on_cpu = plan(spec, machine, device="cpu")

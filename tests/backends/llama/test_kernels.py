@@ -24,7 +24,9 @@ from edgespec.backends.llama.kernels import (
 )
 from edgespec.backends.llama.library import ggml_function, library
 from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant
-from edgespec.memory.bytes.footprint import RunShape, weights_bytes
+from edgespec.memory.bytes.footprint import weights_parts
+from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.simulation import Wanted, simulated
 from edgespec.memory.device.kernels import attends
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import read_model_spec
@@ -80,7 +82,8 @@ def test_a_model_says_the_same(backend: LlamaBackend) -> None:
 def test_bytes_are_those_that_were_planned(backend: LlamaBackend) -> None:
     spec = read_model_spec(embedded_model())
     shape = RunShape(1024, 64, 8, threads=2, mapped=False, kernels=True)
-    planned = {part.name: part.nbytes for part in weights_bytes(spec, shape)}
+    (answer,) = simulated([Wanted(spec, shape)])
+    planned = {part.name: part.nbytes for part in weights_parts(spec, shape, answer)}
     loaded = backend.memory_bytes()
     assert loaded["weights_repacked"] == pytest.approx(planned["weights_repacked"], rel=1e-3)
     assert "CPU_EDGESPEC" not in loaded

@@ -167,7 +167,7 @@ def test_the_first_use_in_two_threads_is_one(monkeypatch: pytest.MonkeyPatch) ->
         ("load_tensors:    CUDA_Host model buffer size =    12.50 MiB", "weights"),
         ("llama_kv_cache:        CPU KV buffer size =    12.50 MiB", "kv_cache"),
         ("llama_kv_cache:      CUDA0 KV buffer size =    12.50 MiB", "gpu_kv_cache"),
-        ("llama_memory_recurrent: CPU RS buffer size =    12.50 MiB", "recurrent_state"),
+        ("llama_memory_recurrent: CPU RS buffer size =    12.50 MiB", "kv_cache"),
         ("sched_reserve:        CPU compute buffer size =    12.50 MiB", "compute"),
         ("sched_reserve:    Vulkan0 compute buffer size =    12.50 MiB", "gpu_compute"),
         ("sched_reserve:  CUDA_Host compute buffer size =    12.50 MiB", "compute"),

@@ -33,8 +33,10 @@ from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.measure.divergence import find_divergence
 from edgespec.measure.timing import one_step
-from edgespec.memory.bytes.footprint import RunShape, footprint
-from edgespec.memory.bytes.recurrent_graph import most_snapshots
+from edgespec.memory.bytes.footprint import footprint
+from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.simulation import Wanted, simulated
+from edgespec.memory.bytes.snapshots import most_snapshots
 from edgespec.memory.plan.request import Request
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import read_model_spec
@@ -250,13 +252,10 @@ def test_a_run_takes_what_was_planned(path: Path, snapshots: int) -> None:
     found = made.memory_bytes()
     made.close()
     shape = RunShape(512, 64, 1 + snapshots, snapshots=snapshots)
-    planned = {part.name: part.nbytes for part in footprint(spec, shape)}
-    assert planned["recurrent_state"] == 4 * spec.state_values * (1 + snapshots)
-    for name in ("recurrent_state", "kv_cache", "compute"):
-        rounding = LOG_ROUNDING
-        if name == "compute" and spec.arch == "qwen35moe":  # see test_recurrent_graph
-            rounding = 0.2 * found[name]
-        assert found[name] == pytest.approx(planned[name], abs=rounding), name
+    (answer,) = simulated([Wanted(spec, shape)])
+    planned = {part.name: part.nbytes for part in footprint(spec, shape, answer)}
+    for name in ("kv_cache", "compute"):
+        assert found[name] == pytest.approx(planned[name], abs=2 * LOG_ROUNDING), name
 
 
 def test_a_load_drafts_where_it_may(path: Path) -> None:
@@ -265,8 +264,9 @@ def test_a_load_drafts_where_it_may(path: Path) -> None:
     assert plan.drafter == "suffix" and plan.draft_max == (
         3 if spec.arch.startswith("qwen35") else 7
     )
-    states = 1 + plan.draft_max
-    assert plan.component_bytes["recurrent_state"] == 4 * spec.state_values * states
+    alone = make_run_plan(spec, Request(context_size=512, drafter="none"))
+    more = plan.component_bytes["kv_cache"] - alone.component_bytes["kv_cache"]
+    assert more == 4 * spec.state_values * plan.draft_max
     with edgespec.load(path, context_size=512, draft_max=3, threads=1) as engine:
         assert engine.backend.capabilities.snapshots == 3
         first = engine.generate(TEXT, max_tokens=20)

@@ -16,9 +16,9 @@ from waiting import Lived
 import edgespec
 from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
-from edgespec.backends.llama.workers import Device
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, DoesNotFitError
+from edgespec.memory.bytes.shape import Device
 from edgespec.memory.device import rpc
 from edgespec.memory.device.accelerators import has_rpc
 from edgespec.memory.plan.options import LoadOptions

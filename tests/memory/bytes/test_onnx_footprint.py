@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tiny_folder import write_folder
 
-from edgespec.memory.bytes.footprint import RunShape
 from edgespec.memory.bytes.onnx_footprint import onnx_footprint
+from edgespec.memory.bytes.shape import RunShape
 from edgespec.models.onnx.folder import read_folder_spec
 
 pytest.importorskip("onnx", reason="the onnx extra is not installed")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from planning_cases import (
+    CELL,
     SPEC,
     TABLES,
     curve,
@@ -124,14 +125,14 @@ def test_what_snapshots_cost_is_not_known_before_it_is_measured() -> None:
 
 def test_a_recurrent_state_is_copied_for_few_drafts_unless_asked() -> None:
     """Each draft takes a snapshot of it, in memory and in every step."""
-    spec = HYBRID
+    spec, attended = HYBRID, 4096 * CELL // 2
     plan = plan_of(spec, speed_of=unmeasured)
     assert plan.draft_max == 3 and "copy" in reason(plan, "draft_max")
-    assert plan.component_bytes["recurrent_state"] == 4 * 4 * 10**6
+    assert plan.component_bytes["kv_cache"] - attended == 4 * 4 * 10**6
     cheap = plan_of(replace(spec, arch="lfm2moe"), speed_of=unmeasured)
     assert cheap.draft_max == 7, "plain steps copy one state alone"
-    assert plan_of(spec, draft_max=15).component_bytes["recurrent_state"] == 16 * 4 * 10**6
+    assert plan_of(spec, draft_max=15).component_bytes["kv_cache"] - attended == 16 * 4 * 10**6
     plain = plan_of(spec, drafter="none")
-    assert plain.draft_max == 0 and plain.component_bytes["recurrent_state"] == 4 * 10**6
+    assert plain.draft_max == 0 and plain.component_bytes["kv_cache"] - attended == 4 * 10**6
     tight = plan_of(spec, budget_bytes=plain.predicted_peak_bytes + 2 * 4 * 10**6)
     assert tight.draft_max == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from laid_out import machine_with
 from planning_cases import (
     SPEC,
     TABLES,
@@ -12,8 +13,6 @@ from planning_cases import (
     plan_of,
     reason,
 )
-
-from edgespec.memory.plan.machine import Machine
 
 
 @pytest.mark.parametrize("wish", [{}, {"draft_max": 200}])
@@ -30,7 +29,7 @@ def test_a_context_nobody_asked_for_shrinks_until_it_fits() -> None:
     assert plan.as_json()["context_size"] == {"value": 2560, "reason": "the largest that fits"}
     assert plan.predicted_peak_bytes == least
     assert plan_of(budget_bytes=least - 1, drafter="none").context_size == 2304
-    assert plan_of(SPEC, Machine(least), drafter="none").context_size == 2560
+    assert plan_of(SPEC, machine_with(least), drafter="none").context_size == 2560
 
 
 def test_drafts_come_before_context_unless_context_is_preferred() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from laid_out import machine_with
 from planning_cases import (
     MIB,
     RECURRENT,
@@ -18,15 +19,14 @@ from planning_cases import (
 
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.device.kernels import missing_kernels
-from edgespec.memory.plan.machine import Machine
 
 
 def test_recurrent_state_is_planned() -> None:
-    assert plan_of(RECURRENT).component_bytes["recurrent_state"] == 20_000
+    assert plan_of(RECURRENT).component_bytes["kv_cache"] == 20_000
 
 
 def test_a_budget_covers_the_gpu_too() -> None:
-    machine = Machine(64 << 30, gpu(8 << 30))
+    machine = machine_with(64 << 30, gpu(8 << 30))
     whole = plan_of(SPEC, machine)
     needed = whole.predicted_peak_bytes + whole.predicted_gpu_bytes
     for part in (0.8, 0.85, 0.9, 1.0):
@@ -38,7 +38,7 @@ def test_a_budget_covers_the_gpu_too() -> None:
 
 def test_shared_memory_is_one_pool() -> None:
     """What the GPU takes counts against the same limit."""
-    machine = Machine(100 * MIB, gpu(64 << 30, shares=True))
+    machine = machine_with(100 * MIB, gpu(64 << 30, shares=True))
     plan = plan_of(SPEC, machine)
     assert (plan.gpu_layers, plan.mapped, plan.predicted_gpu_bytes) == (-1, False, 0)
     assert plan.predicted_peak_bytes == sum(plan.component_bytes.values())
@@ -51,14 +51,14 @@ def test_shared_memory_is_one_pool() -> None:
 def test_a_file_stays_mapped_where_a_gpu_computes_with_its_pages() -> None:
     """Else the pages would lie beside the GPU's copies, in the same memory."""
     (one,) = gpu(64 << 30, shares=True)
-    assert plan_of(SPEC, Machine(100 * MIB, (replace(one, maps_files=True),))).mapped
-    assert not plan_of(SPEC, Machine(100 * MIB, (one,))).mapped
-    assert plan_of(SPEC, Machine(100 * MIB, (one,)), gpu_layers=0).mapped
+    assert plan_of(SPEC, machine_with(100 * MIB, (replace(one, maps_files=True),))).mapped
+    assert not plan_of(SPEC, machine_with(100 * MIB, (one,))).mapped
+    assert plan_of(SPEC, machine_with(100 * MIB, (one,)), gpu_layers=0).mapped
 
 
 def test_of_shared_memory_a_gpu_takes_what_its_driver_lets_it_have() -> None:
     """Drivers keep a part of the memory for the processor alone."""
-    machine = Machine(100 * MIB, gpu(2 * MIB, shares=True))
+    machine = machine_with(100 * MIB, gpu(2 * MIB, shares=True))
     plan = plan_of(SPEC, machine)
     taken = sum(size for name, size in plan.component_bytes.items() if name.startswith("gpu_"))
     assert 0 < plan.gpu_layers <= SPEC.num_layers and 0 < taken <= 2 * MIB
@@ -82,7 +82,7 @@ def test_branches_of_trees_are_sequences_that_batches_are_reserved_for() -> None
 
 def test_kernels_compute_the_layers_that_stay_here() -> None:
     """As with workers: what is on a GPU has the GPU's."""
-    spec, machine = model(kind="Q4_0"), Machine(64 << 30, gpu(8 << 30), missing_kernels="")
+    spec, machine = model(kind="Q4_0"), machine_with(64 << 30, gpu(8 << 30), missing_kernels="")
     if missing_kernels():
         pytest.skip(f"edgespec has no kernels here: {missing_kernels()}")
     assert plan_of(spec, machine, gpu_layers=2).kernels

@@ -7,13 +7,14 @@ import sys
 from dataclasses import replace
 
 import pytest
+from laid_out import machine_with
 from planning_cases import MIB, SPEC, held, outcome, plan_of
 
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.footprint import RUNTIME_BYTES, Component
 from edgespec.memory.device import host
 from edgespec.memory.device.track import peak_resident_bytes, private_bytes, resident_bytes
-from edgespec.memory.plan.machine import Machine, reachable_bytes, this_machine
+from edgespec.memory.plan.machine import reachable_bytes, this_machine
 from edgespec.memory.plan.request import Request
 from edgespec.models.embedded import embedded_model
 from edgespec.models.spec import read_model_spec
@@ -25,17 +26,20 @@ HELD = RUNTIME_BYTES + 300 * MIB
 
 def test_what_a_host_program_holds_is_a_component() -> None:
     """It counts against the budget, as everything in the process does."""
-    alone = plan_of(SPEC, Machine(64 << 30))
-    hosted = plan_of(SPEC, Machine(64 << 30, process_bytes=HELD))
+    alone = plan_of(SPEC, machine_with(64 << 30))
+    hosted = plan_of(SPEC, machine_with(64 << 30, process_bytes=HELD))
     assert hosted.component_bytes == {**alone.component_bytes, "process": 300 * MIB}
     budget = alone.predicted_peak_bytes
-    assert plan_of(SPEC, Machine(64 << 30), budget_bytes=budget).context_size == alone.context_size
-    refused = outcome(SPEC, Machine(64 << 30, process_bytes=HELD), budget_bytes=budget)
+    assert (
+        plan_of(SPEC, machine_with(64 << 30), budget_bytes=budget).context_size
+        == alone.context_size
+    )
+    refused = outcome(SPEC, machine_with(64 << 30, process_bytes=HELD), budget_bytes=budget)
     assert isinstance(refused, DoesNotFitError) and "process 300" in str(refused)
 
 
 def test_a_command_line_and_its_line_editor_are_counted_once() -> None:
-    machine = Machine(64 << 30, process_bytes=RUNTIME_BYTES + 10 * MIB)
+    machine = machine_with(64 << 30, process_bytes=RUNTIME_BYTES + 10 * MIB)
     plan = plan_of(SPEC, machine, interface_bytes=12 * MIB)
     assert "process" not in plan.component_bytes
     assert plan.component_bytes["interface"] == 12 * MIB
@@ -59,7 +63,7 @@ def test_what_an_earlier_engine_gave_back_is_not_free_twice(
 ) -> None:
     """600 MiB were held and are not any more; somebody else has taken them."""
     spec = read_model_spec(embedded_model())
-    plan = make_run_plan(spec, Request(context_size=512, drafter="none"), Machine(64 << 30))
+    plan = make_run_plan(spec, Request(context_size=512, drafter="none"), machine_with(64 << 30))
     with held(600 * MIB):
         pass
     now, half = private_bytes(), plan.predicted_peak_bytes // 2

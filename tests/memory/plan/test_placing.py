@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from laid_out import machine_with
 from planning_cases import (
     CELL,
     MIB,
@@ -13,19 +14,15 @@ from planning_cases import (
     curve,
     gpu,
     model,
+    parts_by_hand,
     peak,
     plan_of,
     reason,
 )
 
 from edgespec.errors import UnsupportedError
-from edgespec.memory.bytes.footprint import (
-    RunShape,
-    footprint,
-)
+from edgespec.memory.bytes.shape import Device
 from edgespec.memory.device.kernels import attends, missing_kernels
-from edgespec.memory.device.taking import Weight
-from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.settings import Settings, draft_shares, settings_of
 from edgespec.memory.times.speed import SpeedModel
 
@@ -50,7 +47,7 @@ def test_exact_avoids_the_path_that_rounds_differently() -> None:
 def test_exact_keeps_f16_where_attention_is_of_our_own() -> None:
     if reason := missing_kernels():
         pytest.skip(f"edgespec has no kernels here: {reason}")
-    machine, spec = Machine(64 << 30, missing_kernels=""), model(kind="Q4_0")
+    machine, spec = machine_with(64 << 30, missing_kernels=""), model(kind="Q4_0")
     if not attends(spec.key_length[0], spec.value_length[0]):
         pytest.skip("edgespec's attention needs AVX2, AVX-512 or NEON with dotprod")
     plan = plan_of(spec, machine, exact=True)
@@ -79,7 +76,7 @@ def test_a_cache_type_needs_heads_of_whole_blocks() -> None:
 
 def test_weights_are_mapped_unless_the_processor_rewrites_them() -> None:
     """A mapped Q4_0 file would lie beside its rewritten copy, so it is read instead."""
-    q4_0, avx2 = model(kind="Q4_0"), Machine(64 << 30, features=frozenset({"avx2"}))
+    q4_0, avx2 = model(kind="Q4_0"), machine_with(64 << 30, repacks=True)
     assert plan_of(q4_0).mapped
     assert plan_of(SPEC, avx2).mapped, "no AVX kernel for blocks of Q4_1"
     copied = plan_of(q4_0, avx2)
@@ -93,7 +90,7 @@ def test_weights_are_mapped_unless_the_processor_rewrites_them() -> None:
 
 
 def test_everything_goes_to_a_gpu_that_has_room() -> None:
-    plan = plan_of(SPEC, Machine(64 << 30, gpu(8 << 30)))
+    plan = plan_of(SPEC, machine_with(64 << 30, gpu(8 << 30)))
     found = plan.component_bytes
     assert (plan.gpu_layers, plan.mapped, plan.batch_size) == (-1, False, 512)
     assert found["gpu_kv_cache"] == 4096 * CELL and "kv_cache" not in found
@@ -111,34 +108,34 @@ def test_as_many_layers_as_fit_go_to_a_small_gpu() -> None:
     seen = set()
     for mebibytes in range(1, 12):
         free = mebibytes * MIB // 2
-        plan = plan_of(SPEC, Machine(64 << 30, gpu(free)))
+        plan = plan_of(SPEC, machine_with(64 << 30, gpu(free)))
         assert plan.predicted_gpu_bytes <= free
         seen.add(plan.gpu_layers)
         if plan.gpu_layers == -1:
             continue
-        least = RunShape(512, 32, 1, threads=2, gpu_layers=plan.gpu_layers + 1, mapped=False)
-        parts = footprint(SPEC, least)
+        more = (Device("gpu", plan.gpu_layers + 1, "GPU0"),)
+        parts = parts_by_hand(512, devices=more, mapped=False)
         assert sum(part.nbytes for part in parts if part.device == "gpu") > free
     assert {0, -1} < seen, "from none to all, with something between"
 
 
 def test_a_gpu_without_room_leaves_everything_to_the_processor() -> None:
-    plan = plan_of(SPEC, Machine(64 << 30, gpu(1000)))
+    plan = plan_of(SPEC, machine_with(64 << 30, gpu(1000)))
     assert (plan.gpu_layers, plan.predicted_gpu_bytes, plan.mapped) == (0, 0, True)
 
 
 def test_layers_can_be_kept_off_the_gpu() -> None:
-    plan = plan_of(SPEC, Machine(64 << 30, gpu(8 << 30)), gpu_layers=0)
+    plan = plan_of(SPEC, machine_with(64 << 30, gpu(8 << 30)), gpu_layers=0)
     assert (plan.gpu_layers, plan.predicted_gpu_bytes, plan.batch_size) == (0, 0, 128)
     assert reason(plan, "gpu_layers") == "as asked"
 
 
 def test_as_many_layers_as_were_asked_for() -> None:
-    plan = plan_of(SPEC, Machine(64 << 30, gpu(8 << 30)), gpu_layers=3)
-    shape = RunShape(512, 32, 1, gpu_layers=3, mapped=False)
-    weights = [part for part in footprint(SPEC, shape) if part.name == "weights"]
+    plan = plan_of(SPEC, machine_with(64 << 30, gpu(8 << 30)), gpu_layers=3)
+    parts = parts_by_hand(512, devices=(Device("gpu", 3, "GPU0"),), mapped=False)
+    weights = {part.device: part.nbytes for part in parts if part.name == "weights"}
     assert plan.gpu_layers == 3
-    assert plan.component_bytes["gpu_weights"] == weights[1].nbytes
+    assert plan.component_bytes["gpu_weights"] == weights["gpu"]
     assert plan.component_bytes["gpu_kv_cache"] == 2 * plan.component_bytes["kv_cache"] // 2
 
 
@@ -149,7 +146,7 @@ def test_the_settings_of_step_times_know_the_gpu() -> None:
         asked.append(settings)
         return SpeedModel(curve(), is_measured=True)
 
-    plan = plan_of(SPEC, Machine(64 << 30, gpu(8 << 30)), speed_of, kv_type="q8_0", threads=5)
+    plan = plan_of(SPEC, machine_with(64 << 30, gpu(8 << 30)), speed_of, kv_type="q8_0", threads=5)
     everything = f"{SPEC.num_layers + 1} on Some GPU"
     expected = Settings(5, "q8_0", "q8_0", -1, "suffix", shares=everything)
     assert asked == [expected] == [settings_of(plan)]
@@ -157,7 +154,7 @@ def test_the_settings_of_step_times_know_the_gpu() -> None:
 
 def test_step_times_of_one_gpu_are_not_another_s() -> None:
     """Its number is the same after GGML_VK_VISIBLE_DEVICES has another one seen."""
-    machine = Machine(64 << 30, gpu(8 << 30))
+    machine = machine_with(64 << 30, gpu(8 << 30))
     (one,) = machine.accelerators
     plans = [
         plan_of(SPEC, replace(machine, accelerators=(replace(one, description=name),)))
@@ -169,7 +166,7 @@ def test_step_times_of_one_gpu_are_not_another_s() -> None:
 
 
 def test_layers_that_no_gpu_can_take_are_refused_with_the_reason() -> None:
-    machine = Machine(64 << 30, missing_gpu="llama.cpp was built for vulkan but sees no GPU")
+    machine = machine_with(64 << 30, missing_gpu="llama.cpp was built for vulkan but sees no GPU")
     with pytest.raises(UnsupportedError, match=r"--gpu-layers 3 .* for vulkan but sees no GPU"):
         plan_of(SPEC, machine, gpu_layers=3)
     assert reason(plan_of(SPEC, machine), "gpu_layers") == machine.missing_gpu
@@ -203,25 +200,3 @@ def test_measured_losses_decide_which_cache_is_taken(losses: dict[str, float], k
     assert plan.kv_type_k == plan.kv_type_v == kind
     if kind in losses:
         assert f"divergence of {losses[kind]:.4f}" in reason(plan, "kv_type")
-
-
-def test_a_plan_says_which_weights_a_gpu_does_not_take() -> None:
-    """Recorded of lavapipe: nothing above 128 MiB, the logits of 512 tokens included."""
-    limit = 128 << 20
-
-    def takes(weight: Weight) -> bool:
-        columns, rows = weight.dims
-        return max(columns * rows * 18 // 32, 4 * 512 * rows) <= limit
-
-    (one,) = gpu(8 << 30)
-    machine = Machine(64 << 30, (replace(one, takes=takes),))
-    spec = model(kind="Q4_0")
-    assert "computed here" not in reason(plan_of(spec, machine), "gpu_layers")
-    large = model(kind="Q4_0", vocabulary=151_936)
-    plan = plan_of(large, machine)
-    assert plan.gpu_layers == -1
-    assert "; output.weight (" in (told := reason(plan, "gpu_layers"))
-    assert told.endswith("is computed here: it is too much for that device")
-    whole = plan_of(large, Machine(64 << 30, (one,)))
-    moved = whole.component_bytes["gpu_weights"] - plan.component_bytes["gpu_weights"]
-    assert moved >= large.tensors["token_embd.weight"].data_bytes

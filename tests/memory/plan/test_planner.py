@@ -11,15 +11,12 @@ from planning_cases import (
     PLENTY,
     SPEC,
     TABLES,
+    parts_by_hand,
     plan_of,
     reason,
 )
 
 from edgespec.errors import UnsupportedError
-from edgespec.memory.bytes.footprint import (
-    RunShape,
-    footprint,
-)
 from edgespec.memory.device import host
 from edgespec.memory.plan.request import Request
 from edgespec.setup.planning import make_run_plan
@@ -41,10 +38,9 @@ def test_a_plan_without_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_plan_is_the_footprint_of_its_own_settings() -> None:
     plan = plan_of(context_size=1000, kv_type="q8_0")
-    shape = RunShape(
-        1000, plan.batch_size, plan.draft_max + 1, "q8_0", "q8_0", threads=2, mapped=plan.mapped
-    )
-    assert plan.components == footprint(SPEC, shape, drafter_bytes=TABLES)
+    sizes = 1000, plan.batch_size, plan.draft_max + 1
+    options: dict[str, Any] = {"mapped": plan.mapped, "type_k": "q8_0", "type_v": "q8_0"}
+    assert plan.components == parts_by_hand(*sizes, TABLES, **options)
 
 
 def test_what_is_asked_for_is_what_is_planned() -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from laid_out import machine_with
 from planning_cases import INF, MIB, gpu, model, outcome, plan_of, quick, thorough
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.bytes.footprint import (
-    kv_type_fits,
-)
+from edgespec.memory.bytes.footprint import kv_type_fits
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.plan import Plan
@@ -70,7 +69,7 @@ wishes = st.fixed_dictionaries(
         "prefer": st.sampled_from(("speed", "quality", "context")),
     },
 )
-processors = st.sampled_from((frozenset(), frozenset({"avx2"}), frozenset({"neon", "dotprod"})))
+repacking = st.booleans()
 
 
 @st.composite
@@ -79,7 +78,7 @@ def machines(draw: st.DrawFn) -> Machine:
     gpus: tuple[Accelerator, ...] = ()
     if draw(st.booleans()):
         gpus = gpu(draw(st.integers(1, 200)) * MIB, draw(st.booleans()))
-    return Machine(64 << 30, gpus, draw(processors))
+    return machine_with(64 << 30, gpus, repacks=draw(repacking))
 
 
 def gpu_free_bytes(machine: Machine) -> int:
@@ -157,17 +156,17 @@ def test_quality_is_never_traded_silently(
 
 
 @thorough
-@given(specs(), processors, speeds, st.none() | st.sampled_from((512, 4096)), st.booleans())
+@given(specs(), repacking, speeds, st.none() | st.sampled_from((512, 4096)), st.booleans())
 def test_more_budget_is_never_worse(
     spec: ModelSpec,
-    features: frozenset[str],
+    repacks: bool,
     speed_of: Callable[[Settings], SpeedModel],
     context_size: int | None,
     exact: bool,
 ) -> None:
     """40 budgets, from a tenth of what is needed to more than enough."""
     assume(spec.context_length >= (context_size or 1))
-    machine = Machine(64 << 30, features=features)
+    machine = machine_with(64 << 30, repacks=repacks)
     request = {"context_size": context_size, "exact": exact}
     ample = taken(plan_of(spec, machine, speed_of, **request))
     best, fitted = 0.0, False
@@ -190,7 +189,7 @@ def test_more_budget_never_stops_fitting_with_a_gpu(
     spec: ModelSpec, shares: bool, mebibytes: int
 ) -> None:
     """And never brings fewer layers to it."""
-    machine = Machine(64 << 30, gpu(mebibytes * MIB, shares))
+    machine = machine_with(64 << 30, gpu(mebibytes * MIB, shares))
     ample = taken(plan_of(spec, machine))
     layers, fitted = -2, False
     for step in range(1, 41):
@@ -205,13 +204,13 @@ def test_more_budget_never_stops_fitting_with_a_gpu(
 
 
 @quick
-@given(specs(), processors, st.sampled_from((512, 3000, 4096, 32_768)), st.floats(0.2, 1.0))
+@given(specs(), repacking, st.sampled_from((512, 3000, 4096, 32_768)), st.floats(0.2, 1.0))
 def test_a_hint_that_names_a_context_works(
-    spec: ModelSpec, features: frozenset[str], context_size: int, part: float
+    spec: ModelSpec, repacks: bool, context_size: int, part: float
 ) -> None:
     """The context it names fits as it stands, and one of 256 tokens more does not."""
     assume(spec.context_length >= context_size)
-    machine = Machine(64 << 30, features=features)
+    machine = machine_with(64 << 30, repacks=repacks)
     wish: dict[str, Any] = {"context_size": context_size}
     limit = int(part * taken(plan_of(spec, machine, drafter="none", **wish)))
     tight = replace(machine, free_bytes=limit)
@@ -230,11 +229,9 @@ def test_a_hint_that_names_a_context_works(
 
 
 @quick
-@given(specs(), processors, st.floats(0.01, 0.9))
-def test_a_hint_that_names_a_budget_works(
-    spec: ModelSpec, features: frozenset[str], part: float
-) -> None:
-    machine = Machine(64 << 30, features=features)
+@given(specs(), repacking, st.floats(0.01, 0.9))
+def test_a_hint_that_names_a_budget_works(spec: ModelSpec, repacks: bool, part: float) -> None:
+    machine = machine_with(64 << 30, repacks=repacks)
     smallest = taken(plan_of(spec, machine, context_size=min(512, spec.context_length)))
     error = outcome(spec, machine, budget_bytes=int(part * smallest))
     if isinstance(error, Plan):
@@ -249,15 +246,15 @@ def test_a_hint_that_names_a_budget_works(
 
 
 @quick
-@given(specs(), processors, speeds, st.floats(0.4, 1.3))
+@given(specs(), repacking, speeds, st.floats(0.4, 1.3))
 def test_alternatives_hold_what_they_claim(
     spec: ModelSpec,
-    features: frozenset[str],
+    repacks: bool,
     speed_of: Callable[[Settings], SpeedModel],
     part: float,
 ) -> None:
     """Each one's options are followed; `faster` names a budget, the others fit this one."""
-    machine = Machine(64 << 30, features=features)
+    machine = machine_with(64 << 30, repacks=repacks)
     budget = int(part * taken(plan_of(spec, machine, speed_of)))
     plan = outcome(spec, machine, speed_of, budget_bytes=budget)
     if isinstance(plan, DoesNotFitError):

@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 
 import pytest
+from laid_out import machine_with
 from planning_cases import MIB, SPEC, model, outcome, peak, plan_of, refusal
 
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.bytes.footprint import (
-    runtime_bytes,
-)
-from edgespec.memory.plan.machine import Machine
+from edgespec.memory.bytes.footprint import runtime_bytes
 
 
 def test_a_context_that_was_asked_for_is_refused_with_the_largest_that_fits() -> None:
     available = peak(context_size=2560) + 5
-    error = refusal(SPEC, Machine(available), context_size=8192)
+    error = refusal(SPEC, machine_with(available), context_size=8192)
     needed = peak(context_size=8192)
     assert f"needs {-(-needed // MIB)} MiB for 8192 tokens" in str(error)
     assert f"free: {available // MIB} MiB" in str(error)
@@ -28,25 +26,25 @@ def test_a_context_that_was_asked_for_is_refused_with_the_largest_that_fits() ->
 
 def test_the_largest_components_are_named() -> None:
     """16 MiB of cache and 2.03 of weights, each rounded up; the runtime is larger than both."""
-    error = refusal(SPEC, Machine(64 * MIB), context_size=8192)
+    error = refusal(SPEC, machine_with(64 * MIB), context_size=8192)
     runtime = -(-runtime_bytes(SPEC) // MIB)
     assert f"(runtime {runtime}, kv cache 16, weights 3, compute 1 MiB)" in str(error)
 
 
 def test_a_refusal_never_says_that_as_much_is_free_as_is_needed() -> None:
     """One byte is missing: the needed MiB are rounded up, or the sentence makes no sense."""
-    error = refusal(SPEC, Machine(peak(context_size=4096) - 1), context_size=4096)
+    error = refusal(SPEC, machine_with(peak(context_size=4096) - 1), context_size=4096)
     needed, free = re.findall(r"needs (\d+) MiB.*free: (\d+) MiB", str(error))[0]
     assert int(needed) > int(free)
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_instead_of_cut() -> None:
-    error = refusal(SPEC, Machine(peak(context_size=2560)), prompt_tokens=3000, max_tokens=100)
+    error = refusal(SPEC, machine_with(peak(context_size=2560)), prompt_tokens=3000, max_tokens=100)
     assert "for 3328 tokens" in str(error)
 
 
 def test_a_model_that_cannot_fit_at_all_says_so() -> None:
-    assert refusal(SPEC, Machine(20 * MIB)).hint == "use a smaller model file"
+    assert refusal(SPEC, machine_with(20 * MIB)).hint == "use a smaller model file"
 
 
 def test_a_budget_that_is_too_small_names_the_smallest() -> None:
@@ -68,10 +66,10 @@ def test_a_draft_that_does_not_fit_is_named() -> None:
 
 @pytest.mark.parametrize("kv_type", ["f32", "q8_0", "q4_0"])
 def test_a_cache_type_that_was_chosen_is_not_argued_about(kv_type: str) -> None:
-    error = refusal(SPEC, Machine(70 * MIB), context_size=32768, kv_type=kv_type)
+    error = refusal(SPEC, machine_with(70 * MIB), context_size=32768, kv_type=kv_type)
     assert "--kv-type" not in error.hint
 
 
 def test_a_cache_type_that_the_heads_do_not_allow_is_not_offered() -> None:
-    error = refusal(model(head=80), Machine(80 * MIB), context_size=32768)
+    error = refusal(model(head=80), machine_with(80 * MIB), context_size=32768)
     assert "--ctx" in error.hint and "q8_0" not in error.hint

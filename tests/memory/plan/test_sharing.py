@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from laid_out import machine_with
 from planning_cases import CELL, INF, MIB, PLENTY, SPEC, TABLES, model, plan_of, reason
 
 from edgespec.errors import UnsupportedError
-from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel
@@ -109,7 +109,7 @@ def test_windows_of_all_users_are_planned() -> None:
 
 def test_the_plan_says_what_it_gives_when_little_is_free() -> None:
     free = plan_of(users=1, context_size=4096).predicted_peak_bytes + 8 * TABLES
-    plan = plan_of(users=8, machine=Machine(free), context_size=4096)
+    plan = plan_of(users=8, machine=machine_with(free), context_size=4096)
     assert plan.cells < 8 * 4096
     assert "what memory leaves" in reason(plan, "cells")
     assert plan_of(users=8, machine=PLENTY, context_size=4096).cells == 8 * 4096

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from laid_out import machine_with, sizes_by_hand
 from tiny_folder import END, HEADS, LENGTHS, POSITIONS, WINDOW, TinyModel, write_folder
 
 import edgespec
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import EdgespecError, ModelFileError, UnsupportedError
-from edgespec.memory.bytes.footprint import RunShape, footprint
-from edgespec.memory.plan.machine import Machine
+from edgespec.memory.bytes.footprint import footprint
+from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.simulation import Wanted
 from edgespec.memory.plan.request import Request
 from edgespec.models.onnx.folder import end_ids, read_folder_spec, read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
@@ -32,7 +34,7 @@ from edgespec.backends.ort.backend import OrtBackend, OrtSettings
 
 # 13 nodes with 3 branchings: at the root, at 1 and at 2.
 TREE = (-1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 7, 8, 10)
-MACHINE = Machine(free_bytes=8 << 30)
+MACHINE = machine_with(free_bytes=8 << 30)
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +252,9 @@ def test_exact_is_refused(spec: ModelSpec) -> None:
 
 def test_gguf_footprints_are_as_before(spec: ModelSpec) -> None:
     """A folder's arithmetic is reached through `onnx_footprint` alone."""
-    names = {part.name for part in footprint(replace(spec, format="gguf"), RunShape(512, 32, 4))}
+    run, gguf = RunShape(512, 32, 4), replace(spec, format="gguf")
+    (answer,) = sizes_by_hand([Wanted(gguf, run)])
+    names = {part.name for part in footprint(gguf, run, answer)}
     assert "embeddings" not in names
 
 

@@ -1,0 +1,235 @@
+"""A process that asks llama.cpp what models would allocate, and allocates nothing.
+
+It is one of its own because llama.cpp may end the process over an odd header. Every line of its
+input is a request as `edgespec.memory.bytes.simulation` writes it; every line of its output is the
+answer. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from edgespec.backends.base import Capabilities
+from edgespec.backends.llama.context import LlamaContext, LlamaSettings
+from edgespec.backends.llama.hidden_rows import keep_layer_input
+from edgespec.backends.llama.kernels import kernels
+from edgespec.backends.llama.library import LOG, REPACKED, LibraryLog
+from edgespec.memory.bytes.shape import HOST, Device, RunShape
+from edgespec.memory.bytes.simulation import Bytes
+from edgespec.memory.device.kernels import open_library
+from edgespec.models.processes import messages_out
+
+_CACHE_LINE = re.compile(r": size = +([\d.]+) MiB")  # of keys and values, or of states
+_LAY_OUT = "_ZN13llama_context13sched_reserveEv"  # llama_context::sched_reserve()
+_ROUNDED = 0.005  # MiB that a number of the log may be too small by
+_MOST_TYPES = 64  # kinds of memory that llama.cpp tells of
+
+
+class _Bytes(ctypes.Structure):
+    """EdgespecBufferBytes"""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("model", ctypes.c_size_t),
+        ("context", ctypes.c_size_t),
+        ("compute", ctypes.c_size_t),
+    )
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    out = messages_out()
+    _import_without_the_rest()
+    contexts = _Contexts()
+    for line in sys.stdin.buffer:
+        try:
+            answer: Any = {"contexts": contexts.answer(json.loads(line))}
+        except Exception as problem:
+            answer = {"error": f"{problem}"}
+        out.write(json.dumps(answer).encode() + b"\n")
+        out.flush()
+
+
+def _import_without_the_rest() -> None:
+    """llama-cpp-python's functions, without the package around them: it takes half a second."""
+    found = importlib.util.find_spec("llama_cpp")
+    if found is None or found.origin is None:
+        return
+    package = ModuleType("llama_cpp")
+    package.__path__ = [str(Path(found.origin).parent)]
+    sys.modules["llama_cpp"] = package
+
+
+class _Contexts:
+    """Models that were loaded so far, without their weights, and contexts made of them."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, Any] = {}
+
+    def answer(self, request: dict[str, Any]) -> list[dict[str, Bytes]]:
+        """Bytes by device of each context; later ones may refer to earlier ones by `beside`."""
+        made: list[SimulatedContext] = []
+        with ExitStack() as opened:
+            for one in request["contexts"]:
+                context = self._made(request["folder"], one, made)
+                opened.callback(context.close)
+                made.append(context)
+            return [context.said() for context in made]
+
+    def _made(
+        self, folder: str, one: dict[str, Any], made: list[SimulatedContext]
+    ) -> SimulatedContext:
+        given = one["shape"]
+        given["devices"] = tuple(Device(**each) for each in given["devices"])
+        shape = RunShape(**given)
+        context = SimulatedContext(shape, one["tied_bytes"])
+        loading = (shape.gpu_layers, shape.devices, shape.kernels, shape.head)
+        key = repr((one["skeleton"], one["tied_bytes"], loading))
+        if key not in self._models:
+            self._models[key] = context.loaded(f"{folder}/{one['skeleton']}.gguf")
+        beside = None if one["beside"] is None else made[one["beside"]]
+        context.make(self._models[key], one["changes"], beside)
+        return context
+
+
+class SimulatedContext(LlamaContext):
+    """A context that allocates nothing, as a model of that shape would have it.
+
+    `tied_bytes` are those of an embedding table that is the head, too.
+    """
+
+    def __init__(self, shape: RunShape, tied_bytes: int) -> None:
+        self._shape, self._tied_bytes = shape, tied_bytes
+        self._caches: list[int] = []
+        settings = LlamaSettings(
+            context_size=shape.context_size,
+            batch_size=shape.batch_size,
+            max_nodes=shape.max_nodes,
+            max_leaves=shape.leaves,
+            threads=shape.threads,
+            kv_type_k=shape.type_k,
+            kv_type_v=shape.type_v,
+            gpu_layers=shape.gpu_layers,
+            mapped=False,
+            kernels=shape.kernels,
+            tied=tied_bytes > 0,
+            users=shape.sequences,
+            unified=shape.unified,
+            head=shape.head,
+            devices=shape.devices,
+        )
+        super().__init__(settings)
+        self.capabilities = Capabilities(True, shape.leaves > 1, True)
+
+    def loaded(self, path: str) -> Any:
+        """A model without its weights, which stays loaded. Raises BackendError."""
+        LOG.clear()
+        self._load(path, None)
+        return self._model
+
+    def make(self, model: Any, changes: dict[str, int], beside: LlamaContext | None) -> None:
+        """Make the context. Raises BackendError."""
+        self._model = model
+
+        def adjust(params: Any) -> None:
+            params.n_rs_seq = self._shape.snapshots
+            for name, value in changes.items():
+                setattr(params, name, value)
+            if beside is not None:
+                params.ctx_other = beside.handle
+
+        LOG.clear()
+        LibraryLog.listener = self._hear
+        tied = self.settings.tied and not self.settings.devices
+        with kernels(self.settings.kernels, tied=tied):  # weights that lie nowhere ask again
+            self._make_context(adjust)
+            if self._shape.captured:
+                self._capture(self._shape.captured)
+
+    def _adjust_loading(self, params: Any) -> None:
+        params.no_alloc, params.load_mode = True, 0
+
+    def _capture(self, layers: Sequence[int]) -> None:
+        """Let the inputs of layers be kept, and lay out the buffers anew.
+
+        Before its next step llama.cpp would do so itself, but no step can be made here.
+        """
+        for layer in layers:
+            keep_layer_input(self, layer)
+        lay_out = self.lib._lib[_LAY_OUT]
+        lay_out.restype, lay_out.argtypes = None, [ctypes.c_void_p]
+        lay_out(self.handle)
+
+    def said(self) -> dict[str, Bytes]:
+        """Bytes by label of the device: exact, or as the log rounds them."""
+        try:
+            return allocated(self)
+        except OSError:
+            return self._said_by_log()
+
+    def _hear(self, line: str) -> None:
+        if found := _CACHE_LINE.search(line):
+            self._caches.append(_bytes_of(found[1]))
+
+    def _said_by_log(self) -> dict[str, Bytes]:
+        """As much as the log tells: buffers and caches, rounded up to hundredths of a MiB.
+
+        All weights count as rewritten, a tied table twice. Weights and caches are shared among the
+        devices by their layers.
+        """
+        told = LOG.buffer_bytes(self._placed.labels)
+        layers = {one.label: one.layers for one in self.settings.devices}
+        everything = int(self.lib.llama_model_n_layer(self._model)) + 1
+        layers[HOST] = max(0, everything - sum(layers.values()))
+        weights = int(self.lib.llama_model_size(self._model)) + self._tied_bytes
+        found = {}
+        for label, count in layers.items():
+            prefix = "" if label == HOST else f"{label}_"
+            part = count / everything
+            compute = told.get(f"{prefix}compute", 0)
+            found[label] = Bytes(0, round(part * weights), round(part * sum(self._caches)), compute)
+        return found
+
+    def close(self) -> None:
+        """Free the context; the model stays loaded."""
+        if self.handle:
+            self.lib.llama_free(self.handle)
+        self.handle = self._model = None
+
+
+def _bytes_of(mebibytes: str) -> int:
+    return round((float(mebibytes) + _ROUNDED) * 2**20)
+
+
+def allocated(context: LlamaContext) -> dict[str, Bytes]:
+    """Bytes of a context and its model, by label of the device.
+
+    Raises OSError where edgespec's library, which reads llama.cpp's answer, was not compiled.
+    """
+    told = (_Bytes * _MOST_TYPES)()
+    function = open_library()["edgespec_memory_breakdown"]
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+    count = function(context.lib._lib._handle, context.handle, told, _MOST_TYPES)
+    if count < 0:
+        raise OSError("this llama.cpp does not tell what it allocates")
+    found: dict[str, list[int]] = {}
+    for one in told[:count]:
+        name = one.name.decode()
+        there = found.setdefault(context.label_of(name), [0, 0, 0, 0])
+        there[name in REPACKED] += one.model
+        there[2] += one.context
+        there[3] += one.compute
+    return {label: Bytes(*sizes) for label, sizes in found.items()}
+
+
+if __name__ == "__main__":
+    main()

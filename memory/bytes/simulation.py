@@ -1,0 +1,255 @@
+"""What llama.cpp would allocate for a model under some settings: asked of llama.cpp.
+
+A skeleton of the file (`models/gguf/skeleton.py`) is loaded without allocating, in a process of its
+own: an odd header may end it. Its answers are exact, for whatever architecture llama.cpp knows.
+They are kept by header, settings, llama.cpp's build and kernels, so that the same plan again
+costs reading a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgespec.errors import BackendError
+from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.device import host
+from edgespec.memory.device.kernels import kernels_key
+from edgespec.memory.device.llama_binary import library_folder
+from edgespec.memory.store import cache
+from edgespec.models.gguf.skeleton import skeleton_header, write_skeleton
+from edgespec.models.processes import start_module
+from edgespec.models.spec import ModelSpec
+
+_MODULE = "edgespec.backends.llama.simulator"
+_KIND = "layouts"  # of what is stored
+_QUIET_END = {"GGML_NO_BACKTRACE": "1"}  # where it ends, no debugger is started
+_MOST_KEPT = 400  # answers about a file: a plan takes 10 to 25
+_PATIENCE_S = 60.0  # for one answer: it takes 10 ms, and 1 s where a GPU's driver starts
+
+
+class Bytes(NamedTuple):
+    """What a model and a context of it take on one device."""
+
+    weights: int  # as they lie in the file
+    packed: int  # as kernels read them
+    cache: int  # keys, values and recurrent state
+    compute: int  # buffers for the results of a batch
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A context of a model.
+
+    Args:
+        changes: parameters of llama.cpp's context that differ from those of the shape.
+        beside: number of the context, in the same question, whose cache or embeddings it uses.
+    """
+
+    spec: ModelSpec
+    shape: RunShape
+    changes: tuple[tuple[str, int], ...] = ()
+    beside: int | None = None
+
+
+Answer = Mapping[str, Bytes]  # by label of a device, the host among them
+Sizes = Callable[[Sequence[Wanted]], Sequence[Answer]]
+
+
+def simulated(wanted: Sequence[Wanted]) -> tuple[Answer, ...]:
+    """What llama.cpp would allocate for some contexts that are open at once.
+
+    Raises BackendError where llama.cpp cannot make them, with its own words.
+    """
+    return _simulator.answer(wanted)
+
+
+def simulating() -> contextlib.AbstractContextManager[None]:
+    """One process answers all questions of the body; it is gone behind it."""
+    return _simulator.opened()
+
+
+class _Skeleton(NamedTuple):
+    """The beginning of a file, how many bytes it announces, and a name of its own."""
+
+    header: bytes
+    file_bytes: int
+    name: str
+
+
+class _Simulator:
+    """The process, while somebody needs it, and what it has said so far."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._opened = contextlib.ExitStack()  # the process and its folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = Path()
+        self._users = 0
+        self._skeletons: dict[str, _Skeleton] = {}  # by fingerprint of the file
+        self._known: dict[str, dict[str, Any]] = {}  # by skeleton, then by question
+        self._new: set[str] = set()  # skeletons of which there is more than is stored
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Keep the process for further questions; the last one to leave ends it."""
+        with self._lock:
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._end()
+
+    def answer(self, wanted: Sequence[Wanted]) -> tuple[Answer, ...]:
+        skeletons = [self._skeleton(one.spec) for one in wanted]
+        question = [_described(one, bones) for one, bones in zip(wanted, skeletons, strict=True)]
+        text = json.dumps(question, sort_keys=True)
+        with self._lock:
+            known = self._stored(skeletons[0].name)
+            if text not in known:
+                with self.opened():
+                    known[text] = self._ask(question, wanted, skeletons)
+                    self._new.add(skeletons[0].name)
+                    if self._users == 1:
+                        self._store()
+            return tuple(
+                {label: Bytes(*sizes) for label, sizes in one.items()} for one in known[text]
+            )
+
+    def _skeleton(self, spec: ModelSpec) -> _Skeleton:
+        found = self._skeletons.get(spec.fingerprint)
+        if found is None:
+            header, size = skeleton_header(
+                spec.arch, spec.settings, spec.vocab_size, spec.tensors.values()
+            )
+            found = _Skeleton(header, size, hashlib.blake2b(header, digest_size=12).hexdigest())
+            self._skeletons[spec.fingerprint] = found
+        return found
+
+    # -- the process -----------------------------------------------------------------------
+
+    def _ask(
+        self, question: list[dict[str, Any]], wanted: Sequence[Wanted], skeletons: list[_Skeleton]
+    ) -> list[dict[str, list[int]]]:
+        process, name = self._started(), wanted[0].spec.path.name
+        for one in skeletons:
+            file = self._folder / f"{one.name}.gguf"
+            if not file.exists():
+                write_skeleton(file, one.header, one.file_bytes)
+        assert process.stdin is not None and process.stdout is not None
+        timer = threading.Timer(_PATIENCE_S, process.kill)
+        timer.start()
+        try:
+            request = {"folder": str(self._folder), "contexts": question}
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = b""
+        except BaseException:  # an answer that nobody reads would be taken for the next one
+            self._end()
+            raise
+        finally:
+            timer.cancel()
+        if not line.endswith(b"\n"):
+            self._end()
+            raise BackendError(
+                f"llama.cpp ended while it was asked about {name}",
+                hint="the file may be damaged, or of an architecture that it does not know",
+            )
+        answer = json.loads(line)
+        if "error" in answer:
+            raise BackendError(
+                answer["error"].replace(f"{skeletons[-1].name}.gguf", name),
+                hint="the file may be damaged, or of a newer architecture than "
+                "llama-cpp-python 0.3.36 knows",
+            )
+        found: list[dict[str, list[int]]] = answer["contexts"]
+        return found
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self._opened.close()
+            folder = tempfile.TemporaryDirectory(prefix="edgespec-", ignore_cleanup_errors=True)
+            self._folder = Path(self._opened.enter_context(folder))
+            self._process = start_module(
+                _MODULE,
+                environment=_QUIET_END,
+                stdin=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            self._opened.callback(_ended, self._process)
+        return self._process
+
+    def _end(self) -> None:
+        self._opened.close()
+        self._process = None
+        self._store()
+
+    # -- what is known ---------------------------------------------------------------------
+
+    def _stored(self, name: str) -> dict[str, Any]:
+        if name not in self._known:
+            document = cache.load(_KIND, _key(name)) or {}
+            answers = document.get("answers")
+            self._known[name] = answers if isinstance(answers, dict) else {}
+        return self._known[name]
+
+    def _store(self) -> None:
+        for name in self._new:
+            answers = self._known[name]
+            kept = dict(list(answers.items())[-_MOST_KEPT:])
+            cache.store(_KIND, _key(name), {"answers": kept})
+        self._new.clear()
+
+
+def _described(one: Wanted, bones: _Skeleton) -> dict[str, Any]:
+    return {
+        "skeleton": bones.name,
+        "tied_bytes": _tied_bytes(one.spec),
+        "shape": asdict(one.shape),
+        "changes": dict(one.changes),
+        "beside": one.beside,
+    }
+
+
+def _tied_bytes(spec: ModelSpec) -> int:
+    table = spec.tensors.get("token_embd.weight") if spec.tied_embeddings else None
+    return 0 if table is None else table.data_bytes
+
+
+def _ended(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+    process.wait()
+
+
+def _key(name: str) -> str:
+    return f"{name} | {_library()} | {kernels_key()} | {host.cpu_name()}"
+
+
+@functools.cache
+def _library() -> str:
+    """What tells one build of llama.cpp from another: its files."""
+    folder = library_folder()
+    files = sorted(folder.glob("*")) if folder is not None and folder.is_dir() else []
+    told = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()
+
+
+_simulator = _Simulator()

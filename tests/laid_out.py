@@ -1,0 +1,88 @@
+"""What llama.cpp would allocate, in round numbers: for plans of models without a file.
+
+Weights lie where their layers do, caches are counted by hand, and a buffer holds a batch of rows
+and of logits. Q4_0 is rewritten for the processor where it `repacks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from edgespec.memory.bytes.shape import HOST, KV_TYPE_BYTES, RunShape, padded
+from edgespec.memory.bytes.simulation import Bytes, Wanted
+from edgespec.memory.device.accelerators import Accelerator
+from edgespec.memory.plan.machine import Machine
+from edgespec.models.spec import ModelSpec
+
+_F32 = 4
+
+
+def sizes_by_hand(wanted: Sequence[Wanted], *, repacks: bool = False) -> list[dict[str, Bytes]]:
+    return [_one(each.spec, each.shape, repacks) for each in wanted]
+
+
+def machine_with(
+    free_bytes: int,
+    accelerators: tuple[Accelerator, ...] = (),
+    *,
+    repacks: bool = False,
+    **options: Any,
+) -> Machine:
+    """A machine whose llama.cpp allocates as `sizes_by_hand` says."""
+    sizes = partial(sizes_by_hand, repacks=repacks)
+    return Machine(free_bytes, accelerators, sizes=sizes, **options)
+
+
+def cache_bytes(spec: ModelSpec, shape: RunShape, layer: int) -> int:
+    """Of one layer: keys and values, or a recurrent state and its snapshots."""
+    state = 0
+    if spec.keeps_state:
+        state = _F32 * spec.state_values * (1 + shape.snapshots) // spec.num_layers
+    cells = padded(shape.context_size)
+    if spec.is_sliding[layer]:
+        cells = padded(min(cells, shape.sequences * spec.sliding_window + shape.batch_size))
+    key = spec.key_length[layer] * KV_TYPE_BYTES[shape.type_k]
+    value = spec.value_length[layer] * KV_TYPE_BYTES[shape.type_v]
+    return int(cells * spec.num_kv_heads[layer] * (key + value)) + state
+
+
+def _one(spec: ModelSpec, shape: RunShape, repacks: bool) -> dict[str, Bytes]:
+    places = _places(spec, shape)
+    found = {label: [0, 0, 0, _compute(spec, shape)] for label in {HOST, *places}}
+    for tensor in spec.tensors.values():
+        layer = _layer_of(spec, tensor.name)
+        label = places[layer] if layer >= 0 else HOST
+        is_matrix = len(tensor.dims) > 1 and layer >= 0
+        packs = label == HOST and is_matrix and tensor.type.name == "Q4_0"
+        found[label][packs and (repacks or shape.kernels)] += tensor.data_bytes
+    if spec.tied_embeddings and "token_embd.weight" in spec.tensors:
+        head = places[spec.num_layers]
+        packs = head == HOST and (repacks or shape.kernels) and spec.file_type == "Q4_0"
+        if head != HOST or packs:
+            found[head][packs] += spec.tensors["token_embd.weight"].data_bytes
+    for layer in range(spec.num_layers):
+        found[places[layer]][2] += cache_bytes(spec, shape, layer)
+    return {label: Bytes(*sizes) for label, sizes in found.items()}
+
+
+def _places(spec: ModelSpec, shape: RunShape) -> list[str]:
+    """The device of each layer, and of the head behind them."""
+    given = [label for one in shape.devices for label in [one.label] * one.layers]
+    everything = spec.num_layers + 1
+    return [HOST] * (everything - len(given)) + given[:everything]
+
+
+def _layer_of(spec: ModelSpec, name: str) -> int:
+    if name.startswith("blk."):
+        return int(name.split(".")[1])
+    return -1 if name.startswith("token_embd.") else spec.num_layers
+
+
+def _compute(spec: ModelSpec, shape: RunShape) -> int:
+    sequences = shape.sequences + shape.leaves - 1
+    tokens = -(-min(shape.batch_size, shape.context_size) // sequences) * sequences
+    rows = min(tokens, shape.max_nodes)
+    mask = 2 * padded(shape.context_size) * tokens
+    return _F32 * (4 * tokens * spec.embedding_size + rows * spec.vocab_size) + mask

@@ -1,0 +1,241 @@
+"""What llama.cpp says it would allocate against what it allocates, to the byte."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dflash_gguf import DFlash, write_dflash
+from eagle3_gguf import Head, write_eagle
+from hybrid_gguf import HYBRIDS, Shape, write_hybrid
+from random_gguf import Q8_0, write_model
+
+from edgespec.backends.llama import simulator
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.head import FollowedBackend
+from edgespec.backends.llama.head_files import open_head_file
+from edgespec.backends.llama.library import library
+from edgespec.backends.llama.recurrent import RecurrentBackend
+from edgespec.backends.llama.simulator import SimulatedContext, allocated
+from edgespec.errors import BackendError
+from edgespec.memory.bytes import simulation
+from edgespec.memory.bytes.head_footprint import wanted_head
+from edgespec.memory.bytes.shape import HOST, RunShape
+from edgespec.memory.bytes.simulation import Bytes, Wanted, simulated, simulating
+from edgespec.memory.store import cache
+from edgespec.models.embedded import embedded_model
+from edgespec.models.processes import start_module
+from edgespec.models.spec import ModelSpec, read_model_spec
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(autouse=True)
+def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was asked before."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(simulation, "_simulator", simulation._Simulator())
+
+
+def settings_of(shape: RunShape) -> LlamaSettings:
+    return LlamaSettings(
+        shape.context_size,
+        batch_size=shape.batch_size,
+        max_nodes=shape.max_nodes,
+        max_leaves=shape.leaves,
+        threads=2,
+        kv_type_k=shape.type_k,
+        kv_type_v=shape.type_v,
+        gpu_layers=0,
+        mapped=False,
+        kernels=shape.kernels,
+        users=shape.sequences,
+        unified=shape.unified,
+    )
+
+
+def really(spec: ModelSpec, shape: RunShape) -> dict[str, Bytes]:
+    """What a backend of that shape allocates."""
+    settings = replace(settings_of(shape), tied=spec.tied_embeddings)
+    if shape.snapshots:
+        backend: LlamaBackend = RecurrentBackend(spec.path, settings, snapshots=shape.snapshots)
+    else:
+        backend = LlamaBackend(spec.path, settings)
+    found = allocated(backend._context)
+    backend.close()
+    return found
+
+
+PLAIN = RunShape(1000, 64, 8)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        PLAIN,
+        replace(PLAIN, kernels=True),
+        replace(PLAIN, type_k="q8_0", type_v="q8_0", kernels=True),
+        replace(PLAIN, type_k="f32", type_v="f32"),
+        replace(PLAIN, sequences=4, max_nodes=12, kernels=True),
+        replace(PLAIN, context_size=4096, sequences=4, unified=False, kernels=True),
+        replace(PLAIN, leaves=7, kernels=True),
+        RunShape(300, 512, 31),
+    ],
+    ids=str,
+)
+def test_a_model_takes_what_was_said(shape: RunShape) -> None:
+    spec = read_model_spec(embedded_model())
+    assert simulated([Wanted(spec, shape)])[0] == really(spec, shape)
+
+
+@pytest.mark.parametrize("arch", sorted(HYBRIDS))
+def test_a_hybrid_takes_what_was_said(arch: str, tmp_path: Path) -> None:
+    """With no, four and sixteen snapshots of its state."""
+    spec = read_model_spec(write_hybrid(tmp_path / "model.gguf", Shape(arch)))
+    with simulating():
+        for snapshots in (0, 4, 16):
+            nodes = 1 + snapshots
+            shape = RunShape(512, 64, nodes, snapshots=snapshots, kernels=True)
+            assert simulated([Wanted(spec, shape)])[0] == really(spec, shape), snapshots
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "lfm2moe"])
+def test_without_our_library_the_log_is_read(
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has two decimals of a MiB, and one line for each kind of cache."""
+    spec = read_model_spec(write_hybrid(tmp_path / "model.gguf", Shape(arch)))
+    table = spec.tensors["token_embd.weight"].data_bytes if spec.tied_embeddings else 0
+    context = SimulatedContext(replace(PLAIN, snapshots=4), table)
+    model = context.loaded(str(spec.path))
+    context.make(model, {}, None)
+    exact = context.said()[HOST]
+    monkeypatch.setattr(simulator, "allocated", missing_library)
+    rounded = context.said()[HOST]
+    context.close()
+    library().llama_model_free(model)
+    assert rounded.cache == pytest.approx(exact.cache, abs=3 * 0.01 * 2**20)
+    assert rounded.compute == pytest.approx(exact.compute, abs=0.01 * 2**20)
+    weights = exact.weights + exact.packed
+    assert 0.99 * weights <= rounded.packed <= 1.2 * weights + table
+
+
+def missing_library(_context: object) -> None:
+    raise OSError("it was not compiled")
+
+
+TARGET = Shape("llama", 6, 128, 256, 258, 4, 2, 32, interval=1)
+
+
+@pytest.mark.parametrize("made", [Head((1, 3, 4)), DFlash((1, 4), 5)], ids=["eagle3", "dflash"])
+def test_a_head_and_its_model_take_what_was_said(made: Head | DFlash, tmp_path: Path) -> None:
+    """The model, too, of which some layers are kept from then on."""
+    spec = read_model_spec(write_hybrid(tmp_path / "model.gguf", TARGET))
+    write: Any = write_eagle if isinstance(made, Head) else write_dflash
+    head = read_model_spec(write(tmp_path / "head.gguf", spec.path, TARGET, made), heads=True)
+    assert head.reads is not None
+    target = replace(PLAIN, captured=head.reads.layers)
+    wanted = [Wanted(spec, target), wanted_head(head, target, PLAIN)]
+    said = simulated(wanted)
+    backend = FollowedBackend(spec.path, settings_of(target), inside=False)
+    backend.open_head(lambda model: open_head_file(head, settings_of(PLAIN), model))
+    assert backend.head is not None
+    assert list(said) == [allocated(backend._context), allocated(backend.head._context)]
+    backend.close()
+
+
+# ------------------------------------------------------------------------------ what is kept
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> ModelSpec:
+    return read_model_spec(write_model(tmp_path / "model.gguf", "llama", Q8_0))
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that were started."""
+    found: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        found.append(original(*arguments, **options))
+        return found[-1]
+
+    original = start_module
+    monkeypatch.setattr(simulation, "start_module", start)
+    yield found
+
+
+def test_one_process_answers_and_is_gone_afterwards(
+    spec: ModelSpec, started: list[subprocess.Popen[bytes]]
+) -> None:
+    with simulating():
+        for cells in (256, 512, 768):
+            simulated([Wanted(spec, RunShape(cells, 64, 8))])
+        assert started[0].poll() is None
+    assert len(started) == 1 and started[0].poll() is not None
+
+
+def test_what_was_asked_before_starts_nothing(
+    spec: ModelSpec, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, and in a later one."""
+    first = simulated([Wanted(spec, PLAIN)])
+    assert simulated([Wanted(spec, PLAIN)]) == first
+    monkeypatch.setattr(simulation, "_simulator", simulation._Simulator())
+    assert simulated([Wanted(spec, PLAIN)]) == first
+    assert len(started) == 1
+
+
+def test_another_build_is_asked_anew(
+    spec: ModelSpec, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated([Wanted(spec, PLAIN)])
+    monkeypatch.setattr(simulation, "_simulator", simulation._Simulator())
+    monkeypatch.setattr(simulation, "_library", lambda: "another")
+    simulated([Wanted(spec, PLAIN)])
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize("document", [{}, {"answers": 3}, {"answers": {"x": 1}}])
+def test_damaged_answers_are_asked_anew(spec: ModelSpec, document: dict[str, Any]) -> None:
+    first = simulated([Wanted(spec, PLAIN)])
+    simulator = simulation._Simulator()
+    name = simulator._skeleton(spec).name
+    cache.store("layouts", simulation._key(name), document)
+    assert simulator.answer([Wanted(spec, PLAIN)]) == first
+
+
+# ------------------------------------------------------------------------------ what fails
+
+
+def test_a_file_that_llama_cpp_does_not_load_is_told_with_its_words(spec: ModelSpec) -> None:
+    kept = {name: one for name, one in spec.tensors.items() if "attn_q" not in name}
+    broken = replace(spec, tensors=kept, fingerprint="broken")
+    with pytest.raises(BackendError, match=r"cannot load model.gguf: .*attn_q.weight. not found"):
+        simulated([Wanted(broken, PLAIN)])
+    assert simulated([Wanted(spec, PLAIN)])[0][HOST].cache > 0, "and the next one is answered"
+
+
+def test_a_process_that_dies_is_told_in_a_sentence(
+    spec: ModelSpec, started: list[subprocess.Popen[bytes]]
+) -> None:
+    with simulating():
+        simulated([Wanted(spec, PLAIN)])
+        started[0].kill()
+        started[0].wait()
+        assert simulated([Wanted(spec, RunShape(512, 64, 8))])[0][HOST].cache > 0
+
+
+def test_an_end_of_the_process_by_llama_cpp_is_told_in_a_sentence(tmp_path: Path) -> None:
+    """Of more snapshots than its graph has room for: it aborts."""
+    shape = Shape("nemotron_h", 16)
+    spec = read_model_spec(write_hybrid(tmp_path / "model.gguf", shape))
+    with pytest.raises(BackendError, match=r"ended while it was asked about model\.gguf"):
+        simulated([Wanted(spec, RunShape(512, 64, 8, snapshots=250))])
+    assert simulated([Wanted(spec, RunShape(512, 64, 8))])[0][HOST].cache > 0
