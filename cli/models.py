@@ -109,7 +109,9 @@ def show(
         _show_pairs(spec, expanded(pairs), as_json)
         return
     if as_json:
-        print(json.dumps(dataclasses.asdict(spec) | _abilities(spec), default=str))
+        told = dataclasses.asdict(spec) | _abilities(spec)
+        del told["settings"]  # bytes of the header
+        print(json.dumps(told, default=str))
         return
     heads = f"{max(spec.num_heads)} heads, {max(spec.num_kv_heads)} for keys and values"
     window = f", window of {spec.sliding_window} tokens" if spec.sliding_window else ""
@@ -144,15 +146,22 @@ def _abilities(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _state_bytes(spec: ModelSpec) -> int:
-    """Bytes of recurrent state: of a cache, what does not grow with its cells."""
+def _state_bytes(spec: ModelSpec) -> int | None:
+    """Bytes of recurrent state: of a cache, what does not grow with its cells.
+
+    None for a file that llama.cpp does not load.
+    """
     from edgespec.memory.bytes.shape import HOST, RunShape
     from edgespec.memory.bytes.simulation import Wanted, simulated, simulating
 
-    with simulating():
-        one, two = (
-            simulated([Wanted(spec, RunShape(cells, 1, 1))])[0][HOST].cache for cells in (256, 512)
-        )
+    try:
+        with simulating():
+            one, two = (
+                simulated([Wanted(spec, RunShape(cells, 1, 1))])[0][HOST].cache
+                for cells in (256, 512)
+            )
+    except EdgespecError:
+        return None
     return 2 * one - two
 
 
@@ -175,7 +184,9 @@ def _drafting_rows(spec: ModelSpec) -> Iterator[tuple[str, str]]:
         back = f"drafts of up to {can['most_snapshots']} tokens, each with a copy of it"
         if not can["most_snapshots"]:
             back = "no drafts: llama.cpp cannot take it back"
-        yield "recurrent state", f"{size_text(can['state_bytes'])} in {layers}; {back}"
+        size = can["state_bytes"]
+        told = "size unknown" if size is None else size_text(size)
+        yield "recurrent state", f"{told} in {layers}; {back}"
         if can["snapshots"] is not None:
             yield "snapshots here", f"{can['snapshots']['value']}: {can['snapshots']['reason']}"
     if spec.num_prediction_layers:

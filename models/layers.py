@@ -278,28 +278,6 @@ class Layers:
         sliding = self.keys.integer(f"attention.{which}_length_swa", length)
         return tuple(sliding if slides else length for slides in self.is_sliding)
 
-    @cached_property
-    def state_values(self) -> int:
-        """Numbers of recurrent state of one sequence, as `llama_hparams::n_embd_r` and `_s`."""
-        embedding, integer = self.embedding_size, self.keys.integer
-        conv, inner = integer("ssm.conv_kernel", 0), integer("ssm.inner_size", 0)
-        state, group = integer("ssm.state_size", 0), integer("ssm.group_count", 0)
-        wkv, short = integer("wkv.head_size", 0), integer("shortconv.l_cache", 0)
-        kda, heads = integer("kda.head_dim", 0), self.num_heads[0]
-        rolling = max(conv - 1, 0) * (inner + 2 * group * state)
-        recurrent = state * inner
-        if wkv:
-            rolling = integer("token_shift_count", 2) * embedding
-            recurrent = wkv * embedding
-        elif short:
-            rolling = embedding * (short - 1)
-        elif kda:
-            rolling = 3 * (conv - 1 if conv else 3) * heads * kda
-            recurrent = kda * kda * heads
-        elif self.keys.arch == "minimax-01":
-            recurrent = self.key_length[0] ** 2 * heads
-        return sum(self.is_recurrent_layer) * (rolling + recurrent)
-
 
 def _flags(value: GgufValue, num_layers: int) -> tuple[bool, ...]:
     """One flag a layer; llama.cpp takes a number as all layers and a short array as ending in 0."""

@@ -46,23 +46,11 @@ _EMBEDDING_ONLY = {
 }  # fmt: skip
 _ENCODER_DECODER = {"t5"}
 _DIFFUSION = {"dream", "llada", "llada-moe", "rnd1"}
-# Their context holds more than keys and values of each layer (indexers, compressed caches, loops).
-_EXTRA_CACHES = {
-    "deepseek4", "deepseek32", "glm-dsa", "glm5-next", "minimax-m3", "dots3note", "hy_v4",
-    "qwen4exp", "nanbeige",
-}  # fmt: skip
 # Kinds of heads in files of their own: one that reads what three blocks of a model take in, a
 # model's own last block, and one that looks into its model's cache.
 EAGLE, MTP, ASSISTANT, DFLASH = "eagle3", "mtp", "gemma4-assistant", "dflash"
 _DRAFT_HEADS = {EAGLE, DFLASH, ASSISTANT}
 _DFLASH_BLOCK = 16  # tokens of a step, where a head's file does not say
-# Whatever their files say (`build_moe_ffn` in `llama.cpp: src/models/*.cpp`).
-_NORMALISE_EXPERTS = {
-    "arctic", "dbrx", "ernie4_5-moe", "gemma4", "granitemoe", "granitehybrid", "granite_swa",
-    "grok", "grovemoe", "kimi-linear", "lfm2moe", "llama", "maple", "mellum", "mimo2",
-    "minimax-01", "minimax-m2", "mistral3", "phimoe", "qwen35moe", "qwen3moe", "qwen3next",
-    "qwen3vlmoe", "qwen4exp", "rnd1", "smallthinker",
-}  # fmt: skip
 _AUDIO = {"wavtokenizer-dec", "qwen3tts", "pockettts"}
 
 _ARCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -93,7 +81,7 @@ class ModelSpec:
     `num_kv_heads[i]` counts the heads whose keys and values layer i caches: 0 for recurrent layers,
     for layers that reuse another layer's cache and for unused prediction heads. `value_length` is 0
     where values are not cached, because they are computed from the keys (multi-head latent
-    attention). `state_values` counts the F32 numbers of recurrent state that one sequence takes.
+    attention).
     `fingerprint` is the same for copies of a file wherever they lie; of the weights it holds
     samples, which tell fine-tunes with the same shapes and texts apart. `add_bos` is None where the
     file leaves it to llama.cpp. `notes` are sentences about what cannot be planned or done with
@@ -129,7 +117,6 @@ class ModelSpec:
     is_recurrent: bool
     is_hybrid: bool
     is_recurrent_layer: tuple[bool, ...]
-    state_values: int
     has_encoder: bool
     tied_embeddings: bool
 
@@ -151,8 +138,6 @@ class ModelSpec:
     format: str = GGUF_FORMAT
     # of a head in a file of its own, which is no model
     reads: Reads | None = None
-    # whether what the experts of a token have to say adds up to one
-    normalises_experts: bool = False
     # by name
     tensors: Mapping[str, GgufTensor] = field(default_factory=dict, repr=False)
     # entries of the file's header, as of `Gguf`
@@ -239,7 +224,6 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         is_recurrent=layers.is_recurrent,
         is_hybrid=layers.is_hybrid,
         is_recurrent_layer=layers.is_recurrent_layer,
-        state_values=layers.state_values,
         has_encoder=keys.arch in _ENCODER_DECODER | _EMBEDDING_ONLY,
         tied_embeddings=_is_tied(keys, tensors),
         group_bytes=tuple((group, by_group[group]) for group in GROUPS),
@@ -253,7 +237,6 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         tokenizer_model=_label(first.text("tokenizer.ggml.model")),
         tokenizer_pre=_label(first.text("tokenizer.ggml.pre")),
         tokenizer_hash=first.tokenizer_hash,
-        normalises_experts=_normalises(keys),
         reads=_reads(keys, tensors),
         tensors={tensor.name: tensor for tensor in tensors},
         settings=first.settings,
@@ -363,10 +346,6 @@ def _is_tied(keys: Keys, tensors: list[GgufTensor]) -> bool:
     return not has_none and "output.weight" not in names
 
 
-def _normalises(keys: Keys) -> bool:
-    return keys.arch in _NORMALISE_EXPERTS or keys.value("expert_weights_norm") is True
-
-
 def _token_id(gguf: Gguf, which: str, vocab_size: int) -> int | None:
     """A special token of the file; as in llama.cpp one outside the vocabulary counts as none."""
     key = f"tokenizer.ggml.{which}_token_id"
@@ -438,8 +417,6 @@ def _notes(arch: str, num_prediction: int) -> Iterator[str]:
         yield f"{arch} reads the prompt with an encoder, whose memory is not planned"
     if arch in _DIFFUSION:
         yield f"{arch} writes by diffusion, not token by token"
-    if arch in _EXTRA_CACHES:
-        yield f"{arch} keeps more than keys and values: its cache is larger than planned"
     if num_prediction:
         layers = "layer predicts" if num_prediction == 1 else f"{num_prediction} layers predict"
         yield f"the last {layers} further tokens, for drafts alone"

@@ -16,6 +16,7 @@ from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.machine import Machine
 from edgespec.models.spec import ModelSpec
 
+STATE_BYTES = 4 * 10**6  # of a recurrent state
 _F32 = 4
 
 
@@ -37,9 +38,7 @@ def machine_with(
 
 def cache_bytes(spec: ModelSpec, shape: RunShape, layer: int) -> int:
     """Of one layer: keys and values, or a recurrent state and its snapshots."""
-    state = 0
-    if spec.keeps_state:
-        state = _F32 * spec.state_values * (1 + shape.snapshots) // spec.num_layers
+    state = STATE_BYTES * (1 + shape.snapshots) // spec.num_layers if spec.keeps_state else 0
     cells = padded(shape.context_size)
     if spec.is_sliding[layer]:
         cells = padded(min(cells, shape.sequences * spec.sliding_window + shape.batch_size))

@@ -92,7 +92,7 @@ def model(
         key_length=(head,) * layers, value_length=(head,) * layers, sliding_window=0,
         is_sliding=(False,) * layers, num_experts=0, num_experts_used=0,
         expert_feed_forward_size=0, is_recurrent=False, is_hybrid=False,
-        is_recurrent_layer=(False,) * layers, state_values=0, has_encoder=False,
+        is_recurrent_layer=(False,) * layers, has_encoder=False,
         tied_embeddings=True, group_bytes=(), type_bytes=(), layer_bytes=(), chat_template=None,
         bos_id=None, eos_id=None, add_bos=None, tokenizer_model="gpt2", tokenizer_pre="",
         tokenizer_hash="", tensors=tensors,
@@ -102,7 +102,7 @@ def model(
 
 SPEC = model()
 CELL = 4 * 2 * (64 + 64) * 2  # bytes of cache a token
-RECURRENT = replace(SPEC, arch="mamba", is_recurrent=True, num_kv_heads=(0,) * 4, state_values=5000)
+RECURRENT = replace(SPEC, arch="mamba", is_recurrent=True, num_kv_heads=(0,) * 4)
 
 
 def curve(cost: float = 0.1, max_nodes: int = 32) -> CostCurve:

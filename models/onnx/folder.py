@@ -87,7 +87,6 @@ def read_folder_spec(folder: Path) -> ModelSpec:
         is_recurrent=False,
         is_hybrid=False,
         is_recurrent_layer=(False,) * layers,
-        state_values=0,
         has_encoder=False,
         tied_embeddings=False,
         group_bytes=(("token_embd", table), ("other", sizes[1] - table)),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spec_cases import SSM, SSM_VALUES, read
+from spec_cases import SSM, read
 
 
 def test_numbers_by_layer(tmp_path: Path) -> None:
@@ -135,13 +135,6 @@ def test_recurrent_models_cache_nothing(tmp_path: Path, arch: str) -> None:
     spec = read(tmp_path, arch, **no_heads, **SSM)
     assert spec.is_recurrent and not spec.is_hybrid
     assert spec.kv_values_per_token == 0
-    assert spec.state_values == 2 * SSM_VALUES
-
-
-def test_rwkv_state(tmp_path: Path) -> None:
-    """Two shifted tokens and a 16-wide state of the embedding, in both layers."""
-    spec = read(tmp_path, "rwkv7", attention__head_count=0, wkv__head_size=16)
-    assert spec.state_values == 2 * (2 * 64 + 16 * 64)
 
 
 @pytest.mark.parametrize(
@@ -168,23 +161,10 @@ def test_hybrid_layers(
     assert spec.is_hybrid and not spec.is_recurrent
     assert [*map(int, spec.is_recurrent_layer)] == recurrent
     assert spec.num_kv_heads == cached
-    assert spec.state_values == sum(recurrent) * SSM_VALUES
-
-
-def test_linear_attention_states(tmp_path: Path) -> None:
-    """Kimi: three convolutions and a square state a head, here in one layer; MiniMax: the square.
-
-    Kimi: 3 * (4 - 1) * 4 heads * 8 + 8 * 8 * 4 heads. MiniMax: 16 * 16 * 4 heads in 2 layers.
-    """
-    heads = {"attention__head_count_kv": [0, 2]}
-    kimi = read(tmp_path, "kimi-linear", kda__head_dim=8, ssm__conv_kernel=4, **heads)
-    assert kimi.state_values == 3 * 3 * 4 * 8 + 8 * 8 * 4
-    assert read(tmp_path, "minimax-01").state_values == 2 * 16 * 16 * 4
 
 
 def test_lfm2_convolution_layers(tmp_path: Path) -> None:
-    """They keep (l_cache - 1) embeddings, and only the attention layers slide."""
+    """Only the attention layers slide."""
     changes = {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3}
     spec = read(tmp_path, "lfm2", attention__sliding_window=64, **changes)
-    assert spec.state_values == 2 * 64
     assert spec.is_sliding == (False, True)

@@ -264,9 +264,12 @@ def test_a_load_drafts_where_it_may(path: Path) -> None:
     assert plan.drafter == "suffix" and plan.draft_max == (
         3 if spec.arch.startswith("qwen35") else 7
     )
-    alone = make_run_plan(spec, Request(context_size=512, drafter="none"))
-    more = plan.component_bytes["kv_cache"] - alone.component_bytes["kv_cache"]
-    assert more == 4 * spec.state_values * plan.draft_max
+    alone, one = (
+        make_run_plan(spec, Request(context_size=512, **options)).component_bytes["kv_cache"]
+        for options in ({"drafter": "none"}, {"drafter": "suffix", "draft_max": 1})
+    )
+    more = plan.component_bytes["kv_cache"] - alone
+    assert more == plan.draft_max * (one - alone) > 0, "a copy of its state for each"
     with edgespec.load(path, context_size=512, draft_max=3, threads=1) as engine:
         assert engine.backend.capabilities.snapshots == 3
         first = engine.generate(TEXT, max_tokens=20)

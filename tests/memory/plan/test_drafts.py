@@ -79,7 +79,6 @@ HYBRID = replace(
     is_hybrid=True,
     is_recurrent_layer=(True, False, True, False),
     num_kv_heads=(0, 2, 0, 2),
-    state_values=10**6,
 )
 
 

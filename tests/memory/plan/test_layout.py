@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from laid_out import machine_with
+from laid_out import STATE_BYTES, machine_with
 from planning_cases import (
     MIB,
     RECURRENT,
@@ -22,7 +22,7 @@ from edgespec.memory.device.kernels import missing_kernels
 
 
 def test_recurrent_state_is_planned() -> None:
-    assert plan_of(RECURRENT).component_bytes["kv_cache"] == 20_000
+    assert plan_of(RECURRENT).component_bytes["kv_cache"] == STATE_BYTES
 
 
 def test_a_budget_covers_the_gpu_too() -> None:
