@@ -85,4 +85,3 @@ def read(folder: Path, arch: str = "llama", /, **changes: Any) -> ModelSpec:
 
 
 SSM = {"ssm__conv_kernel": 4, "ssm__inner_size": 128, "ssm__state_size": 16, "ssm__group_count": 1}
-# Rolling state (4 - 1) * (128 + 2 * 1 * 16) and recurrent state 16 * 128, as in n_embd_r and _s.
