@@ -36,8 +36,8 @@ TABLE, HEAD = "token_embd.weight", "output.weight"
 LOOKUP_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")
 _ACTIVATION_BYTES = {"F32": 4.0, "F16": 2.0, "BF16": 2.0}  # else Q8_0 or Q8_K blocks
 _QUANTIZED_ACTIVATION_BYTES = 292 / 256
-# What llama.cpp multiplies in tiles on x86-64, where it does not rearrange it, and its scratch for a
-# thread (`ggml/src/ggml-cpu/tiled/tiled.cpp`, `ggml_tiled_supported`).
+# What llama.cpp multiplies in tiles on x86-64 unless it is rearranged, and its scratch for a thread
+# (`ggml/src/ggml-cpu/tiled/tiled.cpp`, `ggml_tiled_supported`).
 _TILED = frozenset(
     "Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS IQ3_XXS IQ3_S IQ2_XXS IQ2_XS IQ2_S IQ1_S IQ1_M".split()
 )

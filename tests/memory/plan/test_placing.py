@@ -64,7 +64,7 @@ def test_exact_knows_the_heads_that_our_attention_does_not_have(keys: int, value
     spec = model(kind="Q4_0")
     layers = spec.num_layers
     wide = replace(spec, key_length=(keys,) * layers, value_length=(values,) * layers)
-    plan = plan_of(wide, Machine(64 << 30, missing_kernels=""), exact=True)
+    plan = plan_of(wide, machine_with(64 << 30, missing_kernels=""), exact=True)
     assert (plan.kv_type_k, plan.kv_type_v) == ("bf16", "f16")
 
 
