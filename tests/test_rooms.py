@@ -18,8 +18,9 @@ ELSEWHERE = {
     "models/onnx/gqa.py": "tests/backends/ort/test_backend.py",
     "models/onnx/writer.py": "tests/backends/ort/test_backend.py",
     "models/onnx/split.py": "tests/backends/ort/test_split.py",
-    # Buffers of whole models: compared with llama.cpp's.
-    "memory/bytes/gemma_graph.py": "tests/memory/bytes/test_head_graph.py",
+    # What llama.cpp would allocate: compared with what it allocates.
+    "backends/llama/simulator.py": "tests/memory/bytes/test_simulation.py",
+    "memory/bytes/head_footprint.py": "tests/memory/bytes/test_simulation.py",
     # They need the packages of an export, and a model of transformers.
     "models/onnx_export/probe.py": "tests/models/onnx_export/test_export.py",
     "models/onnx_export/torch_decoder.py": "tests/models/onnx_export/test_export.py",

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = ("backends", "cli", "edge", "memory", "models", "quantize")
 LONGEST_FUNCTION, USUAL_FUNCTION = 60, 25  # lines; the second one of nine in ten functions
 LONGEST_FILE = 700  # lines, where it is one subject
-MOST_FIELDS = 12  # of a class that is not a plain record
+MOST_FIELDS = 14  # of a class that is not a plain record
 LARGE_CLASSES: list[str] = []  # today; to be shortened
 _RECORDS = ("NamedTuple", "TypedDict")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from laid_out import sizes_by_hand
 from loading_cases import (
     CURVE,
     SPEC,
@@ -34,6 +35,7 @@ from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.device import host
 from edgespec.memory.device.track import MemoryTracker
+from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
@@ -79,6 +81,11 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     monkeypatch.setattr(loading, "prepare_kernels", lambda *_: None)
     monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda: 20e9)
     monkeypatch.setattr("edgespec.memory.device.accelerators.accelerators", lambda: ())
+
+    def this_one(workers: Sequence[str] = ()) -> Machine:
+        return replace(this_machine(workers), sizes=sizes_by_hand)
+
+    monkeypatch.setattr("edgespec.setup.planning.this_machine", this_one)
 
     def set_to(*mebibytes: float) -> None:
         left = [int(one * (1 << 20)) for one in mebibytes]
