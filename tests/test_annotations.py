@@ -47,7 +47,9 @@ def test_keywords_of_load_and_plan_are_told_before_anything_is_read() -> None:
 
 def test_one_text_is_no_list_of_keys() -> None:
     """Each of its letters would let in; and a key is not shown."""
-    with pytest.raises(UnsupportedError, match=r"^keys must be a list of texts or None, not one text$"):
+    with pytest.raises(
+        UnsupportedError, match=r"^keys must be a list of texts or None, not one text$"
+    ):
         edgespec.Server(None, keys="secret")  # type: ignore[arg-type]
 
 
