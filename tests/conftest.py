@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 from shared_folders import shared_folder
 
 if TYPE_CHECKING:
@@ -45,11 +46,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     folder = Path(__file__).parent
     items.sort(key=lambda item: places.get(item.path.relative_to(folder).as_posix(), len(places)))
+    _look_further(items)
     if config.getoption("--slow") or os.environ.get("CI"):
         return
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow; runs in CI and with --slow"))
+
+
+def _look_further(items: list[pytest.Item]) -> None:
+    """With EDGESPEC_FUZZ=20, tests by hypothesis try 20 times as many examples, and other ones."""
+    factor = int(os.environ.get("EDGESPEC_FUZZ", "1"))
+    for item in items:
+        function = getattr(item, "obj", None)
+        used = getattr(function, "_hypothesis_internal_use_settings", None)
+        if factor > 1 and used is not None:
+            count = factor * used.max_examples
+            more = settings(used, max_examples=count, derandomize=False, deadline=None)
+            _function_of(function)._hypothesis_internal_use_settings = more
+
+
+def _function_of(method: Any) -> Any:
+    return getattr(method, "__func__", method)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ import asyncio
 import copy
 import gzip
 import json
-import os
 import random
 import zlib
 from collections.abc import Callable, Iterator
@@ -206,7 +205,6 @@ def test_ten_thousand_bodies(serve: Serve) -> None:
 
 # -- whole requests, as a server hands them over ----------------------------------------------
 
-EXAMPLES = int(os.environ.get("EDGESPEC_FUZZ_EXAMPLES", "0"))  # other ones each time
 PATHS = sorted(
     {path for path, _ in SEEDS}
     | {"/", "/health", "/props", "/slots", "/status", "/metrics", "/v1/embeddings"}
@@ -324,10 +322,10 @@ def apps() -> Iterator[list[ASGIApp]]:
 
 
 @settings(
-    max_examples=EXAMPLES or 150,
+    max_examples=150,
     deadline=None,
     database=None,
-    derandomize=not EXAMPLES,
+    derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
 @given(request=requests())
