@@ -24,6 +24,9 @@ RUN_EXTRAS := demo$(comma)hub$(comma)serve
 #   which are then computed one by one: a step at 800 tokens of context took 1.6 times as long.
 LEFT_OUT := $(shell echo | $(CXX) -march=native -dM -E - 2>/dev/null | \
 	sed -n 's/.* __AMX_INT8__ .*/-mno-amx-int8/p; s/.* __AVX512FP16__ .*/-U__AVX512FP16__/p' | sort)
+# What only llama.cpp's own programs use is not compiled.
+export CMAKE_ARGS := -DCMAKE_PROJECT_llama.cpp_INCLUDE="$(CURDIR)/backends/llama/llama_cpp.cmake" $(CMAKE_ARGS)
+
 ifneq ($(LEFT_OUT),)
 export CMAKE_ARGS := -DCMAKE_C_FLAGS="$(LEFT_OUT)" -DCMAKE_CXX_FLAGS="$(LEFT_OUT)" $(CMAKE_ARGS)
 endif
@@ -63,7 +66,7 @@ define INSTALL
 @test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) >&2 || { \
 	printf '\nhint: on Debian and Ubuntu: sudo apt install python3-venv\n' >&2; exit 1; }
 @rm -f $(VENV)/installed-* $(VENV)/run-installed-*
-@echo "setting up $(VENV): the first time takes 5 minutes, as llama.cpp is compiled" >&2
+@echo "setting up $(VENV): the first time takes minutes, as llama.cpp is compiled" >&2
 @{ $(BIN)/python -m pip install --upgrade pip && $(WITH_RPC) \
 	$(BIN)/python -m pip install -e '.[$(1)]' --config-settings editable_mode=strict; \
 	} >$(LOG) 2>&1 & pid=$$!; trap "kill $$pid 2>/dev/null; exit 130" INT TERM; start=$$(date +%s); \
