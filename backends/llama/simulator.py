@@ -149,8 +149,8 @@ class SimulatedContext(LlamaContext):
 
         LOG.clear()
         LibraryLog.listener = self._hear
-        tied = self.settings.tied and not self.settings.devices
-        with kernels(self.settings.kernels, tied=tied):  # weights that lie nowhere ask again
+        # Weights that lie nowhere ask again; a head asks about the packed table of its model.
+        with kernels(self.settings.kernels, tied=True):
             self._make_context(adjust)
             if self._shape.captured:
                 self._capture(self._shape.captured)

@@ -97,7 +97,7 @@ def _block_shape(target: RunShape, shape: RunShape) -> RunShape:
 
 def _head_shape(reads: Reads | None, target: RunShape, shape: RunShape) -> RunShape:
     assert reads is not None, "a head"
-    shape = replace(shape, context_size=target.context_size)
+    shape = replace(shape, context_size=target.context_size, captured=())
     if reads.kind == MTP:
         return _block_shape(target, shape)
     if reads.kind == EAGLE:

@@ -28,7 +28,7 @@ from edgespec.memory.bytes.head_footprint import wanted_head
 from edgespec.memory.bytes.shape import HOST, RunShape
 from edgespec.memory.bytes.simulation import Bytes, Wanted, simulated, simulating
 from edgespec.memory.store import cache
-from edgespec.models.embedded import embedded_model
+from edgespec.models.embedded import embedded_drafter_path, embedded_model
 from edgespec.models.processes import start_module
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -132,21 +132,38 @@ def missing_library(_context: object) -> None:
 TARGET = Shape("llama", 6, 128, 256, 258, 4, 2, 32, interval=1)
 
 
+@pytest.mark.parametrize("has_kernels", [False, True])
 @pytest.mark.parametrize("made", [Head((1, 3, 4)), DFlash((1, 4), 5)], ids=["eagle3", "dflash"])
-def test_a_head_and_its_model_take_what_was_said(made: Head | DFlash, tmp_path: Path) -> None:
+def test_a_head_and_its_model_take_what_was_said(
+    made: Head | DFlash, has_kernels: bool, tmp_path: Path
+) -> None:
     """The model, too, of which some layers are kept from then on."""
     spec = read_model_spec(write_hybrid(tmp_path / "model.gguf", TARGET))
     write: Any = write_eagle if isinstance(made, Head) else write_dflash
     head = read_model_spec(write(tmp_path / "head.gguf", spec.path, TARGET, made), heads=True)
     assert head.reads is not None
-    target = replace(PLAIN, captured=head.reads.layers)
-    wanted = [Wanted(spec, target), wanted_head(head, target, PLAIN)]
+    plain = replace(PLAIN, kernels=has_kernels)
+    target = replace(plain, captured=head.reads.layers)
+    wanted = [Wanted(spec, target), wanted_head(head, target, plain)]
     said = simulated(wanted)
-    backend = FollowedBackend(spec.path, settings_of(target), inside=False)
-    backend.open_head(lambda model: open_head_file(head, settings_of(PLAIN), model))
+    settings = replace(settings_of(target), tied=spec.tied_embeddings)
+    backend = FollowedBackend(spec.path, settings, inside=False)
+    backend.open_head(lambda model: open_head_file(head, settings_of(plain), model))
     assert backend.head is not None
     assert list(said) == [allocated(backend._context), allocated(backend.head._context)]
     backend.close()
+
+
+def test_the_shipped_head_is_laid_out_beside_a_packed_table() -> None:
+    """It looks its tokens up in the model's own table, which is the model's head, too."""
+    path = embedded_drafter_path()
+    assert path is not None
+    spec, head = read_model_spec(embedded_model()), read_model_spec(path, heads=True)
+    assert head.reads is not None
+    target = replace(PLAIN, kernels=True, captured=head.reads.layers)
+    answers = simulated([Wanted(spec, target), wanted_head(head, target, target)])
+    assert answers[0][HOST].packed > 0.9 * spec.weight_bytes
+    assert 0 < answers[1][HOST].weights + answers[1][HOST].packed <= head.weight_bytes
 
 
 # ------------------------------------------------------------------------------ what is kept
