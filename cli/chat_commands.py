@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -24,24 +24,36 @@ _HELP_HINT = "/help lists the commands; begin a message with // if it should sta
 
 
 def handle(chat: Chat, text: str) -> None:
-    """A message, or a command where it begins with one slash (two are a message's).
+    """A message, or a command; see `split_command`.
 
     Raises EdgespecError; nothing is lost then.
     """
-    if text.startswith("/") and not text.startswith("//"):
-        _run_command(chat, text)
-    elif text := text.removeprefix("/").strip("\n"):
-        chat.say(text, instead=chat.next_line.replaces)
-
-
-def _run_command(chat: Chat, line: str) -> None:
-    name, _, argument = line.partition(" ")
+    name, argument = split_command(text, {*COMMANDS, *_ALIASES})
+    if not name:
+        if argument:
+            chat.say(argument, instead=chat.next_line.replaces)
+        return
     name = _ALIASES.get(name, name)
     if name not in COMMANDS:
         raise UnsupportedError(f"there is no command {printable(name)[:40]}", hint=_HELP_HINT)
     action, _ = COMMANDS[name]
     chat.next_line.replaces = False  # an edit ends with the message or with another command
-    action(chat, argument.strip())
+    action(chat, argument)
+
+
+def split_command(text: str, known: Container[str]) -> tuple[str, str]:
+    """A command's name and its argument, or "" and a message.
+
+    A text that begins with one slash is a command, whether known or not. Two slashes begin a
+    message; one of them is taken away. Paths and pasted texts begin with a slash, too: where the
+    first word is no known command, a second slash in it or a second line makes it a message.
+    """
+    stripped = text.strip()
+    name, *rest = stripped.split(maxsplit=1) or [""]
+    is_pasted = name not in known and ("/" in name[1:] or "\n" in stripped)
+    if not text.startswith("/") or text.startswith("//") or is_pasted:
+        return "", (text[1:] if text.startswith("//") else text).strip("\n")
+    return name, rest[0] if rest else ""
 
 
 def _help(_chat: Chat, _argument: str) -> None:

@@ -6,13 +6,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import typer
 
 from edgespec.cli.chat_commands import COMMANDS
 from edgespec.cli.chat_loop import NextLine
-from edgespec.cli.render import error, note
+from edgespec.cli.render import error, note, printable
+from edgespec.cli.tint import is_dumb
 from edgespec.errors import UnsupportedError
 from edgespec.memory.store.cache import cache_directory
 from edgespec.paths import stdin_lines
@@ -33,7 +35,7 @@ class Talk(Protocol):
 
 def interface_bytes() -> int:
     """What reading messages adds to the memory of the process."""
-    return _EDITOR_BYTES if _is_typed() else 0
+    return _EDITOR_BYTES if _is_typed() and not is_dumb() else 0
 
 
 def _is_typed() -> bool:
@@ -61,7 +63,7 @@ def _lines() -> Iterator[str]:
 
 
 def _typed(chat: Talk) -> Iterator[str]:
-    session = _prompt_session(chat)
+    session = _PlainEditor() if is_dumb() else _prompt_session(chat)
     note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
     asked = False
     while True:
@@ -90,6 +92,23 @@ def _typed(chat: Talk) -> Iterator[str]:
             line.replaces = False
 
 
+class _PlainEditor:
+    """Reads lines where no editor can be drawn: the terminal itself echoes and corrects them."""
+
+    default_buffer = SimpleNamespace(text="")  # what Ctrl-C takes away is not known
+
+    def prompt(self, prompt: str, default: str = "") -> str:
+        """One line. Raises EOFError and KeyboardInterrupt."""
+        if default:
+            note(f"in place of: {printable(default)}")
+        out = sys.stderr if sys.stderr.isatty() else sys.stdout
+        out.write(prompt)
+        out.flush()
+        if line := sys.stdin.readline():
+            return line.removesuffix("\n")
+        raise EOFError
+
+
 def _prompt_session(chat: Talk) -> Any:
     """A line editor with a history and a bottom line, drawn on stderr if that is a terminal."""
     from prompt_toolkit import PromptSession
@@ -101,6 +120,7 @@ def _prompt_session(chat: Talk) -> Any:
     return PromptSession(
         history=_history(),
         multiline=True,
+        enable_suspend=True,
         key_bindings=_keys(),
         prompt_continuation=lambda _width, _number, _wrapped: _CONTINUATION,
         bottom_toolbar=lambda: chat.status(output.get_size().columns - 1),

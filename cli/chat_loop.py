@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli import options
+from edgespec.cli.answer_writer import show_answer
 from edgespec.cli.render import note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
-from edgespec.cli.tint import NONE, Tint
-from edgespec.decode.session import Session, Turn
+from edgespec.cli.tint import NONE
+from edgespec.decode.session import Session
 from edgespec.errors import UnsupportedError
 from edgespec.memory.device.track import peak_resident_bytes
 from edgespec.models.onnx.folder import read_model
@@ -81,7 +82,7 @@ class Chat:
         self.totals = Totals()
         self.next_line = NextLine()
         self.file: Path | None = None
-        self._tint = Tint(color)
+        self._color = color
         self.plan, self.engine = self._load(model, request)
         try:
             self.session = Session(self.engine)
@@ -108,21 +109,14 @@ class Chat:
                 turn = self.session.stream(text, **how)
             if turn.dropped_turns:
                 note(f"[the context is full: {turn.dropped_turns} turns are out of sight now]")
-            self._show(turn)
+            if self.totals.answers and not sys.stdin.isatty():
+                sys.stdout.write("\n")
+            show_answer(turn, self._color)
         self.last = turn.result
         self.totals.add(turn.result)
         self.next_line.is_after_stop = turn.result.finish_reason == "cancelled"
         if ending := self._ending(turn.result):
             note(f"[{ending}]")
-
-    def _show(self, turn: Turn) -> None:
-        if self.totals.answers and not sys.stdin.isatty():
-            sys.stdout.write("\n")
-        for chunk in turn:
-            if chunk.text:
-                self._tint.write(chunk)
-        sys.stdout.write("\n")
-        sys.stdout.flush()
 
     def _ending(self, result: Result) -> str:
         if result.finish_reason == "cancelled":

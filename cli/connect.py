@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli import answer_options, options
+from edgespec.cli.answer_writer import show_answer
 from edgespec.cli.render import error, note
-from edgespec.cli.tint import Tint
 from edgespec.errors import EdgespecError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -125,17 +125,16 @@ def _client(url: str) -> Client:
     return Client(url, os.environ.get("EDGESPEC_API_KEY", ""))
 
 
-def _show(answer: _Answer, cancel: threading.Event, tint: Tint | None) -> None:
+def _show(answer: _Answer, cancel: threading.Event, color: str | None) -> None:
     """Write an answer to stdout as it comes. Raises as `Client.stream`."""
     from edgespec.decode.generation import Chunk
 
-    try:
-        for piece in answer.pieces(cancel):
-            if tint is not None and piece:
-                tint.write(Chunk(piece, ()))
-    finally:
-        if tint is not None and (answer.text or answer.reason != "error"):
-            print(flush=True)
+    pieces = (Chunk(piece, ()) for piece in answer.pieces(cancel))
+    if color is None:
+        for _ in pieces:
+            pass
+    else:
+        show_answer(pieces, color)
 
 
 def run_connected(
@@ -157,7 +156,7 @@ def run_connected(
     cancel = cancel_on_interrupt()
     answer = _Answer(_client(url), "completions" if raw else "chat/completions", body)
     try:
-        _show(answer, cancel, None if as_json else Tint(color))
+        _show(answer, cancel, None if as_json else color)
     finally:
         if as_json and (answer.text or answer.reason != "error"):
             measured = {"usage": answer.usage, "timings": answer.timings}
@@ -175,7 +174,7 @@ class ConnectedChat:
         from edgespec.cli.chat_loop import NextLine
 
         self._client, self._settings, self._system = _client(url), settings, system
-        self._tint = Tint(color)
+        self._color = color
         self._messages: list[dict[str, str]] = []
         self.next_line = NextLine()
         self._last = ""
@@ -186,9 +185,11 @@ class ConnectedChat:
 
     def handle(self, text: str) -> None:
         """A message or a command. Raises EdgespecError; nothing is lost then."""
-        name, _, argument = text.partition(" ")
-        if not text.startswith("/") or text.startswith("//"):
-            self._say(text.removeprefix("/") if text.startswith("//") else text)
+        from edgespec.cli.chat_commands import split_command
+
+        name, argument = split_command(text, ("/clear", "/system", "/help"))
+        if not name:
+            self._say(argument)
         elif name == "/clear":
             self._messages.clear()
         elif name == "/system":
@@ -208,7 +209,7 @@ class ConnectedChat:
         answer = _Answer(self._client, "chat/completions", body)
         try:
             with stoppable() as cancel:
-                _show(answer, cancel, self._tint)
+                _show(answer, cancel, self._color)
                 self.next_line.is_after_stop = cancel.is_set()
         finally:  # also where the server broke off
             self._last = answer.line()

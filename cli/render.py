@@ -84,8 +84,17 @@ def _unfiltered(stream: TextIO) -> TextIO:
 
 
 def note(text: str) -> None:
-    """One line for the person, on stderr."""
+    """One line for the person, on stderr; broken between words where a terminal is narrower."""
+    if sys.stderr.isatty() and (columns := shutil.get_terminal_size((0, 0)).columns):
+        text = "\n".join(_fitting(line, columns) for line in text.split("\n"))
     print(text, file=sys.stderr, flush=True)
+
+
+def _fitting(line: str, columns: int) -> str:
+    if len(line) <= columns:
+        return line
+    wrapped = textwrap.wrap(line, columns, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrapped)
 
 
 def show_warnings() -> None:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli import answer_options, options
+from edgespec.cli.answer_writer import show_answer
 from edgespec.cli.connect import ConnectOption, RequestFields, run_connected
 from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
-from edgespec.cli.tint import COLORS, NONE, ColorOption, Tint
+from edgespec.cli.tint import COLORS, NONE, ColorOption
 from edgespec.errors import UnsupportedError
 from edgespec.paths import read_stdin, read_text
 
@@ -104,8 +105,8 @@ def run(
             "cancel": cancel,
             **texts,
         }
-        show = None if as_json else Tint(color)
-        result, seed_used = _generate(engine, messages, sampling, arguments, show)
+        shown = None if as_json else color
+        result, seed_used = _generate(engine, messages, sampling, arguments, shown)
         checked = None
         if check and result.finish_reason != "cancelled":
             checked = _check(engine, messages, sampling, seed_used, arguments, result)
@@ -194,14 +195,14 @@ def _require_comparable(request: Request, sampling: SamplingParams) -> None:
 
 
 def _generate(
-    engine: Engine, prompt: Prompt, sampling: SamplingParams, arguments: Any, show: Tint | None
+    engine: Engine, prompt: Prompt, sampling: SamplingParams, arguments: Any, color: str | None
 ) -> tuple[Result, int | None]:
     stream = engine.stream(prompt, sampling=sampling, **arguments)
-    for chunk in stream:
-        if show is not None and chunk.text:
-            show.write(chunk)
-    if show is not None:
-        print(flush=True)
+    if color is None:
+        for _ in stream:
+            pass
+    else:
+        show_answer(stream, color)
     return stream.result, stream.seed
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.render import printable, write_answer
+from edgespec.cli.render import printable
 from edgespec.decode.writers import LARGE
 
 if TYPE_CHECKING:
@@ -24,11 +24,16 @@ ColorOption = Annotated[
 ]
 
 
+def is_dumb() -> bool:
+    """Whether the terminal says that it knows no escape sequences."""
+    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+
+
 class Tint:
     """Text for a terminal, with marks around a part of it; underlined under NO_COLOR."""
 
     def __init__(self, color: str) -> None:
-        self._color = color
+        self._color = NONE if is_dumb() else color
         marks = (_UNDERLINE, _NO_UNDERLINE) if os.environ.get("NO_COLOR") else (_CYAN, _NO_COLOR)
         self._start, self._end = marks
 
@@ -41,7 +46,3 @@ class Tint:
             count = len(chunk.text)
         tinted, rest = printable(chunk.text[:count]), printable(chunk.text[count:])
         return f"{self._start}{tinted}{self._end}{rest}" if tinted else rest
-
-    def write(self, chunk: Chunk) -> None:
-        """Write a chunk to stdout: tinted to a terminal, as it is to a file or a pipe."""
-        write_answer(chunk.text, self.text(chunk))

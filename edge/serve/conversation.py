@@ -12,7 +12,7 @@ from edgespec.models.chat import continues
 from edgespec.serve.answer_text import PlainReader, Reader
 from edgespec.serve.asked import ChatAsked
 from edgespec.serve.prompts import Prompts
-from edgespec.serve.reasoning import CLOSING, OPENING, ReasoningReader, thinks
+from edgespec.serve.reasoning import CLOSING, OPENING, ReasoningReader
 from edgespec.serve.tool_formats import HERMES, ToolFormat, format_of, knows_tools
 from edgespec.serve.tool_reader import ToolReader
 from edgespec.serve.tools import Tools, instructions
@@ -43,8 +43,7 @@ def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conver
     if tools.required:
         text = (f"{text.rstrip()}\n\n{CLOSING}\n\n" if within else text) + how.prefix
         options, within = replace(options, json_schema=_schema(tools, how)), False
-    is_thinking = thinks(template) and not tools.required
-    if is_thinking and options.answer_format and not text.rstrip().endswith(CLOSING):
+    elif options.answer_format and CLOSING in template and not text.rstrip().endswith(CLOSING):
         options = replace(options, think_tags=("" if within else OPENING, CLOSING))
 
     def make_reader() -> Reader:
@@ -52,7 +51,7 @@ def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conver
         if tools.offered:
             most = _MOST_CALLS if tools.parallel else 1
             reader = ToolReader(how, tools.names, most=most)
-        return ReasoningReader(reader, within=within) if is_thinking else reader
+        return reader if tools.required else ReasoningReader(reader, within=within)
 
     return Conversation(text, options, make_reader)
 

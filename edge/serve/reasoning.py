@@ -77,8 +77,3 @@ class ReasoningReader:
             text = text.lstrip()
             self._trims = not text
         return self._then.push(text)
-
-
-def thinks(template: str) -> bool:
-    """Whether a template's model writes thoughts."""
-    return CLOSING in template

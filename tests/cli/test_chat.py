@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,16 +26,26 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
 class Person:
     """Types into a chat and looks at what it shows."""
 
-    def __init__(self, cache: str, *arguments: str, columns: int = 80, **environment: str) -> None:
+    def __init__(
+        self,
+        cache: str,
+        *arguments: str,
+        columns: int = 80,
+        shell: str | None = None,  # what bash does when the chat stops or ends
+        **environment: str,
+    ) -> None:
         variables = {
             **os.environ,
             "EDGESPEC_CACHE": cache,
             "TERM": "xterm-256color",
             **environment,
         }
+        command = [sys.executable, *COMMAND, *arguments]
+        if shell is not None:
+            command = ["bash", "-m", "-c", f"{shlex.join(command)}; {shell}"]
         self.child: Any = pexpect.spawn(
-            sys.executable,
-            [*COMMAND, *arguments],
+            command[0],
+            command[1:],
             env=variables,
             dimensions=(24, columns),
             timeout=PATIENCE_S,
@@ -183,6 +195,45 @@ def test_a_model_that_cannot_be_loaded_leaves_the_conversation(
     person.sees("there is no drafter")
     person.sends("/undo")
     person.sees("took back: Say hello.")
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash, which resumes a stopped program")
+def test_ctrl_z_suspends_the_chat_and_the_line_stays(measured: str) -> None:
+    person = Person(measured, "-n", "8", shell='echo "stopped with $?"; fg')
+    person.waits()
+    person.types("half a")
+    person.sees("half a")
+    person.types("\x1a")
+    person.sees("stopped with 148")
+    person.waits()
+    person.types(" line\r")
+    person.sends("/undo")
+    person.sees("took back: half a line")
+    person.child.close(force=True)
+
+
+def test_what_is_typed_during_an_answer_is_the_next_line(measured: str) -> None:
+    person = Person(measured, "-n", "120")
+    person.sends(ENDLESS)
+    person.sees("2.")
+    person.types("typed ahead")
+    assert "typed" not in person.sees("cut off")
+    person.waits()
+    person.types("\r")
+    person.sends("/undo")
+    person.sees("took back: typed ahead")
+    person.child.close(force=True)
+
+
+def test_a_dumb_terminal_gets_no_escapes(measured: str) -> None:
+    person = Person(measured, "--color", "drafted", "-n", "60", TERM="dumb")
+    for line in (ENDLESS, "/edit", "/etc/hosts?", "/undo", "/exit"):
+        person.sees("> ")
+        person.types(line + "\n")
+    assert person.leaves() == 0
+    assert f"in place of: {ENDLESS}" in person.shown
+    assert "took back: /etc/hosts?" in person.shown
+    assert "\x1b" not in person.shown
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])

@@ -49,6 +49,33 @@ def test_words_of_other_programs_are_known_and_others_are_told() -> None:
         do(chat, "/\x1b[2J")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/etc/hosts what is this file?",
+        "/usr/bin/env: 'python': No such file",
+        "/usage: tool FILE\nmore of what was pasted",
+        "/stats/today",
+    ],
+)
+def test_a_path_or_a_pasted_text_is_a_message(text: str) -> None:
+    chat = Chat()
+    do(chat, text)
+    assert chat.said == [(text, False)]
+
+
+def test_a_command_may_have_an_argument_of_several_lines() -> None:
+    chat = Chat()
+    do(chat, "/system Be brief.\nBe kind.")
+    assert chat.session.system == "Be brief.\nBe kind."
+    do(chat, "/system\n  none\n")
+    assert chat.session.system is None
+    for typo in ("/modle hf:owner/name", "/savee /tmp/a\n"):
+        with pytest.raises(UnsupportedError, match="there is no command"):
+            do(chat, typo)
+    assert chat.said == []
+
+
 def test_an_edit_is_over_with_any_other_command() -> None:
     chat = Chat()
     with pytest.raises(UnsupportedError, match="no message to edit"):

@@ -13,6 +13,7 @@ import pytest
 from command_line import ESCAPE, Command
 
 from edgespec import DraftModelWarning
+from edgespec.cli.answer_writer import show_answer
 from edgespec.cli.render import (
     Progress,
     error,
@@ -21,7 +22,7 @@ from edgespec.cli.render import (
     show_warnings,
     write_answer,
 )
-from edgespec.cli.tint import DRAFTED, Tint
+from edgespec.cli.tint import DRAFTED
 from edgespec.decode.generation import Chunk, Result, Span
 from edgespec.decode.stats import Counters
 from edgespec.decode.writers import LARGE, SMALL
@@ -81,14 +82,15 @@ def test_answers_are_as_they_are_in_pipes_and_harmless_on_terminals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     pipe, screen = io.StringIO(), Screen()
     for stream in (pipe, screen):
         monkeypatch.setattr(sys, "stdout", stream)
         with printable_streams():
-            Tint(DRAFTED).write(Chunk(STEERS, (), 1, drafted_chars=1))
+            show_answer([Chunk(STEERS, (), 1, drafted_chars=1)], DRAFTED)
             write_answer("raw", "shown")
-    assert pipe.getvalue() == STEERS + "raw"
-    assert screen.getvalue() == f"{ESCAPE}[36ma{ESCAPE}[39m{SHOWN[1:]}shown"
+    assert pipe.getvalue() == STEERS + "\nraw"
+    assert screen.getvalue() == f"{ESCAPE}[36ma{ESCAPE}[39m{SHOWN[1:]}\nshown"
 
 
 def test_progress_is_drawn_and_names_in_it_are_harmless(monkeypatch: pytest.MonkeyPatch) -> None:

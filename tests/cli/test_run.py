@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import sys
+import textwrap
 import threading
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +31,23 @@ def report(measured: str) -> dict[str, Any]:
     done = run("run", str(embedded_model()), QUESTION, *SHORT, "--json", cache=measured)
     assert (done.status, done.err) == (0, ""), done.err
     return done.document
+
+
+@pytest.mark.model
+def test_a_narrow_terminal_gets_whole_words(report: dict[str, Any], measured: str) -> None:
+    pexpect = pytest.importorskip("pexpect")
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "edgespec.cli.main", "run", str(embedded_model()), QUESTION, *SHORT],
+        env={**os.environ, "EDGESPEC_CACHE": measured, "TERM": "xterm", "COLUMNS": "20"},
+        dimensions=(24, 20),
+        timeout=60,
+        encoding="utf-8",
+    )
+    child.expect(pexpect.EOF)
+    lines = textwrap.wrap(report["text"], 20, break_on_hyphens=False)
+    assert len(lines) > 1
+    assert "\r\n".join(lines) in child.before
 
 
 @pytest.mark.model

@@ -25,8 +25,11 @@ def test_what_is_tinted(
     color: str, model: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     chunk = Chunk("two \x07words", (1, 2), 1, 3, model=model)
     assert Tint(color).text(chunk) == shown
     monkeypatch.setenv("NO_COLOR", "1")
     underlined = shown.replace(CYAN, "\x1b[4m").replace(PLAIN, "\x1b[24m")
     assert Tint(color).text(chunk) == underlined
+    monkeypatch.setenv("TERM", "dumb")
+    assert Tint(color).text(chunk) == "two words"

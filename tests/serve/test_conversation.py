@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from serving_cases import read
 
 from edgespec.decode.options import GenerationOptions
 from edgespec.serve.asked import ChatAsked, Output
@@ -82,6 +83,12 @@ def test_a_list_of_calls_has_one_where_no_more_are_wanted() -> None:
     several = conversation(Told(), template, Tools((TOOL,), ("add",)))
     assert json.loads(alone.options.json_schema)["maxItems"] == 1
     assert "maxItems" not in json.loads(several.options.json_schema)
+
+
+def test_a_thought_is_no_content_whatever_the_template_says() -> None:
+    reader = conversation(Told("<assistant>"), "a template without tags", Tools()).make_reader()
+    found = read(reader, ["<th", "ink>Hm.</thi", "nk>Yes: <think>"])
+    assert found == ("Yes: <think>", "Hm.", [])
 
 
 def test_a_thought_that_the_prompt_began_is_no_content() -> None:

@@ -1,8 +1,11 @@
-"""The page in a real browser. Needs playwright and Chromium, which are not installed for tests."""
+"""The page in a real browser. Needs playwright and Chromium (one test: node), or is skipped."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +16,7 @@ from waiting import PATIENCE_S
 
 from edgespec.serve.page import page
 
+NODE = shutil.which("node")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -22,6 +26,26 @@ def test_the_page_is_one_small_file_that_needs_nothing_from_outside() -> None:
     outside = text.replace("http://www.w3.org/2000/svg", "")
     assert "http://" not in outside and "https://" not in outside and "//cdn" not in outside
     assert "src=" not in text and "@import" not in text
+
+
+PIECES = [  # content, an event's tokens, and what is shown
+    ("", [["<think>", ""]], []),  # a tag alone
+    ("Yes", [["</think>", ""], ["\n\nY", "suffix"], ["es", ""]], [["Y", "suffix"], ["es", ""]]),
+    ("Hi <b", [["<b", "suffix"]], [["Hi ", ""], ["<b", "suffix"]]),  # "Hi " was held back
+    ("Hi ", [["Hi ", ""], ["<to", ""]], [["Hi ", ""]]),  # "<to" is held back
+    ("Hi", [], [["Hi", ""]]),
+]
+
+
+@pytest.mark.skipif(NODE is None, reason="needs node, which runs one function of the page")
+def test_content_is_shown_whatever_the_tokens_of_its_event_are() -> None:
+    function = re.search(r"^function piecesOf.*?^}", page().decode(), re.S | re.M)
+    assert NODE and function
+    cases = [[content, sources] for content, sources, _ in PIECES]
+    script = f"{function[0]}; for (const one of {json.dumps(cases)})"
+    script += "console.log(JSON.stringify(piecesOf(...one)))"
+    done = subprocess.run([NODE, "-e", script], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [one[2] for one in PIECES]
 
 
 @pytest.fixture
@@ -86,6 +110,67 @@ def test_a_chat_in_a_browser(serve: Serve, browser: Any) -> None:
         one.press("#message", "Enter")
     for one in (tab, other):
         until(one, "document.querySelector('article:last-child .note').innerText")
+    assert problems == []
+
+
+@pytest.mark.parametrize("step_s", [0.0, 0.002])  # several tokens an event, and one
+def test_a_thought_is_folded_and_no_word_is_lost(serve: Serve, browser: Any, step_s: float) -> None:
+    backend = Speaker("<think>\nHm, tags.\n</think>\n\nThe first words.")
+    backend.step_s = step_s
+    problems = list[str]()
+    tab = opened(browser, serve(backend), problems)
+    for _ in range(3):
+        tab.fill("#message", "Hi")
+        tab.press("#message", "Enter")
+        tab.wait_for_selector("#send:visible")
+    for _ in range(2):  # and once more after a reload
+        texts = tab.locator("article.assistant .text").all_inner_texts()
+        assert texts == ["The first words."] * 3
+        assert tab.locator("details.thought div").first.text_content() == "Hm, tags."
+        assert not tab.locator("details.thought div").first.is_visible()
+        assert "think>" not in tab.inner_html("#talk")
+        tab.reload()
+    assert problems == []
+
+
+def test_a_reload_loses_neither_a_question_nor_words(serve: Serve, browser: Any) -> None:
+    backend, problems = Speaker("word ", loops=True), list[str]()
+    tab = opened(browser, serve(backend), problems)
+    backend.gate.clear()
+    tab.fill("#message", "A question")
+    tab.press("#message", "Enter")
+    tab.wait_for_selector("#stop:visible")
+    tab.fill("#message", "and a thought")
+    tab.reload()
+    assert tab.input_value("#message") == "A question\n\nand a thought"
+    assert tab.locator("article").count() == 0
+    backend.gate.set()
+    backend.step_s = 0.005
+    tab.press("#message", "Enter")
+    until(tab, "document.querySelector('article.assistant .text')?.innerText.length > 20")
+    tab.reload()
+    assert tab.input_value("#message") == ""
+    assert tab.inner_text("article.user .text") == "A question\n\nand a thought"
+    assert "word word word" in tab.inner_text("article.assistant .text")
+    assert tab.inner_text("article.assistant .note") == "stopped"
+
+
+TABLE = f"See:\n| {'wide | ' * 30}\n|---|\n```\n{'code ' * 40}\n```\n" + "The end. " * 20
+
+
+def test_wide_lines_scroll_in_a_box_with_a_shadow(serve: Serve, browser: Any) -> None:
+    problems = list[str]()
+    tab = opened(browser, serve(Speaker(TABLE)), problems, width=360)
+    tab.fill("#message", "Hi")
+    tab.press("#message", "Enter")
+    tab.wait_for_selector("#send:visible")
+    kinds = "[...document.querySelectorAll('.assistant .text > *')].map((one) => one.tagName)"
+    assert tab.evaluate(kinds) == ["DIV", "PRE", "DIV"]
+    assert tab.text_content("article.assistant .text") == TABLE
+    box = "document.querySelector('.assistant pre')"
+    assert tab.evaluate(f"{box}.scrollWidth > 2 * {box}.clientWidth")
+    assert tab.evaluate(f"getComputedStyle({box}).backgroundImage").count("gradient") == 4
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
     assert problems == []
 
 

@@ -17,6 +17,12 @@ from edgespec.memory.report.profile_page import render_profile, render_switching
 MIB = 1 << 20
 
 
+def test_tables_that_scroll_show_that_there_is_more() -> None:
+    style = re.search(r"\.scroll \{(.*?)\}", render_profile(profile()), re.S)
+    assert style and "overflow-x: auto" in style[1]
+    assert style[1].count(" local") == style[1].count(" scroll") == 2  # covers, and shadows
+
+
 def profile(**changes: Any) -> dict[str, Any]:
     """A profile document by hand: two components, two drafters, three budgets."""
     document: dict[str, Any] = {

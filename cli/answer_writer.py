@@ -1,0 +1,181 @@
+"""Writing an answer to stdout: the text itself, or what a person can read in a terminal.
+
+A file or a pipe gets the text unchanged. A terminal gets it tinted, with lines broken between
+words, and without the characters that would steer it. What is typed meanwhile stays in the
+terminal's queue, unseen, and is read by whoever reads next.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+import unicodedata
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli.render import write_answer
+from edgespec.cli.tint import Tint, is_dumb
+
+if TYPE_CHECKING:
+    from edgespec.decode.generation import Chunk
+
+_MARK = re.compile(r"\x1b\[\d+m")
+_FENCE = re.compile(r"(?:```+|~~~+)([^`]*)")
+_ENDLESS = 1 << 30  # columns of a terminal that does not tell its width
+_TAB = 8  # columns between two stops of a tab
+
+
+def show_answer(chunks: Iterable[Chunk], color: str) -> None:
+    """Write an answer as it comes, and end its line.
+
+    Args:
+        color: which text is tinted in a terminal; see `Tint`.
+    """
+    tint, wrap, has_line = Tint(color), Wrap(), False
+    with keys_held():
+        try:
+            for chunk in chunks:
+                if chunk.text:
+                    has_line = True
+                    write_answer(chunk.text, wrap.push(tint.text(chunk)))
+            has_line = True
+        finally:
+            if has_line:  # what failed before its first word has none
+                write_answer("\n", wrap.end() + "\n")
+
+
+class Wrap:
+    """Breaks lines between words at the terminal's edge, while the text is still coming.
+
+    A word is held back until its end is known. Words longer than a line, and lines of code
+    (between fences), are left to the terminal, so that they can be copied as they are.
+    """
+
+    def __init__(self) -> None:
+        self._column = 0  # where the cursor is; the width itself after a full line
+        self._gap = ""  # white space before the word
+        self._word = ""  # held back; with the marks of a tint
+        self._is_long = False  # the word has begun on the screen
+        self._in_code = False
+
+    def push(self, text: str) -> str:
+        """What can be written now that `text` came."""
+        return "".join(self._add(part) for part in re.findall(r"\x1b\[\d+m|(?s:.)", text))
+
+    def end(self) -> str:
+        """What was held back."""
+        return self._put()
+
+    def _add(self, char: str) -> str:
+        if char == "\n":
+            written = self._put() + char
+            self._gap, self._column = "", 0
+            return written
+        if char in " \t":
+            is_word = self._is_long or _MARK.sub("", self._word)
+            written = self._put() if is_word else ""  # a mark alone is the next word's
+            self._gap += char
+            return written
+        if _cells(char) == 2:  # a line may end before and after each of these
+            written = self._put()
+            self._word = char
+            return written + self._put()
+        self._word += char
+        if not self._is_long and sum(map(_cells, _MARK.sub("", self._word))) <= _columns():
+            return ""
+        self._is_long = True
+        return self._put(whole=False)
+
+    def _put(self, *, whole: bool = True) -> str:
+        """The word and the space before it, on the next line if there is no room on this one."""
+        text, gap, word = _MARK.sub("", self._word), self._gap, self._word
+        is_long, self._is_long = self._is_long, self._is_long and not whole
+        if not word:
+            return ""
+        fence = None if self._column or is_long else _FENCE.fullmatch(text)
+        if fence and not (self._in_code and fence[1]):
+            self._in_code = not self._in_code
+        self._gap = self._word = ""
+        end, fits = _after(gap + text, self._column)
+        if not (fits or is_long or self._in_code):
+            gap, (end, _) = "\n", _after(text, 0)
+        self._column = end
+        return gap + word
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size((0, 0)).columns or _ENDLESS
+
+
+def _after(text: str, column: int) -> tuple[int, bool]:
+    """The cursor's column after `text`, and whether all of it stands on one line."""
+    columns, one_line = _columns(), True
+    for char in text:
+        cells = _cells(char)
+        if char == "\t":
+            column = min((column // _TAB + 1) * _TAB, columns - 1)
+        elif column + cells > columns:
+            column, one_line = cells, False
+        else:
+            column += cells
+    return column, one_line
+
+
+def _cells(char: str) -> int:
+    """How many columns a character takes; 0 for a mark of a tint, too."""
+    if char.isascii():
+        return len(char) == 1
+    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+@contextmanager
+def keys_held() -> Iterator[None]:
+    """Keys typed in here are not shown and not lost: they are the next reader's.
+
+    Ctrl-C and Ctrl-Z act at once. Nothing happens without a terminal, with a dumb one (it shows
+    no line that it did not echo), in the background, or on a system without termios.
+    """
+    try:
+        import termios
+    except ImportError:
+        yield
+        return
+    before = _own_terminal()
+    if before is None:
+        yield
+        return
+    held = [*before]
+    held[0] &= ~termios.ICRNL  # Enter is to be told from Ctrl-J
+    held[3] &= ~(termios.ECHO | termios.ICANON)
+
+    def hold(*_: Any) -> None:
+        if _own_terminal() is not None:  # else the system would stop this process
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, held)
+
+    resumed = signal.getsignal(signal.SIGCONT)
+    hold()
+    signal.signal(signal.SIGCONT, hold)  # the shell has shown keys meanwhile
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCONT, resumed)
+        if _own_terminal() is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
+def _own_terminal() -> list[Any] | None:
+    """The settings of a terminal that this process may change, and that an editor reads from."""
+    import termios
+
+    try:
+        if is_dumb() or not sys.stdin.isatty() or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
+            return None
+        return termios.tcgetattr(sys.stdin)
+    except (OSError, ValueError, termios.error):  # closed, or another session's
+        return None

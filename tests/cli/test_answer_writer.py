@@ -1,0 +1,166 @@
+"""How an answer reaches stdout: wrapped in a terminal, else unchanged; keys typed meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.cli.answer_writer import Wrap, show_answer
+from edgespec.cli.render import note
+from edgespec.cli.tint import DRAFTED, NONE
+from edgespec.decode.generation import Chunk
+
+PATIENCE_S = 30
+WORDS = st.sampled_from(["a", "moon", "well-known", "ünïcode", "e\u0301", "\x1b[36mred\x1b[39m"])
+GAPS = st.sampled_from([" ", " ", " ", "  ", "\n", "\n\n"])
+
+
+@pytest.fixture
+def width(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda columns: monkeypatch.setenv("COLUMNS", str(columns))
+
+
+@pytest.fixture(scope="module")
+def twenty() -> Iterator[int]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "20")
+        yield 20
+
+
+def wrapped(*parts: str) -> str:
+    wrap = Wrap()
+    return "".join([wrap.push(part) for part in parts] + [wrap.end()])
+
+
+@given(st.lists(st.tuples(WORDS, GAPS)), st.lists(st.integers(0, 200)))
+def test_lines_fit_and_words_stay_whole_however_the_text_comes(
+    twenty: int, words: list[tuple[str, str]], cuts: list[int]
+) -> None:
+    text = "".join(word + gap for word, gap in words)
+    places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    marks = [one.span() for one in re.finditer(r"\x1b\[\d+m", text)]
+    places = [at for at in places if not any(start < at < end for start, end in marks)]
+    shown = wrapped(*(text[a:b] for a, b in itertools.pairwise(places)))
+    assert shown == wrapped(text)
+    assert shown.split() == text.split()
+    lines = re.sub(r"\x1b\[\d+m|\u0301", "", shown).split("\n")
+    assert max(map(len, lines)) <= twenty
+
+
+@pytest.mark.parametrize(
+    ("columns", "text", "shown"),
+    [
+        (10, "one two three", "one two\nthree"),
+        (10, "0123456789 next", "0123456789\nnext"),
+        (10, "see 0123456789abcdefghij ok xyz", "see 0123456789abcdefghij ok\nxyz"),
+        (10, "漢字漢字漢字", "漢字漢字漢\n字"),  # two columns each
+        (10, "a\tb c", "a\tb\nc"),
+        (10, "one two \x1b[36mthree four\x1b[39m", "one two\n\x1b[36mthree four\x1b[39m"),
+        (10, "```py\nx = 'a long line'\n```\none two three", None),
+        (10, "  ~~~\n    y = 1 + 2 + 3\n  ~~~\n", "  ~~~\n    y = 1 + 2 + 3\n  ~~~\n"),
+        (10, "```a``` is one word", "```a``` is\none word"),
+        (0, "a terminal without a width " * 30 + "end", None),
+    ],
+)
+def test_what_is_broken_where(width: Any, columns: int, text: str, shown: str | None) -> None:
+    width(columns)
+    assert wrapped(text) == (shown or text.replace("one two three", "one two\nthree"))
+
+
+def test_only_the_last_word_is_held_back(width: Any) -> None:
+    width(20)
+    wrap = Wrap()
+    assert [wrap.push(part) for part in ("The mo", "on is", " ", "x" * 30, "y")] == [
+        *("The", " moon", " is", " " + "x" * 30, "y")
+    ]
+
+
+def chunks(*texts: str) -> Iterator[Chunk]:
+    for text in texts:
+        yield Chunk(text, (1,), 1, len(text))
+
+
+def test_a_file_gets_the_text_and_a_terminal_what_can_be_read(
+    width: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    width(10)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    show_answer(chunks("one two ", "three\x07"), DRAFTED)
+    assert capsys.readouterr().out == "one two three\x07\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    show_answer(chunks("one two ", "three\x07"), DRAFTED)
+    assert capsys.readouterr().out == "\x1b[36mone two\n\x1b[39m\x1b[36mthree\x1b[39m\n"
+    monkeypatch.setenv("TERM", "dumb")
+    show_answer(chunks("one two ", "three\x07"), DRAFTED)
+    assert capsys.readouterr().out == "one two\nthree\n"
+
+
+def test_an_answer_that_breaks_shows_all_that_came(
+    width: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*texts: str) -> Iterator[Chunk]:
+        yield from chunks(*texts)
+        raise KeyboardInterrupt
+
+    width(40)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with pytest.raises(KeyboardInterrupt):
+        show_answer(broken("half a wor"), NONE)
+    assert capsys.readouterr().out == "half a wor\n"
+    with pytest.raises(KeyboardInterrupt):
+        show_answer(broken(), NONE)
+    assert capsys.readouterr().out == ""
+
+
+ANSWERING = """
+import select, sys
+from edgespec.cli.answer_writer import show_answer
+from edgespec.decode.generation import Chunk
+
+def chunks():
+    yield Chunk("one two ", ())
+    select.select([sys.stdin], [], [])
+    yield Chunk("three", ())
+
+show_answer(chunks(), "none")
+print("read", repr(sys.stdin.readline()))
+"""
+
+
+def test_keys_typed_during_an_answer_are_the_next_reader_s() -> None:
+    pexpect = pytest.importorskip("pexpect")
+    variables = {**os.environ, "TERM": "xterm"}
+    child = pexpect.spawn(
+        sys.executable, ["-c", ANSWERING], env=variables, timeout=PATIENCE_S, encoding="utf-8"
+    )
+    child.expect_exact("one")
+    child.send("typed")
+    child.expect_exact("three\r\n")
+    assert "typed" not in child.before
+    child.send(" on\r")
+    child.expect_exact("read 'typed on\\n'")
+    child.expect(pexpect.EOF)
+
+
+def test_lines_for_the_person_break_between_words_too(
+    width: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    width(20)
+    text = "name    a short table\nthis line is longer than the terminal /home/me/a-very-long/path"
+    note(text)
+    assert capsys.readouterr().err == text + "\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    note(text)
+    assert capsys.readouterr().err.splitlines() == [
+        *("name    a short", "table", "this line is longer", "than the terminal"),
+        "/home/me/a-very-long/path",
+    ]
