@@ -7,13 +7,14 @@ and of logits. Q4_0 is rewritten for the processor where it `repacks`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from edgespec.memory.bytes.shape import HOST, KV_TYPE_BYTES, RunShape, padded
 from edgespec.memory.bytes.simulation import Bytes, Wanted
 from edgespec.memory.device.accelerators import Accelerator
-from edgespec.memory.plan.machine import Machine
+from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.models.spec import ModelSpec
 
 STATE_BYTES = 4 * 10**6  # of a recurrent state
@@ -34,6 +35,11 @@ def machine_with(
     """A machine whose llama.cpp allocates as `sizes_by_hand` says."""
     sizes = partial(sizes_by_hand, repacks=repacks)
     return Machine(free_bytes, accelerators, sizes=sizes, **options)
+
+
+def machine_by_hand(workers: Sequence[str] = ()) -> Machine:
+    """This machine, where llama.cpp allocates as `sizes_by_hand` says."""
+    return replace(this_machine(workers), sizes=sizes_by_hand)
 
 
 def cache_bytes(spec: ModelSpec, shape: RunShape, layer: int) -> int:

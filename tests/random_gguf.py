@@ -35,6 +35,7 @@ def write_model(
     *,
     reads_bytes: bool = False,
     tensors_per_part: int = 0,
+    name: str = "",
 ) -> Path:
     """Random weights of type `kind`; gemma3 layers slide over 48 tokens, every other one.
 
@@ -46,6 +47,8 @@ def write_model(
         return source.normal(0.0, columns**-0.5, (rows, columns)).astype(np.float32)
 
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_per_part)
+    if name:
+        writer.add_name(name)
     integers = {
         "context_length": 4096,
         "embedding_length": WIDTH,

@@ -116,12 +116,23 @@ def test_a_model_of_a_file_gives_way_to_an_argument(say: Command, user: Path) ->
 # Options that name a file, a host, a key, a model or another program, or do more than answer. A new
 # option is in neither list, and this test fails until somebody has decided.
 FORBIDDEN = {
-    *("alias", "api-key", "api-key-file", "backend", "check", "color", "connect", "cors", "csv"),
+    *(
+        "alias",
+        "allowed-host",
+        "api-key",
+        "api-key-file",
+        "backend",
+        "check",
+        "color",
+        "connect",
+        "cors",
+        "csv",
+    ),
     *("data", "device", "draft-model", "drafter", "exact", "file", "from", "grammar"),
     *("grammar-file", "hf-repo", "host", "html", "imatrix", "json", "json-schema"),
     *("json-schema-file", "kernels", "kind", "kv", "load", "memory", "model", "no-shift", "output"),
-    *("pairs", "port", "prompt", "prompts", "quick", "raw", "remember", "skip", "switch"),
-    *("system", "tensor", "types", "verbose", "work", "workers"),
+    *("pairs", "port", "prompt", "prompts", "quick", "raw", "regex", "remember", "skip"),
+    *("switch", "system", "tensor", "types", "verbose", "work", "workers"),
 }
 ALLOWED = {
     *("bits", "budget", "cache-type-k", "cache-type-v", "ctx", "draft-max", "dry-allowed-length"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import Command
 from fake_worker import FakeWorker
+from laid_out import machine_by_hand
 from random_gguf import Q8_0, write_model
 
 from edgespec.backends.llama import worker as served
@@ -95,6 +96,7 @@ def test_a_plan_over_a_worker(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(accelerators, "has_rpc", lambda: True)
+    monkeypatch.setattr("edgespec.setup.planning.this_machine", machine_by_hand)
     file = str(write_model(tmp_path / "m.gguf", "llama", Q8_0))
     with FakeWorker() as one:
         arguments = ("plan", file, "--workers", one.address, "-ngl", "2")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from laid_out import sizes_by_hand
+from laid_out import machine_by_hand
 from loading_cases import (
     CURVE,
     SPEC,
@@ -35,7 +35,6 @@ from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.device import host
 from edgespec.memory.device.track import MemoryTracker
-from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
@@ -82,10 +81,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     monkeypatch.setattr("edgespec.setup.planning.memory_bandwidth", lambda: 20e9)
     monkeypatch.setattr("edgespec.memory.device.accelerators.accelerators", lambda: ())
 
-    def this_one(workers: Sequence[str] = ()) -> Machine:
-        return replace(this_machine(workers), sizes=sizes_by_hand)
-
-    monkeypatch.setattr("edgespec.setup.planning.this_machine", this_one)
+    monkeypatch.setattr("edgespec.setup.planning.this_machine", machine_by_hand)
 
     def set_to(*mebibytes: float) -> None:
         left = [int(one * (1 << 20)) for one in mebibytes]
