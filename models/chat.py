@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, NoReturn
 
 from edgespec.errors import EdgespecError, ModelFileError, UnsupportedError
@@ -115,7 +116,13 @@ def _rendered_somehow(template: str, values: Mapping[str, Any], controls: Contro
     where others want texts, and leave out what is none.
     """
     problem: EdgespecError | None = None
-    changes = [_with_text_arguments, _with_parts, _without_system]
+    changes = [
+        _with_object_arguments,
+        _with_short_ids,
+        _with_text_arguments,
+        _with_parts,
+        _without_system,
+    ]
     try:
         text = _rendered(template, values, controls)
         if _has_content(text, values["messages"]):
@@ -159,6 +166,39 @@ def _text_calls(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if not isinstance(function.get("arguments"), str):
             function["arguments"] = json.dumps(function.get("arguments"), ensure_ascii=False)
     return [{**call, "function": one} for call, one in zip(calls, functions, strict=True)]
+
+
+def _with_object_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For a template that goes through arguments: a text that is no object is one of them."""
+
+    def changed(call: dict[str, Any]) -> dict[str, Any]:
+        function = dict(call.get("function", {}))
+        if isinstance(function.get("arguments"), str):
+            function["arguments"] = {"arguments": function["arguments"]}
+        return {**call, "function": function}
+
+    return [
+        {**one, _CALLS: [changed(call) for call in one[_CALLS]]} if one.get(_CALLS) else one
+        for one in messages
+    ]
+
+
+def _with_short_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For Mistral's templates, which want nine letters and digits."""
+
+    def short(value: Any) -> str:
+        return sha256(str(value).encode(errors="replace")).hexdigest()[:9]
+
+    made = [
+        {**one, "tool_call_id": short(one["tool_call_id"])} if "tool_call_id" in one else one
+        for one in messages
+    ]
+    return [
+        {**one, _CALLS: [{**call, "id": short(call.get("id"))} for call in one[_CALLS]]}
+        if one.get(_CALLS)
+        else one
+        for one in made
+    ]
 
 
 def _with_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -158,9 +158,20 @@ class Engine:
         asked = GenerationOptions.of(options, **changes)
         ids = self.encode(prompt, raw=asked.raw)
         run = self._run(ids, asked)
-        text = TextStream(self.backend.tokenizer.token_bytes, asked.stop)
+        text = TextStream(self._bytes_with(asked.markers), asked.stop)
         rounds = self._held if self._scheduler is None else self._scheduler.rounds
         return Stream(rounds(ids, run), text, self.backend.tokenizer.is_end, run, asked.max_tokens)
+
+    def _bytes_with(self, markers: Sequence[str]) -> Callable[[int], bytes]:
+        """The bytes of tokens, those of some control tokens being their texts."""
+        tokenizer, shown = self.backend.tokenizer, dict[int, bytes]()
+        for marker in markers:
+            token, *more = tokenizer.encode(marker, add_special=False) or [-1]
+            if token >= 0 and not more and not tokenizer.token_bytes(token):
+                shown[token] = marker.encode()
+        if not shown:
+            return tokenizer.token_bytes
+        return lambda token: shown.get(token) or tokenizer.token_bytes(token)
 
     def _run(self, ids: list[int], asked: GenerationOptions) -> Run:
         """State of a generation that has not begun."""

@@ -44,7 +44,10 @@ class KnownText:
             self._cut(len(self.text) - 1)
         self._add(text[len(self.text) :], prompt_ids[len(self.ids) :])
         ids = [token for token in answer_ids if not tokenizer.is_end(token)]
-        if b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace") == answer:
+        pieces = [(tokenizer.token_bytes(token), token) for token in ids]
+        plain = b"".join(data for data, _ in pieces).decode(errors="replace")
+        named = b"".join(data or tokenizer.token_text(token).encode() for data, token in pieces)
+        if answer in (plain, named.decode(errors="replace")):
             self._add(answer, ids)
 
     def _part_of(self, text: str) -> tuple[int, list[int]]:

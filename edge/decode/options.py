@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         regex: str | None
         think_tags: tuple[str, str] | None
         logprobs: int | None
+        markers: Sequence[str]
         cancel: threading.Event | None
 
 
@@ -54,6 +55,7 @@ class GenerationOptions:
             and is free; the first tag is "" where the prompt ends with it.
         logprobs: tell how probable the model found each token, and this many of the best tokens
             at its place; 0 tells of the written ones alone, None of none.
+        markers: control tokens that are part of the text, by their texts; others have none.
         cancel: set it from another thread to stop after the current step.
     """
 
@@ -69,6 +71,7 @@ class GenerationOptions:
     regex: str | None = None
     think_tags: tuple[str, str] | None = None
     logprobs: int | None = None
+    markers: Sequence[str] = ()
     cancel: threading.Event | None = None
 
     def __post_init__(self) -> None:

@@ -11,9 +11,10 @@ from edgespec.decode.options import GenerationOptions
 from edgespec.models.chat import continues
 from edgespec.serve.answer_text import PlainReader, Reader
 from edgespec.serve.asked import ChatAsked
+from edgespec.serve.harmony import HarmonyReader
 from edgespec.serve.prompts import Prompts
 from edgespec.serve.reasoning import CLOSING, OPENING, ReasoningReader
-from edgespec.serve.tool_formats import HERMES, ToolFormat, format_of, knows_tools
+from edgespec.serve.tool_formats import HARMONY, HERMES, ToolFormat, format_of, knows_tools
 from edgespec.serve.tool_reader import ToolReader
 from edgespec.serve.tools import Tools, instructions
 
@@ -31,29 +32,48 @@ class Conversation:
 
 def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conversation:
     """The prompt of a chat. Raises as `Prompts.text_of`."""
-    tools, how = asked.tools, format_of(template)
+    tools, formats = asked.tools, [format_of(template)]
     messages, variables = asked.messages, dict(asked.variables)
     if knows_tools(template):
         if tools.offered:
             variables["tools"] = list(tools.offered)
     else:
-        messages, how = _without_tools(messages, tools), HERMES
+        messages, formats = _without_tools(messages, tools), [HERMES, *formats]
     text, options = prompts.text_of(messages, variables), asked.options
     within = text.rstrip().endswith(OPENING) or _is_thought(messages)
+    begun = ""
     if tools.required:
-        text = (f"{text.rstrip()}\n\n{CLOSING}\n\n" if within else text) + how.prefix
-        options, within = replace(options, json_schema=_schema(tools, how)), False
+        begun, schema = _required(tools, formats[0])
+        text = (f"{text.rstrip()}\n\n{CLOSING}\n\n" if within else text) + begun
+        options, within = replace(options, json_schema=schema), False
     elif options.answer_format and CLOSING in template and not text.rstrip().endswith(CLOSING):
         options = replace(options, think_tags=("" if within else OPENING, CLOSING))
+    markers = _markers(tools, formats, is_thinking=not tools.required)
+    options = replace(options, markers=markers)
+    is_answer = not begun and HARMONY in formats and not text.endswith("assistant")
 
     def make_reader() -> Reader:
-        reader: Reader = PlainReader()
-        if tools.offered:
-            most = _MOST_CALLS if tools.parallel else 1
-            reader = ToolReader(how, tools.names, most=most)
+        reader = _reader(tools, formats, is_begun=is_answer)
+        reader.push(begun)
         return reader if tools.required else ReasoningReader(reader, within=within)
 
     return Conversation(text, options, make_reader)
+
+
+def _reader(tools: Tools, formats: Sequence[ToolFormat], *, is_begun: bool) -> Reader:
+    most = _MOST_CALLS if tools.parallel else 1
+    if HARMONY in formats and len(tools.required) < 2:
+        return HarmonyReader(tools.names, most=most, begun=is_begun)
+    return ToolReader(formats, tools.schemas, most=most) if tools.offered else PlainReader()
+
+
+def _markers(tools: Tools, formats: Sequence[ToolFormat], *, is_thinking: bool) -> tuple[str, ...]:
+    """Control tokens that a reader has to see."""
+    found = {OPENING, CLOSING} if is_thinking else set[str]()
+    for how in formats:
+        if tools.offered or how is HARMONY:
+            found |= how.markers
+    return tuple(sorted(found))
 
 
 def _is_thought(messages: Sequence[dict[str, Any]]) -> bool:
@@ -62,13 +82,28 @@ def _is_thought(messages: Sequence[dict[str, Any]]) -> bool:
     return continues(messages) and bool(last.get("reasoning_content")) and not last["content"]
 
 
-def _schema(tools: Tools, how: ToolFormat) -> str:
-    """JSON schema of an answer that has to be calls."""
-    call = tools.call_schema(how.arguments)
-    if not how.is_list:
-        return json.dumps(call)
+def _required(tools: Tools, how: ToolFormat) -> tuple[str, str]:
+    """What an answer that has to be calls begins with, and the JSON schema of its rest.
+
+    Where the arguments of one tool are the only JSON, all before them is begun. Where the format
+    has no JSON, or the name of one of several tools comes first, calls are JSON alone.
+    """
+    if len(tools.required) == 1 and how.kind in ("named", "harmony"):
+        name = tools.required[0]
+        before = how.header(name)
+        if before:
+            call = tools.call_schema("name", "arguments")
+            inner = {"$defs": call["$defs"]} if "$defs" in call else {}
+            return before, json.dumps({**call["properties"]["arguments"], **inner})
+    is_json = how.kind == "json"
+    fields = how.fields if is_json and all(how.fields) else HERMES.fields
+    call = tools.call_schema(*fields)
+    begun = how.opening if is_json and (how.closing or how.is_list) else ""
+    if not is_json or not how.is_list:
+        return begun, json.dumps(call)
+    inner = {"$defs": call.pop("$defs")} if "$defs" in call else {}
     most = {} if tools.parallel else {"maxItems": 1}
-    return json.dumps({"type": "array", "items": call, "minItems": 1, **most})
+    return begun, json.dumps({"type": "array", "items": call, "minItems": 1, **most, **inner})
 
 
 def _without_tools(messages: Sequence[dict[str, Any]], tools: Tools) -> list[dict[str, Any]]:
@@ -91,6 +126,6 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
     if not calls:
         return message
     texts = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
-    written = [f"{HERMES.opening}\n{text}\n{HERMES.closing}" for text in texts]
+    written = [f"{HERMES.opening}{text}{HERMES.closing}" for text in texts]
     content = "\n".join([message["content"], *written]).lstrip()
     return {"role": "assistant", "content": content}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from edgespec.serve.fields import Fields, shown
 from edgespec.serve.limits import Limits
+from edgespec.serve.tools import call_arguments
 
 _ROLES = {
     "system": "system",
@@ -84,14 +84,7 @@ def _call(fields: Fields) -> dict[str, Any]:
     fields.ignore("index")
     identity = fields.text("id", "")
     function = fields.object("function")
-    name, arguments = function.text("name"), function.any("arguments", "{}")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            function.refuse("arguments", "must be the text of a JSON object")
-    if not isinstance(arguments, dict):
-        function.refuse("arguments", f"must be an object, not {shown(arguments)}")
+    name, arguments = function.text("name"), call_arguments(function)
     function.end()
     fields.end()
     return {

@@ -11,7 +11,7 @@ from edgespec.serve.limits import Limits
 from edgespec.serve.messages import text_of
 from edgespec.serve.sampling_fields import take_max_tokens, take_sampling, take_stops
 from edgespec.serve.schemas import AnswerForm, typed_format
-from edgespec.serve.tools import Tools, take_function
+from edgespec.serve.tools import Tools, checked, take_function
 
 Messages = list[dict[str, Any]]
 
@@ -147,7 +147,7 @@ def _tools(fields: Fields, limits: Limits) -> Tools:
         if kind != "custom":
             inner.refuse("type", f"{shown(kind)} is not supported", code="unsupported_value")
         inner.ignore("cache_control", "eager_input_streaming", "input_examples")
-        offered.append(take_function(inner, "input_schema", limits))
+        offered.append(take_function(inner, "input_schema"))
     choice = fields.object("tool_choice")
     kind, names = choice.text("type", "auto"), [one["function"]["name"] for one in offered]
     parallel = not choice.flag("disable_parallel_tool_use")
@@ -161,7 +161,9 @@ def _tools(fields: Fields, limits: Limits) -> Tools:
     choice.end()
     if kind in ("any", "tool") and (not names or not set(required) <= set(names)):
         fields.refuse("tool_choice", "requires a tool that is not there")
-    return Tools() if kind == "none" else Tools(tuple(offered), required, parallel)
+    if kind == "none":
+        return Tools()
+    return checked(Tools(tuple(offered), required, parallel), limits)
 
 
 def _format(fields: Fields, limits: Limits) -> AnswerForm:

@@ -115,17 +115,17 @@ def _begun(call: ToolCall) -> dict[str, Any]:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """What a model wrote as arguments; it may have written anything."""
+    """What a model wrote as arguments; a text that is no object is an argument itself."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
-    return found if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) else {"arguments": text}
 
 
 def _reason(choice: Choice) -> str:
     choice.check_complete()
-    if choice.calls:
+    if choice.is_calling:
         return "tool_use"
     if choice.result.stop_string is not None:
         return "stop_sequence"

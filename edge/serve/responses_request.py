@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from edgespec.decode.options import GenerationOptions
@@ -12,7 +11,7 @@ from edgespec.serve.limits import Limits
 from edgespec.serve.messages import text_of
 from edgespec.serve.sampling_fields import take_max_tokens, take_sampling
 from edgespec.serve.schemas import AnswerForm, typed_format
-from edgespec.serve.tools import take_tools
+from edgespec.serve.tools import call_arguments, take_tools
 
 _PARTS = ("input_text", "output_text", "text")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -83,15 +82,9 @@ def _item(fields: Fields, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _call(fields: Fields) -> dict[str, Any]:
-    name, text, identity = fields.text("name"), fields.text("arguments"), fields.text("call_id", "")
+    function = {"name": fields.text("name"), "arguments": call_arguments(fields)}
+    identity = fields.text("call_id", "")
     fields.end()
-    try:
-        arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        fields.refuse("arguments", "must be the text of a JSON object")
-    function = {"name": name, "arguments": arguments}
     return {"type": "function", "id": identity, "function": function}
 
 

@@ -119,7 +119,7 @@ class ResponsesShape:
             "call_id": call.identity,
             "name": call.name,
             "arguments": call.arguments,
-            "status": "completed",
+            "status": "completed" if call.is_whole else "incomplete",
         }
         self._done.append(item)
         place = {"item_id": item["id"], "output_index": number}

@@ -18,10 +18,15 @@ _REASONS = {"stop": "stop", "length": "length", "context_full": "length"}
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool that the model wants to be called; `arguments` is the text of a JSON object."""
+    """A tool that the model wants to be called.
+
+    `arguments` is the text of a JSON object, or what the model wrote instead. `is_whole` is False
+    where they were cut off.
+    """
 
     name: str
     arguments: str
+    is_whole: bool = True
     identity: str = field(default_factory=lambda: new_id("call_"))
 
 
@@ -50,10 +55,15 @@ class Choice:
     @property
     def reason(self) -> str:
         """Why it ended, in OpenAI's words. Raises Refusal for one that was not completed."""
-        if self.calls:
+        if self.is_calling:
             return "tool_calls"
         self.check_complete()
         return _REASONS[self.result.finish_reason]
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether it ended with calls that can be made."""
+        return bool(self.calls) and all(call.is_whole for call in self.calls)
 
     def check_complete(self) -> None:
         """Raise Refusal for one that was cancelled."""

@@ -1,51 +1,386 @@
-"""How models write calls of tools, by what their chat templates say.
+"""How models write calls of tools: read out of their chat templates.
 
-hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>, one for each call; Qwen, too
-llama     {"name": ..., "parameters": {...}}, alone or after <|python_tag|>, several with ";"
-mistral   [TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]; the marker may be no text
+A template is given a conversation with calls whose names and arguments are marks, and what stands
+around the marks is how its model was taught to call. So a template that nobody here has seen works
+as far as its calls are of one of these kinds:
+
+json      <tool_call>{"name": ..., "arguments": {...}}</tool_call>; one, several, or a list
+named     [TOOL_CALLS]name[ARGS]{...}; the name outside of the JSON text of the arguments
+tags      <function=name><parameter=key>value</parameter></function>; values are texts
+python    <|tool_call_start|>[name(key="value")]<|tool_call_end|>
+gemma     <|tool_call>call:name{key:<|"|>value<|"|>}<tool_call|>
+harmony   <|channel|>commentary to=functions.name<|message|>{...}; a reader of its own
+
+Templates that leave out calls, or tell of them in words alone, are known by a text in them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from edgespec.errors import EdgespecError
+from edgespec.models.chat import render_chat
+from edgespec.prefix import common_prefix_length
+
+ANY = "…"  # in a marker: a few characters that differ from call to call
+_MARKER = re.compile(r"<[^<>\s…]{1,60}>|\[[A-Z_/]{2,40}\]")
+_PIECE = re.compile(r"(?<!<)(?=<)|(?=\[[A-Z_/]{2,40}\])")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """One way to write calls.
+    """One way to write calls; white space at the ends of markers is as good as none.
 
     Args:
-        opening: what comes before calls.
-        closing: what comes after each; "" where they go on to the end of the answer.
-        prefix: what a prompt ends with so that a call has to come.
-        arguments: the field that has them.
-        is_list: calls are the items of one list.
+        name: of the family, or of the kind where it was read out of a template.
+        kind: see above.
+        opening: what comes before a call, or before the first one of several.
+        begin: what comes before each call besides, or "".
+        after: what stands between the name and the arguments.
+        key: what comes before the key of an argument.
+        value: what stands between key and value.
+        value_end: what comes after a value.
+        closing: what comes after each call.
+        last: what comes after the last call besides.
+        fields: of the name and of the arguments, in JSON; the name itself is a key where "".
+        is_list: calls in JSON are the items of one list.
     """
 
     name: str
+    kind: str
     opening: str
-    closing: str
-    prefix: str
-    arguments: str = "arguments"
+    begin: str = ""
+    after: str = ""
+    key: str = ""
+    value: str = ""
+    value_end: str = ""
+    closing: str = ""
+    last: str = ""
+    fields: tuple[str, str] = ("name", "arguments")
     is_list: bool = False
 
+    @property
+    def markers(self) -> frozenset[str]:
+        """Texts in it that may be control tokens of a vocabulary."""
+        own = (self.opening, self.begin, self.after, self.key, self.value, self.value_end)
+        found = _MARKER.findall("\n".join((*own, self.closing, self.last)))
+        return frozenset([*found, *_MORE_MARKERS.get(self.kind, ())])
 
-HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", "<tool_call>\n")
-LLAMA = ToolFormat("llama", "<|python_tag|>", "", "", arguments="parameters")
-MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", "", "[TOOL_CALLS]", is_list=True)
+    def header(self, name: str) -> str:
+        """What comes before the arguments of a call; "" where that cannot be said beforehand."""
+        if self.kind == "harmony":
+            return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+        text = f"{self.opening}{self.begin}{name}{self.after}"
+        return "" if ANY in text else text
 
 
+_MORE_MARKERS = {
+    "gemma": ('<|"|>',),
+    "harmony": (
+        "<|channel|>",
+        "<|message|>",
+        "<|start|>",
+        "<|end|>",
+        "<|constrain|>",
+        "<|call|>",
+        "<|return|>",
+    ),
+}
+HERMES = ToolFormat("hermes", "json", "<tool_call>\n", closing="\n</tool_call>")
+LLAMA = ToolFormat("llama", "json", "<|python_tag|>", fields=("name", "parameters"))
+MISTRAL = ToolFormat("mistral", "json", "[TOOL_CALLS]", is_list=True)
+HARMONY = ToolFormat("harmony", "harmony", "<|channel|>")
+
+
+def _marker(what: str) -> str:
+    """One of DeepSeek's, between bars of full width."""
+    return f"<\uff5ctool▁{what}\uff5c>"
+
+
+_DEEPSEEK = ToolFormat(
+    "deepseek",
+    "named",
+    _marker("calls▁begin"),
+    _marker("call▁begin") + "function" + _marker("sep"),
+    after="\n```json\n",
+    closing="\n```" + _marker("call▁end"),
+    last=_marker("calls▁end"),
+)
+_KIMI = ToolFormat(
+    "kimi",
+    "named",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    after="<|tool_call_argument_begin|>",
+    closing="<|tool_call_end|>",
+    last="<|tool_calls_section_end|>",
+)
+_LFM = ToolFormat("lfm", "python", "<|tool_call_start|>", closing="<|tool_call_end|>")
+_GRANITE = ToolFormat("granite", "json", "<|tool_call|>", is_list=True)
+# What templates have in them whose calls cannot be read out, the surest texts first.
+_KNOWN = (
+    ("<|tool_calls_section_begin|>", _KIMI),
+    (_marker("calls▁begin"), _DEEPSEEK),
+    ("<|tool_list_start|>", _LFM),
+    ("List of tools: [", _LFM),
+    ("<|tool_call_start|>", _LFM),
+    ("<|tool_call|>", _GRANITE),
+    ("<tool_call>", HERMES),
+    ("[TOOL_CALLS]", MISTRAL),
+    ("<|python_tag|>", LLAMA),
+    ("<|start_header_id|>", LLAMA),
+)
+
+
+@lru_cache(maxsize=8)
 def format_of(template: str) -> ToolFormat:
     """The way that a template's model was taught."""
-    if "<tool_call>" in template:
-        return HERMES
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL
-    if "<|python_tag|>" in template or "<|start_header_id|>" in template:
-        return LLAMA
-    return HERMES  # which `tools.instructions` teaches
+    if "<|channel|>" in template and "<|message|>" in template:
+        return HARMONY
+    known = next((how for text, how in _KNOWN if text in template), HERMES)
+    if known is _KIMI:
+        return known  # newer templates of it write the ids of calls, in which the names are
+    found = _found(template)
+    if found is None:
+        return known
+    # Llama's calls begin with a marker or without, and its template writes none.
+    return found if found.opening.strip() else replace(known, fields=found.fields)
 
 
+@lru_cache(maxsize=8)
 def knows_tools(template: str) -> bool:
     """Whether a template writes the tools of a request into its prompt."""
-    return "tools" in template
+    if "tools" not in template:
+        return False
+    text = _rendered(template, {"role": "assistant", "content": _SAID}, whole=True)
+    return text is None or _NAMES[0] in text
+
+
+# -- marks in a template -------------------------------------------------------------------
+
+_NAMES, _KEYS = ("xqfuna", "xqfunb"), ("xqargc", "xqargd")
+_TEXT, _OTHER, _NUMBER = "xqtexte", "xqtextf", 7919
+_SAID, _ASKED = "xqsaid", "xqasked"
+_THOUGHT_ENDS = ("</think>", "<|END_THINKING|>", "[/THINK]", "</seed:think>", "</mm:think>")
+
+
+def _found(template: str) -> ToolFormat | None:
+    """The way to call by what a template writes; None where it writes no calls."""
+    both = {_KEYS[0]: _TEXT, _KEYS[1]: _NUMBER}
+    said = _rendered(template, {"role": "assistant", "content": _SAID})
+    one = _rendered(template, _calling((_NAMES[0], both)))
+    if said is None or one is None or _NAMES[0] not in one:
+        return None
+    two = _rendered(
+        template, _calling((_NAMES[0], {_KEYS[0]: _TEXT}), (_NAMES[1], {_KEYS[0]: _OTHER}))
+    )
+    start = common_prefix_length(said, one)
+    ended = common_prefix_length(said[::-1], one[::-1])
+    start, ended = _before_marker(one, start), _after_marker(one, len(one) - ended)
+    call = _after_thought(one[start:ended])
+    several = _after_thought(two[start:]) if two and _NAMES[1] in two else ""
+    if _KEYS[0] not in call:  # the marks are in what both begin with
+        return None
+    return _of_json(call) or _of_named(call, several) or _of_tags(call, several)
+
+
+def _before_marker(text: str, place: int) -> int:
+    """The place, or that of a marker that it is in."""
+    first = text.rfind("<", 0, place)
+    return first if first > text.rfind(">", 0, place) else place
+
+
+def _after_marker(text: str, place: int) -> int:
+    first, end = text.rfind("<", 0, place), text.find(">", place)
+    return end + 1 if first > text.rfind(">", 0, place) and end >= 0 else place
+
+
+def _rendered(template: str, answer: dict[str, Any], *, whole: bool = False) -> str | None:
+    properties = {_KEYS[0]: {"type": "string"}, _KEYS[1]: {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": []}
+    tools = [
+        {"type": "function", "function": {"name": name, "description": "", "parameters": schema}}
+        for name in _NAMES
+    ]
+    messages = [{"role": "user", "content": _ASKED}, answer]
+    try:
+        text = render_chat(
+            template, messages, add_generation_prompt=False, variables={"tools": tools}
+        )
+    except EdgespecError:
+        return None
+    return text if whole else text[text.rfind(_ASKED) :]  # the tools are told before
+
+
+def _calling(*calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    made = [
+        {
+            "type": "function",
+            "id": f"xqcall{place:03}",
+            "function": {"name": name, "arguments": arguments},
+        }
+        for place, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": made}
+
+
+def _after_thought(text: str) -> str:
+    end = max((text.rfind(tag) + len(tag) for tag in _THOUGHT_ENDS if tag in text), default=0)
+    return re.sub(r"xqcall\d{3}", ANY, text[end:]).lstrip()
+
+
+def _of_json(call: str) -> ToolFormat | None:
+    """Calls whose name is within JSON."""
+    places = [one.start() for one in re.finditer(r"[\[{]", call[: call.find(_NAMES[0])])]
+    for place in places:
+        found = _json_at(call, place)
+        if found is None:
+            continue
+        document, end = found
+        item = document[0] if isinstance(document, list) and document else document
+        fields = _fields(item)
+        if fields:
+            opening, closing = call[:place], _first(call[end:])
+            is_list = isinstance(document, list)
+            return ToolFormat(
+                "json", "json", opening, closing=closing, fields=fields, is_list=is_list
+            )
+    return None
+
+
+def _json_at(text: str, place: int) -> tuple[Any, int] | None:
+    try:
+        document, end = json.JSONDecoder().raw_decode(text, place)
+    except (ValueError, RecursionError):
+        return None
+    return document, end
+
+
+def _fields(item: Any) -> tuple[str, str] | None:
+    """Names of the fields of a call."""
+    if not isinstance(item, dict):
+        return None
+    if _NAMES[0] in item:
+        return "", ""
+    inner = item.get("function")
+    if isinstance(inner, dict):
+        return _fields(inner)
+    name = next((key for key, value in item.items() if value == _NAMES[0]), None)
+    arguments = next((key for key, value in item.items() if isinstance(value, dict)), None)
+    return None if name is None or arguments is None else (name, arguments)
+
+
+def _of_named(call: str, several: str) -> ToolFormat | None:
+    """Calls whose name stands before JSON, and those in Python's notation."""
+    first = call.find(_KEYS[0])
+    name = call.rfind(_NAMES[0], 0, first)
+    if name < 0:
+        return None
+    if call.startswith(f"{_NAMES[0]}({_KEYS[0]}=", name):
+        opening = call[:name].rstrip().removesuffix("[")
+        closing = call[call.rfind(")") + 1 :].strip().removeprefix("]")
+        return ToolFormat("python", "python", opening, closing=_first(closing))
+    if call.startswith(f"{_NAMES[0]}{{{_KEYS[0]}:", name):
+        opening = call[:name].rstrip().removesuffix("call:")
+        return ToolFormat("gemma", "gemma", opening, closing=_first(call[call.rfind("}") + 1 :]))
+    brace = call.find("{", name)
+    found = _json_at(call, brace)
+    if found is None or brace > first:
+        return None
+    rest = several and _json_at(several, several.find("{", several.find(_NAMES[0])))
+    made = ToolFormat("named", "named", "", after=_numbered(call[name + len(_NAMES[0]) : brace]))
+    return _framed(made, call[:name], call[found[1] :], several[rest[1] :] if rest else "")
+
+
+def _numbered(after: str) -> str:
+    """What follows a name, without the number of the call."""
+    return re.sub(r"\d+", ANY, after, count=1)
+
+
+def _first(text: str) -> str:
+    """The first marker of what follows calls; what comes then may be the end of the turn."""
+    return "".join(pieces(text.strip())[:1]).strip()
+
+
+def _framed(how: ToolFormat, before: str, rest: str, between: str) -> ToolFormat:
+    """The same with what stands before and after calls.
+
+    Args:
+        before: up to the first name.
+        rest: after the last arguments.
+        between: after the first arguments, where there are two calls.
+    """
+    repeated = _NAMES[1] in between
+    middle = between.partition(_NAMES[1])[0] if repeated else ""
+    ended, middles = pieces(rest), pieces(middle)
+    count = _same(ended, middles)
+    begun, next_ = pieces(before), middles[count:]
+    each = _same(begun[::-1], next_[::-1]) if repeated else len(begun)
+    opening, begin = begun[: len(begun) - each], "".join(begun[len(begun) - each :])
+    closing = ended[:count] if repeated else ended
+    return replace(
+        how,
+        opening="".join(opening) or begin,
+        begin=begin if opening else "",
+        closing="".join(closing).strip(),
+        last=_first("".join(ended[len(closing) :])),
+    )
+
+
+def pieces(text: str) -> list[str]:
+    """A marker or several, cut before every marker."""
+    return [piece for piece in _PIECE.split(text) if piece]
+
+
+def _same(some: Sequence[str], others: Sequence[str]) -> int:
+    """How many pieces both begin with."""
+    pairs = zip(some, others, strict=False)
+    return next(
+        (place for place, (a, b) in enumerate(pairs) if a.strip() != b.strip()),
+        min(len(some), len(others)),
+    )
+
+
+def _of_tags(call: str, several: str) -> ToolFormat | None:
+    """Calls whose arguments are between tags."""
+    key, other = call.find(_KEYS[0]), call.rfind(_KEYS[1])
+    name, text = call.rfind(_NAMES[0], 0, key), call.find(_TEXT, key)
+    number = call.find(str(_NUMBER), other)
+    if not 0 <= name < key < text < other < number:
+        return None
+    between = call[text + len(_TEXT) : other]
+    rest = call[number + len(str(_NUMBER)) :]
+    ends, between_pieces = pieces(rest), pieces(between)
+    count = _same(ends, between_pieces)
+    value_end, key_begin = "".join(ends[:count]), "".join(between_pieces[count:])
+    before_key = call[name + len(_NAMES[0]) : key]
+    if not value_end.strip() or not key_begin.strip() or not before_key.endswith(key_begin):
+        return None
+    values = call[key + len(_KEYS[0]) : text], call[other + len(_KEYS[1]) : number]
+    made = ToolFormat(
+        "tags",
+        "tags",
+        "",
+        after=_numbered(before_key.removesuffix(key_begin).strip()),
+        key=key_begin.strip(),
+        value=_merged(*values),
+        value_end=value_end,
+    )
+    later = several.partition(_TEXT)[2]
+    later = "".join(pieces(later)[count:]) if later else ""
+    before = call[:name].rpartition(_NAMES[0])[2]
+    return _framed(made, before, "".join(ends[count:]), later)
+
+
+def _merged(one: str, other: str) -> str:
+    """What two texts have in common at their beginnings and ends, and anything between."""
+    if one == other:
+        return one
+    start = common_prefix_length(one, other)
+    end = common_prefix_length(one[start:][::-1], other[start:][::-1])
+    return f"{one[:start]}{ANY}{one[len(one) - end :]}"

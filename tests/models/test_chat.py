@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from datetime import datetime
 from typing import Any
 
@@ -415,3 +416,28 @@ def test_long_words_are_parts_where_a_template_looks_at_parts() -> None:
         "{% for part in m['content'] %}{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
     )
     assert render_chat(template, long) == long[0]["content"]
+
+
+_GOES_THROUGH = "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}"
+_WANTS_SHORT_IDS = "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}{{ c.id }}"
+
+
+@pytest.mark.parametrize(
+    ("inner", "text"), [(_GOES_THROUGH, "arguments=hello"), (_WANTS_SHORT_IDS, None)]
+)
+def test_calls_are_given_in_the_form_that_a_template_takes(inner: str, text: str | None) -> None:
+    """Arguments that are no object, and the ids of calls that Mistral's templates refuse."""
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}" + inner + "{% endfor %}"
+        "{% if m.role == 'tool' %}|{{ m.tool_call_id }}{% endif %}{% endfor %}"
+    )
+    call = {"id": "call_" + "7" * 24, "function": {"name": "f", "arguments": "hello"}}
+    said: list[Message] = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "", "tool_call_id": call["id"]},
+    ]
+    called, _, answered = render_chat(template, said).partition("|")
+    if text is not None:
+        assert called == text
+    else:
+        assert called == answered and re.fullmatch("[0-9a-z]{9}", called)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,7 +44,8 @@ def test_a_template_that_knows_tools_is_given_them() -> None:
     found = conversation(told, "{{ tools }}<tool_call>", Tools((TOOL,)))
     assert told.variables == {"tools": [TOOL]}
     assert told.messages == [{"role": "user", "content": "Hi"}]
-    assert (found.text, found.options) == (told.text, OPTIONS)
+    assert (found.text, replace(found.options, markers=())) == (told.text, OPTIONS)
+    assert found.options.markers == ("</think>", "</tool_call>", "<think>", "<tool_call>")
 
 
 def test_another_one_gets_them_as_a_text_in_the_system_message() -> None:
@@ -125,4 +127,36 @@ def test_a_schema_is_the_answers_and_not_the_thoughts(
     told: Any = Told(text)
     template = "{{ messages }}<think></think>"
     assert conversation_of(asked, told, template).options.think_tags == tags
-    assert conversation_of(asked, told, "{{ messages }}").options == options
+    assert conversation_of(asked, told, "{{ messages }}").options.think_tags is None
+
+
+NAMED = (
+    "{{ tools }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}[TOOL_CALLS]"
+    "{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+)
+
+
+def test_one_call_that_is_required_is_begun_up_to_its_arguments() -> None:
+    found = conversation(Told(), NAMED, Tools((TOOL,), ("add",)))
+    assert found.text == "<user>Hi<assistant>[TOOL_CALLS]add[ARGS]"
+    assert "name" not in json.loads(found.options.json_schema)["properties"]
+    reader = found.make_reader()
+    deltas = [*map(reader.push, "{}"), reader.finish()]
+    assert [(call.name, call.arguments) for one in deltas for call in one.calls] == [("add", "{}")]
+
+
+def test_of_several_that_are_required_one_is_json_alone_where_its_name_is_none() -> None:
+    other = {"type": "function", "function": {"name": "less", "parameters": {}}}
+    found = conversation(Told(), NAMED, Tools((TOOL, other), ("add", "less")))
+    assert found.text == "<user>Hi<assistant>"
+    reader = found.make_reader()
+    deltas = [reader.push('{"name": "less", "arguments": {}}'), reader.finish()]
+    assert [call.name for one in deltas for call in one.calls] == ["less"]
+
+
+def test_a_template_that_is_not_told_of_tools_may_still_call_in_its_own_way() -> None:
+    found = conversation(Told(), NAMED.removeprefix("{{ tools }}"), Tools((TOOL,)))
+    for text in ("[TOOL_CALLS]add[ARGS]{}", '<tool_call>{"name": "add"}</tool_call>'):
+        reader = found.make_reader()
+        deltas = [reader.push(text), reader.finish()]
+        assert [call.name for one in deltas for call in one.calls] == ["add"]

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from typing import Any, ClassVar
 
 import httpx
 import pytest
+from decoding_cases import END
 from serving_cases import CALL, HELLO, TEMPLATE, WEATHER, Connect, Serve, Speaker
+
+from edgespec.backends.fake import ByteTokenizer
+from edgespec.serve.tool_values import resolved
+from edgespec.serve.tools import Tools
 
 
 def test_a_tool_is_called_and_its_result_told(serve: Serve, client: Connect) -> None:
@@ -64,6 +70,7 @@ def test_a_template_that_knows_tools_gets_them_as_they_are(serve: Serve, client:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a" * 129}}]}, "tools[0].function.name"),
     ({"tool_choice": "required"}, "requires a tool"),
     (
         {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}},
@@ -87,3 +94,146 @@ def test_thoughts_are_apart_from_the_answer(serve: Serve) -> None:
     message = httpx.post(f"{address}/v1/chat/completions", json={"messages": HELLO}).json()
     assert message["choices"][0]["message"]["content"] == "Yes."
     assert message["choices"][0]["message"]["reasoning_content"] == "Hm."
+
+
+@pytest.mark.parametrize(
+    "text", ['"hello"', '{"a": 1', "NaN", '{"a": "\\ud800"}', "", "[1]", "\ud800"]
+)
+@pytest.mark.parametrize("goes_through", [False, True])
+def test_arguments_that_are_no_object_are_taken_back(
+    serve: Serve, text: str, goes_through: bool
+) -> None:
+    inner = "{{ c.function.arguments | tojson }}"
+    if goes_through:
+        inner = "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}"
+    template = TEMPLATE + (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}" + inner + "{% endfor %}"
+        "{% endfor %}{{ tools }}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": text}}
+    said = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, *HELLO]
+    address = serve(Speaker("ok"), chat_template=template)
+    body = json.dumps({"messages": said, "tools": [WEATHER]})
+    response = httpx.post(f"{address}/v1/chat/completions", content=body)
+    assert response.status_code == 200, response.text
+
+
+ODD = [
+    ('"arguments": "hello"', "hello"),
+    ('"arguments": {"a": NaN}', '{"a": NaN}'),
+    ('"arguments": {"a": "\\ud800"}', '{"a": "\\ud800"}'),
+    ('"arguments": null', "{}"),
+    ('"arguments": {}', "{}"),
+    ('"id": 1', "{}"),
+]
+
+
+@pytest.mark.parametrize(("member", "arguments"), ODD)
+def test_arguments_that_are_no_object_are_sent(serve: Serve, member: str, arguments: str) -> None:
+    """As JSON where they are, else as they are; a tool that needs none gets an empty object."""
+    address = serve(Speaker(f'<tool_call>{{"name": "weather", {member}}}</tool_call>'))
+    body = {"messages": HELLO, "tools": [WEATHER]}
+    response = httpx.post(f"{address}/v1/chat/completions", json=body)
+    choice = response.json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+def test_a_call_that_is_cut_off_does_not_end_as_one(serve: Serve) -> None:
+    address = serve(Speaker(CALL))
+    asked = {"messages": HELLO, "tools": [WEATHER], "max_tokens": len(CALL) - 17}
+    choice = httpx.post(f"{address}/v1/chat/completions", json=asked).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    function = choice["message"]["tool_calls"][0]["function"]
+    assert function == {"name": "weather", "arguments": '{"city": "Ro'}
+    tool = {"name": "weather", "input_schema": {"type": "object"}}
+    told = httpx.post(f"{address}/v1/messages", json={**asked, "tools": [tool]}).json()
+    assert told["stop_reason"] == "max_tokens"
+    assert told["content"][-1]["input"] == {"arguments": '{"city": "Ro'}
+
+
+def test_schemas_and_names_that_no_grammar_is_made_of_are_taken(serve: Serve) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"text": {"type": "string", "maxLength": 2000, "pattern": "^(a|)+$"}},
+    }
+    tool = {"type": "function", "function": {"name": "files/read:" + "a" * 117}}
+    tool["function"]["parameters"] = schema  # type: ignore[index]
+    body = {"messages": HELLO, "tools": [tool]}
+    response = httpx.post(f"{serve(Speaker('ok'))}/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+
+
+def test_definitions_of_each_tool_are_its_own() -> None:
+    def tool(name: str, of: str) -> dict[str, Any]:
+        parameters = {
+            "type": "object",
+            "properties": {"x": {"$ref": "#/$defs/X"}, "$ref": {"enum": [{"$ref": "#/$defs/X"}]}},
+            "$defs": {"X": {"type": of, "items": {"$ref": "#/$defs/X"}}},
+        }
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    tools = Tools((tool("a", "array"), tool("b", "string")), ("a", "b"))
+    schema = tools.call_schema("name", "arguments")
+    for place, of in enumerate(("array", "string")):
+        inner = schema["anyOf"][place]["properties"]["arguments"]
+        assert "$defs" not in inner
+        found = resolved(schema, inner["properties"]["x"]["$ref"])
+        assert found["type"] == of and resolved(schema, found["items"]["$ref"]) == found
+        assert inner["properties"]["$ref"] == {"enum": [{"$ref": "#/$defs/X"}]}
+
+
+def test_a_tool_without_parameters_is_called_with_an_empty_object() -> None:
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+    schema = Tools((tool,), ("now",)).call_schema("name", "arguments")
+    empty = {"type": "object", "properties": {}, "additionalProperties": False}
+    assert schema["properties"]["arguments"] == empty
+
+
+class Controls(ByteTokenizer):
+    """Marks that are control tokens, without bytes of their own."""
+
+    marks: ClassVar = {"[TOOL_CALLS]": 250, "[ARGS]": 251}  # no bytes of UTF-8
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        parts = re.split(r"(\[TOOL_CALLS\]|\[ARGS\])", text)
+        return [one for part in parts for one in self._of(part)]
+
+    def _of(self, part: str) -> list[int]:
+        return [self.marks[part]] if part in self.marks else [*part.encode()]
+
+    def token_bytes(self, token: int) -> bytes:
+        return b"" if token in self.marks.values() else super().token_bytes(token)
+
+
+@pytest.mark.parametrize("offers", [True, False])
+def test_markers_that_are_control_tokens_are_read_where_tools_are_offered(
+    serve: Serve, offers: bool
+) -> None:
+    speaker = Speaker()
+    speaker.tokenizer = Controls(speaker.tokenizer.vocab_size, END)
+    speaker.ids = [*speaker.tokenizer.encode('[TOOL_CALLS]weather[ARGS]{"city": "Rome"}'), END]
+    calls = (
+        "{% for c in m.tool_calls or [] %}[TOOL_CALLS]{{ c.function.name }}[ARGS]"
+        "{{ c.function.arguments | tojson }}{% endfor %}"
+    )
+    template = "{{ tools }}" + TEMPLATE.replace("{{ m.content }}", calls + "{{ m.content }}")
+    address = serve(speaker, chat_template=template)
+    body = {"messages": HELLO, **({"tools": [WEATHER]} if offers else {})}
+    choice = httpx.post(f"{address}/v1/chat/completions", json=body).json()["choices"][0]
+    if offers:
+        (call,) = choice["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"city": "Rome"}
+    else:
+        assert choice["message"]["content"] == 'weather{"city": "Rome"}'
+
+
+def test_an_answer_in_channels_has_no_markup(serve: Serve) -> None:
+    answer = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+    template = (
+        TEMPLATE.replace("<assistant>", "<|start|>assistant") + "{# <|channel|><|message|> #}"
+    )
+    address = serve(Speaker(f"{answer}Yes"), chat_template=template)
+    said = httpx.post(f"{address}/v1/chat/completions", json={"messages": HELLO}).json()
+    message = said["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Yes", "Hm.")
