@@ -86,7 +86,7 @@ class Watched:
         nodes = len(outcome.tree)
         self.promised = 1.0 + sum(self._probabilities[: nodes - 1])
         stakes = outcome.stakes
-        self.predicted_ms = stakes.estimated_ms(nodes) * stakes.curve.scale
+        self.predicted_ms = stakes.estimated_ms(nodes)
         self.source = outcome.tree.sources[1] if outcome.tree.sources else ""
         self._drafter.observe(outcome)
 

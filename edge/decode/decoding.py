@@ -136,7 +136,11 @@ class _Pause:
         self.rounds -= 1
         self.tokens += emitted
         self.steps_ms.append(step_ms)
-        if self.drafter is not None and self.drafter.is_wanted(self.tokens):
+        self.reconsider()
+
+    def reconsider(self) -> None:
+        """End it where the text that has come meanwhile makes the drafter want to be asked."""
+        if self.rounds > 0 and self.drafter is not None and self.drafter.is_wanted(self.tokens):
             self.rounds = 0
 
 
@@ -165,7 +169,7 @@ class Decoding:
         self._tree = DraftTree.chain((0,))
         self.previous = 0  # nodes of the step before
         self.has_unsaid = False  # tokens that the sampler has picked, and no round has written
-        self.balance = Balance(model.known.balances)
+        self.balance = Balance()
 
     @property
     def backend(self) -> Backend:
@@ -367,6 +371,7 @@ class Decoding:
             pays = [name in self._drafter.paid_for for name in tree.sources]
             self.balance.paid = sum(pays), sum(pays[node] for node in path)
         self._drafter.observe(outcome)
+        self._pause.reconsider()
         self.model.history.observe(len(tree), len(emitted))
 
     def tell(self) -> None:
@@ -381,7 +386,8 @@ class Decoding:
             self.model.history.observe(1, 1)
         curve, depth = stakes.curve, max(0, self.backend.length - count)  # 0: it failed
         plain_ms = curve.scale * curve.estimated_ms(1, depth)
-        for balance in (self.balance, self.model.known.balance):
+        known = self.model.known
+        for balance in (self.balance, known.balance, known.balances):
             balance.add(1, count, sum(pause.steps_ms), plain_ms)
         if curve is self.model.curve_now():
             for step_ms in pause.steps_ms:

@@ -226,16 +226,20 @@ def _learn(
     curve, num_drafted = stakes.curve, sum(chosen.sizes)
     if has_read:
         expected_ms = stakes.estimated_ms(1 + num_drafted)
-        spent_ms += curve.scale * expected_ms - step_ms
+        spent_ms += expected_ms - step_ms
     plain_ms = curve.scale * curve.estimated_ms(1 + stakes.extra, stakes.depth)
     work_ms = spent_ms - chosen.draft_ms
     # What a drafter's purse pays for is no loss of the others, nor are its tokens a gain.
     paid = sum(one.balance.paid[0] for one in decodings)
     left, tokens = num_drafted - paid, num_written - sum(one.balance.paid[1] for one in decodings)
     left_ms = work_ms - max(0.0, step_ms - plain_ms) * paid / max(1, num_drafted)
-    balances = [one.balance for one in decodings]
-    for balance in (*balances, decodings[0].model.known.balance):
+    known = decodings[0].model.known
+    for balance in (*(one.balance for one in decodings), known.balance):
         balance.add(1 + left, tokens / len(decodings), left_ms, plain_ms)
+    # Snapshots are kept for the drafts of all, and what models take to make them counts, too.
+    each = num_written / len(decodings)
+    for _ in decodings:
+        known.balances.add(1 + num_drafted, each, work_ms, plain_ms, chosen.draft_ms)
     texts = 1 + stakes.others
     # Else the team changed for this step, or one of the texts failed.
     if not has_read and curve is decodings[0].model.curve_now(texts) and len(decodings) == texts:

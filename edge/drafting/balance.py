@@ -21,13 +21,15 @@ _FIRST_ROUNDS = 20.0  # an answer is at least as long, so that its first round d
 _TELLING_TOKENS = 300  # of answers
 _NO_DIFFERENCE = 1.01  # in time
 _MOST = 3.0  # times as long as a plain step for each token: what took longer was disturbed
+_MOST_DRAFTING = 50.0  # plain steps that drafting takes in a round; so was what took longer
 
 
 @dataclass(slots=True)
 class Balances:
-    """The same of all answers so far: whether drafts save what keeping them possible costs.
+    """All answers so far: whether drafts save what keeping them possible costs.
 
-    Plain steps take `cost` times as long as they would without drafts.
+    Every draft counts, whichever drafter made it, and the time of models that drafted. Plain steps
+    take `cost` times as long as they would without drafts.
     """
 
     cost: float = 1.0
@@ -35,11 +37,19 @@ class Balances:
     plain_ms: float = 0.0
     lost_ms: float = 0.0
 
-    def add(self, tokens: float, plain_ms: float, lost_ms: float) -> None:
-        """One round more."""
-        self.tokens += tokens
-        self.plain_ms += plain_ms
-        self.lost_ms += lost_ms
+    def add(
+        self,
+        num_nodes: int,
+        num_emitted: float,
+        round_ms: float,
+        plain_ms: float,
+        draft_ms: float = 0.0,
+    ) -> None:
+        """One round as of `Balance`, or several; `draft_ms` took the drafts, beside the round."""
+        self.tokens += num_emitted
+        self.plain_ms += num_emitted * plain_ms
+        self.lost_ms += _lost_ms(num_nodes, num_emitted, round_ms, plain_ms)
+        self.lost_ms += min(draft_ms, _MOST_DRAFTING * plain_ms)
 
     @property
     def are_worth_it(self) -> bool:
@@ -53,13 +63,11 @@ class Balance:
     """The milliseconds of rounds, against plain decoding of the same tokens.
 
     Args:
-        all_texts: is added to.
         of_all: of whatever answers there are; else of one.
     """
 
-    def __init__(self, all_texts: Balances | None = None, *, of_all: bool = False) -> None:
+    def __init__(self, *, of_all: bool = False) -> None:
         self.paid = (0, 0)  # of a round: nodes, and accepted ones, that a drafter's purse pays for
-        self._all = all_texts
         self._per_loss = _PER_LOSS_OF_ALL if of_all else _PER_LOSS
         self._most_rounds = _LATELY if of_all else inf
         self._least_rounds = _LATELY / 4.0 if of_all else _FIRST_ROUNDS
@@ -71,13 +79,7 @@ class Balance:
         """One round over so many nodes; `plain_ms` is what a plain step would have taken."""
         self._round_ms = plain_ms
         self._plain_ms += num_emitted * plain_ms
-        lost_ms = 0.0
-        if num_nodes > 1:
-            round_ms = min(round_ms, _MOST * max(num_emitted, num_nodes) * plain_ms)
-            lost_ms = round_ms - num_emitted * plain_ms
-        self._lost_ms += lost_ms
-        if self._all is not None:
-            self._all.add(num_emitted, num_emitted * plain_ms, lost_ms)
+        self._lost_ms += _lost_ms(num_nodes, num_emitted, round_ms, plain_ms)
         if self._plain_ms > self._most_rounds * plain_ms:
             self._plain_ms, self._lost_ms = self._plain_ms / 2.0, self._lost_ms / 2.0
 
@@ -89,3 +91,11 @@ class Balance:
         return MARGIN + self._per_loss * self._lost_ms / max(
             self._plain_ms, self._least_rounds * self._round_ms
         )
+
+
+def _lost_ms(num_nodes: int, num_emitted: float, round_ms: float, plain_ms: float) -> float:
+    """How much longer a round over drafts took than plain decoding; below 0 where it gained."""
+    if num_nodes <= 1:  # a plain step that was slow is not the drafts' loss
+        return 0.0
+    most_ms = _MOST * max(num_emitted, num_nodes) * plain_ms
+    return min(round_ms, most_ms) - num_emitted * plain_ms

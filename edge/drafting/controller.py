@@ -38,17 +38,19 @@ def choose_size(
             probability), the best first behind the kept ones.
         stakes: step times and the most that may be drafted.
         kept: the first nodes, which cannot be left out.
-        spent_ms: time this round has taken already.
-        node_ms: time it takes to draft one more node.
+        spent_ms: time this round has taken already, by a clock.
+        node_ms: time it takes to draft one more node, by a clock.
         drafted: nodes that are drafted already; those behind them take `node_ms` each.
         tries: whether a size that was not measured is taken where its estimate is the best. Two
             such steps measure it, so that few are lost where the estimate was too good.
     """
     expected = 1.0 + stakes.others + sum(probabilities[:kept])
+    scale = stakes.curve.scale  # below, all times are the curve's
+    spent_ms, node_ms = spent_ms / scale, node_ms / scale
     spent_ms += max(0, kept - drafted) * node_ms
-    rate = expected / (spent_ms + stakes.estimated_ms(1 + kept))
-    best, best_rate, least = kept, rate, rate * (1.0 if kept else stakes.margin)
     curve, extra, depth, previous = stakes.curve, stakes.extra, stakes.depth, stakes.previous
+    rate = expected / (spent_ms + curve.estimated_ms(1 + kept + extra, depth, previous))
+    best, best_rate, least = kept, rate, rate * (1.0 if kept else stakes.margin)
     step_ms = curve.estimated_ms if tries else curve.step_ms
     doubt = stakes.doubt(1 + kept)  # which what is compared with has, too
     for size in range(kept + 1, min(len(probabilities), stakes.max_nodes) + 1):
@@ -62,7 +64,7 @@ def choose_size(
             cautious = expected / (spent_ms + ms * (1.0 + unsure))
             if cautious > least:
                 best, best_rate, least = size, rate, cautious
-    return best, best_rate
+    return best, best_rate / scale
 
 
 def likeliest_chain(proposal: Proposal) -> Proposal:

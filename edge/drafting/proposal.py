@@ -71,6 +71,8 @@ EMPTY = Proposal((), (), ())
 class Stakes:
     """What a round may cost, and what its drafts are worth.
 
+    Times are those of this moment, as a clock would show them: the curve's at its `scale`.
+
     At most `max_nodes` may be drafted; those less probable than `min_probability` cannot pay and
     need not be proposed. Drafts are verified where they promise `margin` times as many tokens/ms as
     plain decoding. `branches` says whether siblings can be verified. `sampler` is there when
@@ -97,11 +99,13 @@ class Stakes:
 
         Infinite where that size was not measured.
         """
-        return self.curve.step_ms(num_nodes + self.extra, self.depth, self.previous)
+        curve = self.curve
+        return curve.scale * curve.step_ms(num_nodes + self.extra, self.depth, self.previous)
 
     def estimated_ms(self, num_nodes: int) -> float:
         """As `step_ms`, of a step that is no choice: estimated where it was not measured."""
-        return self.curve.estimated_ms(num_nodes + self.extra, self.depth, self.previous)
+        curve = self.curve
+        return curve.scale * curve.estimated_ms(num_nodes + self.extra, self.depth, self.previous)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,10 @@ the engine then builds its graph again. A step over several texts reads the cach
 depth_ms as many times, and `depth` is the mean. Decisions only need the ratios t(n)/t(1). Steps are
 timed anyway while generating. Each one tells how fast the machine is at the moment (`scale`: heat,
 a busy neighbour), of the slopes and the price of a change, and, within bounds, of its own base[n],
-in proportion to how unsure these are (`shared.py`). The next load takes over most of a correction,
-so that a size that looked too dear is tried again; a curve that stops fitting is measured again.
+in proportion to how unsure these are (`shared.py`). A step that is far off tells nothing, but a run
+of plain ones does: the machine has another speed from then on. The next load takes over most of a
+correction, so that a size that looked too dear is tried again; a curve that stops fitting is
+measured again.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import exp, sqrt
+from statistics import median
 from typing import Any
 
 from edgespec.memory.times.shared import NOISE, SharedTimes
@@ -32,7 +35,8 @@ _AGREEMENT = 1.3  # samples further apart than this: the slower one was disturbe
 _GUESSED = 0.2  # of a size that was not measured
 _MAX_CORRECTION = 1.5  # how far steps may move base[n] from its measurement
 _KEPT = 0.9  # of a correction, by the next load
-_HICCUP = 3.0  # a step this many times slower than predicted tells nothing
+_HICCUP = 3.0  # a step this many times slower than predicted tells nothing by itself
+_RUN = 8  # plain steps in a row, this far off: another speed
 _MOST_LEVEL = 1.3
 _LEVEL_MEMORY_MS = 20_000.0  # of answers that a level is of; older ones fade
 _TRIED_MS = 1000.0  # of answers after which predictions rest on them
@@ -76,6 +80,7 @@ class CostCurve:
     _shared: SharedTimes = field(init=False, repr=False, compare=False)
     _tried_ms: dict[int, float] = field(default_factory=dict, init=False, compare=False)
     _rounds: _Rounds = field(default_factory=_Rounds, init=False, compare=False)
+    _far_off: list[float] = field(default_factory=list, init=False, compare=False)
 
     def __post_init__(self) -> None:
         self._measured = list(self.base)
@@ -269,13 +274,13 @@ class CostCurve:
         """
         predicted = self.step_ms(num_nodes, depth, previous)
         if predicted == _NEVER:
-            if num_nodes < len(self.base):
+            if num_nodes < len(self.base) and not self._far_off:
                 beside_ms = self._beside_ms(num_nodes, depth, previous)
                 self._measure(num_nodes, ms / self.scale - beside_ms)
             return
         ratio = ms / predicted
         self.misfit += _MISFIT_RATE * (min(1.0, abs(ratio / self.scale - 1.0)) - self.misfit)
-        if ratio > _HICCUP * self.scale:
+        if self._is_far_off(ratio, is_plain=num_nodes == self._shared.texts):
             return
         self._rounds.spent_ms += ms if round_ms is None else round_ms
         self._rounds.expected_ms += predicted
@@ -287,6 +292,27 @@ class CostCurve:
             self._learn(self._shared.texts, together.depth, False, together.ms, together.count)
         if not is_plain:
             self._learn(num_nodes, depth, changed, ms)
+
+    def _is_far_off(self, ratio: float, *, is_plain: bool) -> bool:
+        """Whether a step took so many times as long as predicted that it tells nothing by itself.
+
+        A run of plain steps that are far off, with none between that is not, is the speed of the
+        machine. A step over drafts may be off for reasons of its own size.
+        """
+        is_fast = 0.0 < ratio < self.scale / _HICCUP
+        if ratio <= _HICCUP * self.scale and not is_fast:
+            self._far_off.clear()
+            return False
+        if is_plain:
+            self._far_off.append(ratio)
+        elif is_fast and not self._far_off:  # no program makes a step that fast: its size is
+            return False
+        if len(self._far_off) < _RUN:
+            return True
+        self.scale = median(self._far_off)
+        self._shared.doubt_speed()
+        self._far_off.clear()
+        return False
 
     def _learn(
         self, num_nodes: int, depth: float, changed: bool, ms: float, count: int = 1

@@ -106,6 +106,16 @@ class SharedTimes:
         self._cov[0][0] += count * drift * drift
         self._depth = depth
 
+    def doubt_speed(self) -> None:
+        """The machine has another speed, which is as unsure as where a process begins.
+
+        Plain steps that nothing was learned of yet were made at the speed before.
+        """
+        self._plain = None
+        for place in range(4):
+            self._cov[0][place] = self._cov[place][0] = 0.0
+        self._cov[0][0] = _SPEED * _SPEED
+
     def moves(
         self,
         shares: Sequence[float],

@@ -39,7 +39,7 @@ class Sleeper(Prophet):
         return self.rounds
 
     def is_wanted(self, tokens: Sequence[int]) -> bool:
-        return tokens[-1] == self.alarm
+        return self.alarm in tokens[-1:]
 
 
 def engine_with(drafter: Sleeper) -> Engine:

@@ -73,6 +73,11 @@ class Target(Timed):
     """A model that a head may follow."""
 
     head: FakeHead | None = None
+    gave_up = False
+
+    def keep_snapshots(self, count: int) -> None:
+        self.truncate(0)
+        self.gave_up = count == 0
 
     def verify(self, tree: DraftTree) -> Logits:
         self.clock.ms += ROUND_MS + (FOLLOWING_MS if self.head is not None else 0.0)
@@ -222,3 +227,19 @@ def test_a_head_that_is_often_right_brings_as_much_as_before(
         )
         speeds.append(plain / drafted)
     assert sum(speeds) / len(speeds) >= LEAST_KEPT * BROUGHT[agreement]
+
+
+@pytest.mark.parametrize(("agreement", "is_kept"), [(0.7, True), (0.0, False)])
+def test_a_head_that_pays_keeps_the_snapshots_that_it_needs(
+    clock: Clock, agreement: float, is_kept: bool
+) -> None:
+    """They cost 7% of plain steps, and the text repeats nothing: all that is gained is the head's.
+
+    Giving them up takes the head along, so a useless one goes once that is known.
+    """
+    engine = engine_of(clock, CHEAP, agreement)
+    engine._known.balances.cost = 1.07
+    answers_ms(engine, clock, 2 * ANSWERS, 0.0)
+    assert isinstance(engine.backend, Target)
+    assert engine.backend.gave_up is not is_kept
+    assert (engine.drafter is not None) is is_kept

@@ -232,11 +232,31 @@ class Paying(CombinedDrafter):
         self.paid_for = frozenset({"suffix"} if pays else ())
 
 
+class Lax:
+    """A grammar that allows every token and forces none."""
+
+    def allows(self, _token: int) -> bool:
+        return True
+
+    def masked(self, logits_row: Logits) -> Logits:
+        return logits_row
+
+    def accept(self, token: int) -> None:
+        pass
+
+    def forced(self) -> tuple[Sequence[int], int]:
+        return (), 0
+
+
+@pytest.mark.parametrize("grammar", [None, "any"])
 @pytest.mark.parametrize("pays", [False, True])
-def test_what_a_purse_pays_for_is_no_loss_of_an_answer(clock: Clock, pays: bool) -> None:
+def test_what_a_purse_pays_for_is_no_loss_of_an_answer(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, pays: bool, grammar: str | None
+) -> None:
     """Steps over drafts take eight times as long as the curve says, so that these lose."""
+    monkeypatch.setattr("edgespec.decode.engine.make_grammar", lambda _, asked: asked and Lax())
     target = Timed(clock, lambda n: 5.0 if n == 1 else 40.0, noise, VOCAB, max_nodes=16)
     engine = Engine(target, curve=curve_of(lambda n: 5.0 + 0.01 * n), drafter=Paying(pays=pays))
-    counters = engine.generate([3, 5, 7, 11] * 5, max_tokens=100).counters
+    counters = engine.generate([3, 5, 7, 11] * 5, max_tokens=100, grammar=grammar).counters
     assert counters.drafted_tokens > 0
     assert (engine._known.balance.margin > 1.06) is not pays

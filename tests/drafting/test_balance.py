@@ -61,13 +61,25 @@ def test_drafts_have_to_save_what_keeping_them_possible_costs() -> None:
     """Plain steps of 1 ms, 6% of it for that; a draft that is right saves a step."""
     none, some, few = Balances(1.06), Balances(1.06), Balances(1.06)
     for turn in range(400):
-        Balance(none).add(1, 1, 1.0, 1.0)
+        none.add(1, 1, 1.0, 1.0)
         drafts = turn % 10 == 0
-        Balance(some).add(1 + drafts, 1 + drafts, 1.0, 1.0)
+        some.add(1 + drafts, 1 + drafts, 1.0, 1.0)
         drafts = turn % 50 == 0
-        Balance(few).add(1 + drafts, 1 + drafts, 1.0, 1.0)
+        few.add(1 + drafts, 1 + drafts, 1.0, 1.0)
     assert [one.are_worth_it for one in (none, some, few)] == [False, True, False]
     assert Balances(2.0).are_worth_it, "nothing is known yet"
     free = Balances(1.0)
-    free.add(400.0, 400.0, 50.0)
+    free.add(8, 400.0, 450.0, 1.0)
     assert free.are_worth_it, "whether to draft then is a matter of each round"
+
+
+def test_what_models_take_to_draft_is_part_of_what_drafts_cost() -> None:
+    """A draft that is right saves a step of 1 ms; a model that takes 0.9 of it leaves nothing."""
+    cheap, dear, stalled = Balances(1.06), Balances(1.06), Balances(1.06)
+    for turn in range(400):
+        drafts = turn % 10 == 0
+        cheap.add(1 + drafts, 1 + drafts, 1.0, 1.0, 0.1 * drafts)
+        dear.add(1 + drafts, 1 + drafts, 1.0, 1.0, 0.9 * drafts)
+        stalled.add(2, 2, 1.0, 1.0, 60_000.0 if turn == 0 else 0.1)
+    assert [cheap.are_worth_it, dear.are_worth_it] == [True, False]
+    assert stalled.are_worth_it, "one moment in which nothing ran decides nothing"

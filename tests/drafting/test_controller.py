@@ -271,6 +271,33 @@ def proposals(draw: st.DrawFn) -> Proposal:
     return Proposal(tokens, parents, sorted(probabilities, reverse=True))
 
 
+@quick
+@given(
+    st.lists(st.floats(0.0, 1.0), max_size=4),
+    st.floats(0.0, 8.0),
+    st.floats(0.0, 4.0),
+    st.sampled_from([0.5, 2.0, 4.0, 16.0]),
+)
+def test_a_machine_of_another_speed_decides_alike(
+    probabilities: list[float], spent_ms: float, node_ms: float, scale: float
+) -> None:
+    """What a clock shows of drafting is compared with what it would show of steps."""
+    sizes = []
+    for times in (1.0, scale):
+        curve = CostCurve([INF, 10.0, 12.0, 13.0, 16.0, 18.0])
+        curve.scale = times
+        stakes = Stakes(5, 0.0, curve, 0)
+        size, rate = choose_size(
+            sorted(probabilities, reverse=True),
+            stakes,
+            spent_ms=times * spent_ms,
+            node_ms=times * node_ms,
+        )
+        assert stakes.estimated_ms(2) == stakes.step_ms(2) == times * 12.0
+        sizes.append((size, pytest.approx(times * rate)))
+    assert sizes[0] == sizes[1]
+
+
 def paths_of(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
     """The tokens from below the root to each node."""
     paths: list[tuple[int, ...]] = []

@@ -76,7 +76,10 @@ class Pauses(Protocol):
         """
 
     def is_wanted(self, tokens: Sequence[int]) -> bool:
-        """Whether it is to be asked after all, now that a pause has brought `tokens`."""
+        """Whether it is to be asked after all, now that a pause has brought `tokens`.
+
+        None yet, behind the round that the pause begins with.
+        """
 
 
 @runtime_checkable

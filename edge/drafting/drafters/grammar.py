@@ -13,7 +13,7 @@ from typing import Any
 
 from edgespec.backends.base import Grammar
 from edgespec.drafting.calibration import Calibration
-from edgespec.drafting.drafters.base import Drafter, Outcome, count_hits
+from edgespec.drafting.drafters.base import Drafter, HasPurses, Outcome, Pauses, count_hits
 from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
 
 _SURE, _LAST = -1, 0  # cells of the calibration; -1 is not counted
@@ -62,6 +62,21 @@ class GrammarDrafter:
         count_hits(self._proposal, self._cells, outcome.emitted, self._counts)
         self._proposal = EMPTY
         self._inner.observe(outcome)
+
+    @property
+    def paid_for(self) -> frozenset[str]:
+        """Those of the other drafter; forced text is drafted at no price."""
+        return self._inner.paid_for if isinstance(self._inner, HasPurses) else frozenset()
+
+    def pause(self) -> int:
+        """As long as the other drafter's; text that is forced ends it."""
+        return self._inner.pause() if isinstance(self._inner, Pauses) else 0
+
+    def is_wanted(self, tokens: Sequence[int]) -> bool:
+        """Whether the grammar, which has gone on with `tokens`, forces text now."""
+        if self._grammar.forced()[0]:
+            return True
+        return isinstance(self._inner, Pauses) and self._inner.is_wanted(tokens)
 
     def state(self) -> dict[str, Any]:
         """Nothing of its own."""

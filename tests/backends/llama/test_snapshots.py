@@ -146,7 +146,7 @@ def test_an_engine_gives_up_snapshots_that_its_drafts_are_not_worth(
     drafter = make_drafter("suffix")
     with Engine(backend, curve=flat, drafter=drafter, snapshots_cost=cost) as engine:
         text = engine.generate(TEXT, max_tokens=50).token_ids
-        engine.model().known.balances.add(400.0, 400.0, 0.0)
+        engine.model().known.balances.add(1, 400.0, 400.0, 1.0)
         engine.generate([*TEXT, *text], max_tokens=5, reuse=True)
         assert engine.drafter is drafter, "the cache was of use"
         fresh = [9, *TEXT]

@@ -260,6 +260,29 @@ def test_tries_of_a_model_that_cannot_pay_are_bounded(
     assert model.asked >= (int(allowed / price_ms) - 1 if price_ms < 500 else 0)
 
 
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_machine_of_another_speed_asks_as_often(clock: Clock, accepted: bool) -> None:
+    """Four times as slow as when it was measured: its models take, and bring, four times as much.
+
+    What they pay and what they are paid are milliseconds of the same moment.
+    """
+    asked, purses = [], []
+    for times in (1.0, 4.0):
+        stakes = stakes_of(11.0, 12.0)
+        stakes.curve.scale = times
+        first = Table("first", clock, propose_ms=0.5 * times)
+        model = Model(clock, [0.4], draft_ms=1.8 * times, before_ms=4.0 * times)
+        combined = CombinedDrafter([first, model])
+        for _ in range(40):
+            rounds(combined, 4, stakes)
+            rounds(combined, 1, stakes, accepted=accepted)
+        asked.append((first.asked, model.asked))
+        found = [ms for one in combined._sources for ms in (one.purse_ms, one.saved_ms)]
+        purses.append([ms / times for ms in found])
+    assert asked[0] == asked[1]
+    assert purses[0] == pytest.approx(purses[1])
+
+
 def test_a_model_without_prospects_is_never_asked(clock: Clock) -> None:
     model = Model(clock, [])
     rounds(CombinedDrafter([Table("first", clock), model]), 100, stakes_of())

@@ -251,3 +251,43 @@ def test_no_template_and_no_curve_changes_an_answer(
         patch.setattr("edgespec.decode.engine.make_grammar", lambda *_: Template(parts))
         for _ in range(2):
             check(engine, "any", count)
+
+
+class Sleeper(Diary):
+    """Pauses as often as it may."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__()
+        self.rounds, self.asked = rounds, 0
+
+    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+        self.asked += 1
+        return EMPTY
+
+    def pause(self) -> int:
+        return self.rounds
+
+    def is_wanted(self, _tokens: Sequence[int]) -> bool:
+        return False
+
+
+@pytest.mark.usefixtures("template")
+@pytest.mark.parametrize("grammar", TEMPLATES)
+def test_a_drafter_pauses_under_a_grammar_and_forced_text_is_drafted_all_the_same(
+    grammar: str,
+) -> None:
+    asked, forced, texts = [], [], []
+    for rounds in (0, 1, 1000):
+        sleeper = Sleeper(rounds)
+        curve = Frozen([INF, *[1.0] * 32])
+        engine = Engine(Witness(max_nodes=32), curve=curve, drafter=sleeper)
+        found = engine.generate(PROMPT, max_tokens=90, grammar=grammar)
+        assert sleeper.text == [*PROMPT, *found.token_ids], "histories have no holes"
+        asked.append(sleeper.asked)
+        forced.append(found.counters.accepted_by["grammar"])
+        texts.append(found.token_ids)
+    assert texts[0] == texts[1] == texts[2]
+    assert forced[0] == forced[1] == forced[2] > 0
+    assert asked[0] >= asked[1] >= asked[2]
+    if any(isinstance(part, int) and part > 2 for part in TEMPLATES[grammar]):
+        assert asked[0] > asked[1] > asked[2]

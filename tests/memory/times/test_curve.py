@@ -103,6 +103,32 @@ def test_one_hiccup_moves_nothing(n: int) -> None:
     assert (curve.base, curve.scale) == ([INF, 10.0, 15.0], 1.0)
 
 
+@pytest.mark.parametrize("times", [4.0, 20.0])
+def test_a_machine_of_another_speed_for_good_is_found_out(times: float) -> None:
+    """However much slower it becomes; ratios stay, and it is as fast again when that is over."""
+    curve = CostCurve([INF, 10.0, 15.0])
+    feed(curve, {1: 10.0, 2: 15.0}, rounds=50)
+    for scale in (times, 1.0):
+        feed(curve, {1: 10.0 * scale, 2: 15.0 * scale}, rounds=20)
+        assert curve.scale == pytest.approx(scale, rel=0.05)
+        assert curve.base == pytest.approx([INF, 10.0, 15.0], rel=0.02)
+    assert not curve.stopped_fitting
+
+
+def test_a_run_of_slow_steps_tells_nothing_while_it_is_short_or_of_drafts() -> None:
+    """A program that wakes up takes some steps; a size of its own may be dear on this machine."""
+    curve = CostCurve([INF, 10.0, 15.0, INF])
+    for _ in range(5):
+        for _ in range(7):
+            curve.observe(1, 0, 1, 80.0)
+            curve.observe(3, 0, 3, 400.0)
+        curve.observe(2, 0, 2, 15.0)
+    for _ in range(100):
+        curve.observe(2, 0, 2, 120.0)
+    assert curve.scale == pytest.approx(1.0, rel=0.02)
+    assert curve.base[2:] == [pytest.approx(15.0, rel=0.02), INF]
+
+
 def test_what_slows_all_steps_alike_goes_into_the_scale() -> None:
     """The machine runs at half speed: the ratios stay, and so does every decision."""
     curve = CostCurve([INF, 10.0, 15.0, 18.0])
