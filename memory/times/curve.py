@@ -274,7 +274,7 @@ class CostCurve:
         """
         predicted = self.step_ms(num_nodes, depth, previous)
         if predicted == _NEVER:
-            if num_nodes < len(self.base) and not self._far_off:
+            if num_nodes < len(self.base):
                 beside_ms = self._beside_ms(num_nodes, depth, previous)
                 self._measure(num_nodes, ms / self.scale - beside_ms)
             return

@@ -117,16 +117,15 @@ def test_a_machine_of_another_speed_for_good_is_found_out(times: float) -> None:
 
 def test_a_run_of_slow_steps_tells_nothing_while_it_is_short_or_of_drafts() -> None:
     """A program that wakes up takes some steps; a size of its own may be dear on this machine."""
-    curve = CostCurve([INF, 10.0, 15.0, INF])
+    curve = CostCurve([INF, 10.0, 15.0])
     for _ in range(5):
         for _ in range(7):
             curve.observe(1, 0, 1, 80.0)
-            curve.observe(3, 0, 3, 400.0)
         curve.observe(2, 0, 2, 15.0)
     for _ in range(100):
         curve.observe(2, 0, 2, 120.0)
     assert curve.scale == pytest.approx(1.0, rel=0.02)
-    assert curve.base[2:] == [pytest.approx(15.0, rel=0.02), INF]
+    assert curve.base[2] == pytest.approx(15.0, rel=0.02)
 
 
 def test_what_slows_all_steps_alike_goes_into_the_scale() -> None:
