@@ -91,13 +91,14 @@ def serve(
 
     require_packages()
     from edgespec.models.onnx.folder import read_model
-    from edgespec.serve.access import check_exposure, checked_keys
+    from edgespec.serve.access import check_exposure, checked_keys, checked_origins
     from edgespec.serve.defaults import Defaults
     from edgespec.serve.server import Server, address_of, bind
 
     given = [*_given_keys(context, api_key), *_keys_of(api_key_file)]
     keys = checked_keys(given) if given else ()
     check_exposure(host, keys)
+    origins = checked_origins(cors or ())
     sampling = sampling_options.params()
     spec = read_model(model.path(plan_options))
     request = replace(
@@ -120,10 +121,11 @@ def serve(
                 engine,
                 names=alias or [spec.path.stem],
                 keys=keys or None,
-                origins=cors or (),
+                origins=origins,
                 hosts=allowed_host or (),
                 defaults=Defaults(sampling, max_tokens),
                 plan=plan,
+                file_name=spec.path.name,
             ) as server,
         ):
             gc.freeze()  # what is there stays: to look it through for garbage takes several steps

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgespec.errors import UnsupportedError
+
+# Extensions of browsers have schemes of their own; names may be in any script, as punycode.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?|null")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,19 @@ def checked_keys(keys: Sequence[str] | None) -> tuple[str, ...]:
             raise UnsupportedError(
                 f"API key {number} has a character that no header can carry",
                 hint="use letters, digits and signs, on one line",
+            )
+    return made
+
+
+def checked_origins(origins: Sequence[str]) -> tuple[str, ...]:
+    """Origins as browsers send them. Raises UnsupportedError for what no browser sends."""
+    made = tuple(map(_plain_origin, origins))
+    for given, origin in zip(origins, made, strict=True):
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise UnsupportedError(
+                f"{given!r} is no origin of web pages",
+                hint="write --cors http://localhost:3000, with the scheme and the port that the "
+                "browser shows; --cors '*' takes all pages",
             )
     return made
 

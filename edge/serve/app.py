@@ -21,6 +21,8 @@ from edgespec.serve.bodies import read_json
 from edgespec.serve.guard import Guard
 from edgespec.serve.page import PAGE_HEADERS, page
 from edgespec.serve.prepare import (
+    apply_template,
+    count_chat,
     count_message,
     prepare_chat,
     prepare_completion,
@@ -56,7 +58,9 @@ _TELLING: dict[str, Callable[[Service], Any]] = {
 _ANSWERING: dict[str, Callable[[Service, Any], Any]] = {
     "/tokenize": tokenize,
     "/detokenize": detokenize,
+    "/apply-template": apply_template,
     "/v1/messages/count_tokens": count_message,
+    "/v1/chat/completions/input_tokens": count_chat,
 }
 _ANTHROPIC = "/v1/messages"  # below it errors have that interface's form
 

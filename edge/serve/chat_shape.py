@@ -11,6 +11,7 @@ from edgespec.serve.shapes import (
     Choice,
     Delta,
     ToolCall,
+    fingerprint,
     new_id,
     now_s,
     sources,
@@ -29,7 +30,12 @@ class ChatShape:
 
     def __init__(self, model: str, output: Output, tokens: ToldTokens) -> None:
         self._output, self._tokens = output, tokens
-        self._head = {"id": new_id("chatcmpl-"), "created": now_s(), "model": model}
+        self._head = {
+            "id": new_id("chatcmpl-"),
+            "created": now_s(),
+            "model": model,
+            "system_fingerprint": fingerprint(),
+        }
         self._calls = 0  # of the answer that is being sent
 
     def begin(self, index: int) -> list[dict[str, Any]]:

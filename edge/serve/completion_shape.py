@@ -8,7 +8,16 @@ from typing import Any
 from edgespec.decode.generation import Chunk
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.asked import Output
-from edgespec.serve.shapes import Choice, Delta, new_id, now_s, sources, timings, usage
+from edgespec.serve.shapes import (
+    Choice,
+    Delta,
+    fingerprint,
+    new_id,
+    now_s,
+    sources,
+    timings,
+    usage,
+)
 from edgespec.serve.told_tokens import TextPlace, ToldTokens
 
 
@@ -30,6 +39,7 @@ class CompletionShape:
             "object": "text_completion",
             "created": now_s(),
             "model": model,
+            "system_fingerprint": fingerprint(),
         }
 
     def begin(self, index: int) -> list[dict[str, Any]]:

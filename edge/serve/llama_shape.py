@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.decode.generation import Chunk, Result
-from edgespec.serve.shapes import Choice, Delta, timings
+from edgespec.serve.generation import Generation
+from edgespec.serve.llama_request import LlamaAsked
+from edgespec.serve.shapes import Choice, Delta, speeds, timings
 from edgespec.serve.told_tokens import ToldTokens
 
 
@@ -24,23 +26,24 @@ class LlamaShape:
     """Answers to one request.
 
     Args:
+        asked: what is told, and what is not.
         tokens: tells logprobs, where there are any.
+        generations: by answer.
         prompts: by answer.
         settings: what it was generated with, as it is told.
-        returns_tokens: whether an answer that is not streamed has its ids.
     """
 
     def __init__(
         self,
         model: str,
+        asked: LlamaAsked,
         tokens: ToldTokens,
+        generations: Sequence[Generation],
         prompts: Sequence[LlamaPrompt],
         settings: dict[str, Any],
-        *,
-        returns_tokens: bool,
     ) -> None:
         self._model, self._tokens, self._settings = model, tokens, settings
-        self._prompts, self._returns_tokens = prompts, returns_tokens
+        self._asked, self._generations, self._prompts = asked, generations, prompts
         self._written = [0] * len(prompts)  # tokens so far
 
     def begin(self, index: int) -> list[dict[str, Any]]:
@@ -51,20 +54,23 @@ class LlamaShape:
         """One event."""
         ids = [token for chunk in chunks for token in chunk.token_ids]
         self._written[index] += len(ids)
-        if not (delta.content or ids):
+        if self._asked.only_reads or not (delta.content or ids):
             return []
-        document = {
+        generation = self._generations[index]
+        document: dict[str, Any] = {
             "index": index,
             "content": delta.content,
             "tokens": ids,
             "stop": False,
-            "id_slot": 0,
+            "id_slot": generation.slot,
             "tokens_predicted": self._written[index],
             "tokens_evaluated": self._prompts[index].num_tokens,
         }
         logprobs = [one for chunk in chunks for one in chunk.logprobs]
         if logprobs:
             document["completion_probabilities"] = self._tokens.entries_by_id(logprobs)
+        if self._asked.tells_times:
+            document["timings"] = speeds([generation.stream.result.counters])
         return [document]
 
     def end(self, choice: Choice) -> list[dict[str, Any]]:
@@ -79,23 +85,24 @@ class LlamaShape:
         """The answer, or a list of them for several prompts."""
         told = []
         for choice in choices:
-            ids = list(choice.result.token_ids) if self._returns_tokens else []
-            document = self._final(choice, choice.content, ids)
-            if choice.result.logprobs:
-                entries = self._tokens.entries_by_id(choice.result.logprobs)
-                document["completion_probabilities"] = entries
-            told.append(document)
+            is_written = not self._asked.only_reads
+            ids = list(choice.result.token_ids) if self._asked.returns_tokens else []
+            told.append(self._final(choice, choice.content if is_written else "", ids, whole=True))
         return told[0] if len(told) == 1 else told
 
-    def _final(self, choice: Choice, content: str, ids: list[int]) -> dict[str, Any]:
+    def _final(
+        self, choice: Choice, content: str, ids: list[int], *, whole: bool = False
+    ) -> dict[str, Any]:
         prompt, result = self._prompts[choice.index], choice.result
-        choice.check_complete()
+        generation = self._generations[choice.index]
+        if not generation.ran_out:
+            choice.check_complete()
         counters = result.counters
-        return {
+        document = {
             "index": choice.index,
             "content": content,
             "tokens": ids,
-            "id_slot": 0,
+            "id_slot": generation.slot,
             "stop": True,
             "model": self._model,
             "tokens_predicted": counters.generated_tokens,
@@ -103,12 +110,27 @@ class LlamaShape:
             "generation_settings": self._settings,
             "prompt": prompt.text,
             "has_new_line": "\n" in choice.content,
-            "truncated": prompt.is_cut,
+            "truncated": prompt.is_cut or result.finish_reason == "context_full",
             "stop_type": _stop_type(result),
             "stopping_word": result.stop_string or "",
             "tokens_cached": counters.prompt_tokens + counters.generated_tokens - 1,
             "timings": timings([choice]),
         }
+        if whole and result.logprobs:
+            document["completion_probabilities"] = self._tokens.entries_by_id(result.logprobs)
+        return _picked(document, self._asked.paths) if self._asked.paths else document
+
+
+def _picked(document: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """Only what these name; "a/b" is b of a. Those that are not there are left out."""
+    found: dict[str, Any] = {}
+    for path in paths:
+        value: Any = document
+        for name in path.split("/"):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None:
+            found[path] = value
+    return found
 
 
 def _stop_type(result: Result) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from edgespec.decode.options import GenerationOptions
@@ -16,11 +18,11 @@ from edgespec.serve.completion_request import read_completion
 from edgespec.serve.completion_shape import CompletionShape
 from edgespec.serve.conversation import Conversation, conversation_of
 from edgespec.serve.filling import Gap, fill_ids
-from edgespec.serve.llama_request import LlamaAsked, read_infill, read_llama
+from edgespec.serve.llama_request import LlamaAsked, Prompt, read_infill, read_llama
 from edgespec.serve.llama_shape import LlamaPrompt, LlamaShape
 from edgespec.serve.messages_request import read_messages
 from edgespec.serve.messages_shape import MessagesShape
-from edgespec.serve.refusal import anthropic_error
+from edgespec.serve.refusal import Refusal, anthropic_error
 from edgespec.serve.responses_request import read_response
 from edgespec.serve.responses_shape import ResponsesShape
 from edgespec.serve.service import Service
@@ -63,6 +65,25 @@ def count_message(service: Service, body: Any) -> dict[str, int]:
     """How many tokens a request of Anthropic's interface has. Raises as `prepare_message`."""
     asked = read_messages(body, service.setup, counts=True)
     return {"input_tokens": len(_prompt(service, asked)[1])}
+
+
+def count_chat(service: Service, body: Any) -> dict[str, int]:
+    """How many tokens the prompt of a chat has. Raises as `prepare_chat`."""
+    asked = read_chat(body, service.setup)
+    return {"input_tokens": len(_prompt(service, asked)[1])}
+
+
+def apply_template(service: Service, body: Any) -> dict[str, str]:
+    """The prompt of a chat, as a text. Raises as `prepare_chat`."""
+    opens = "add_generation_prompt"
+    more = {opens: body[opens]} if isinstance(body, dict) and opens in body else {}
+    if not isinstance(more.get(opens, True), bool):
+        raise Refusal(f"{opens} must be true or false", param=opens)
+    given = {name: value for name, value in body.items() if name != opens} if more else body
+    asked = read_chat(given, service.setup)
+    return {
+        "prompt": _prompt(service, replace(asked, variables={**asked.variables, **more}))[0].text
+    }
 
 
 def _prompt(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]]:
@@ -118,12 +139,23 @@ def _text_of(service: Service, prompt: str | list[int]) -> str:
 def prepare_llama(service: Service, body: Any, loop: Loop) -> Prepared:
     """`/completion`. Raises Refusal, and as `Engine.stream`."""
     asked = read_llama(body, service.setup)
-    several, prompts = [], []
-    for prompt in asked.completion.prompts:
-        ids = service.engine.encode(prompt, raw=True)
-        several.append(ids)
-        prompts.append(LlamaPrompt(_text_of(service, prompt), len(ids)))
+    several = [service.engine.encode(_llama_ids(service, one), raw=True) for one in asked.prompts]
+    prompts = [
+        LlamaPrompt(one if isinstance(one, str) else _text_of(service, ids), len(ids))
+        for one, ids in zip(asked.prompts, several, strict=True)
+    ]
     return _llama(service, asked, several, prompts, loop)
+
+
+def _llama_ids(service: Service, prompt: Prompt) -> str | list[int]:
+    """A prompt of texts and token ids as ids; only a text at its beginning has what begins one."""
+    if isinstance(prompt, str):
+        return prompt
+    tokenizer, ids = service.engine.backend.tokenizer, list[int]()
+    for place, one in enumerate(prompt):
+        added = [one] if isinstance(one, int) else tokenizer.encode(one, add_special=place == 0)
+        ids += added
+    return ids
 
 
 def prepare_infill(service: Service, body: Any, loop: Loop) -> Prepared:
@@ -131,7 +163,7 @@ def prepare_infill(service: Service, body: Any, loop: Loop) -> Prepared:
     asked = read_infill(body, service.setup)
     assert asked.gap is not None
     size = service.setup.context_size
-    room = size - min(asked.completion.options.max_tokens, size // _ANSWER_SHARE)
+    room = size - min(asked.options.max_tokens, size // _ANSWER_SHARE)
     ids, is_cut = fill_ids(service.engine.backend.tokenizer, asked.gap, room, "/infill")
     prompt = LlamaPrompt(asked.gap.prefix, len(ids), is_cut)
     return _llama(service, asked, [ids], [prompt], loop)
@@ -144,16 +176,29 @@ def _llama(
     prompts: list[LlamaPrompt],
     loop: Loop,
 ) -> Prepared:
-    options = asked.completion.options
-    made = [one for ids in several for one in service.generations(loop, "", ids, options, 1)]
+    options, choices = asked.options, asked.choices
+    if asked.never_ends:
+        options = replace(options, sampling=_without(options.sampling, service.end_ids))
+    made = [
+        one
+        for ids in several
+        for one in service.generations(loop, "", ids, options, choices, asked.most_s)
+    ]
     shape = LlamaShape(
         service.setup.names[0],
+        asked,
         _tokens(service),
-        prompts,
+        made,
+        [prompt for prompt in prompts for _ in range(choices)],
         _told_settings(options, service.setup.context_size),
-        returns_tokens=asked.returns_tokens,
     )
-    return Prepared(made, shape, asked.completion.output.streams, names_events=True)
+    return Prepared(made, shape, asked.streams, names_events=True)
+
+
+def _without(sampling: SamplingParams | None, tokens: Sequence[int]) -> SamplingParams:
+    """The same, but these tokens are never picked."""
+    params = sampling or SamplingParams()
+    return replace(params, logit_bias={**dict(params.logit_bias), **dict.fromkeys(tokens, -inf)})
 
 
 def _told_settings(options: GenerationOptions, context_size: int) -> dict[str, Any]:

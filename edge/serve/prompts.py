@@ -33,7 +33,11 @@ class Prompts:
         return (engine.tool_template if with_tools else None) or engine.chat_template
 
     def text_of(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
-        """The text of a conversation. Raises as `render_chat`."""
+        """The text of a conversation. Raises as `render_chat`.
+
+        The variable `add_generation_prompt` may leave out what opens an answer.
+        """
+        opens = bool(variables.get("add_generation_prompt", True))
         template = self.template(with_tools=bool(variables.get("tools")))
         if template is None:
             raise UnsupportedError(
@@ -46,6 +50,7 @@ class Prompts:
             bos_token=tokenizer.bos_text,
             eos_token=tokenizer.eos_text,
             control_texts=tokenizer.control_texts,
+            add_generation_prompt=opens,
             variables=variables,
         )
 

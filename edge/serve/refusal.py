@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Mapping
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 from edgespec.errors import (
@@ -38,20 +40,27 @@ class Refusal(Exception):
         message: one sentence.
         param: the field that is wrong, as the client wrote it.
         code: a word that programs may compare.
+        more: numbers that programs may read.
     """
 
     def __init__(
-        self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        more: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status, self.param, self.code, self.more = status, param, code, more
 
     @property
     def document(self) -> dict[str, Any]:
         """The error object of OpenAI's interface."""
         kind = _KINDS.get(self.status, "invalid_request_error")
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return {"error": error}
+        return {"error": {**error, **self.more}}
 
 
 def openai_error(refusal: Refusal) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from edgespec.sampling.params import SamplingParams
+from edgespec.sampling.params import ORDER, TEMPERATURE, TOP_P, TYPICAL, SamplingParams
 from edgespec.serve.fields import Fields, shown
 from edgespec.serve.limits import Limits
 
@@ -21,7 +21,11 @@ _NUMBERS = (
     *("dynatemp_exponent", "dry_multiplier", "dry_base", "mirostat_tau", "mirostat_eta"),
 )
 _COUNTS = ("dry_allowed_length", "dry_penalty_last_n", "mirostat")
-_TEXTS = ("dry_sequence_breakers", "samplers")
+# Other names that llama.cpp takes for its samplers, and its letters for them. What "infill" would
+# pick at the end of a gap's filling is left to the model here.
+_INFILL = "infill"
+_NAMES = {"typical_p": TYPICAL, "typical": TYPICAL, "temp": TEMPERATURE, "nucleus": TOP_P}
+_LETTERS = dict(zip("edskypmxti", (*ORDER, _INFILL), strict=True))
 
 
 def take_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> SamplingParams:
@@ -38,9 +42,10 @@ def take_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> S
     for field in _COUNTS:
         if field in fields:
             more[field] = fields.whole(field, 0, -1, _MOST_COUNT)
-    for field in _TEXTS:
-        if field in fields:
-            more[field] = _texts(fields, field, limits)
+    if "dry_sequence_breakers" in fields:
+        more["dry_sequence_breakers"] = _texts(fields, "dry_sequence_breakers", limits)
+    if "samplers" in fields:
+        more["samplers"] = _samplers(fields, limits)
     return replace(
         defaults,
         temperature=fields.number("temperature", defaults.temperature, 0.0, 100.0),
@@ -67,6 +72,17 @@ def seed_of_choice(params: SamplingParams, index: int) -> SamplingParams:
 def take_stops(fields: Fields, limits: Limits, field: str = "stop") -> tuple[str, ...]:
     """Texts that end an answer: one, or a list."""
     return _texts(fields, field, limits)
+
+
+def _samplers(fields: Fields, limits: Limits) -> tuple[str, ...]:
+    """Names of samplers in order; or a text of their letters, or of names between semicolons."""
+    value = fields.any("samplers")
+    if isinstance(value, str):
+        is_letters = set(value) <= _LETTERS.keys()
+        value = [_LETTERS[one] for one in value] if is_letters else value.split(";")
+    names = _texts(Fields({"samplers": value}, fields.path), "samplers", limits)
+    known = (name.replace("-", "_") for name in names)
+    return tuple(_NAMES.get(name, name) for name in known if name != _INFILL)
 
 
 def _texts(fields: Fields, field: str, limits: Limits) -> tuple[str, ...]:

@@ -12,7 +12,13 @@ from edgespec.annotations import check_arguments
 from edgespec.decode.engine import Engine
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.plan.plan import Plan
-from edgespec.serve.access import Access, check_exposure, checked_keys, is_loopback
+from edgespec.serve.access import (
+    Access,
+    check_exposure,
+    checked_keys,
+    checked_origins,
+    is_loopback,
+)
 from edgespec.serve.defaults import Defaults
 from edgespec.serve.limits import Limits
 from edgespec.serve.packages import require_packages
@@ -43,9 +49,10 @@ class Server:
         defaults: settings of answers whose request does not say otherwise.
         limits: how much a request may ask for.
         plan: what the engine was loaded with, to be shown.
+        file_name: of the model, to be shown.
 
     Raises MissingDependencyError without the packages of the `serve` extra, and UnsupportedError
-    for blank keys.
+    for blank keys and for what is no origin.
     """
 
     def __init__(
@@ -59,12 +66,15 @@ class Server:
         defaults: Defaults | None = None,
         limits: Limits | None = None,
         plan: Plan | None = None,
+        file_name: str = "",
     ) -> None:
         check_arguments(Server.__init__, names=names, keys=keys, origins=origins)
         require_packages()
         self._keys = checked_keys(keys)
-        self._origins, self._hosts = tuple(origins), tuple(hosts)
-        self.service = Service(engine, names=names, defaults=defaults, limits=limits, plan=plan)
+        self._origins, self._hosts = checked_origins(origins), tuple(hosts)
+        self.service = Service(
+            engine, names=names, defaults=defaults, limits=limits, plan=plan, file_name=file_name
+        )
         self._running: Running | None = None
         self._thread: threading.Thread | None = None
 

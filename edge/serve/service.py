@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
-from edgespec.errors import UnsupportedError
+from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.plan.plan import Plan
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.asked import Setup
@@ -33,6 +34,7 @@ class Service:
         engine: which this one uses until it is closed, and does not close.
         names: of the model; the first one is what answers call it.
         plan: what the engine was loaded with, to be shown; None shows none.
+        file_name: of the model, to be shown.
     """
 
     def __init__(
@@ -43,8 +45,9 @@ class Service:
         defaults: Defaults | None = None,
         limits: Limits | None = None,
         plan: Plan | None = None,
+        file_name: str = "",
     ) -> None:
-        self.engine, self.plan = engine, plan
+        self.engine, self.plan, self.file_name = engine, plan, file_name
         self.limits = limits or Limits()
         size = engine.backend.context_size
         self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits)
@@ -52,6 +55,12 @@ class Service:
         self.totals = Totals()
         self.started_s = int(time.time())
         self.worker = Worker(self.limits.waiting, self._ended, engine.users)
+
+    @cached_property
+    def end_ids(self) -> Sequence[int]:
+        """The tokens that end an answer."""
+        is_end = self.engine.backend.tokenizer.is_end
+        return [token for token in range(self.engine.vocab_size) if is_end(token)]
 
     def check(self) -> None:
         """Raise Refusal where no request can be answered: it is what health tells."""
@@ -71,15 +80,26 @@ class Service:
         ids: list[int],
         options: GenerationOptions,
         choices: int,
+        most_s: float | None = None,
     ) -> list[Generation]:
-        """Answers to one prompt, of which none has begun. Raises as `Engine.stream`."""
+        """Answers to one prompt, of which none has begun.
+
+        Raises Refusal for a prompt that does not fit, and as `Engine.stream`.
+        """
         made = []
         for index in range(choices):
             cancel = threading.Event()
             sampling = seed_of_choice(options.sampling or SamplingParams(), index)
             asked = replace(options, sampling=sampling, cancel=cancel, history=HISTORY.get())
-            stream = self.engine.stream(ids, asked)
-            made.append(Generation(loop, stream, cancel, text, ids))
+            try:
+                stream = self.engine.stream(ids, asked)
+            except ContextFullError as problem:
+                raise Refusal(
+                    f"{problem} ({problem.hint})",
+                    code="context_length_exceeded",
+                    more={"n_prompt_tokens": len(ids), "n_ctx": self.setup.context_size},
+                ) from problem
+            made.append(Generation(loop, stream, cancel, text, ids, most_s))
         return made
 
     def close(self) -> None:
@@ -87,6 +107,7 @@ class Service:
         self.worker.close()
 
     def _ended(self, generation: Generation, result: Result) -> None:
-        self.totals.add(result.counters, cancelled=result.finish_reason == "cancelled")
+        is_cancelled = result.finish_reason == "cancelled" and not generation.ran_out
+        self.totals.add(result.counters, cancelled=is_cancelled)
         if generation.text and result.token_ids:
             self.prompts.learn(generation.text, generation.prompt_ids, result)

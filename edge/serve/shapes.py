@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
 from typing import Any, Protocol
 
 from edgespec.decode.generation import Chunk, Result
@@ -95,6 +97,12 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{secrets.token_hex(12)}"
 
 
+@cache
+def fingerprint() -> str:
+    """What made an answer: the program and its version."""
+    return f"edgespec-{version('edgespec')}"
+
+
 def now_s() -> int:
     """The time, in whole seconds."""
     return int(time.time())
@@ -117,6 +125,11 @@ def usage(choices: Sequence[Choice], of_one_prompt: int) -> dict[str, Any]:
 def timings(choices: Sequence[Choice]) -> dict[str, Any]:
     """Speed, under the names that llama.cpp's server gives it, and where tokens came from."""
     several = [choice.result.counters for choice in choices]
+    return {**speeds(several), **_by_drafter(several)}
+
+
+def speeds(several: Sequence[Counters]) -> dict[str, Any]:
+    """Speed alone, also of generations that run."""
     read = sum(one.prompt_tokens - one.reused_tokens for one in several)
     prompt_s = sum(one.time_to_first_token_s for one in several)
     decode_s = sum(one.decode_s for one in several)
@@ -125,13 +138,14 @@ def timings(choices: Sequence[Choice]) -> dict[str, Any]:
         "cache_n": sum(one.reused_tokens for one in several),
         "prompt_n": read,
         "prompt_ms": prompt_s * 1e3,
+        "prompt_per_token_ms": prompt_s * 1e3 / read if read else 0.0,
         "prompt_per_second": read / prompt_s if prompt_s else 0.0,
         "predicted_n": sum(one.generated_tokens for one in several),
         "predicted_ms": decode_s * 1e3,
+        "predicted_per_token_ms": decode_s * 1e3 / decoded if decoded else 0.0,
         "predicted_per_second": decoded / decode_s if decode_s else 0.0,
         "draft_n": sum(one.drafted_tokens for one in several),
         "draft_n_accepted": sum(one.accepted_tokens for one in several),
-        **_by_drafter(several),
     }
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from math import isfinite
 from typing import Any
 
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
-from edgespec.sampling.params import SamplingParams
+from edgespec.sampling.params import SamplingParams, bias_pairs
+from edgespec.serve.generation import Generation
 from edgespec.serve.service import Service
+from edgespec.serve.shapes import fingerprint
 from edgespec.serve.totals import Totals
 
+_NAMES = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n"}
 _HELP = {
     "generations": "Answers that ended.",
     "cancelled": "Answers whose client went away.",
@@ -26,18 +30,21 @@ _HELP = {
 
 def slots(service: Service) -> list[dict[str, Any]]:
     """The generations that may run at once, as llama.cpp's server tells of its slots."""
-    running = list(service.worker.running)
-    free = [None] * (service.engine.users - len(running))
+    running = {one.slot: one for one in service.worker.running}
     return [
-        {
-            "id": number,
-            "n_ctx": service.setup.context_size,
-            "is_processing": one is not None,
-            "n_prompt_tokens": 0 if one is None else len(one.prompt_ids),
-            "n_decoded": 0 if one is None else one.num_tokens,
-        }
-        for number, one in enumerate([*running, *free])
+        {"id": number, "n_ctx": service.setup.context_size, **_slot(running.get(number))}
+        for number in range(service.engine.users)
     ]
+
+
+def _slot(one: Generation | None) -> dict[str, Any]:
+    decoded = 0 if one is None else one.num_tokens
+    return {
+        "is_processing": one is not None,
+        "n_prompt_tokens": 0 if one is None else len(one.prompt_ids),
+        "n_decoded": decoded,
+        "next_token": [{"has_next_token": one is not None, "n_remain": -1, "n_decoded": decoded}],
+    }
 
 
 def props(service: Service) -> dict[str, Any]:
@@ -52,6 +59,9 @@ def props(service: Service) -> dict[str, Any]:
         },
         "total_slots": service.engine.users,
         "model_alias": setup.names[0],
+        "model_path": service.file_name,
+        "build_info": fingerprint(),
+        "is_sleeping": False,
         "chat_template": template,
         "chat_template_caps": {
             "supports_tools": "tools" in template,
@@ -65,9 +75,13 @@ def props(service: Service) -> dict[str, Any]:
 
 
 def settings_of(sampling: SamplingParams) -> dict[str, Any]:
-    """How tokens are picked, by the names of the settings."""
-    names = [one.name for one in fields(sampling) if one.name != "logit_bias"]
-    return {name: getattr(sampling, name) for name in names}
+    """How tokens are picked, under the names that llama.cpp's server gives the settings."""
+    told = {_NAMES.get(one.name, one.name): getattr(sampling, one.name) for one in fields(sampling)}
+    biases = [
+        {"token": token, "bias": bias if isfinite(bias) else None}
+        for token, bias in bias_pairs(sampling.logit_bias)
+    ]
+    return {**told, "seed": -1 if sampling.seed is None else sampling.seed, "logit_bias": biases}
 
 
 def status(service: Service) -> dict[str, Any]:
@@ -117,12 +131,45 @@ def metrics(service: Service) -> str:
     lines += _metric("generations_waiting", "gauge", "Answers in the queue.", {"": waiting})
     held = resident_bytes()
     lines += _metric("resident_memory_bytes", "gauge", "Memory of the process.", {"": held})
+    for name, (about, value) in _llama_metrics(totals, running, waiting).items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += _metric(name, kind, about, {"": value}, "llamacpp:")
     return "\n".join([*lines, ""])
 
 
-def _metric(name: str, kind: str, about: str, values: dict[str, Any]) -> list[str]:
-    head = [f"# HELP edgespec_{name} {about}", f"# TYPE edgespec_{name} {kind}"]
-    return head + [f"edgespec_{name}{labels} {value}" for labels, value in values.items()]
+def _llama_metrics(totals: Totals, running: int, waiting: int) -> dict[str, tuple[str, float]]:
+    """The same numbers as llama.cpp's server names them, for its dashboards."""
+    read = totals.prompt_tokens - totals.cached_tokens
+    decoded = totals.accepted_tokens + totals.rounds
+    return {
+        "prompt_tokens_total": ("Tokens of prompts that were read.", read),
+        "prompt_tokens_cached_total": (_HELP["cached_tokens"], totals.cached_tokens),
+        "prompt_seconds_total": (_HELP["prompt_s"], totals.prompt_s),
+        "prompt_tokens_seconds": ("Tokens of prompts per second.", _rate(read, totals.prompt_s)),
+        "tokens_predicted_total": (_HELP["generated_tokens"], totals.generated_tokens),
+        "tokens_predicted_seconds_total": (_HELP["decode_s"], totals.decode_s),
+        "predicted_tokens_seconds": (
+            "Tokens written per second.",
+            _rate(decoded, totals.decode_s),
+        ),
+        "n_decode_total": ("Steps, one for each prompt.", totals.generations + totals.rounds),
+        "spec_decode_num_draft_tokens_total": (_HELP["drafted_tokens"], totals.drafted_tokens),
+        "spec_decode_num_accepted_tokens_total": (_HELP["accepted_tokens"], totals.accepted_tokens),
+        "requests_processing": ("Answers under way.", running),
+        "requests_deferred": ("Answers in the queue.", waiting),
+    }
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds else 0.0
+
+
+def _metric(
+    name: str, kind: str, about: str, values: dict[str, Any], prefix: str = "edgespec_"
+) -> list[str]:
+    name = f"{prefix}{name}"
+    head = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+    return head + [f"{name}{labels} {value}" for labels, value in values.items()]
 
 
 def _numbers(totals: Totals) -> dict[str, Any]:

@@ -13,9 +13,10 @@ def tokenize(service: Service, body: Any) -> dict[str, Any]:
     fields = Fields(body)
     text = fields.text("content")
     add_special, with_pieces = fields.flag("add_special"), fields.flag("with_pieces")
-    fields.only("parse_special", True)
-    fields.end()
     tokenizer = service.engine.backend.tokenizer
+    if not fields.flag("parse_special", True):
+        text = tokenizer.control_texts.mark(text)
+    fields.end()
     ids = tokenizer.encode(text, add_special=add_special)
     if not with_pieces:
         return {"tokens": ids}

@@ -34,8 +34,8 @@ class Worker:
         self._change = threading.Condition()
         self.is_closed = False
         self._threads = [
-            threading.Thread(target=self._work, name="edgespec-engine", daemon=True)
-            for _ in range(users)
+            threading.Thread(target=self._work, args=(slot,), name="edgespec-engine", daemon=True)
+            for slot in range(users)
         ]
         for thread in self._threads:
             thread.start()
@@ -87,21 +87,23 @@ class Worker:
         for thread in self._threads:
             thread.join()
 
-    def _work(self) -> None:
-        while (generation := self._next()) is not None:
+    def _work(self, slot: int) -> None:
+        while (generation := self._next(slot)) is not None:
             try:
                 self._run(generation)
             finally:
                 with self._change:
                     self._running.remove(generation)
 
-    def _next(self) -> Generation | None:
+    def _next(self, slot: int) -> Generation | None:
         with self._change:
             self._change.wait_for(lambda: self._waiting or self.is_closed)
             if self.is_closed:
                 return None
-            self._running.append(self._waiting.popleft())
-            return self._running[-1]
+            generation = self._waiting.popleft()
+            generation.slot = slot
+            self._running.append(generation)
+            return generation
 
     def _run(self, generation: Generation) -> None:
         problem: Exception | None = None

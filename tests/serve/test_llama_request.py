@@ -26,9 +26,13 @@ class Coder(Speaker):
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ({"t_max_predict_ms": 5}, "t_max_predict_ms is not supported with 5"),
         ({"grammar": "a", "json_schema": {}}, "json_schema and grammar cannot both be kept to"),
         ({"json_schema": 5}, "json_schema must be an object"),
+        ({"post_sampling_probs": True}, "post_sampling_probs is not supported with true"),
+        ({"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}, "prompt.multimodal_data is"),
+        ({"prompt": [97, None]}, "prompt must be text or token ids"),
+        ({"samplers": ["top_k", "wibble"]}, "there is no sampler 'wibble'"),
+        ({"response_fields": [1]}, "response_fields must be a list of names"),
         ({"xtc_probability": 0.5}, "xtc_probability needs a temperature above 0"),
         ({"logit_bias": [["a", 1]]}, "logit_bias must name token ids"),
         ({"wibble": 1}, "wibble is not supported"),
