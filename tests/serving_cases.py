@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,8 +13,9 @@ from decoding_cases import END, ONE_HOT, VOCAB
 from waiting import PATIENCE_S
 
 from edgespec.backends.base import Logits
-from edgespec.backends.fake import FakeBackend
+from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.backends.tree import DraftTree
+from edgespec.models.control_texts import ControlTexts
 from edgespec.serve.answer_text import Reader
 from edgespec.serve.shapes import Delta
 
@@ -52,6 +54,46 @@ class Speaker(FakeBackend):
 
     def _next(self, context: tuple[int, ...]) -> list[float]:
         return ONE_HOT[self.ids[(len(context) - self.prompt_length) % len(self.ids)]]
+
+
+def letters(context: tuple[int, ...]) -> Sequence[float]:
+    """Logits of lower-case letters, by all that came before."""
+    rng = random.Random(hash((context[-3:], sum(context))))
+    row = [0.0] * VOCAB
+    for letter in range(97, 123):
+        row[letter] = 5.0 + rng.random()
+    return row
+
+
+class Gated(FakeBackend):
+    """Makes no step of several users before the gate is open."""
+
+    def __init__(self, **options: Any) -> None:
+        self.gate = threading.Event()
+        self.together = [0]
+        super().__init__(letters, VOCAB, end=END, context_size=2048, **options)
+
+    def verify_together(
+        self,
+        steps: Sequence[tuple[int, DraftTree]],
+        pieces: Sequence[tuple[int, Sequence[int]]] = (),
+    ) -> list[Logits]:
+        assert self.gate.wait(PATIENCE_S)
+        self.together.append(len(steps))
+        return super().verify_together(steps, pieces)
+
+
+class Controlled(ByteTokenizer):
+    """Has one control token, id 7, where its text is not marked."""
+
+    control_texts = ControlTexts(("<user>",))
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        ids: list[int] = []
+        for piece, is_meant in self.control_texts.pieces(text):
+            data = piece.encode()
+            ids += data.replace(b"<user>", b"\x07") if is_meant else data
+        return ids
 
 
 Serve = Callable[..., str]  # starts a server of a model; its address

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from edgespec.errors import UnsupportedError
-from edgespec.serve.access import Access, check_exposure, checked_keys, host_name, is_loopback
+from edgespec.serve.access import (
+    Access,
+    check_exposure,
+    checked_keys,
+    checked_origins,
+    host_name,
+    is_loopback,
+)
 
 
 def test_only_this_machine_uses_a_server_without_a_key() -> None:
@@ -49,3 +56,11 @@ def test_keys_lose_the_space_around_them_and_nothing_else() -> None:
     access = Access(checked_keys(["a b"]))
     assert access.has_key(b"a b")
     assert not access.has_key(b"a") and not access.has_key(b"")
+
+
+def test_origins_are_those_that_browsers_send() -> None:
+    good = ["https://App.example/", "http://[::1]:3000", "chrome-extension://abc", "null", "*"]
+    assert checked_origins(good)[0] == "https://app.example"
+    for wrong in ("localhost", "nonsense", "", "app.example:80", "http://", "http://a.b/c", "**"):
+        with pytest.raises(UnsupportedError, match="is no origin of web pages"):
+            checked_origins([wrong])

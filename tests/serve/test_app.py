@@ -87,6 +87,21 @@ def test_a_prompt_that_is_too_long_has_a_code(serve: Serve) -> None:
     body = {"messages": [{"role": "user", "content": "a" * 3000}]}
     error = httpx.post(f"{serve(Speaker())}/v1/chat/completions", json=body).json()["error"]
     assert error["code"] == "context_length_exceeded"
+    assert (error["n_prompt_tokens"], error["n_ctx"]) == (3017, 2048)
+
+
+def test_a_chats_prompt_is_told_without_an_answer(serve: Serve) -> None:
+    address = serve(Speaker())
+    body: dict[str, Any] = {"messages": HELLO}
+    told = httpx.post(f"{address}/apply-template", json=body).json()
+    assert told == {"prompt": "<user>Hi<assistant>"}
+    counted = httpx.post(f"{address}/v1/chat/completions/input_tokens", json=body).json()
+    assert counted == {"input_tokens": 19}
+    body["add_generation_prompt"] = False
+    assert httpx.post(f"{address}/apply-template", json=body).json() == {"prompt": "<user>Hi"}
+    body["add_generation_prompt"] = "no"
+    assert httpx.post(f"{address}/apply-template", json=body).status_code == 400
+    assert httpx.post(f"{address}/apply-template", json=[1]).status_code == 400
 
 
 def test_an_end_token_is_no_text(serve: Serve, client: Connect) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from decoding_cases import END
 from filling_cases import Filling
 from serving_cases import Serve, Speaker
 
@@ -86,3 +87,85 @@ def test_a_model_without_such_tokens_says_so(serve: Serve, path: str, body: dict
     response = httpx.post(f"{serve(Speaker())}{path}", json=body)
     assert response.status_code == 400
     assert "no tokens for filling in the middle" in response.json()["error"]["message"]
+
+
+EDITOR = {  # as llama.vim and llama.vscode ask
+    "id_slot": 0,
+    "input_extra": [{"filename": "b.py", "text": "y", "time": 17}],
+    "prompt": "a",
+    "n_predict": 9,
+    "n_indent": 4,
+    "stop": [],
+    "top_k": 40,
+    "top_p": 0.9,
+    "samplers": ["top_k", "top_p", "infill"],
+    "cache_prompt": True,
+    "t_max_prompt_ms": 500,
+    "t_max_predict_ms": 1000,
+    "response_fields": ["content", "timings/predicted_n", "truncated", "nothing/there"],
+}
+
+
+def test_editors_are_answered_with_what_they_name(serve: Serve) -> None:
+    body = {"input_prefix": "def f(", "input_suffix": "):", **EDITOR}
+    response = httpx.post(f"{serve(Coder())}/infill", json=body)
+    assert response.json() == {"content": "x", "timings/predicted_n": 2, "truncated": False}
+
+
+def test_a_prompt_may_be_read_ahead(serve: Serve) -> None:
+    address = serve(Speaker("Hello"))
+    body = {"prompt": "some words", "n_predict": 0}
+    answer = httpx.post(f"{address}/completion", json=body).json()
+    assert (answer["content"], answer["timings"]["prompt_n"]) == ("", 10)
+    events = httpx.post(f"{address}/completion", json={**body, "stream": True}).text
+    assert '"content": "H' not in events and '"stop": true' in events
+    again = httpx.post(f"{address}/completion", json={**body, "n_predict": 5}).json()
+    assert again["content"] == "Hello" and again["timings"]["cache_n"] > 0
+    fresh = httpx.post(f"{address}/completion", json={**body, "cache_prompt": False}).json()
+    assert fresh["timings"]["cache_n"] == 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"id_slot": -1, "timings_per_token": False, "return_progress": False, "verbose": False},
+        {"ignore_eos": False, "cache_prompt": True, "response_fields": [], "n_probs": 0},
+        {"post_sampling_probs": False, "t_max_predict_ms": -1, "n_keep": 0, "n_discard": 0},
+        {"lora": [], "speculative.n_max": 4, "min_keep": 0, "n_cmpl": 1, "samplers": "edskypmxt"},
+        {"id_slot": 1, "return_progress": True, "verbose": True, "grammar": "", "user": "me"},
+    ],
+)
+def test_what_changes_no_token_is_taken(serve: Serve, more: dict[str, Any]) -> None:
+    response = httpx.post(f"{serve(Speaker())}/completion", json={"prompt": "a", **more})
+    assert response.json()["content"] == "Hello, world!"
+
+
+def test_a_prompt_may_mix_texts_and_tokens(serve: Serve) -> None:
+    address = serve(Speaker("x"))
+    body = {"prompt": [97, "bc", 100]}
+    assert httpx.post(f"{address}/completion", json=body).json()["prompt"] == "abcd"
+    several = {"prompt": [[97, 98], {"prompt_string": "abc"}, "d"], "n_cmpl": 2}
+    answers = httpx.post(f"{address}/completion", json=several).json()
+    assert [(one["index"], one["prompt"]) for one in answers] == [
+        *((0, "ab"), (1, "ab"), (2, "abc"), (3, "abc"), (4, "d"), (5, "d"))
+    ]
+
+
+def test_the_end_may_be_forbidden(serve: Serve) -> None:
+    body = {"prompt": "a", "n_predict": 8, "ignore_eos": True}
+    answer = httpx.post(f"{serve(Speaker('Hi'))}/completion", json=body).json()
+    assert answer["content"].startswith("Hi")
+    assert (answer["tokens_predicted"], answer["stop_type"]) == (8, "limit")
+    assert answer["generation_settings"]["logit_bias"] == [{"token": END, "bias": None}]
+
+
+def test_an_answer_ends_with_a_line_once_its_time_is_over(serve: Serve) -> None:
+    """1,000 lines would take 20 s."""
+    backend = Speaker("a\n", loops=True)
+    backend.step_s = 0.01
+    address = serve(backend)
+    body = {"prompt": "a", "n_predict": 2000, "t_max_predict_ms": 1}
+    answer = httpx.post(f"{address}/completion", json=body).json()
+    assert answer["content"].startswith("a\n") and answer["tokens_predicted"] < 2000
+    assert answer["stop_type"] == "limit"
+    assert httpx.get(f"{address}/status").json()["totals"]["cancelled"] == 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 from decoding_cases import END
-from serving_cases import Serve, Speaker
+from serving_cases import Gated, Serve, Speaker
+from waiting import until
 
 
 def test_a_completion_is_told_as_llama_cpp_does(serve: Serve) -> None:
@@ -42,3 +45,40 @@ def test_several_prompts_are_a_list_of_answers(serve: Serve) -> None:
         (0, "He", "limit"),
         (1, "He", "limit"),
     ]
+
+
+def test_an_answer_that_fills_the_context_is_truncated(serve: Serve) -> None:
+    body = {"prompt": "a" * 2000, "n_predict": -1}
+    address = serve(Speaker("ab", loops=True))
+    answer = httpx.post(f"{address}/completion", json=body).json()
+    assert answer["truncated"] and answer["tokens_predicted"] == 48
+    body = {**body, "n_predict": 48}
+    assert not httpx.post(f"{address}/completion", json=body).json()["truncated"]
+
+
+def test_times_may_come_with_each_event(serve: Serve) -> None:
+    body = {"prompt": "ab", "stream": True, "timings_per_token": True}
+    response = httpx.post(f"{serve(Speaker())}/completion", json=body)
+    lines = [line for line in response.text.split("\n\n") if line]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert all(event["timings"]["prompt_n"] == 2 for event in events)
+    written = [event["timings"]["predicted_n"] for event in events]
+    assert written == sorted(written) and written[-1] == 14
+
+
+def test_two_answers_at_once_have_two_slots(serve: Serve) -> None:
+    backend = Gated(users=2)
+    address = serve(backend)
+    body = {"prompt": "a", "n_predict": 5}
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(httpx.post, f"{address}/completion", json=body) for _ in range(2)]
+        until(lambda: sum(one["is_processing"] for one in slots(address)) == 2)
+        backend.gate.set()
+        answers = [one.result().json() for one in asked]
+    assert sorted(one["id_slot"] for one in answers) == [0, 1]
+    assert [one["id"] for one in slots(address)] == [0, 1]
+
+
+def slots(address: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = httpx.get(f"{address}/slots").json()
+    return found

@@ -5,28 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from serving_cases import Controlled
 
-from edgespec.backends.fake import ByteTokenizer, FakeBackend
+from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
-from edgespec.models.control_texts import ControlTexts
 from edgespec.serve.prompts import Prompts
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 WITH_TOOLS = "<tools>" + PLAIN
 HELLO = [{"role": "user", "content": "Hello"}]
-
-
-class Controlled(ByteTokenizer):
-    """Has one control token, id 7, where its text is not marked."""
-
-    control_texts = ControlTexts(("<user>",))
-
-    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        ids: list[int] = []
-        for piece, is_meant in self.control_texts.pieces(text):
-            data = piece.encode()
-            ids += data.replace(b"<user>", b"\x07") if is_meant else data
-        return ids
 
 
 @pytest.fixture

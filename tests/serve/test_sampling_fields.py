@@ -78,3 +78,16 @@ def test_stops_are_one_text_or_some() -> None:
     for stop in (["a", "b", "c"], "long", ["a", 1], {"a": 1}):
         with pytest.raises(Refusal, match=r"^stop "):
             take_stops(Fields({"stop": stop}), limits)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (["top-k", "typical_p", "temp", "infill"], ("top_k", "typ_p", "temperature")),
+        ("kpt", ("top_k", "top_p", "temperature")),
+        ("top_k;temperature", ("top_k", "temperature")),
+        ([], ()),
+    ],
+)
+def test_samplers_have_llama_cpps_other_names(given: object, names: tuple[str, ...]) -> None:
+    assert taken(samplers=given).samplers == names

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import httpx
-from serving_cases import Serve, Speaker
+from decoding_cases import VOCAB
+from serving_cases import HELLO, Controlled, Serve, Speaker
 
 
 def test_what_a_server_tells_of_itself(serve: Serve) -> None:
     address = serve(Speaker())
     httpx.post(f"{address}/v1/completions", json={"prompt": "a"})
     assert httpx.get(f"{address}/props").json()["default_generation_settings"]["n_ctx"] == 2048
-    assert httpx.get(f"{address}/slots").json()[0]["is_processing"] is False
+    slot = httpx.get(f"{address}/slots").json()[0]
+    assert slot["is_processing"] is False and slot["next_token"][0]["n_decoded"] == 0
     told = httpx.get(f"{address}/metrics").text
     assert "edgespec_generated_tokens_total 14\n" in told
     assert 'edgespec_requests_total{status="200"} 3\n' in told
@@ -23,3 +25,35 @@ def test_what_a_server_tells_of_itself(serve: Serve) -> None:
     assert back == {"content": "Hé"}
     wrong = httpx.post(f"{address}/detokenize", json={"tokens": [999]})
     assert "from 0 to 256" in wrong.json()["error"]["message"]
+
+
+def test_names_are_those_that_clients_of_llama_cpp_read(serve: Serve) -> None:
+    address = serve(Speaker(), file_name="tiny.gguf")
+    props = httpx.get(f"{address}/props").json()
+    assert (props["model_path"], props["is_sleeping"]) == ("tiny.gguf", False)
+    assert props["build_info"].startswith("edgespec-")
+    params = props["default_generation_settings"]["params"]
+    assert (params["repeat_penalty"], params["repeat_last_n"]) == (1.0, 64)
+    assert (params["seed"], params["logit_bias"]) == (-1, [])
+    httpx.post(f"{address}/completion", json={"prompt": "abc"})
+    httpx.post(f"{address}/completion", json={"prompt": "abc"})
+    lines = httpx.get(f"{address}/metrics").text.splitlines()
+    told = dict(line.split(" ") for line in lines if line.startswith("llamacpp:"))
+    assert told["llamacpp:tokens_predicted_total"] == "28"
+    read = int(told["llamacpp:prompt_tokens_total"])
+    assert read + int(told["llamacpp:prompt_tokens_cached_total"]) == 6
+    assert "# TYPE llamacpp:requests_processing gauge" in lines
+    answer = httpx.post(f"{address}/v1/completions", json={"prompt": "a"}).json()
+    assert answer["system_fingerprint"] == props["build_info"]
+    assert answer["timings"]["prompt_per_token_ms"] > 0
+    chat = httpx.post(f"{address}/v1/chat/completions", json={"messages": HELLO}).json()
+    assert chat["system_fingerprint"] == props["build_info"]
+
+
+def test_texts_of_control_tokens_may_be_text(serve: Serve) -> None:
+    backend = Speaker()
+    backend.tokenizer = Controlled(VOCAB)
+    address, body = serve(backend), {"content": "a<user>"}
+    ids = httpx.post(f"{address}/tokenize", json=body).json()["tokens"]
+    plain = httpx.post(f"{address}/tokenize", json={**body, "parse_special": False}).json()
+    assert ids == [97, 7] and plain["tokens"] == [*b"a<user>"]

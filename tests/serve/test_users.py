@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
-import random
-import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import httpx
 from decoding_cases import END, VOCAB
-from serving_cases import Serve
+from serving_cases import Gated, Serve, letters
 from waiting import PATIENCE_S, until
 
-from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
-from edgespec.backends.tree import DraftTree
 from edgespec.serve.limits import Limits
 
 CHAT = "/v1/chat/completions"
-
-
-def letters(context: tuple[int, ...]) -> Sequence[float]:
-    """Logits of lower-case letters, by all that came before."""
-    rng = random.Random(hash((context[-3:], sum(context))))
-    row = [0.0] * VOCAB
-    for letter in range(97, 123):
-        row[letter] = 5.0 + rng.random()
-    return row
-
-
-class Gated(FakeBackend):
-    """Makes no step of several users before the gate is open."""
-
-    def __init__(self, **options: Any) -> None:
-        self.gate = threading.Event()
-        self.together = [0]
-        super().__init__(letters, VOCAB, end=END, context_size=2048, **options)
-
-    def verify_together(
-        self,
-        steps: Sequence[tuple[int, DraftTree]],
-        pieces: Sequence[tuple[int, Sequence[int]]] = (),
-    ) -> list[Logits]:
-        assert self.gate.wait(PATIENCE_S)
-        self.together.append(len(steps))
-        return super().verify_together(steps, pieces)
 
 
 def asked(number: int, **more: Any) -> dict[str, Any]:
