@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,10 +85,10 @@ def _file(fields: Fields) -> tuple[str, str]:
 def _prompts(fields: Fields, limits: Limits) -> list[Prompt]:
     """The field `prompt`: one, or a list of several."""
     value = fields.any("prompt")
-    one = _prompt(fields, value)
+    one = _prompt(fields, value, limits)
     if one is not None:
         return [one]
-    several = [_prompt(fields, each) for each in value] if isinstance(value, list) else []
+    several = [_prompt(fields, each, limits) for each in value] if isinstance(value, list) else []
     found = [each for each in several if each is not None]
     if len(found) > limits.choices:
         fields.refuse("prompt", f"has {len(found)} prompts, and {limits.choices} are the limit")
@@ -96,7 +97,7 @@ def _prompts(fields: Fields, limits: Limits) -> list[Prompt]:
     return found
 
 
-def _prompt(fields: Fields, value: Any) -> Prompt | None:
+def _prompt(fields: Fields, value: Any, limits: Limits) -> Prompt | None:
     """A text, `{"prompt_string": text}`, or a list of token ids and texts; None for others."""
     if isinstance(value, dict):
         inner = Fields(value, fields.name("prompt"))
@@ -106,8 +107,12 @@ def _prompt(fields: Fields, value: Any) -> Prompt | None:
         return text
     if isinstance(value, str):
         return value
-    is_list = isinstance(value, list) and any(type(one) is int for one in value)
-    return value if is_list and all(type(one) in (int, str) for one in value) else None
+    kinds = Counter(map(type, value)) if isinstance(value, list) else Counter()
+    if not kinds[int] or kinds.keys() - {int, str}:
+        return None
+    if kinds[str] > limits.messages:
+        fields.refuse("prompt", f"has {kinds[str]} texts, and {limits.messages} are the limit")
+    return list(value)
 
 
 def _asked(fields: Fields, setup: Setup, prompts: list[Prompt], gap: Gap | None) -> LlamaAsked:

@@ -31,6 +31,7 @@ class Coder(Speaker):
         ({"json_schema": 5}, "json_schema must be an object"),
         ({"post_sampling_probs": True}, "post_sampling_probs is not supported with true"),
         ({"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}, "prompt.multimodal_data is"),
+        ({"prompt": [97, *["a"] * 5000]}, "prompt has 5000 texts, and 4096 are the limit"),
         ({"prompt": [97, None]}, "prompt must be text or token ids"),
         ({"samplers": ["top_k", "wibble"]}, "there is no sampler 'wibble'"),
         ({"response_fields": [1]}, "response_fields must be a list of names"),
