@@ -53,6 +53,7 @@ _ADAPTED = (
     # their vocabulary has a token before each text
     ("", r'"<s> " \+ prompt', "prompt"),
     ("chat_completion", r'(res.body\["__verbose"\]\["prompt"\]) == "<s> (.*)"', r'\1 == "\2"'),
+    ("tool_call", r"server\.jinja = True", "server.jinja = server.null_first = True"),
     # one prompt's template is asked for at /apply-template, not with each answer
     ("chat_completion", r"server\.debug = True", 'server.debug = "template"'),
     ("chat_completion", r'"verbose": verbose,', ""),
@@ -97,6 +98,7 @@ _COMMAND_R = (
 )
 # Names by which the tests ask for whatever model there is.
 _NAMES = "test davinci-002 gpt-3.5-turbo gpt-3.5-turbo-instruct gpt-4.1 codellama70b".split()
+_NO_TEXT = {"content": None}
 _LAYERS = 2  # of 30
 _LOCAL = [f"http://{host}" for host in ("localhost", "127.0.0.1", "[::1]")]
 
@@ -239,18 +241,27 @@ def _install() -> None:
 
 
 def _ask_otherwise(server_class: Any) -> None:
-    """What `_ADAPTED` leaves to requests: whether a template thinks, and what it makes."""
-    ask = server_class.make_request
+    """What `_ADAPTED` leaves to requests: thinking, what a template makes, null for no text."""
+    ask, stream = server_class.make_request, server_class.make_stream_request
 
-    def make_request(server: Any, method: str, path: str, data: Any = None, **more: Any) -> Any:
+    def make_request(
+        server: Any, method: str, path: str, data: Any = None, *more: Any, **named: Any
+    ) -> Any:
         if getattr(server, "thinks", None) is False:
             data = {**data, "chat_template_kwargs": {"enable_thinking": False}}
-        answer = ask(server, method, path, data, **more)
+        answer = ask(server, method, path, data, *more, **named)
         if server.debug == "template" and path == "/chat/completions":
             answer.body["__verbose"] = ask(server, method, "/apply-template", data).body
         return answer
 
+    def make_stream_request(server: Any, *more: Any, **named: Any) -> Any:
+        for event in stream(server, *more, **named):
+            for choice in event.get("choices", ()) if hasattr(server, "null_first") else ():
+                choice.get("delta", {}).update({} if choice["delta"].get("content") else _NO_TEXT)
+            yield event
+
     server_class.make_request = make_request
+    server_class.make_stream_request = make_stream_request
 
 
 def _no_download(*_: Any, **__: Any) -> None:

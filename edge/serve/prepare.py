@@ -25,6 +25,7 @@ from edgespec.serve.messages_shape import MessagesShape
 from edgespec.serve.refusal import Refusal, anthropic_error
 from edgespec.serve.responses_request import read_response
 from edgespec.serve.responses_shape import ResponsesShape
+from edgespec.serve.sampling_fields import biases_by_id
 from edgespec.serve.service import Service
 from edgespec.serve.shapes import Shape
 from edgespec.serve.status import settings_of
@@ -138,13 +139,18 @@ def _text_of(service: Service, prompt: str | list[int]) -> str:
 
 def prepare_llama(service: Service, body: Any, loop: Loop) -> Prepared:
     """`/completion`. Raises Refusal, and as `Engine.stream`."""
-    asked = read_llama(body, service.setup)
+    asked = read_llama(_with_bias_ids(service, body), service.setup)
     several = [service.engine.encode(_llama_ids(service, one), raw=True) for one in asked.prompts]
     prompts = [
         LlamaPrompt(one if isinstance(one, str) else _text_of(service, ids), len(ids))
         for one, ids in zip(asked.prompts, several, strict=True)
     ]
     return _llama(service, asked, several, prompts, loop)
+
+
+def _with_bias_ids(service: Service, body: Any) -> Any:
+    encode = service.engine.backend.tokenizer.encode
+    return biases_by_id(body, lambda text: encode(text, add_special=False))
 
 
 def _llama_ids(service: Service, prompt: Prompt) -> str | list[int]:
@@ -160,7 +166,7 @@ def _llama_ids(service: Service, prompt: Prompt) -> str | list[int]:
 
 def prepare_infill(service: Service, body: Any, loop: Loop) -> Prepared:
     """`/infill`. Raises Refusal, also where the model cannot, and as `Engine.stream`."""
-    asked = read_infill(body, service.setup)
+    asked = read_infill(_with_bias_ids(service, body), service.setup)
     assert asked.gap is not None
     size = service.setup.context_size
     room = size - min(asked.options.max_tokens, size // _ANSWER_SHARE)

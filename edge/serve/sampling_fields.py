@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,6 +61,23 @@ def take_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> S
         seed=None if seed < 0 else seed,
         **more,
     )
+
+
+def biases_by_id(body: Any, ids_of: Callable[[str], Sequence[int]]) -> Any:
+    """A body whose biases of texts, as llama.cpp takes them, are those of all their tokens."""
+    given = body.get("logit_bias") if isinstance(body, dict) else None
+    pairs = list(given.items()) if isinstance(given, dict) else given
+    if not isinstance(pairs, list) or not all(_is_pair(one) for one in pairs):
+        return body
+    made: list[list[Any]] = []
+    for token, bias in pairs:
+        is_text = isinstance(token, str) and not (token.isascii() and token.isdigit())
+        made += [[one, bias] for one in (ids_of(token) if is_text else [token])]
+    return {**body, "logit_bias": made}
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2
 
 
 def seed_of_choice(params: SamplingParams, index: int) -> SamplingParams:

@@ -36,7 +36,8 @@ class Coder(Speaker):
         ({"samplers": ["top_k", "wibble"]}, "there is no sampler 'wibble'"),
         ({"response_fields": [1]}, "response_fields must be a list of names"),
         ({"xtc_probability": 0.5}, "xtc_probability needs a temperature above 0"),
-        ({"logit_bias": [["a", 1]]}, "logit_bias must name token ids"),
+        ({"logit_bias": [[None, 1]]}, "logit_bias must name token ids"),
+        ({"logit_bias": [["ab", "c"]]}, "logit_bias must name token ids"),
         ({"wibble": 1}, "wibble is not supported"),
     ],
 )
@@ -51,8 +52,11 @@ def test_what_is_not_supported_is_refused_by_name(
 def test_biases_may_be_pairs(serve: Serve) -> None:
     """false is never: nothing else is left of a text that says "H" alone, but for the last one."""
     body = {"prompt": "a", "logit_bias": [[72, False], [122, 5]], "n_predict": 1}
-    answer = httpx.post(f"{serve(Speaker('H'))}/completion", json=body).json()
-    assert answer["content"] == "z"
+    address = serve(Speaker("H"))
+    assert httpx.post(f"{address}/completion", json=body).json()["content"] == "z"
+    for biases in ([["H", False], ["z", 5]], {"H": -100, "122": 5}):
+        body = {**body, "logit_bias": biases}
+        assert httpx.post(f"{address}/completion", json=body).json()["content"] == "z"
 
 
 def test_the_middle_is_asked_for_between_the_models_own_tokens(serve: Serve) -> None:
