@@ -35,7 +35,17 @@ _GROUPS = {
     "Form of the answer": ("grammar", "grammar_file", "json_schema", "json_schema_file", "regex"),
     "Memory and device": (
         *("budget", "prefer", "ctx", "kv_type", "cache_type_k", "cache_type_v", "gpu_layers"),
-        *("memory", "workers", "threads", "backend", "device", "kernels"),
+        *(
+            "cpu_moe",
+            "n_cpu_moe",
+            "override_tensor",
+            "memory",
+            "workers",
+            "threads",
+            "backend",
+            "device",
+            "kernels",
+        ),
     ),
     "Drafts": (
         *("drafter", "draft_model", "switch", "draft_max", "exact", "remember", "check"),

@@ -18,7 +18,13 @@ import typer
 from edgespec.cli.render import note, printable
 from edgespec.drafting.drafters import NAMES
 from edgespec.memory.bytes.shape import KV_TYPE_BYTES
-from edgespec.memory.plan.options import BACKENDS, DEVICES, KERNELS, PREFERENCES
+from edgespec.memory.plan.options import (
+    BACKENDS,
+    DEVICES,
+    KERNELS,
+    PREFERENCES,
+    experts_on_host,
+)
 from edgespec.memory.plan.request import Request
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b)", re.IGNORECASE)
@@ -29,6 +35,7 @@ _UNITS = {
 }
 
 MAX_TOKENS = 512
+_MOST_LAYERS = 512  # of a model, in llama.cpp
 PLAIN = "plain"  # another word for the drafter "none"
 MaxTokensOption = Annotated[
     int, typer.Option("--max-tokens", "--n-predict", "-n", min=1, help="Most tokens of an answer.")
@@ -185,6 +192,28 @@ class PlanOptions:
             help="Layers on GPUs and workers: a number, all, or auto (as many as fit on a GPU).",
         ),
     ] = "auto"
+    cpu_moe: Annotated[
+        bool,
+        typer.Option("--cpu-moe", "-cmoe", help="Keep the experts of all layers on the CPU."),
+    ] = False
+    n_cpu_moe: Annotated[
+        int | None,
+        typer.Option(
+            "--n-cpu-moe",
+            "-ncmoe",
+            min=0,
+            help="Keep the experts of the first N layers on the CPU. Default: as is fastest.",
+        ),
+    ] = None
+    override_tensor: Annotated[
+        str | None,
+        typer.Option(
+            "--override-tensor",
+            "-ot",
+            help="PATTERN=DEVICE,...: tensors whose name the regular expression is found in lie "
+            "there: CPU, or a device that `edgespec doctor` names.",
+        ),
+    ] = None
     workers: Annotated[
         str | None,
         typer.Option(
@@ -250,6 +279,8 @@ class PlanOptions:
         del values["cache_type_k"], values["cache_type_v"], values["verbose"]
         values["kv_type"] = None if kv_type == "auto" else kv_type
         values["drafter"] = "none" if self.drafter == PLAIN else self.drafter
+        values["override_tensor"] = self._overrides()
+        del values["cpu_moe"], values["n_cpu_moe"]
         values["gpu_layers"] = None if layers == "auto" else int(layers)
         named = (self.workers or "").split(",")
         values["workers"] = tuple(one.strip() for one in named if one.strip())
@@ -259,6 +290,20 @@ class PlanOptions:
             max_tokens=max_tokens,
             is_plain_greedy=is_plain_greedy,
         )
+
+    def _overrides(self) -> tuple[str, ...] | None:
+        """Tensors on devices of their own, by any of three options; None lets the planner choose.
+
+        The first pattern that fits counts, so that those of --override-tensor go before.
+        """
+        if not self.cpu_moe and self.n_cpu_moe is None and self.override_tensor is None:
+            return None
+        named = [one.strip() for one in (self.override_tensor or "").split(",") if one.strip()]
+        if self.cpu_moe:
+            named.append(experts_on_host())
+        elif self.n_cpu_moe:
+            named.append(experts_on_host(min(self.n_cpu_moe, _MOST_LAYERS)))
+        return tuple(named)
 
     def _kv_type(self) -> str:
         """The cache type, by either program's options."""

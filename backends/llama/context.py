@@ -47,7 +47,7 @@ class LlamaSettings:
     own pages where the CPU backend makes repacked copies. With `kernels`, weights are packed for
     edgespec's own, where these fit this llama.cpp; a `tied` table, which is the head, too, once.
     The last `gpu_layers` lie on `devices` by their shares, those of the first one first; without
-    any, llama.cpp spreads them over the GPUs it sees.
+    any, llama.cpp spreads them over the GPUs it sees. `overrides` are as of `RunShape`.
     """
 
     context_size: int
@@ -66,6 +66,7 @@ class LlamaSettings:
     unified: bool = True
     head: bool = False  # the block that predicts further tokens is loaded, too
     devices: tuple[Device, ...] = ()
+    overrides: tuple[tuple[str, str], ...] = ()
 
 
 class LlamaContext:
@@ -80,7 +81,7 @@ class LlamaContext:
     def __init__(self, settings: LlamaSettings) -> None:
         self.lib: ModuleType = library()
         self.settings = settings
-        self._placed = Placed(settings.devices, settings.gpu_layers)
+        self._placed = Placed(settings.devices, settings.gpu_layers, settings.overrides)
 
     def open(
         self,
@@ -123,6 +124,7 @@ class LlamaContext:
     def _load(self, path: str, progress: Callable[[float], None] | None) -> None:
         params = model_params()
         params.load_mtp = self.settings.head
+        params.lazy_mode = self.lib.LLAMA_LAZY_MODE_ON  # for tables that are looked up by row
         self._placed.apply(params)
         params.load_mode = _LOAD_MAPPED if self.settings.mapped else _LOAD_COPIED
         self._adjust_loading(params)

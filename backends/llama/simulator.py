@@ -90,9 +90,10 @@ class _Contexts:
     ) -> SimulatedContext:
         given = one["shape"]
         given["devices"] = tuple(Device(**each) for each in given["devices"])
+        given["overrides"] = tuple(map(tuple, given["overrides"]))
         shape = RunShape(**given)
         context = SimulatedContext(shape, one["tied_bytes"])
-        loading = (shape.gpu_layers, shape.devices, shape.kernels, shape.head)
+        loading = (shape.gpu_layers, shape.devices, shape.overrides, shape.kernels, shape.head)
         key = repr((one["skeleton"], one["tied_bytes"], loading))
         if key not in self._models:
             self._models[key] = context.loaded(f"{folder}/{one['skeleton']}.gguf")
@@ -126,6 +127,7 @@ class SimulatedContext(LlamaContext):
             unified=shape.unified,
             head=shape.head,
             devices=shape.devices,
+            overrides=shape.overrides,
         )
         super().__init__(settings)
         self.capabilities = Capabilities(True, shape.leaves > 1, True)

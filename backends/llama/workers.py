@@ -10,11 +10,11 @@ from typing import Any
 from edgespec.backends.llama.library import ggml_function, library
 from edgespec.backends.llama.relay import Relay
 from edgespec.errors import BackendError
-from edgespec.memory.bytes.shape import Device
+from edgespec.memory.bytes.shape import HOST, Device
 from edgespec.memory.device.accelerators import require_rpc
 
 _P = ctypes.c_void_p
-_NO_TENSOR = b"^no tensor has this name$"
+_NO_TENSOR = "^no tensor has this name$"
 _relays: dict[str, Relay] = {}
 _lock = threading.Lock()
 
@@ -25,13 +25,20 @@ class Placed:
     What is computed where its weights lie keeps to what was planned: llama.cpp would copy weights
     of the processor's layers to a GPU for each larger batch, into memory that it takes there, and
     would not rearrange them for its processor's kernels.
+    `overrides` are as of `RunShape`.
     `labels` has what the bytes of each are reported under, by the name in llama.cpp's log.
     Raises UnsupportedError where this llama.cpp has no RPC, and BackendError for a device that is
     not there any more.
     """
 
-    def __init__(self, devices: Sequence[Device], gpu_layers: int) -> None:
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        gpu_layers: int,
+        overrides: Sequence[tuple[str, str]] = (),
+    ) -> None:
         self._devices = devices
+        self._overrides = overrides
         self._gpu_layers = gpu_layers
         self._relays = _relays_of(device for device in devices if device.worker)
         self.has_workers = bool(self._relays)
@@ -44,20 +51,35 @@ class Placed:
         params.n_gpu_layers, params.no_host = self._gpu_layers, True
         if not devices and self._gpu_layers:
             return
-        handles = (_P * (len(devices) + 1))(*map(self._handle, devices), None)
-        self._kept = [handles]
-        params.devices = ctypes.cast(handles, _P).value
-        if not devices:  # nor is a GPU used for what lies with the processor
-            return
-        most = max(len(devices), int(library().llama_max_devices()))
-        shares = (ctypes.c_float * most)(*(device.layers for device in devices))
+        handles = [self._handle(device) for device in devices]
+        table = (_P * (len(handles) + 1))(*handles, None)
+        self._kept = [table]
+        params.devices = ctypes.cast(table, _P).value  # none: a GPU computes nothing either
+        if devices:
+            self._split(params)
+        if devices or self._overrides:
+            self._override(params, handles)
+
+    def _split(self, params: Any) -> None:
+        most = max(len(self._devices), int(library().llama_max_devices()))
+        shares = (ctypes.c_float * most)(*(device.layers for device in self._devices))
+        self._kept.append(shares)
+        params.tensor_split = shares
+
+    def _override(self, params: Any, handles: Sequence[int]) -> None:
+        memory_of = ggml_function("ggml_backend_dev_buffer_type", _P, _P)
+        memories = {HOST: ggml_function("ggml_backend_cpu_buffer_type", _P)()}
+        for device, handle in zip(self._devices, handles, strict=False):
+            memories[device.label] = memory_of(handle)
+        table = (_P * (2 * len(self._overrides) + 4))()
         # No tensor has this name. With any such rule steps run one after the other: computing
         # several at once takes four copies of what passes between devices, and serves prompts only.
-        pattern = ctypes.c_char_p(_NO_TENSOR)
-        rules = (_P * 4)(ctypes.cast(pattern, _P), _host_memory(), None, None)
-        self._kept += [shares, pattern, rules]
-        params.tensor_split = shares
-        params.tensor_buft_overrides = ctypes.cast(rules, _P).value
+        for i, (pattern, label) in enumerate([*self._overrides, (_NO_TENSOR, HOST)]):
+            text = ctypes.c_char_p(pattern.encode(errors="surrogatepass"))
+            self._kept.append(text)
+            table[2 * i], table[2 * i + 1] = ctypes.cast(text, _P), memories[label]
+        self._kept.append(table)
+        params.tensor_buft_overrides = ctypes.cast(table, _P).value
 
     def check(self) -> None:
         """Raises BackendError where a worker failed since the model was loaded."""
@@ -97,10 +119,6 @@ def _relays_of(devices: Iterable[Device]) -> dict[str, Relay]:
             if worker not in _relays or _relays[worker].failure:
                 _relays[worker] = Relay(worker, count)
         return {worker: _relays[worker] for worker in most}
-
-
-def _host_memory() -> int:
-    return int(ggml_function("ggml_backend_cpu_buffer_type", _P)())
 
 
 def rpc_function(name: str, result: Any, *arguments: Any) -> Any:

@@ -264,6 +264,7 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         cells=plan.cells,
         unified=not plan.exact,
         devices=devices_of(plan.shares),
+        overrides=plan.overrides,
     )
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
     make: Callable[..., Backend] = LlamaBackend

@@ -32,7 +32,8 @@ class RunShape:
     cells if they are `unified`. `max_nodes` bounds one verification step, and with it the rows of
     logits. `mapped` weights are pages of the file, which repacked copies come on top of; others
     are read into memory once. The last `gpu_layers`, the head being one, lie on `devices` by their
-    shares, those of the first one first.
+    shares, those of the first one first. Of `overrides`, regular expressions with the label of a
+    device or the host, the first one found in a tensor's name says where that one lies.
     """
 
     context_size: int
@@ -43,6 +44,7 @@ class RunShape:
     threads: int = 1
     gpu_layers: int = 0  # negative: all
     devices: tuple[Device, ...] = ()
+    overrides: tuple[tuple[str, str], ...] = ()
     mapped: bool = True
     kernels: bool = False  # edgespec's own, where they fit
     snapshots: int = 0  # of a recurrent state, besides the one behind the last token

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.footprint import (
     GRAMMAR_STATE_BYTES,
     GRAMMAR_TOKEN_BYTES,
@@ -28,7 +29,7 @@ from edgespec.memory.bytes.shape import GPU, HOST, WORKER, RunShape, padded
 from edgespec.memory.bytes.simulation import Answer, Wanted
 from edgespec.memory.device.kernels import attends
 from edgespec.memory.plan.machine import Machine
-from edgespec.memory.plan.options import LLAMACPP, ONNX
+from edgespec.memory.plan.options import LLAMACPP, ONNX, experts_on_host
 from edgespec.memory.plan.plan import (
     DRAFT_MODEL_BATCH,
     DRAFT_MODEL_NODES,
@@ -95,6 +96,7 @@ class Layout:
     kv_type_v: str
     drafter: str = "none"
     offloaded: Offloaded = ALL_HERE
+    experts_here: int = 0  # layers, the first ones, whose experts lie on the host
     drafter_bytes: int = 0  # ceiling of the drafters' tables
     draft_spec: ModelSpec | None = None
     switch_spec: ModelSpec | None = None
@@ -171,7 +173,8 @@ class Layout:
         """What keeps them away, or ""."""
         if self.backend == ONNX:
             return "ONNX Runtime has its own"
-        if sum(share.layers for share in self.shares) > self.spec.num_layers:
+        everything = self.spec.num_layers + 1
+        if sum(share.layers for share in self.shares) >= everything and not self.overrides:
             return "all layers are on other devices"
         if self.machine.missing_kernels:
             return self.machine.missing_kernels
@@ -270,7 +273,12 @@ class Layout:
         if self.switch_spec is not None:
             snapshots = snapshots_of(self.switch_spec, draft_max)
             small = replace(
-                shape, mapped=self.switch_mapped, snapshots=snapshots, head=False, captured=()
+                shape,
+                mapped=self.switch_mapped,
+                snapshots=snapshots,
+                head=False,
+                captured=(),
+                overrides=(),
             )
             found["switch"] = Wanted(self.switch_spec, small)
         if (spec := self.draft_spec) is not None and draft_max:
@@ -336,8 +344,37 @@ class Layout:
         everything = self.spec.num_layers + 1
         alone = everything if self.gpu_layers < 0 else min(self.gpu_layers, everything)
         counts = self.offloaded.counts or (alone,)
+        counts = (*counts, *[0] * (len(self.machine.accelerators) - len(counts)))
         named = zip(self.machine.labels, counts, self.machine.accelerators, strict=False)
-        return tuple(Share(label, count, one) for label, count, one in named if count)
+        used = {label for _, label in self.overrides}
+        return tuple(
+            Share(label, count, one) for label, count, one in named if count or label in used
+        )
+
+    @cached_property
+    def overrides(self) -> tuple[tuple[str, str], ...]:
+        """Tensors that do not lie where their layers do, as of `RunShape`.
+
+        Raises UnsupportedError for a device that is not there.
+        """
+        asked = self.request.override_tensor
+        if self.backend == ONNX or (asked is None and not self.experts_here):
+            return ()
+        if asked is None:
+            asked = (experts_on_host(self.experts_here),)
+        places = {"CPU": HOST}
+        for label, one in zip(self.machine.labels, self.machine.accelerators, strict=True):
+            places[one.name] = label
+        found = []
+        for text in asked:
+            pattern, _, name = text.rpartition("=")
+            if name not in places:
+                raise UnsupportedError(
+                    f"--override-tensor names {name}, and there is no such device",
+                    hint=f"use {', '.join(places)}",
+                )
+            found.append((pattern, places[name]))
+        return tuple(found)
 
     @property
     def _uses_gpu(self) -> bool:
@@ -367,6 +404,7 @@ class Layout:
             threads=self.threads,
             gpu_layers=self.gpu_layers,
             devices=devices_of(self.shares),
+            overrides=self.overrides,
             mapped=self.mapped,
             kernels=self.kernels,
             snapshots=snapshots_of(self.spec, draft_max),

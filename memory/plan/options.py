@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         threads: int | None
         kv_type: str | None
         gpu_layers: int | None
+        override_tensor: tuple[str, ...] | None
         workers: tuple[str, ...]
         drafter: str
         draft_model: str | os.PathLike[str] | None
@@ -41,6 +42,13 @@ BACKENDS = ("auto", LLAMACPP, ONNX)
 DEVICES = ("auto", "cpu", "gpu", "npu")
 PREFERENCES = ("speed", "context", "quality")
 KERNELS = ("auto", "on", "off")
+_LONGEST_PATTERN, _SHOWN = 4096, 80  # characters
+
+
+def experts_on_host(layers: int | None = None) -> str:
+    """What keeps experts on the host, as `LoadOptions.override_tensor`: of the first `layers`."""
+    numbers = "" if layers is None else f"blk\\.({'|'.join(map(str, range(layers)))})"
+    return rf"{numbers}\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,10 @@ class LoadOptions:
         kv_type: f16, q8_0 or q4_0.
         gpu_layers: layers on GPUs and workers; None takes all that fit on a GPU, and leaves as many
             to workers as is fastest.
+        override_tensor: PATTERN=DEVICE each: tensors with a name in which the regular expression is
+            found lie there, whatever layer they are of; the first one that fits counts. A device is
+            CPU, or one as `edgespec doctor` names it. None leaves experts of some layers on the
+            host where that is faster than whole layers; with an empty tuple no tensor is moved.
         workers: HOST:PORT of `edgespec worker` on other machines, whose devices take layers, too.
         drafter: "auto", "none" or a list of `edgespec.drafting.drafters.NAMES`, such as
             "suffix,recycling".
@@ -86,6 +98,7 @@ class LoadOptions:
     threads: int | None = None
     kv_type: str | None = None
     gpu_layers: int | None = None
+    override_tensor: tuple[str, ...] | None = None
     workers: tuple[str, ...] = ()
     drafter: str = "auto"
     draft_model: str | os.PathLike[str] | None = None
@@ -114,6 +127,13 @@ class LoadOptions:
             if value not in values:
                 raise UnsupportedError(
                     f"there is no {name} {value!r}", hint=f"use {', '.join(values)}"
+                )
+        for text in self.override_tensor or ():
+            pattern, _, device = text.rpartition("=")
+            if not pattern or not device.strip() or "\0" in text or len(text) > _LONGEST_PATTERN:
+                raise UnsupportedError(
+                    f"--override-tensor {text[:_SHOWN]} is not PATTERN=DEVICE",
+                    hint=r"for example: --override-tensor 'blk\.[0-3]\.ffn_.*_exps=CPU'",
                 )
         for option, number, low, high in (
             ("--threads", self.threads, 1, 1 << 16),

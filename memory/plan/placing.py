@@ -13,11 +13,12 @@ from dataclasses import replace
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.footprint import kv_type_fits
+from edgespec.memory.bytes.shape import HOST
 from edgespec.memory.plan.drafts import DRAFT_SIZES
 from edgespec.memory.plan.layout import Layout, Offloaded
 from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.request import Choice, Request
-from edgespec.memory.plan.spreading import spread
+from edgespec.memory.plan.spreading import may_keep_experts, read_bytes, spread
 from edgespec.models.onnx.packing import EXACTLY_PACKED
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
@@ -111,11 +112,11 @@ def with_layers_placed(layout: Layout) -> tuple[Layout, Choice]:
     if layout.request.workers:
         _check_workers(layout)
     if has_devices and layout.machine.is_split:
-        counts = spread(layout)
-        layout = replace(layout, offloaded=Offloaded.shared(counts))
+        layout = spread(layout)
+    elif has_devices and asked is not None:
+        layout = replace(layout, offloaded=Offloaded(asked))
     elif has_devices:
-        count = asked if asked is not None else _most_on_gpu(layout, context)
-        layout = replace(layout, offloaded=Offloaded(count))
+        layout = _on_gpu(layout, context)
     reason = _layers_reason(layout)
     return layout, Choice("gpu_layers", layout.gpu_layers, reason)
 
@@ -132,19 +133,40 @@ def _check_workers(layout: Layout) -> None:
         )
 
 
+def _on_gpu(layout: Layout, context: int) -> Layout:
+    """As many layers on the GPU as fit with this context, or all but some experts.
+
+    Whatever leaves less on the host for a token to read: that is what takes its time.
+    """
+    whole = replace(layout, offloaded=Offloaded(_most_on_gpu(layout, context)))
+    if whole.gpu_layers < 0 or not may_keep_experts(layout):
+        return whole
+    layers = range(layout.spec.num_layers + 1)
+    all_there = replace(layout, offloaded=Offloaded(-1))
+    least = bisect_left(
+        layers, True, key=lambda count: _fits(replace(all_there, experts_here=count), context)
+    )
+    kept = replace(all_there, experts_here=min(least, layout.spec.num_layers))
+    if least not in layers:  # not even without experts
+        kept = replace(kept, offloaded=Offloaded(_most_on_gpu(kept, context)))
+    return min(whole, kept, key=lambda way: read_bytes(way).get(HOST, 0))
+
+
 def _most_on_gpu(layout: Layout, context: int) -> int:
     """Layers that fit with this context; -1 for all of them and the head."""
-    draft = layout.request.draft_max or 0
     everything = layout.spec.num_layers + 1
 
     def is_too_much(layers: int) -> bool:
         count = -1 if layers == everything else layers
-        placed = replace(layout, offloaded=Offloaded(count))
-        return not placed.fits(context, layout.least_batch, draft)
+        return not _fits(replace(layout, offloaded=Offloaded(count)), context)
 
     if not is_too_much(everything):
         return -1
     return max(0, bisect_left(range(everything), True, 1, key=is_too_much) - 1)
+
+
+def _fits(layout: Layout, context: int) -> bool:
+    return layout.fits(context, layout.least_batch, layout.request.draft_max or 0)
 
 
 def _missing_gpu(layout: Layout) -> str:
@@ -154,6 +176,28 @@ def _missing_gpu(layout: Layout) -> str:
 
 
 def _layers_reason(layout: Layout) -> str:
+    reason = _whole_layers_reason(layout)
+    if layout.request.override_tensor and layout.backend != ONNX:
+        return f"{reason}; tensors as --override-tensor says"
+    if not layout.experts_here:
+        return reason
+    return f"{reason}; experts of the first {layout.experts_here} layers here: {_gain(layout)}"
+
+
+def _gain(layout: Layout) -> str:
+    """Of experts that lie here: what a token reads here, and what it would with whole layers."""
+    override = replace(layout.request, override_tensor=())
+    whole = replace(layout, request=override, experts_here=0, offloaded=Offloaded())
+    whole, _ = with_layers_placed(whole)
+    ours, other = (read_bytes(way).get(HOST, 0) >> 20 for way in (layout, whole))
+    layers = sum(one.layers for one in whole.shares)
+    return (
+        f"a token reads {ours} MiB of this machine's memory, and {other} MiB with "
+        f"{layers} whole layers elsewhere (--n-cpu-moe 0)"
+    )
+
+
+def _whole_layers_reason(layout: Layout) -> str:
     if layout.machine.is_split and layout.backend != ONNX:
         return _shares_reason(layout)
     if layout.request.gpu_layers is not None:

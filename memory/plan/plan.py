@@ -102,6 +102,7 @@ class Plan:
     parts: tuple[Part, ...] = ()  # of one user, of each of two, and so on; empty for one alone
     latency: float = 1.0
     shares: tuple[Share, ...] = ()  # of devices that have any layers
+    overrides: tuple[tuple[str, str], ...] = ()  # as of `RunShape`
     snapshots: int = 0  # of a recurrent state, besides the one behind the last token
     switch_snapshots: int = 0
     drafter_is_asked: bool = True  # for by name, and not one that was chosen
@@ -126,6 +127,7 @@ class Plan:
             drafter=",".join(names) or "suffix",
             mapped=self.switch_mapped,
             snapshots=self.switch_snapshots,
+            overrides=(),
             switch_snapshots=0,
         )
 

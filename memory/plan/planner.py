@@ -150,6 +150,7 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
         parts=_parts(layout, context, components, drafts.speed_of(draft_max)),
         latency=layout.request.latency,
         shares=layout.shares,
+        overrides=layout.overrides,
         snapshots=snapshots_of(layout.spec, draft_max),
         switch_snapshots=snapshots_of(layout.switch_spec, draft_max),
     )

@@ -24,7 +24,7 @@ class Settings:
     device: str = "cpu"  # of ONNX Runtime; with llama.cpp the layers on the GPU say it
     kernels: bool = False  # edgespec's own, in llama.cpp
     head: bool = False  # of the head in a model's file alone
-    shares: str = ""  # layers by device, of those that have any
+    shares: str = ""  # layers by device, of those that have any, and tensors that lie elsewhere
     snapshots: int = 0  # of a recurrent state: what steps write besides
 
 
@@ -45,7 +45,12 @@ def settings_of(chosen: Plan | Layout) -> Settings:
         chosen.device if is_onnx else "cpu",
         chosen.kernels,
         snapshots=chosen.snapshots if isinstance(chosen, Plan) else 0,
-        shares=", ".join(f"{one.layers} on {_name(one.device)}" for one in chosen.shares),
+        shares=", ".join(
+            [
+                *(f"{one.layers} on {_name(one.device)}" for one in chosen.shares),
+                *(f"{pattern}={label}" for pattern, label in chosen.overrides),
+            ]
+        ),
     )
 
 

@@ -10,49 +10,109 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from edgespec.memory.bytes.footprint import weights_parts
+from edgespec.memory.bytes.footprint import multiplied_tensors
 from edgespec.memory.bytes.shape import HOST
-from edgespec.memory.bytes.simulation import Wanted
 from edgespec.memory.plan.layout import Layout, Offloaded
 
 _TRIPS = 2  # of a step to a worker: what it needs goes there, what it computed is fetched
 _HOST = -1  # among the numbers of accelerators
+EXPERTS = "exps."  # in names of tensors
+_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
-def spread(layout: Layout) -> tuple[int, ...]:
-    """Layers by accelerator: those asked for, or the fastest way that fits.
+def spread(layout: Layout) -> Layout:
+    """With layers by accelerator: those asked for, or the fastest way that fits.
 
-    Where nothing fits, as much as fits on each device: the refusal says which one is full.
+    Experts of some layers may lie here instead of whole layers. Where nothing fits, as much as fits
+    on each device: the refusal says which one is full.
     """
     asked = layout.request.gpu_layers
     order = sorted(range(len(layout.machine.accelerators)), key=lambda i: -_speed(layout, i))
+    everything = layout.spec.num_layers + 1
     if asked is not None:
-        everything = layout.spec.num_layers + 1
-        return _asked_for(layout, order, everything if asked < 0 else min(asked, everything))
-    ways = [_filled(layout, order[:count]) for count in range(len(order) + 1)]
-    fitting = [way for way in ways if not _is_full(layout, way)]
-    return min(fitting, key=lambda way: step_s(layout, way)) if fitting else ways[-1]
+        total = everything if asked < 0 else min(asked, everything)
+        return _shared(layout, _asked_for(layout, order, total))
+    ways = [_shared(layout, _filled(layout, order[:count])) for count in range(len(order) + 1)]
+    if may_keep_experts(layout):
+        ways += [_with_experts_here(layout, order[:count]) for count in range(1, len(order) + 1)]
+    fitting = [way for way in ways if not _is_full(way, way.offloaded.counts)]
+    if not fitting:
+        return ways[len(order)]
+    return min(fitting, key=lambda way: step_s(way, way.offloaded.counts))
+
+
+def may_keep_experts(layout: Layout) -> bool:
+    """Whether experts of some layers may lie here: there are any, and nobody said where."""
+    asked = layout.request.override_tensor
+    return asked is None and any(EXPERTS in name for name in layout.spec.tensors)
+
+
+def _with_experts_here(layout: Layout, numbers: Sequence[int]) -> Layout:
+    """All layers on these devices but for the experts of as few as possible.
+
+    If there is no room even without experts: as many layers as fit.
+    """
+
+    def filled(count: int) -> Layout:
+        kept = replace(layout, experts_here=count)
+        return _shared(kept, _filled(kept, numbers))
+
+    everything = layout.spec.num_layers + 1
+    counts = range(everything)
+    least = bisect_left(counts, True, key=lambda count: filled(count).gpu_layers == everything)
+    return filled(min(least, layout.spec.num_layers))
+
+
+def _shared(layout: Layout, counts: Sequence[int]) -> Layout:
+    return replace(layout, offloaded=Offloaded.shared(counts))
 
 
 def step_s(layout: Layout, counts: Sequence[int]) -> float:
-    """Seconds of a step over one token, estimated: bytes over bandwidth, and trips."""
-    with_them = replace(layout, offloaded=Offloaded.shared(counts))
-    nbytes: dict[str, int] = {}
-    shape = with_them.shape(*_least(layout))
-    (answer,) = layout.machine.sizes([Wanted(layout.spec, shape)])
-    for part in weights_parts(layout.spec, shape, answer):
-        nbytes[part.device] = nbytes.get(part.device, 0) + part.nbytes
-    seconds = nbytes.pop(HOST) / _speed(layout, _HOST)
-    for i, label in enumerate(layout.machine.labels):
-        if label in nbytes:
-            latency_s = layout.machine.accelerators[i].latency_s
-            seconds += nbytes[label] / _speed(layout, i) + _TRIPS * latency_s
+    """Seconds of a step over one token, estimated: bytes over bandwidth, and trips.
+
+    A layer on a worker whose experts lie here goes there and back once more.
+    """
+    placed = _shared(layout, counts)
+    seconds, first = 0.0, layout.spec.num_layers + 1 - sum(counts)
+    read = read_bytes(placed)
+    seconds += read.get(HOST, 0) / _speed(layout, _HOST)
+    for i, (label, count) in enumerate(zip(layout.machine.labels, counts, strict=True)):
+        if count:
+            trips = _TRIPS * (1 + max(0, min(layout.experts_here - first, count)))
+            seconds += read.get(label, 0) / _speed(layout, i)
+            seconds += trips * layout.machine.accelerators[i].latency_s
+        first += count
     return seconds
+
+
+def read_bytes(layout: Layout) -> dict[str, int]:
+    """Bytes of weights that a step over one token reads, by label of the device.
+
+    Of embeddings it reads a row, unless they are the head too, and of experts those it uses.
+    """
+    spec, found = layout.spec, dict[str, int]()
+    places = _places(layout)
+    used = spec.num_experts_used / spec.num_experts if spec.num_experts else 1.0
+    for tensor in multiplied_tensors(spec):
+        number = _LAYER.match(tensor.name)
+        layer = min(int(number[1]), spec.num_layers) if number else spec.num_layers
+        is_expert = EXPERTS in tensor.name
+        label = HOST if is_expert and layer < layout.experts_here else places[layer]
+        size = round(tensor.data_bytes * used) if is_expert else tensor.data_bytes
+        found[label] = found.get(label, 0) + size
+    return found
+
+
+def _places(layout: Layout) -> list[str]:
+    """Where each layer lies, and the head behind them."""
+    shared = [one.label for one in layout.shares for _ in range(one.layers)]
+    return [HOST] * (layout.spec.num_layers + 1 - len(shared)) + shared
 
 
 def _speed(layout: Layout, number: int) -> float:
@@ -162,7 +222,7 @@ def _is_full(layout: Layout, counts: Sequence[int]) -> bool:
 
 def _full(layout: Layout, counts: Sequence[int]) -> Iterator[str]:
     """Labels of devices without room for so many layers; the host stands for a budget, too."""
-    placed = replace(layout, offloaded=Offloaded.shared(counts))
+    placed = _shared(layout, counts)
     for shortage in placed.shortages(placed.footprint(*_least(layout))):
         yield shortage.device or HOST
 

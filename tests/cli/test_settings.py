@@ -115,31 +115,29 @@ def test_a_model_of_a_file_gives_way_to_an_argument(say: Command, user: Path) ->
 
 # Options that name a file, a host, a key, a model or another program, or do more than answer. A new
 # option is in neither list, and this test fails until somebody has decided.
-FORBIDDEN = {
-    *(
-        "alias",
-        "allowed-host",
-        "api-key",
-        "api-key-file",
-        "backend",
-        "check",
-        "color",
-        "connect",
-        "cors",
-        "csv",
-    ),
-    *("data", "device", "draft-model", "drafter", "exact", "file", "from", "grammar"),
-    *("grammar-file", "hf-repo", "host", "html", "imatrix", "json", "json-schema"),
-    *("json-schema-file", "kernels", "kind", "kv", "load", "memory", "model", "no-shift", "output"),
-    *("pairs", "port", "prompt", "prompts", "quick", "raw", "regex", "remember", "skip"),
-    *("switch", "system", "tensor", "types", "verbose", "work", "workers"),
-}
+FORBIDDEN = set(
+    """
+    alias allowed-host api-key api-key-file backend check color connect cors cpu-moe csv data
+    device draft-model drafter exact file from grammar grammar-file hf-repo host html imatrix
+    json json-schema json-schema-file kernels kind kv load memory model no-shift output
+    override-tensor pairs port prompt prompts quick raw regex remember skip switch system tensor
+    types verbose work workers
+    """.split()
+)
 ALLOWED = {
     *("bits", "budget", "cache-type-k", "cache-type-v", "ctx", "draft-max", "dry-allowed-length"),
     *("dry-base", "dry-multiplier", "dry-penalty-last-n", "dry-sequence-breaker", "dynatemp-exp"),
     *("dynatemp-range", "exit-layer", "frequency-penalty", "gpu-layers", "head-size", "kv-type"),
     *("large-share", "latency", "logit-bias", "max-kl", "max-tokens", "min-p", "minutes"),
-    *("mirostat", "mirostat-ent", "mirostat-lr", "per-task", "prefer", "presence-penalty"),
+    *(
+        "mirostat",
+        "mirostat-ent",
+        "mirostat-lr",
+        "n-cpu-moe",
+        "per-task",
+        "prefer",
+        "presence-penalty",
+    ),
     *("quality", "repeat-last-n", "repeat-penalty", "repeats", "samplers", "seed", "stop"),
     *("temperature", "threads", "top-k", "top-n-sigma", "top-p", "typical", "users"),
     *("xtc-probability", "xtc-threshold"),
