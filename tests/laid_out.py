@@ -6,6 +6,7 @@ and of logits. Q4_0 is rewritten for the processor where it `repacks`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -55,10 +56,11 @@ def cache_bytes(spec: ModelSpec, shape: RunShape, layer: int) -> int:
 
 def _one(spec: ModelSpec, shape: RunShape, repacks: bool) -> dict[str, Bytes]:
     places = _places(spec, shape)
-    found = {label: [0, 0, 0, _compute(spec, shape)] for label in {HOST, *places}}
+    used = {HOST, *places, *(label for _, label in shape.overrides)}
+    found = {label: [0, 0, 0, _compute(spec, shape)] for label in used}
     for tensor in spec.tensors.values():
         layer = _layer_of(spec, tensor.name)
-        label = places[layer] if layer >= 0 else HOST
+        label = _overridden(shape, tensor.name) or (places[layer] if layer >= 0 else HOST)
         is_matrix = len(tensor.dims) > 1 and layer >= 0
         packs = label == HOST and is_matrix and tensor.type.name == "Q4_0"
         found[label][packs and (repacks or shape.kernels)] += tensor.data_bytes
@@ -70,6 +72,10 @@ def _one(spec: ModelSpec, shape: RunShape, repacks: bool) -> dict[str, Bytes]:
     for layer in range(spec.num_layers):
         found[places[layer]][2] += cache_bytes(spec, shape, layer)
     return {label: Bytes(*sizes) for label, sizes in found.items()}
+
+
+def _overridden(shape: RunShape, name: str) -> str:
+    return next((label for pattern, label in shape.overrides if re.search(pattern, name)), "")
 
 
 def _places(spec: ModelSpec, shape: RunShape) -> list[str]:

@@ -100,6 +100,25 @@ def model(
     return replace(spec, **changes)
 
 
+def with_experts(spec: ModelSpec, experts: int, used: int) -> ModelSpec:
+    """The model with so many of its feed-forward networks in each layer."""
+    tensors = {}
+    for name, one in spec.tensors.items():
+        if ".ffn_" in name and "norm" not in name:
+            name = name.replace(".weight", "_exps.weight")
+            dims, size = (*one.dims, experts), one.data_bytes * experts
+            one = replace(one, name=name, dims=dims, data_bytes=size)
+        tensors[name] = one
+    return replace(
+        spec,
+        arch="qwen3moe",
+        tensors=tensors,
+        weight_bytes=sum(one.data_bytes for one in tensors.values()),
+        num_experts=experts,
+        num_experts_used=used,
+    )
+
+
 SPEC = model()
 CELL = 4 * 2 * (64 + 64) * 2  # bytes of cache a token
 RECURRENT = replace(SPEC, arch="mamba", is_recurrent=True, num_kv_heads=(0,) * 4)

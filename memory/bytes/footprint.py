@@ -34,6 +34,8 @@ _F32 = 4
 NOTHING = Bytes(0, 0, 0, 0)
 TABLE, HEAD = "token_embd.weight", "output.weight"
 LOOKUP_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")
+# Architectures with tables that llama.cpp marks (`TENSOR_READ_LAZY`).
+_READS_ROWS = ("gemma4", "qwen4exp")
 _ACTIVATION_BYTES = {"F32": 4.0, "F16": 2.0, "BF16": 2.0}  # else Q8_0 or Q8_K blocks
 _QUANTIZED_ACTIVATION_BYTES = 292 / 256
 # What llama.cpp multiplies in tiles on x86-64 unless it is rearranged, and its scratch for a thread
@@ -118,11 +120,22 @@ def weights_parts(spec: ModelSpec, shape: RunShape, answer: Answer) -> Iterator[
     """The weights: in the file's format, as kernels read them, and on other devices."""
     devices = {label: one.weights + one.packed for label, one in answer.items() if label != HOST}
     here = answer.get(HOST, NOTHING)
-    host = spec.weight_bytes - sum(devices.values()) if shape.mapped else here.weights
-    yield Component("weights", max(0, host), is_ceiling=shape.mapped)
+    if shape.mapped:
+        host = spec.weight_bytes - sum(devices.values())
+        yield Component("weights", max(0, host), is_ceiling=True)
+    else:  # what is looked up by row stays pages of the file in any case
+        looked_up = min(here.weights, looked_up_bytes(spec))
+        yield Component("weights", here.weights - looked_up)
+        yield Component("table_weights", looked_up, is_ceiling=True)
     yield Component("weights_repacked", here.packed)
     for label, size in devices.items():
         yield Component("weights", size, device=label)
+
+
+def looked_up_bytes(spec: ModelSpec) -> int:
+    """Bytes of a table that llama.cpp reads by row, in the file, however that is loaded."""
+    table = spec.tensors.get("per_layer_token_embd.weight")
+    return table.data_bytes if table is not None and spec.arch in _READS_ROWS else 0
 
 
 def runtime_bytes(spec: ModelSpec) -> int:

@@ -18,11 +18,14 @@ from planning_cases import (
     peak,
     plan_of,
     reason,
+    with_experts,
 )
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.shape import Device
 from edgespec.memory.device.kernels import attends, missing_kernels
+from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import Settings, draft_shares, settings_of
 from edgespec.memory.times.speed import SpeedModel
 
@@ -200,3 +203,77 @@ def test_measured_losses_decide_which_cache_is_taken(losses: dict[str, float], k
     assert plan.kv_type_k == plan.kv_type_v == kind
     if kind in losses:
         assert f"divergence of {losses[kind]:.4f}" in reason(plan, "kv_type")
+
+
+# -- experts ---------------------------------------------------------------------------------------
+
+EXPERTS = with_experts(model(layers=8, feed_forward=1024), 16, 2)
+
+
+def placed(plan: Plan) -> tuple[int, int]:
+    """Layers on the GPU, and first layers whose experts are not."""
+    numbers = [pattern.partition(")")[0].count("|") + 1 for pattern, _ in plan.overrides]
+    return plan.gpu_layers, sum(numbers)
+
+
+def test_experts_stay_here_where_whole_layers_would() -> None:
+    """Of as few layers as do not fit; more of them the smaller the GPU is.
+
+    One whole layer here may be less to read than the experts of two.
+    """
+    seen = []
+    for mebibytes in range(4, 80, 4):
+        plan = plan_of(EXPERTS, machine_with(64 << 30, gpu(mebibytes * MIB)), context_size=512)
+        assert plan.predicted_gpu_bytes <= mebibytes * MIB
+        seen += [placed(plan)[1]] if plan.gpu_layers < 0 else []
+    assert seen == sorted(seen, reverse=True) and {0, 4, 8} < set(seen)
+
+
+def test_experts_that_stay_are_read_in_part() -> None:
+    """A token reads an eighth of them: that is what the plan compares, and says."""
+    plan = plan_of(EXPERTS, machine_with(64 << 30, gpu(36 * MIB)), context_size=512)
+    layers, kept = placed(plan)
+    assert layers == -1 and 0 < kept < 8
+    each = sum(EXPERTS.tensors[f"blk.0.ffn_{one}_exps.weight"].data_bytes for one in PARTS)
+    assert plan.component_bytes["weights"] == kept * each + TABLE_BYTES
+    read = kept * each // 8 >> 20
+    told = reason(plan, "gpu_layers")
+    assert f"experts of the first {kept} layers here: a token reads {read} MiB" in told
+    whole = plan_of(EXPERTS, machine_with(64 << 30, gpu(36 * MIB)), override_tensor=())
+    assert 0 < whole.gpu_layers < 8 and not whole.overrides
+    assert f"with {whole.gpu_layers} whole layers elsewhere (--n-cpu-moe 0)" in told
+
+
+PARTS = ("gate", "up", "down")
+TABLE_BYTES = EXPERTS.tensors["token_embd.weight"].data_bytes
+
+
+def test_tensors_go_where_they_are_asked_to() -> None:
+    machine = machine_with(64 << 30, gpu(8 << 30))
+    asked = ("ffn_down_exps=CPU", r"blk\.0\.attn_q=GPU0")
+    plan = plan_of(EXPERTS, machine, override_tensor=asked)
+    assert plan.overrides == (("ffn_down_exps", "host"), (r"blk\.0\.attn_q", "gpu"))
+    down = EXPERTS.tensors["blk.0.ffn_down_exps.weight"].data_bytes
+    assert plan.component_bytes["weights"] == 8 * down + TABLE_BYTES
+    assert "tensors as --override-tensor says" in reason(plan, "gpu_layers")
+    alone = plan_of(EXPERTS, machine, override_tensor=asked, gpu_layers=0)
+    assert alone.predicted_gpu_bytes > EXPERTS.tensors["blk.0.attn_q.weight"].data_bytes
+    assert [(one.label, one.layers) for one in alone.shares] == [("gpu", 0)]
+
+
+def test_a_device_that_is_not_there_is_told() -> None:
+    with pytest.raises(UnsupportedError, match="names CUDA7, and there is no such device") as told:
+        plan_of(EXPERTS, machine_with(64 << 30, gpu(8 << 30)), override_tensor=("x=CUDA7",))
+    assert told.value.hint == "use CPU, GPU0"
+
+
+@pytest.mark.parametrize("text", ["", "exps", "=CPU", "exps=", "a\0=CPU", "a" * 5000 + "=CPU"])
+def test_what_is_no_pattern_with_a_device_is_told(text: str) -> None:
+    with pytest.raises(UnsupportedError, match="is not PATTERN=DEVICE"):
+        Request(override_tensor=(text,))
+
+
+def test_times_of_steps_are_kept_by_where_tensors_lie() -> None:
+    machine = machine_with(64 << 30, gpu(8 << 30))
+    moved = plan_of(EXPERTS, machine, override_tensor=("ffn_down_exps=CPU",))
+    assert settings_of(moved) != settings_of(plan_of(EXPERTS, machine))

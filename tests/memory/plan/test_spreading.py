@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import pytest
 from laid_out import machine_with
-from planning_cases import MIB, SPEC, gpu, model, plan_of, reason, refusal
+from planning_cases import MIB, SPEC, gpu, model, plan_of, reason, refusal, with_experts
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.device.accelerators import Accelerator
+from edgespec.memory.plan.layout import Layout
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.plan import Plan
+from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
+from edgespec.memory.plan.spreading import step_s
 
 HOST_SPEED = 10e9
 LARGE = model(layers=8, width=1024, head=64, heads=(16, 4), feed_forward=2048, vocabulary=2000)
@@ -149,3 +152,45 @@ def test_what_workers_are_not_used_with_is_refused() -> None:
     there = machine(worker(8 << 30))
     with pytest.raises(UnsupportedError, match="ONNX Runtime"):
         plan_of(SPEC, there, backend="onnx", workers=("10.0.0.1:50052",))
+
+
+EXPERTS = with_experts(model(layers=8, feed_forward=1024), 16, 2)
+
+
+def test_a_worker_without_room_for_all_leaves_experts_here() -> None:
+    """A worker four times as fast: what a token reads there costs a quarter."""
+    fast = worker(36 * MIB, 4 * HOST_SPEED)
+    plan = plan_of(EXPERTS, machine(fast), context_size=512, draft_max=0)
+    assert counts(plan) == {"worker1": 9} and plan.overrides
+    assert plan.predicted_bytes_of("worker1") <= 36 * MIB
+    assert "experts of the first" in reason(plan, "gpu_layers")
+
+
+def test_experts_on_the_way_to_a_far_worker_cost_trips() -> None:
+    """Each layer with experts here goes there and back once more: whole layers stay instead."""
+    far = worker(36 * MIB, 4 * HOST_SPEED, latency_s=20e-6)
+    plan = plan_of(EXPERTS, machine(far), context_size=512, draft_max=0)
+    assert 0 < counts(plan)["worker1"] < 9 and not plan.overrides
+
+
+def test_three_ways_in_the_right_order() -> None:
+    """Whole layers, all experts, and experts of few layers here: by bytes over bandwidth."""
+    layout = Layout(EXPERTS, machine(worker(8 << 30, 4 * HOST_SPEED)), Request(), 2, "f16", "f16")
+    each = sum(EXPERTS.tensors[f"blk.0.{name}.weight"].data_bytes for name in DENSE)
+    experts = EXPERTS.tensors["blk.0.ffn_up_exps.weight"].data_bytes * 3 / 8
+    table = EXPERTS.tensors["token_embd.weight"].data_bytes
+    all_read = 8 * (each + experts) + table
+
+    def seconds(here: float) -> float:
+        return (here + (all_read - here) / 4) / HOST_SPEED
+
+    ways = {5: (0, 4 * (each + experts)), 9: (8, 8 * experts)}
+    for count, (kept, here) in ways.items():
+        found = step_s(replace(layout, experts_here=kept), (count,))
+        assert found == pytest.approx(seconds(here), rel=0.001)
+    assert step_s(replace(layout, experts_here=2), (9,)) == pytest.approx(
+        seconds(2 * experts), rel=0.001
+    )
+
+
+DENSE = ("attn_q", "attn_k", "attn_v", "attn_output")
