@@ -12,6 +12,7 @@ import importlib.util
 import json
 import re
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,6 +32,7 @@ from edgespec.models.processes import messages_out
 _CACHE_LINE = re.compile(r": size = +([\d.]+) MiB")  # of keys and values, or of states
 _LAY_OUT = "_ZN13llama_context13sched_reserveEv"  # llama_context::sched_reserve()
 _ROUNDED = 0.005  # MiB that a number of the log may be too small by
+_MOST_SECONDS = 6  # for an answer: 0.02 usually, and 2 where a GPU's driver starts
 _MOST_TYPES = 64  # kinds of memory that llama.cpp tells of
 
 
@@ -51,12 +53,27 @@ def main() -> None:
     _import_without_the_rest()
     contexts = _Contexts()
     for line in sys.stdin.buffer:
+        _limit_time()
         try:
             answer: Any = {"contexts": contexts.answer(json.loads(line))}
         except Exception as problem:
             answer = {"error": f"{problem}"}
         out.write(json.dumps(answer).encode() + b"\n")
         out.flush()
+
+
+def _limit_time() -> None:
+    """Of the next answer: a header or a pattern may keep llama.cpp busy without an end.
+
+    Time of the processor, not of the clock: it is as long where the machine is busy.
+    """
+    if sys.platform != "win32":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_CPU)
+        end = int(time.process_time()) + _MOST_SECONDS
+        end = end if most == resource.RLIM_INFINITY else min(end, most)
+        resource.setrlimit(resource.RLIMIT_CPU, (end, most))
 
 
 def _import_without_the_rest() -> None:

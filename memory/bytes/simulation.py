@@ -34,7 +34,7 @@ _MODULE = "edgespec.backends.llama.simulator"
 _KIND = "layouts"  # of what is stored
 _QUIET_END = {"GGML_NO_BACKTRACE": "1"}  # where it ends, no debugger is started
 _MOST_KEPT = 400  # answers about a file: a plan takes 10 to 25
-_PATIENCE_S = 60.0  # for one answer: it takes 10 ms, and 1 s where a GPU's driver starts
+_PATIENCE_S = 60.0  # for one answer, if the process sleeps: busy it ends itself far sooner
 
 
 class Bytes(NamedTuple):
@@ -167,14 +167,13 @@ class _Simulator:
             self._end()
             raise BackendError(
                 f"llama.cpp ended while it was asked about {name}",
-                hint="the file may be damaged, or of an architecture that it does not know",
+                hint=_hint(wanted, "of an architecture that it does not know"),
             )
         answer = json.loads(line)
         if "error" in answer:
             raise BackendError(
                 answer["error"].replace(f"{skeletons[-1].name}.gguf", name),
-                hint="the file may be damaged, or of a newer architecture than "
-                "llama-cpp-python 0.3.36 knows",
+                hint=_hint(wanted, "of a newer architecture than llama-cpp-python 0.3.36 knows"),
             )
         found: list[dict[str, list[int]]] = answer["contexts"]
         return found
@@ -213,6 +212,12 @@ class _Simulator:
             kept = dict(list(answers.items())[-_MOST_KEPT:])
             cache.store(_KIND, _key(name), {"answers": kept})
         self._new.clear()
+
+
+def _hint(wanted: Sequence[Wanted], kind: str) -> str:
+    patterns = "a pattern of --override-tensor may be no regular expression of C++, or "
+    is_asked = any(one.shape.overrides for one in wanted)
+    return f"{patterns * is_asked}the file may be damaged, or {kind}"
 
 
 def _described(one: Wanted, bones: _Skeleton) -> dict[str, Any]:

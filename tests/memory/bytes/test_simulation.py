@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from dflash_gguf import DFlash, write_dflash
 from eagle3_gguf import Head, write_eagle
 from hybrid_gguf import HYBRIDS, Shape, write_hybrid
+from mutated_headers import headers, mutated
 from random_gguf import Q8_0, write_model
 
 from edgespec.backends.llama import simulator
@@ -22,10 +24,10 @@ from edgespec.backends.llama.head_files import open_head_file
 from edgespec.backends.llama.library import library
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.llama.simulator import SimulatedContext, allocated
-from edgespec.errors import BackendError
+from edgespec.errors import BackendError, EdgespecError
 from edgespec.memory.bytes import simulation
-from edgespec.memory.bytes.head_footprint import wanted_head
-from edgespec.memory.bytes.shape import HOST, RunShape
+from edgespec.memory.bytes.head_footprint import wanted_block, wanted_head
+from edgespec.memory.bytes.shape import HOST, Device, RunShape
 from edgespec.memory.bytes.simulation import Bytes, Wanted, simulated, simulating
 from edgespec.memory.store import cache
 from edgespec.models.embedded import embedded_drafter_path, embedded_model
@@ -256,3 +258,70 @@ def test_an_end_of_the_process_by_llama_cpp_is_told_in_a_sentence(tmp_path: Path
     with pytest.raises(BackendError, match=r"ended while it was asked about model\.gguf"):
         simulated([Wanted(spec, RunShape(512, 64, 8, snapshots=250))])
     assert simulated([Wanted(spec, RunShape(512, 64, 8))])[0][HOST].cache > 0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("exps(", r"cannot load model\.gguf: .*Mismatched '\(' and '\)'"),
+        ("[z-a]", r"cannot load model\.gguf: .*Invalid range"),
+        pytest.param("(.*)*" * 7 + "Q$", "ended while it was asked", marks=pytest.mark.slow),
+    ],
+)
+def test_a_pattern_that_is_none_is_told_in_a_sentence(
+    spec: ModelSpec, pattern: str, told: str
+) -> None:
+    """Also one without an end: its time is bounded, and the next question is answered."""
+    start = time.monotonic()
+    with pytest.raises(BackendError, match=told) as caught:
+        simulated([Wanted(spec, replace(PLAIN, overrides=((pattern, HOST),)))])
+    assert "a pattern of --override-tensor may be no regular expression" in (
+        caught.value.hint or ""
+    )
+    assert time.monotonic() - start < simulation._PATIENCE_S
+    assert simulated([Wanted(spec, PLAIN)])[0][HOST].cache > 0
+
+
+def test_patterns_reach_llama_cpp_the_same_way_twice(tmp_path: Path) -> None:
+    """In a load and in a simulation, on the one device that is always there.
+
+    Here the processor is also a device that takes layers, whose own memory it is: what is named for
+    it is not rewritten for kernels, and what is named for the host is.
+    """
+    spec = read_model_spec(write_hybrid(tmp_path / "model.gguf", Shape("qwen3moe", 4, 256, 512)))
+    device = (Device(HOST, 5, "CPU"),)
+    placed = replace(PLAIN, gpu_layers=5, devices=device, kernels=True)
+    settings = replace(settings_of(placed), gpu_layers=5, devices=device, tied=False)
+    found = []
+    for overrides in ((), (("ffn_.*_exps", HOST),), (("blk.(0|1).ffn_.*_exps", HOST),)):
+        backend = LlamaBackend(spec.path, replace(settings, overrides=overrides))
+        real = allocated(backend._context)
+        backend.close()
+        said = simulated([Wanted(spec, replace(placed, overrides=overrides))])[0]
+        assert said[HOST][:3] == real[HOST][:3]  # a buffer of results is counted by each of both
+        found.append(real[HOST].packed)
+    assert found[1] == 2 * found[2] > found[0] == 0
+
+
+def survived(file: Path, header: bytes) -> str:
+    """What came of a header: bytes, or the words of one error of ours."""
+    file.write_bytes(header)
+    try:
+        spec = read_model_spec(file)
+        shape = RunShape(512, 64, 8, snapshots=4 if spec.has_snapshots else 0, kernels=True)
+        with_block = replace(shape, head=True)
+        simulated([Wanted(spec, shape)])
+        if spec.num_prediction_layers:
+            simulated([Wanted(spec, with_block), wanted_block(spec, with_block)])
+    except EdgespecError as problem:
+        return f"{problem}"
+    return "bytes"
+
+
+@pytest.mark.slow
+def test_odd_headers_end_in_bytes_or_in_a_sentence(tmp_path: Path) -> None:
+    """Some of them end llama.cpp's process; the next one is answered all the same."""
+    known = headers(tmp_path)
+    with simulating():
+        said = [survived(tmp_path / "model.gguf", mutated(known, seed)) for seed in range(300)]
+    assert said.count("bytes") > 30 and all(one and "\n" not in one for one in said)
