@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from delaying import DelayingProxy
+from hybrid_gguf import Shape, write_hybrid
 from random_gguf import LAYERS, Q8_0, write_model
 from rpc_workers import NO_RPC, LocalWorker, local_worker
 from waiting import Lived
@@ -21,7 +22,7 @@ from edgespec.errors import BackendError, DoesNotFitError
 from edgespec.memory.bytes.shape import Device
 from edgespec.memory.device import rpc
 from edgespec.memory.device.accelerators import has_rpc
-from edgespec.memory.plan.options import LoadOptions
+from edgespec.memory.plan.options import LoadOptions, experts_on_host
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import read_model_spec
 from edgespec.setup.loading import load_plan
@@ -104,6 +105,45 @@ def test_a_worker_takes_what_was_planned(
     for label in {one.label for one in plan.shares}:
         taken = sum(size for name, size in allocated.items() if name.startswith(label))
         assert taken == pytest.approx(plan.predicted_bytes_of(label), rel=0.02, abs=24 * KIB)
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = Shape("qwen3moe", width=128, hidden=512, experts=16, interval=1)
+    return write_hybrid(tmp_path_factory.mktemp("experts") / "m.gguf", shape)
+
+
+def test_experts_stay_here_and_a_worker_has_the_rest(experts: Path) -> None:
+    """Of a mixture of experts that it has room for a third of: planned, allocated, and the same."""
+    spec = read_model_spec(experts)
+    room = spec.weight_bytes // 3 + (1 << 20)
+    written, placed = set(), []
+    with local_worker("--threads", "1", "--memory", f"{room // KIB}KiB") as worker:
+        for layers, overrides in (
+            (0, None),
+            (-1, (experts_on_host(),)),
+            (-1, (experts_on_host(3),)),
+            (2, None),
+            (0, (f"blk.0.ffn_up_exps={worker.address}",)),
+        ):
+            options = LoadOptions(
+                workers=(worker.address,),
+                gpu_layers=layers,
+                context_size=512,
+                kernels="off",
+                override_tensor=overrides,
+            )
+            plan = make_run_plan(spec, Request.loading(options))
+            with load_plan(spec, plan) as engine:
+                allocated = engine.memory_bytes()
+                written.add(engine.generate(TEXT[:40], raw=True, max_tokens=24).token_ids)
+            taken = sum(size for name, size in allocated.items() if name.startswith("worker1"))
+            assert taken == pytest.approx(
+                plan.predicted_bytes_of("worker1"), rel=0.02, abs=24 * KIB
+            )
+            placed.append(taken)
+    assert len(written) == 1
+    assert placed[0] == 0 < placed[4] < placed[1] < placed[2] < room
 
 
 @pytest.mark.parametrize(
