@@ -27,6 +27,7 @@ class Heads:
     window: int = WINDOW
     per_layer: int = 0  # values of a token's own input to each layer
     shared: int = 0  # last layers that look into the caches of others
+    inner: int = 0  # values within each of the experts, where a model has some
 
 
 TINY = Heads()
@@ -87,7 +88,30 @@ def _gemma4(shape: Shape, heads: Heads) -> tuple[Keys, Tensors]:
             "per_layer_model_proj.weight": ((inputs, shape.width), "normal"),
             "per_layer_proj_norm.weight": ((heads.per_layer,), "ones"),
         }
+    if heads.inner:
+        keys |= {
+            "expert_count": shape.experts,
+            "expert_used_count": shape.used,
+            "expert_feed_forward_length": heads.inner,
+        }
+        for layer in range(shape.layers):
+            parts = _experts(shape, heads.inner)
+            tensors |= {f"blk.{layer}.{name}": part for name, part in parts.items()}
     return keys, tensors
+
+
+def _experts(shape: Shape, inner: int) -> Tensors:
+    """Beside what feeds forward; the first two of their products are one."""
+    count, width = shape.experts, shape.width
+    norms = ("pre_ffw_norm_2.weight", "post_ffw_norm_1.weight", "post_ffw_norm_2.weight")
+    return {
+        "ffn_gate_inp.weight": ((count, width), "normal"),
+        "ffn_gate_inp.scale": ((width,), "ones"),
+        **{name: ((width,), "ones") for name in norms},
+        "ffn_gate_up_exps.weight": ((count, 2 * inner, width), "normal"),
+        "ffn_down_exps.weight": ((count, width, inner), "normal"),
+        "ffn_down_exps.scale": ((count,), "ones"),
+    }
 
 
 def _assistant(shape: Shape, heads: Heads, width: int) -> tuple[Keys, Tensors]:

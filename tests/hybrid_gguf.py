@@ -278,6 +278,26 @@ def _qwen3moe(shape: Shape) -> tuple[Keys, Tensors]:
     return _expert_keys(shape), _with_experts(tensors, shape, range(shape.layers), without)
 
 
+def _gpt_oss(shape: Shape) -> tuple[Keys, Tensors]:
+    """Attention with sinks, and experts with biases, in all layers."""
+    width, inner = shape.width, shape.hidden // 2
+    _, tensors = _qwen3moe(shape)
+    left_out = ("attn_q_norm.weight", "attn_k_norm.weight", "ffn_norm.weight")
+    tensors = {name: one for name, one in tensors.items() if not name.endswith(left_out)}
+    for layer in range(shape.layers):
+        parts: Tensors = {
+            "post_attention_norm.weight": ((width,), "ones"),
+            "attn_sinks.weight": ((shape.heads,), "zeros"),
+            "attn_output.bias": ((width,), "zeros"),
+            "ffn_gate_inp.bias": ((shape.experts,), "zeros"),
+            "ffn_gate_exps.bias": ((shape.experts, inner), "zeros"),
+            "ffn_up_exps.bias": ((shape.experts, inner), "zeros"),
+            "ffn_down_exps.bias": ((shape.experts, width), "zeros"),
+        }
+        tensors |= {f"blk.{layer}.{name}": part for name, part in parts.items()}
+    return _expert_keys(shape) | {"attention.sliding_window": 128}, tensors
+
+
 def _dense(shape: Shape) -> tuple[Keys, Tensors]:
     """Attention in all layers, and nothing besides."""
     tensors: Tensors = {"output_norm.weight": ((shape.width,), "ones")}
@@ -300,6 +320,7 @@ _ARCHITECTURES = {
     "lfm2moe": _lfm2moe,
     "nemotron_h_moe": _nemotron_h_moe,
     "qwen3moe": _qwen3moe,
+    "gpt-oss": _gpt_oss,
     "qwen3next": _qwen35,  # its metadata; the tensors have other names
 }
 

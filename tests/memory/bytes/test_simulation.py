@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from dflash_gguf import DFlash, write_dflash
 from eagle3_gguf import Head, write_eagle
-from hybrid_gguf import HYBRIDS, Shape, write_hybrid
+from gemma4_gguf import Heads, write_hollow_gemma4
+from hybrid_gguf import HYBRIDS, Shape, write_hollow, write_hybrid
 from mutated_headers import headers, mutated
 from random_gguf import Q8_0, write_model
 
@@ -125,6 +126,45 @@ def test_without_our_library_the_log_is_read(
     assert rounded.compute == pytest.approx(exact.compute, abs=0.01 * 2**20)
     weights = exact.weights + exact.packed
     assert 0.99 * weights <= rounded.packed <= 1.2 * weights + table
+
+
+# As their publishers describe them; bytes of all tensors, and of a cache of 4096 cells.
+REAL = {
+    "Qwen3-30B-A3B": (
+        Shape("qwen3moe", 48, 2048, 1536, 151_936, 32, 4, 128, experts=128, used=8),
+        17.2e9,
+        48 * 4096 * 2 * 4 * 128 * 2,
+    ),
+    "gpt-oss-20b": (
+        Shape("gpt-oss", 24, 2880, 5760, 201_088, 64, 8, 64, experts=32, used=4),
+        11.7e9,
+        12 * (4096 + 512) * 2 * 8 * 64 * 2,
+    ),
+    "Gemma 4 26B-A4B": (
+        Shape("gemma4", 30, 2816, 2112, 262_144, 16, 2, 512, interval=6, experts=128, used=8),
+        14.6e9,
+        5 * 4096 * 2 * 2 * 512 * 2 + 25 * 1280 * 2 * 8 * 256 * 2,
+    ),
+}
+SLIDING = Heads(length=256, kv_heads=8, window=1024, inner=704)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_mixtures_of_experts_have_their_real_sizes(name: str, tmp_path: Path) -> None:
+    """All weights are somewhere: rearranged or not, with experts elsewhere or not."""
+    shape, weights, cache = REAL[name]
+    path = tmp_path / "model.gguf"
+    if shape.arch == "gemma4":
+        write_hollow_gemma4(path, shape, SLIDING)
+    else:
+        write_hollow(path, shape, "MXFP4" if shape.arch == "gpt-oss" else "Q4_0")
+    spec = read_model_spec(path)
+    assert spec.weight_bytes == pytest.approx(weights, rel=0.05)
+    for overrides in ((), (("ffn_.*_exps", HOST),)):
+        wanted = Wanted(spec, RunShape(4096, 256, 8, overrides=overrides))
+        found = simulated([wanted])[0][HOST]
+        assert found.weights + found.packed == pytest.approx(spec.weight_bytes, rel=0.001)
+        assert found.cache == cache
 
 
 def missing_library(_context: object) -> None:
