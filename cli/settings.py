@@ -39,6 +39,7 @@ _TAKEN = (*_ONCE, "data", "cache", "models")
 # Who reaches a worker runs code on it, and EDGESPEC_HOST may be meant for a server.
 _SAID_ALONE = {"worker": ("host",)}
 
+_PATHS = ("path", "file", "filename", "directory")
 _WHOLE, _NUMBERS = ("int", "integer", "int range", "integer range"), ("float", "float range")
 # Of a project's file: numbers name nothing but for this one; these texts are sampling or sizes.
 _OUTWARD_NUMBERS = ("port",)
@@ -153,6 +154,8 @@ def _kinds(parameter: Any) -> tuple[tuple[type, ...], str]:
         return (bool,), "true or false"
     if name in _WHOLE:
         return (int,), "whole number"
+    if name in _PATHS:
+        return (str,), "text"
     return ((int, float), "number") if name in _NUMBERS else ((str, int, float), "text or number")
 
 

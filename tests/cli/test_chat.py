@@ -215,7 +215,7 @@ def test_ctrl_z_suspends_the_chat_and_the_line_stays(measured: str) -> None:
 def test_what_is_typed_during_an_answer_is_the_next_line(measured: str) -> None:
     person = Person(measured, "-n", "120")
     person.sends(ENDLESS)
-    person.sees("2.")
+    person.sees("\n2. ")  # and not one of the memory that the prompt shows
     person.types("typed ahead")
     assert "typed" not in person.sees("cut off")
     person.waits()

@@ -181,6 +181,11 @@ def test_a_projects_file_names_no_server_and_no_file(
     assert str(project) not in say("plan", "no.gguf")[2]  # which has neither there
 
 
+def test_a_number_is_no_name_of_a_file(say: Command, user: Path) -> None:
+    user.write_text("file = 0\n")
+    assert say("run", "Hi")[2].startswith(f"error: {user} sets file to what is no text")
+
+
 def test_the_users_own_file_sets_all(say: Command, project: Path, user: Path) -> None:
     user.write_text('connect = "http://127.0.0.1:1"\n')
     assert held(say)["connect"] == ("http://127.0.0.1:1", str(user))
