@@ -34,7 +34,7 @@ from edgespec.drafting.top_tokens import top_tokens_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory
 from edgespec.prefix import common_prefix_length
-from edgespec.sampling.constrained import ConstrainedSampler
+from edgespec.sampling.sampling import Sampler
 
 
 @dataclass(slots=True)
@@ -196,6 +196,7 @@ class Decoding:
         reading = self._reading
         known = common_prefix_length(self.backend.tokens, reading.text[:-1])
         reading.end = reading.reused = self.backend.truncate(known if reading.reuse else 0)
+        self.run.num_read = self.run.num_reused = reading.end
 
     def read(self, most: int) -> None:
         """Read on, at most `most` tokens."""
@@ -215,6 +216,7 @@ class Decoding:
         reading = self._reading
         reading.row = row[: self.run.vocab_size]
         reading.end += len(piece)
+        self.run.num_read = reading.end
         reading.spent_s += spent_s
         if not self.num_unread:
             num_read = len(reading.text) - reading.reused
@@ -251,6 +253,8 @@ class Decoding:
         if self._drafter is not None and not reading.is_drafted_from:
             if isinstance(self.model.drafter, KeepsTexts):
                 self.model.drafter.history = self.run.history
+                if self.run.prediction:
+                    self.model.drafter.recall([(self.run.history, self.run.prediction)])
             self._drafter.begin([*reading.text, self._root])  # for which no first token waited
             reading.is_drafted_from = True
         stakes, proposal = self._stakes_of(company), EMPTY
@@ -336,7 +340,7 @@ class Decoding:
     def _accept(self, tree: DraftTree, logits: Logits) -> tuple[list[int], list[int]]:
         """Nodes to keep and tokens to emit: each rule where its proposals need it."""
         sampler, writers = self.run.sampler, self.run.writers
-        if not tree.distributions or isinstance(sampler, ConstrainedSampler):
+        if not tree.distributions or not isinstance(sampler, Sampler):
             hands_over = None if writers is ALONE else writers.hands_over
             path, emitted = accept(tree, logits, sampler.pick, hands_over)
         else:

@@ -41,12 +41,14 @@ from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import ConstrainedSampler, make_grammar
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
+from edgespec.sampling.thought import LimitedThought
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgespec.decode.options import GenerationKeywords
 
+_PROMPT_END = 8  # tokens by which a drafter finds the beginning of a predicted answer
 _FEW = 32  # tokens of a cache that are read again at once
 Prompt = str | Sequence[Message] | Sequence[int]
 
@@ -184,9 +186,10 @@ class Engine:
         params = asked.sampling or SamplingParams()
         sampler = Sampler(params, self.vocab_size, ids, self.backend.tokenizer.token_bytes)
         grammar = make_grammar(self.backend.tokenizer, asked.answer_format)
-        is_free = params.draws_freely and grammar is None
+        is_free = params.draws_freely and grammar is None and asked.thought is None
+        picks = sampler if grammar is None else ConstrainedSampler(sampler, grammar)
         return Run(
-            sampler=sampler if grammar is None else ConstrainedSampler(sampler, grammar),
+            sampler=picks if asked.thought is None else self._limited(picks, asked),
             draft_sampler=sampler.independent() if is_free else None,
             limit=min(asked.max_tokens, room),
             cancel=Cancel(asked.cancel),
@@ -194,10 +197,26 @@ class Engine:
             counters=Counters(prompt_tokens=len(ids)),
             speculates=asked.speculate,
             history=asked.history,
+            prediction=self._predicted(ids, asked.prediction),
             grammar=grammar,
             reuse=asked.reuse and self.reuses_cache,
             num_best=asked.logprobs,
         )
+
+    def _limited(
+        self, sampler: Sampler | ConstrainedSampler, asked: GenerationOptions
+    ) -> LimitedThought:
+        """The same sampler, that ends a thought at its limit."""
+        assert asked.thought is not None
+        end_ids = self.backend.tokenizer.encode(asked.thought.forced, add_special=False)
+        return LimitedThought(sampler, asked.thought, end_ids, self._bytes_with(asked.markers))
+
+    def _predicted(self, ids: list[int], text: str) -> tuple[int, ...]:
+        """A predicted answer as a text to draft from, found where the prompt ends."""
+        if not text:
+            return ()
+        tokens = self.backend.tokenizer.encode(text, add_special=False)
+        return (*ids[-_PROMPT_END:], *tokens[: self.backend.context_size])
 
     def astream(
         self,

@@ -15,6 +15,7 @@ from edgespec.decode.writers import ALONE, LARGE, ModelTurn, Writers
 from edgespec.sampling.constrained import ConstrainedSampler
 from edgespec.sampling.logprobs import TokenLogprob, logprob_of
 from edgespec.sampling.sampling import Sampler
+from edgespec.sampling.thought import LimitedThought
 
 Chunks = Generator["Chunk", None, None]
 
@@ -100,7 +101,7 @@ class Cancel:
 class Run:
     """State of the generation in progress."""
 
-    sampler: Sampler | ConstrainedSampler
+    sampler: Sampler | ConstrainedSampler | LimitedThought
     draft_sampler: Sampler | None  # draws drafts, independently of the sampler
     limit: int  # tokens that may be generated
     cancel: Cancel
@@ -108,6 +109,9 @@ class Run:
     counters: Counters = field(default_factory=Counters)
     speculates: bool = True
     history: str = ""  # whose texts draft for this one, and that it joins
+    prediction: tuple[int, ...] = ()  # the end of the prompt, and what probably follows
+    num_read: int = 0  # tokens of the prompt that are in the cache
+    num_reused: int = 0  # of these, without having been read now
     grammar: Grammar | None = None
     reuse: bool = False  # what the cache already holds of the prompt
     writers: Writers = ALONE
@@ -256,6 +260,11 @@ class Stream:
     def seed(self) -> int | None:
         """Seed the sampler draws with; repeat it to get the same tokens."""
         return self._run.sampler.seed
+
+    @property
+    def num_read(self) -> tuple[int, int]:
+        """Tokens of the prompt that are in the cache, and how many were there before."""
+        return self._run.num_read, self._run.num_reused
 
     @property
     def result(self) -> Result:
