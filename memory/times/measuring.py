@@ -147,7 +147,7 @@ def measure_depth(
     curve: CostCurve,
     run: Callable[[int], None],
     fill: Callable[[], int],
-    empty: Callable[[], None],
+    empty: Callable[[], object],
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
