@@ -143,7 +143,7 @@ class CostCurve:
     change_ms: float = 0.0
     level: float = 1.0
     answered_ms: float = 0.0
-    texts: int = field(default=1, compare=False)  # in a step, at least
+    texts: int = field(default=1, init=False, compare=False)  # in a step, at least
     scale: float = field(init=False)  # of this process; begins at the level of earlier ones
     misfit: float = field(default=0.0, init=False)
     _state: _State = field(init=False, repr=False, compare=False)
