@@ -30,18 +30,18 @@ from typing import Any, NamedTuple
 
 _NEVER = float("inf")
 
-# Relative standard errors. Steps over one token differ by 0.03 to 0.08 within an answer (SmolLM2,
-# 2 shared cores). A measured size is off by 0.08 on such a machine: two measurements of one load
-# agree within a tenth in two of three sizes. Speed drifts by a fifth within some hundred steps.
-_NOISE = 0.08  # of a step
+# Relative standard errors. With those of noise and drift 4,000 recorded steps are predicted within
+# 4.7% (`benchmarks/predictions.py replay`); 0.04 to 0.1 and 0.005 to 0.04 give 4.5% to 5.1%, but a
+# speed that drifts faster keeps slopes from being learned. A measured size is off by 0.08 on a
+# busy machine: two measurements of one load agree within a tenth in two of three sizes. 0.05 to
+# 0.12 there, and 0.08 to 0.3 where a process begins, change the error by 0.1% at most.
+_NOISE = 0.06  # of a step
 _BASE = 0.08  # of a measured size
-_BASE_STEP = 0.003  # of its drift from step to step of its size
-_BASE_LOAD = 0.02  # and from load to load
+_BASE_LOAD = 0.02  # of its drift from load to load
 _GUESSED = 0.2  # of a size between measured ones
 _SPEED = 0.15  # of the machine, where a process begins
 _SPEED_STEP = 0.01  # of its drift from step to step
-_SPEED_TEXT = 0.03  # and from text to text
-_FURTHER = (0.5, 1.5)  # of a token beyond all sizes: with several of them measured, and with one
+_FURTHER = 1.0  # of a token beyond all sizes
 _ANY_SPEED = 10.0  # of the logarithm, where nothing was measured
 _USUAL_FURTHER = 0.35  # of a single token one more takes: 0.1 to 0.6, by model and kernels
 _FURTHER_STEP = 0.02  # of its drift: chunks are of other sizes
@@ -50,7 +50,7 @@ _FURTHER_STEP = 0.02  # of its drift: chunks are of other sizes
 _UNKNOWN = (1 / 2000, 1 / 8000, 0.15)  # per token of depth, per token and node, for a change
 
 _LIMIT = 3.0  # standard errors, beyond which one normal value in four hundred lies
-_HICCUP = log(3.0)  # steps that take so much longer are other programs' doing
+_HICCUP = 3.0  # times as long as expected: other programs' doing
 _TOGETHER = 8  # plain steps that are one observation, so that most cost nothing; or another speed
 _MEDIAN = 0.64  # of the information of a mean of as many has their median
 
@@ -72,21 +72,12 @@ class Chunk(NamedTuple):
 _NO_CHUNK = Chunk()
 
 
-class _Parts(NamedTuple):
-    """A step's milliseconds at the measured speed, and how much of what is in them."""
+class _Step(NamedTuple):
+    """What a step takes at the measured speed, and what of that each parameter is to answer for."""
 
     ms: float
     base_ms: float
-    reads: float  # tokens in the caches that it looks at
-    rows: float  # the same, times the nodes that do
-    changed: bool
-    further_ms: float  # of `base_ms`, for what is beyond all sizes
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """Derivatives of the step's logarithm by speed, the three slopes and `further`."""
-        ms = self.ms
-        return (1.0, self.reads / ms, self.rows / ms, self.changed / ms, self.further_ms / ms)
+    shares: tuple[float, ...]  # derivatives of its logarithm by those of `_State.cov`, [5]
 
 
 @dataclass(slots=True)
@@ -100,14 +91,14 @@ class _State:
     cov: list[list[float]]
     own: dict[int, float] = field(default_factory=dict)
     further: float = 1.0  # times as long as expected take tokens beyond all sizes
-    depth: float = 0.0  # of the step before
     plain: list[tuple[int, int, float]] = field(default_factory=list)  # size, depth, off
+    is_new: bool = True  # of this process, without a plain step yet
     far_off: int = 0  # steps in a row, below 0 for those that were faster
 
     @classmethod
-    def of(cls, slopes: Sequence[float], further: float, scale: float = _SPEED) -> _State:
-        """Independent parameters with these standard errors."""
-        errors = (scale, *slopes, further)
+    def of(cls, slopes: Sequence[float]) -> _State:
+        """Independent parameters; the slopes with these standard errors."""
+        errors = (_SPEED, *slopes, _FURTHER)
         return cls([[a * a * (i == j) for j in range(5)] for i, a in enumerate(errors)])
 
     @property
@@ -117,7 +108,7 @@ class _State:
 
     def copied(self, factor: float) -> _State:
         """As sure as this one, of a process that begins and takes so many times as long."""
-        state = _State.of([factor * one for one in self.slopes], sqrt(self.cov[4][4]))
+        state = _State.of([factor * one for one in self.slopes])
         state.own, state.further = dict(self.own), self.further
         return state
 
@@ -149,8 +140,7 @@ class CostCurve:
     _state: _State = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        further = _FURTHER[self.max_nodes == 1]
-        self._state = _State.of([part * self.base[1] for part in _UNKNOWN], further)
+        self._state = _State.of([part * self.base[1] for part in _UNKNOWN])
         self.scale = self.level
 
     @classmethod
@@ -158,7 +148,7 @@ class CostCurve:
         """A curve that knows nothing: its first step says how fast the machine is."""
         curve = cls([_NEVER, 1.0])
         curve._state.cov[0][0] = _ANY_SPEED * _ANY_SPEED
-        curve._state.further, curve._state.cov[4][4] = _USUAL_FURTHER, 1.0
+        curve._state.further = _USUAL_FURTHER
         return curve
 
     # -- asking ----------------------------------------------------------------------------
@@ -185,10 +175,10 @@ class CostCurve:
 
     def t(self, num_nodes: int, depth: int, chunk: Chunk = _NO_CHUNK) -> tuple[float, float]:
         """Milliseconds that a step takes now, and the relative standard error of that."""
-        parts = self._parts(num_nodes, depth, False, chunk)
-        own = self._own_error(num_nodes + chunk.tokens) * parts.base_ms / parts.ms
-        _, variance = self._state.products(parts.shares)
-        return self.scale * parts.ms, hypot(own, sqrt(max(0.0, variance)))
+        step = self._step(num_nodes, depth, False, chunk)
+        own = self._own_error(num_nodes + chunk.tokens) * step.base_ms / step.ms
+        _, variance = self._state.products(step.shares)
+        return self.scale * step.ms, hypot(own, sqrt(max(0.0, variance)))
 
     def step_ms(self, num_nodes: int, depth: int, previous: int = 0) -> float:
         """Milliseconds at the measured speed, infinite for a size that was not measured.
@@ -206,7 +196,7 @@ class CostCurve:
         known_ms = self.step_ms(num_nodes, depth, previous)
         if known_ms != _NEVER:
             return known_ms
-        return self._parts(num_nodes, depth, previous not in (0, num_nodes)).ms
+        return self._step(num_nodes, depth, previous not in (0, num_nodes)).ms
 
     def read_ms(self, num_tokens: int, depth: int) -> float:
         """To read tokens in chunks as large as were measured, all of one size but the last."""
@@ -241,9 +231,7 @@ class CostCurve:
         ]
         return min(0.5, max(0.01, 0.5 * min(added, default=plain) / plain))
 
-    def _parts(
-        self, num_nodes: int, depth: float, changed: bool, chunk: Chunk = _NO_CHUNK
-    ) -> _Parts:
+    def _step(self, num_nodes: int, depth: float, changed: bool, chunk: Chunk = _NO_CHUNK) -> _Step:
         size = num_nodes + chunk.tokens
         base_ms, further_ms = self._base_ms(size)
         if size < len(self.base):
@@ -251,7 +239,8 @@ class CostCurve:
         reads = self.texts * depth + chunk.depth * (chunk.tokens > 0)
         rows = num_nodes * depth + chunk.tokens * chunk.depth
         beside_ms = self.depth_ms * reads + self.depth_node_ms * rows + self.change_ms * changed
-        return _Parts(base_ms + beside_ms, base_ms, reads, rows, changed, further_ms)
+        ms = base_ms + beside_ms
+        return _Step(ms, base_ms, (1.0, reads / ms, rows / ms, changed / ms, further_ms / ms))
 
     def _base_ms(self, size: int) -> tuple[float, float]:
         """A step behind nothing, and what of it is beyond all sizes.
@@ -293,34 +282,27 @@ class CostCurve:
 
         `round_ms` is what the whole round took, the work beside the step included.
         """
-        state, changed = self._state, previous not in (0, num_nodes)
-        parts = self._parts(num_nodes, depth, changed)
-        off = self._off(ms, parts)
-        self.misfit += _MISFIT_RATE * (min(1.0, abs(exp(min(off, 1.0)) - 1.0)) - self.misfit)
-        if abs(off) <= _HICCUP:
-            self._count(parts.ms, ms if round_ms is None else round_ms)
-        has_own = self._own_error(num_nodes) > 0.0
+        ms = max(ms, _SHORTEST_MS)
+        expected_ms = self.estimated_ms(num_nodes, depth, previous)
+        ratio = ms / (self.scale * expected_ms)
+        self.misfit += _MISFIT_RATE * (min(1.0, abs(ratio - 1.0)) - self.misfit)
+        is_usual = 1.0 / _HICCUP < ratio < _HICCUP
+        if is_usual:
+            self._count(expected_ms, ms if round_ms is None else round_ms)
+        changed = previous not in (0, num_nodes)
+        has_own = self.texts < num_nodes < len(self.base)
         if not (has_own or changed):
-            if state.plain and state.plain[-1][0] != num_nodes:
-                self._learn_plain()
-            state.plain.append((num_nodes, depth, off))
-            is_sure = state.cov[0][0] <= _NOISE * _NOISE  # or else one step says much
-            if len(state.plain) == (_TOGETHER if is_sure else 1):
-                self._learn_plain()
-        elif off <= _HICCUP or not has_own:  # else a size that may be dear on this machine
+            self._add_plain(num_nodes, depth, log(ratio))
+        elif ratio <= _HICCUP or not has_own:  # else a size that may be dear on this machine
             self._learn_plain()
-            parts = self._parts(num_nodes, depth, changed)
-            self._learn(parts, self._off(ms, parts), depth, 1, num_nodes if has_own else 0)
+            step = self._step(num_nodes, depth, changed)
+            self._learn(step, log(ms / (self.scale * step.ms)), 1, num_nodes if has_own else 0)
 
     def observe_chunk(self, chunk: Chunk, num_nodes: int, ms: float) -> None:
         """Learn from a step over so many nodes in which a chunk was read."""
         self._learn_plain()
-        parts = self._parts(num_nodes, 0, False, chunk)
-        self._learn(parts, self._off(ms, parts), 0, 1, 0)
-
-    def _off(self, ms: float, parts: _Parts) -> float:
-        """The logarithm of what a step took over what was expected."""
-        return log(max(ms, _SHORTEST_MS) / (self.scale * parts.ms))
+        step = self._step(num_nodes, 0, False, chunk)
+        self._learn(step, log(max(ms, _SHORTEST_MS) / (self.scale * step.ms)), 1, 0)
 
     def _count(self, step_ms: float, round_ms: float) -> None:
         """Let a round count for the level."""
@@ -328,15 +310,25 @@ class CostCurve:
         level = self.level + (round_ms - self.level * step_ms) / self.answered_ms
         self.level = min(max(level, 1 / _MOST_LEVEL), _MOST_LEVEL)
 
+    def _add_plain(self, num_nodes: int, depth: int, off: float) -> None:
+        """A step without a time of its own to move: eight in a row are one observation."""
+        state = self._state
+        if state.plain and state.plain[-1][0] != num_nodes:
+            self._learn_plain()
+        state.plain.append((num_nodes, depth, off))
+        if state.is_new or len(state.plain) == _TOGETHER:  # the very first says much
+            state.is_new = False
+            self._learn_plain()
+
     def _learn_plain(self) -> None:
         """Let the plain steps that nothing was learned of yet be one observation."""
         plain, self._state.plain = self._state.plain, []
         if plain:
             depth = sum(depth for _, depth, _ in plain) / len(plain)
-            parts = self._parts(plain[0][0], depth, False)
-            self._learn(parts, median(off for _, _, off in plain), depth, len(plain), 0)
+            step = self._step(plain[0][0], depth, False)
+            self._learn(step, median(off for _, _, off in plain), len(plain), 0)
 
-    def _learn(self, parts: _Parts, off: float, depth: float, count: int, size: int) -> None:
+    def _learn(self, step: _Step, off: float, count: int, size: int) -> None:
         """Move everything that is in a step's time towards it, what is unsure the most.
 
         `off` is the logarithm of what it took over what was expected, the median of `count` steps;
@@ -344,17 +336,15 @@ class CostCurve:
         """
         state = self._state
         cov = state.cov
-        drift = _SPEED_TEXT if depth < state.depth else _SPEED_STEP
-        state.depth = depth
-        cov[0][0] += count * drift * drift
-        cov[4][4] += (parts.further_ms > 0.0) * _FURTHER_STEP * _FURTHER_STEP
+        cov[0][0] += count * _SPEED_STEP * _SPEED_STEP
+        cov[4][4] += (step.shares[4] > 0.0) * _FURTHER_STEP * _FURTHER_STEP
         is_known = not size or self.base[size] != _NEVER
-        own = hypot(self._own_error(size), _BASE_STEP) if size else 0.0
-        own_share = parts.base_ms / parts.ms
+        own = self._own_error(size) if size else 0.0
+        own_share = step.base_ms / step.ms
         noise = _NOISE * _NOISE / (1.0 if count == 1 else _MEDIAN * count)
         # A slope of nothing cannot be what makes a step shorter.
         slopes = (1.0, self.depth_ms, self.depth_node_ms, self.change_ms, 1.0)
-        shares = [a * (off > 0.0 or b > 0.0) for a, b in zip(parts.shares, slopes, strict=True)]
+        shares = [a * (off > 0.0 or b > 0.0) for a, b in zip(step.shares, slopes, strict=True)]
         rows, shared = state.products(shares)
         variance = shared + (own * own_share) ** 2 + noise
         most = _LIMIT * sqrt(variance)
@@ -364,7 +354,7 @@ class CostCurve:
             cov[0][0] += off * off
             rows, shared = state.products(shares)
             variance = shared + noise
-        elif off > _HICCUP or (off < -_HICCUP and not size):
+        elif off > log(_HICCUP) or (off < -log(_HICCUP) and not size):
             return  # other programs' doing
         elif is_known and state.far_off * off > 0.0:
             return  # maybe another speed, of which plain steps will tell
@@ -395,7 +385,7 @@ class CostCurve:
         """Begin with what is likely of a model, within a relative standard error."""
         self.depth_ms, self.depth_node_ms = depth_ms, depth_node_ms
         slopes = (error * depth_ms, error * depth_node_ms, self._state.slopes[2])
-        self._state = _State.of(slopes, sqrt(self._state.cov[4][4]))
+        self._state = _State.of(slopes)
 
     def learn_growth(self, num_nodes: int, depth: int, grown_ms: float, error_ms: float) -> None:
         """Learn the slopes from a step that took so much longer behind so many tokens."""
@@ -498,7 +488,7 @@ class CostCurve:
         errors = document.get("deviations_ms")
         if errors is not None:
             depth, node, change = (_between(error, 0, _LONGEST_MS) for error in errors)
-            curve._state = _State.of((depth, node, change), sqrt(curve._state.cov[4][4]))
+            curve._state = _State.of((depth, node, change))
         own = dict(document.get("doubts") or {})
         curve._state.own = {int(size): _between(error, 0, _BASE) for size, error in own.items()}
         return curve
