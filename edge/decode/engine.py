@@ -358,7 +358,8 @@ class Engine:
             for number, (sequence, drafter) in enumerate(zip_longest(sequences, drafters))
         ]
         seats = Seats(models, whole.cells, shares=whole.shares_cells)
-        return Scheduler(seats, latency=latency, splits=self.reuses_cache, mixes=whole.shares_cells)
+        splits, mixes = self.reuses_cache, whole.shares_cells
+        return Scheduler(seats, latency=latency, curve=self.curve, splits=splits, mixes=mixes)
 
     def _rounds(self, prompt: list[int], run: Run) -> Rounds:
         """The tokens of each round, while the engine is held."""

@@ -22,6 +22,7 @@ from edgespec.decode.pace import Pace
 from edgespec.decode.seats import Seat, Seats
 from edgespec.decode.step import Outcome, Piece, make_step
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
+from edgespec.memory.times.curve import CostCurve
 
 _PATIENCE_S = 0.05  # between two looks at whether a waiting generation was cancelled
 
@@ -66,16 +67,22 @@ class Scheduler:
     """Runs any number of generations on the sequences of one cache.
 
     Args:
-        latency: as of `Pace`.
+        latency, curve: as of `Pace`.
         splits: whether a prompt may be read in pieces of any size; not where logits depend on it.
         mixes: whether it may be read in a step of answers; else between these.
     """
 
     def __init__(
-        self, seats: Seats, *, latency: float = 1.0, splits: bool = True, mixes: bool = True
+        self,
+        seats: Seats,
+        *,
+        latency: float = 1.0,
+        curve: CostCurve | None = None,
+        splits: bool = True,
+        mixes: bool = True,
     ) -> None:
         self._mixes = mixes and splits
-        self.pace = Pace(latency, apart=not self._mixes)
+        self.pace = Pace(latency, apart=not self._mixes, curve=curve)
         self._seats, self._splits = seats, splits
         self._waiting: deque[_Job] = deque()
         self._running: list[_Job] = []
