@@ -28,6 +28,10 @@ class Writers(Protocol):
     def turns(self) -> Sequence[ModelTurn]:
         """Who wrote how many tokens, in order; the last one may have written more."""
 
+    @property
+    def is_due(self) -> bool:
+        """Whether another model writes the next token."""
+
     def hands_over(self, row: Logits) -> bool:
         """Whether another model writes the token of this row.
 
@@ -40,6 +44,7 @@ class SingleWriter:
 
     writer = ""
     goes_on = 1.0
+    is_due = False
     turns: tuple[ModelTurn, ...] = ()
 
     def hands_over(self, row: Logits) -> bool:
