@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from edgespec.backends.base import Backend, KeepsSnapshots, sequences_of
 from edgespec.decode.asynchronous import chunks_of
 from edgespec.decode.decoding import Decoding, Known, Model
-from edgespec.decode.generation import Cancel, Chunk, Result, Stream
+from edgespec.decode.generation import Chunk, Result, Stream
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.scheduler import Job, Scheduler
+from edgespec.decode.scheduler import Job, Models, Scheduler, never
 from edgespec.decode.slots import Slots
 from edgespec.decode.stats import Counters
 from edgespec.decode.stream import TextStream
@@ -40,7 +40,7 @@ _FEW = 32  # tokens of a cache that are read again at once
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
-class Engine:
+class Engine(Models):
     """A loaded model. Use `edgespec.load` to make one from a file.
 
     Args:
@@ -82,7 +82,8 @@ class Engine:
         self.curve = curve
         self.drafter = drafter if backend.capabilities.rollback and curve is not None else None
         self.history = history if history is not None else RoundHistory()
-        self._templates = (chat_template, tool_template)
+        self.chat_template = chat_template
+        self.tool_template = tool_template
         self.reuses_cache = reuses_cache
         self.cache_key = cache_key
         self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
@@ -90,23 +91,12 @@ class Engine:
         self._is_freed = False
         self._known = Known(balances=Balances(snapshots_cost))
         self._more_drafters = more_drafters
-        self._slots = Slots(backend)
-        self._scheduler = Scheduler(self._slots, latency=latency, splits=reuses_cache)
+        self._scheduler = Scheduler(Slots(backend), latency=latency, splits=reuses_cache)
 
     @property
     def users(self) -> int:
         """Generations that may run at once."""
         return len(sequences_of(self.backend))
-
-    @property
-    def chat_template(self) -> str | None:
-        """Jinja source of the chat format."""
-        return self._templates[0]
-
-    @property
-    def tool_template(self) -> str | None:
-        """The same for conversations with tools, where the file has one of its own."""
-        return self._templates[1]
 
     @property
     def vocab_size(self) -> int:
@@ -184,7 +174,7 @@ class Engine:
             sampler=sampler if grammar is None else ConstrainedSampler(sampler, grammar),
             draft_sampler=sampler.independent() if is_free else None,
             limit=min(asked.max_tokens, room),
-            cancel=Cancel(asked.cancel),
+            cancel=asked.cancel,
             vocab_size=self.vocab_size,
             counters=Counters(prompt_tokens=len(ids)),
             speculates=asked.speculate,
@@ -328,17 +318,6 @@ class Engine:
         job.decoding = Decoding(model, job, [*job.prompt, *job.tokens], reuse)
         job.decoding.begin()
 
-    def go_on(self, job: Job) -> None:
-        """As of `Models`: there is no other model."""
-        raise AssertionError("one model writes alone")
-
-    def survives(self, job: Job, problem: Exception) -> bool:
-        """As of `Models`: there is no other model."""
-        return False
-
-    def end(self, job: Job) -> None:
-        """As of `Models`."""
-
     def _give_up_snapshots(self, prompt: Sequence[int], job: Job) -> None:
         """Keep none, and with that draft no more, where drafts were not worth what they cost.
 
@@ -354,16 +333,16 @@ class Engine:
 
     def rest(self) -> None:
         """The calling thread, which made steps, makes none soon."""
-        self._slots.rest()
+        self._scheduler.rest()
 
     def spare_sequence(self, count: int) -> Backend | None:
         """A sequence for `count` tokens, for who holds the engine; None without room."""
         return self._scheduler.spare(count)
 
-    def exclusive(self, cancel: Cancel | None = None) -> AbstractContextManager[bool]:
+    def exclusive(self, is_cancelled: Callable[[], bool] = never) -> AbstractContextManager[bool]:
         """Hold the cache between two turns, when a sequence is free, to work on it.
 
-        Yields False, without holding it, where `cancel` was set while it waited. Raises as
-        `stream`, and where the calling thread holds it already.
+        Yields False, without holding it, where `is_cancelled` while it waited. Raises as `stream`,
+        and where the calling thread holds it already.
         """
-        return self._scheduler.exclusive(cancel)
+        return self._scheduler.exclusive(is_cancelled)

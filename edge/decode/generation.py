@@ -79,21 +79,6 @@ class Result:
         return 1.0 - other / len(self.token_ids) if self.token_ids else 1.0
 
 
-class Cancel:
-    """Whether a generation shall stop: it was closed, or its user has set the event given."""
-
-    def __init__(self, event: threading.Event | None = None) -> None:
-        self._event = event
-        self._was_closed = False
-
-    def set(self) -> None:
-        """Stop this generation alone; the event may be that of others, too."""
-        self._was_closed = True
-
-    def is_set(self) -> bool:
-        return self._was_closed or (self._event is not None and self._event.is_set())
-
-
 @dataclass(slots=True, eq=False)
 class Run:
     """One generation: what is asked for, how far it is, and what its reader has not read yet."""
@@ -105,7 +90,7 @@ class Run:
     is_end: Callable[[int], bool]
     max_tokens: int
     limit: int  # tokens that may be generated: what the context has room for, too
-    cancel: Cancel
+    cancel: threading.Event | None  # its user's, and maybe that of others, too
     vocab_size: int  # of a row: what comes behind pads a vocabulary
     counters: Counters = field(default_factory=Counters)
     speculates: bool = True
@@ -115,6 +100,7 @@ class Run:
     writers: Writers = ALONE
     num_best: int | None = None  # of each place, told with a token's logprob; None tells none
     # How far it is.
+    was_closed: bool = False
     began_s: float = 0.0  # by the clock of the scheduler
     first_s: float = 0.0
     tokens: list[int] = field(default_factory=list)  # that models have written
@@ -122,6 +108,11 @@ class Run:
     finish_reason: str = "cancelled"
     has_ended: bool = False
     problem: Exception | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it shall stop: it was closed, or its user's event is set."""
+        return self.was_closed or (self.cancel is not None and self.cancel.is_set())
 
     @property
     def is_over(self) -> bool:
@@ -229,7 +220,7 @@ class Stream:
 
         From another thread than the reading one this cancels: the step under way is finished.
         """
-        self._run.cancel.set()
+        self._run.was_closed = True
         with suppress(ValueError):  # it is being read
             self._chunks.close()
         self._drop_cancelled()

@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
 
 from edgespec.backends.base import Backend
 from edgespec.decode.decoding import Decoding
-from edgespec.decode.generation import Cancel, Chunks, Run
+from edgespec.decode.generation import Chunks, Run
 from edgespec.decode.pace import Pace
 from edgespec.decode.slots import Slot, Slots
 from edgespec.decode.step import Outcome, Piece, make_step
@@ -34,8 +33,13 @@ _PATIENCE_S = 0.05  # between two looks at whether a waiting generation was canc
 _RESERVED_S = 0.5  # that a free sequence is kept for who looks again after `_PATIENCE_S`
 
 
-class Models(Protocol):
-    """The models that write a text: an engine's one, or two of them."""
+def never() -> bool:
+    """Nobody cancels it."""
+    return False
+
+
+class Models:
+    """The models that write a text: one, unless a subclass has another."""
 
     def begin(self, job: Job) -> None:
         """Give it its first decoding; none where it was cancelled meanwhile."""
@@ -45,6 +49,7 @@ class Models(Protocol):
 
     def survives(self, job: Job, problem: Exception) -> bool:
         """Whether another model goes on where one has failed."""
+        return False
 
     def end(self, job: Job) -> None:
         """No model writes any more; may be said twice."""
@@ -84,13 +89,7 @@ class Scheduler:
         splits: whether a prompt may be read in pieces of any size; not where logits depend on it.
     """
 
-    def __init__(
-        self,
-        slots: Slots,
-        *,
-        latency: float = 1.0,
-        splits: bool = True,
-    ) -> None:
+    def __init__(self, slots: Slots, *, latency: float = 1.0, splits: bool = True) -> None:
         # Whether prompts are read in steps of answers; else between these.
         self._mixes, self._splits = slots.shares and splits, splits
         self.pace = Pace(latency, apart=not self._mixes)
@@ -122,20 +121,22 @@ class Scheduler:
                     yield job.chunks.popleft()
                 elif has_ended:
                     break
-                elif job.cancel.is_set() and self._leave_queue(job):
+                elif job.is_cancelled and self._leave_queue(job):
                     break
                 else:
                     self._advance(has_news)
             if job.problem is not None:
                 raise job.problem
         finally:
-            job.cancel.set()
+            job.was_closed = True
+            if self._slots.count == 1:  # this thread may have made steps
+                self._slots.rest()
 
     @contextmanager
-    def exclusive(self, cancel: Cancel | None = None) -> Iterator[bool]:
+    def exclusive(self, is_cancelled: Callable[[], bool] = never) -> Iterator[bool]:
         """Work on the cache between two turns, one thread at a time, when a sequence is free.
 
-        Yields False, with nothing free, where `cancel` was set while it waited. Raises
+        Yields False, with nothing free, where `is_cancelled` while it waited. Raises
         UnsupportedError as `check`, and where this thread has the cache already.
         """
         self.check()
@@ -143,14 +144,14 @@ class Scheduler:
         self._refuse_owner("used")
         try:
             try:
-                yield self._claim(me, cancel)
+                yield self._claim(me, is_cancelled)
             finally:
                 self._release(me)
         finally:  # where an interrupt came within the first one
             self._release(me)
 
-    def _claim(self, me: threading.Thread, cancel: Cancel | None) -> bool:
-        while cancel is None or not cancel.is_set():
+    def _claim(self, me: threading.Thread, is_cancelled: Callable[[], bool]) -> bool:
+        while not is_cancelled():
             with self._change:
                 self.check()
                 if self._owner is None and self._slots.has_free:
@@ -170,6 +171,10 @@ class Scheduler:
     def spare(self, count: int) -> Backend | None:
         """As `Slots.spare`, for who has the cache."""
         return self._slots.spare(count)
+
+    def rest(self) -> None:
+        """As `Slots.rest`."""
+        self._slots.rest()
 
     def check(self) -> None:
         """Raise UnsupportedError where the engine cannot be used any more, or not from here."""
@@ -201,7 +206,7 @@ class Scheduler:
             while self._waiting:
                 self._waiting.popleft().finish(_closed())
             for job in self._running:
-                job.cancel.set()
+                job.was_closed = True
             self._change.notify_all()
             self._refuse_owner("closed")
             while self._owner is not None:
@@ -258,22 +263,17 @@ class Scheduler:
                 self._clock_s -= perf_counter()
             self._make_turn()
             self._clock_s += perf_counter()
-            if not self._running:
-                self._slots.rest()
             self._release(me)
         except BaseException as problem:  # an interrupt, in the middle of anything
             if is_mine and self._owner is me:
-                self._end_all(BackendError(f"a step was interrupted: {problem!r}"))
+                for job in self._running[:]:
+                    with suppress(Exception):
+                        self._end(job, BackendError(f"a step was interrupted: {problem!r}"))
+                self._slots.give_back_all()
             raise
         finally:
             if is_mine:
                 self._release(me)
-
-    def _end_all(self, problem: Exception) -> None:
-        for job in self._running[:]:
-            with suppress(Exception):
-                self._end(job, problem)
-        self._slots.give_back_all()
 
     def _may_turn(self, thread: threading.Thread) -> bool:
         """Whether there is something to do, and this thread is the one to do it now."""
@@ -299,7 +299,7 @@ class Scheduler:
         except BaseException as problem:  # nobody must wait for a thread that is gone
             with self._change:
                 self._thread, self.is_closed = None, True
-                for job in [*self._running, *self._waiting]:
+                for job in self._waiting:
                     job.finish(BackendError(f"the engine failed: {problem!r}"))
                 self._change.notify_all()
             raise
@@ -310,15 +310,15 @@ class Scheduler:
 
     def _end_cancelled(self) -> None:
         with self._change:
-            for job in [job for job in self._waiting if job.cancel.is_set()]:
+            for job in [job for job in self._waiting if job.is_cancelled]:
                 self._waiting.remove(job)
                 job.finish()
-        for job in [job for job in self._running if job.cancel.is_set()]:
+        for job in [job for job in self._running if job.is_cancelled]:
             self._end(job)
 
     def _make_turn(self) -> None:
-        """Let others begin, and a step of all that job."""
-        if self._waiting or any(job.cancel.is_set() for job in self._running):
+        """Let others begin, and a step of all that run."""
+        if self._waiting or any(job.is_cancelled for job in self._running):
             self._end_cancelled()
             while (job := self._admitted()) is not None:
                 self._begin(job)
@@ -403,7 +403,7 @@ class Scheduler:
             self._process(job, outcome)
         for job in [reading[place] for place in pieces]:
             if not job.is_reading:
-                self._process_first(job)
+                self._process(job, _first_of(job))
 
     def _pieces(self, reading: Sequence[Job], num_nodes: int, num_writing: int) -> list[Piece]:
         """What is read in a step over so many nodes: as much as can be where no answer waits."""
@@ -419,14 +419,6 @@ class Scheduler:
             pieces.append(Piece(decoding, decoding.next_piece(most)))
             most -= len(pieces[-1].tokens) + decoding.backend.pending
         return pieces
-
-    def _process_first(self, job: Job) -> None:
-        try:
-            first = job.sequence.first()
-        except Exception as problem:
-            self._fail(job, problem)
-        else:
-            self._process(job, first)
 
     def _process(self, job: Job, outcome: Outcome) -> None:
         """Give a reader what a step wrote, and see who writes next, if anybody."""
@@ -455,6 +447,13 @@ class Scheduler:
                 job.slot.backend.truncate(0)
         if job in self._running:
             self._end(job, problem)
+
+
+def _first_of(job: Job) -> Outcome:
+    try:
+        return job.sequence.first()
+    except Exception as problem:
+        return problem
 
 
 def _depth(reading: Sequence[Job]) -> int:

@@ -75,7 +75,7 @@ class SwitchingEngine(Engine):
 
     def begin(self, job: Job) -> None:
         """As of `Models`; others cannot use the small model until the end."""
-        if not self._held.enter_context(self.small.exclusive(job.cancel)):
+        if not self._held.enter_context(self.small.exclusive(lambda: job.is_cancelled)):
             return
         saved_ms = self.prices.saved_ms if self.prices is not None else None
         policy = self.policy if self._failure is None else SwitchPolicy.always(LARGE)
@@ -85,7 +85,8 @@ class SwitchingEngine(Engine):
 
     def go_on(self, job: Job) -> None:
         """As of `Models`."""
-        _switch_of(job).change()
+        assert isinstance(job.writers, Switch), "it has begun"
+        job.writers.change()
         job.counters.switches += 1
         self._let_write(job)
 
@@ -113,8 +114,3 @@ class SwitchingEngine(Engine):
         reuse = job.reuse or writer in self._have_written
         self._have_written.add(writer)
         self.decode(job, model, reuse)
-
-
-def _switch_of(job: Job) -> Switch:
-    assert isinstance(job.writers, Switch), "it has begun"
-    return job.writers
