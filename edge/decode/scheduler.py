@@ -100,7 +100,8 @@ class Scheduler:
         self._pid = os.getpid()
         self._clock_s = 0.0  # time of all turns so far; within one, less when it began
         # Guards what follows, who runs and who waits; a turn is made without it.
-        self._change = threading.Condition()
+        self._lock = threading.RLock()
+        self._change = threading.Condition(self._lock)
         self.is_closed = False
         self._owner: threading.Thread | None = None  # makes a turn, or works on the cache
         self._guest_until_s = 0.0  # nobody begins before: somebody waits to work on the cache
@@ -164,7 +165,7 @@ class Scheduler:
     def _release(self, me: threading.Thread) -> None:
         """Let the next turn begin, or the next one who wants to work on the cache."""
         if self._owner is me:
-            with self._change:
+            with self._lock:
                 self._owner = None
                 self._change.notify_all()
 
@@ -252,10 +253,11 @@ class Scheduler:
         """Make a turn, or wait a moment for who makes it; neither where something is so already."""
         me, is_mine = threading.current_thread(), False
         try:
-            with self._change:
+            with self._lock:
                 if is_so():
                     return
-                self._refuse_owner("waited for")
+                if self._owner is me:
+                    self._refuse_owner("waited for")
                 if not self._may_turn(me):
                     self._change.wait(_PATIENCE_S)
                     return
@@ -318,7 +320,7 @@ class Scheduler:
 
     def _make_turn(self) -> None:
         """Let others begin, and a step of all that run."""
-        if self._waiting or any(job.is_cancelled for job in self._running):
+        if self._waiting or True in [job.is_cancelled for job in self._running]:
             self._end_cancelled()
             while (job := self._admitted()) is not None:
                 self._begin(job)
@@ -365,12 +367,10 @@ class Scheduler:
 
     def _turn(self) -> None:
         """A step of the answers, with pieces of prompts in it, or else in a job of their own."""
-        if len(self._running) == 1:
-            alone = self._running
-            reading = alone if alone[0].is_reading else []
-            self._step([] if reading else alone, reading, 1 - len(reading))
-            return
         reading = [job for job in self._running if job.is_reading]
+        if not reading and len(self._running) == 1:
+            self._step(self._running[:], (), 1)
+            return
         writing = [job for job in self._running if not job.is_reading]
         groups = list(_groups(writing))
         if reading and not (self._mixes and groups and len(groups[-1]) < reading[0].most_rows):
@@ -380,28 +380,28 @@ class Scheduler:
 
     def _step(self, writing: Sequence[Job], reading: Sequence[Job], num_writing: int) -> None:
         """One step; `num_writing` answers go on in this turn."""
-        pieces: dict[int, Piece] = {}  # by place in `reading`
+        pieces: list[Piece] = []  # of the first ones that read
 
         def read_beside(nodes: int) -> list[Piece]:
-            pieces.update(enumerate(self._pieces(reading, nodes, num_writing)))
-            return list(pieces.values())
+            pieces.extend(self._pieces(reading, nodes, num_writing))
+            return pieces
 
         began, depth = perf_counter(), _depth(reading)
         try:
             decodings = [job.sequence for job in writing]
             outcomes = make_step(decodings, read_beside if reading else None)
         except Exception as problem:  # of the backend: nobody's step was made
-            for job in (*writing, *(reading[place] for place in pieces)):
+            for job in (*writing, *reading[: len(pieces)]):
                 self._fail(job, problem)
             return
-        if self._slots.count > 1 and num_writing:
-            num_read = sum(len(piece.tokens) for piece in pieces.values())
+        if num_writing and self._slots.count > 1:
+            num_read = sum(len(piece.tokens) for piece in pieces)
             num_nodes = max((one.previous - num_read for one in decodings), default=0)
             if num_nodes or num_read:
                 self.pace.has_stepped(num_nodes, num_read, (perf_counter() - began) * 1e3, depth)
         for job, outcome in zip(writing, outcomes, strict=True):
             self._process(job, outcome)
-        for job in [reading[place] for place in pieces]:
+        for job in reading[: len(pieces)]:
             if not job.is_reading:
                 self._process(job, _first_of(job))
 
