@@ -6,9 +6,9 @@ and only steps of the model, and whoever says so, take time.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -94,16 +94,17 @@ class Asked:
         return max(later - earlier for earlier, later in pairs)
 
 
-class _Reader(deque[Chunk]):
+class _Reader(SimpleQueue[Chunk | None]):
     """Takes what a round has written, at the clock's time."""
 
     def __init__(self, asked: Asked, clock: Clock) -> None:
         super().__init__()
         self._asked, self._clock = asked, clock
 
-    def append(self, chunk: Chunk) -> None:
-        self._asked.rounds_ms.append(self._clock.ms)
-        self._asked.tokens += chunk.token_ids
+    def put(self, chunk: Chunk | None, block: bool = True, timeout: float | None = None) -> None:
+        if chunk is not None:
+            self._asked.rounds_ms.append(self._clock.ms)
+            self._asked.tokens += chunk.token_ids
 
 
 def simulate(engine: Engine, clock: Clock, users: Sequence[Sequence[Asked]]) -> None:

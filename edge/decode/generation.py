@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from edgespec.backends.base import Grammar, Logits
@@ -104,7 +104,8 @@ class Run:
     began_s: float = 0.0  # by the clock of the scheduler
     first_s: float = 0.0
     tokens: list[int] = field(default_factory=list)  # that models have written
-    chunks: deque[Chunk] = field(default_factory=deque)  # not read yet
+    chunks: SimpleQueue[Chunk | None] = field(default_factory=SimpleQueue)  # then None
+    num_chunks: int = 0  # that were written
     finish_reason: str = "cancelled"
     has_ended: bool = False
     problem: Exception | None = None
@@ -140,7 +141,8 @@ class Run:
             if self.text.stopped:
                 break
         self.tokens += written.tokens
-        self.chunks.append(_chunk(written, pieces, self.writers.writer))
+        self.chunks.put(_chunk(written, pieces, self.writers.writer))
+        self.num_chunks += 1
         if self.text.stopped or self.is_end(written.tokens[-1]):
             self.finish_reason = "stop"
         elif counters.generated_tokens >= self.limit:
@@ -150,6 +152,7 @@ class Run:
     def finish(self, problem: Exception | None = None) -> None:
         """Tell the reader that no more comes."""
         self.problem, self.has_ended = problem, True
+        self.chunks.put(None)
 
 
 def _chunk(written: Written, pieces: Sequence[str], model: str) -> Chunk:
@@ -186,7 +189,8 @@ class Stream:
     def result(self) -> Result:
         """The generation so far; its finish reason is "cancelled" while it is not complete."""
         run, chunks = self._run, tuple(self._read)
-        reason, is_read = run.finish_reason, not run.chunks  # in this order
+        reason = run.finish_reason  # which is set behind the last chunk
+        is_read = len(chunks) >= run.num_chunks
         ids = tuple(token for chunk in chunks for token in chunk.token_ids)
         return Result(
             "".join(chunk.text for chunk in chunks),
@@ -208,7 +212,8 @@ class Stream:
         except StopIteration:
             run = self._run
             # What may have begun a stop string has not, now that no more comes.
-            rest = run.text.finish() if run.has_ended and not run.chunks else ""
+            is_read = len(self._read) >= run.num_chunks
+            rest = run.text.finish() if run.has_ended and is_read else ""
             if not rest:
                 raise
             chunk = Chunk(rest, ())

@@ -110,27 +110,22 @@ class Scheduler:
 
     def chunks(self, job: Job) -> Chunks:
         """Yield what a generation writes; ends early where it is cancelled."""
-
-        def has_news() -> bool:
-            return bool(job.chunks) or job.has_ended
-
+        has_thread = self._slots.count > 1
         try:
             self._submit(job)
             while True:
-                has_ended = job.has_ended  # looked at before what was written until then
-                if job.chunks:
-                    yield job.chunks.popleft()
-                elif has_ended:
+                while not has_thread and job.chunks.empty():
+                    if job.is_cancelled and self._leave_queue(job):
+                        break
+                    self._advance(lambda: not job.chunks.empty(), job)
+                if (chunk := job.chunks.get()) is None:
                     break
-                elif job.is_cancelled and self._leave_queue(job):
-                    break
-                else:
-                    self._advance(has_news)
+                yield chunk
             if job.problem is not None:
                 raise job.problem
         finally:
             job.was_closed = True
-            if self._slots.count == 1:  # this thread may have made steps
+            if not has_thread:  # this one may have made steps
                 self._slots.rest()
 
     @contextmanager
@@ -160,14 +155,19 @@ class Scheduler:
                     return True
                 self._guest_until_s = perf_counter() + _RESERVED_S
             self._advance(lambda: self._owner is None and self._slots.has_free)
+        self._guest_until_s = 0.0
         return False
 
-    def _release(self, me: threading.Thread) -> None:
-        """Let the next turn begin, or the next one who wants to work on the cache."""
+    def _release(self, me: threading.Thread, *, wakes: bool = True) -> None:
+        """Let the next turn begin, or the next one who wants to work on the cache.
+
+        Who is not woken looks again after a moment: a queue must not wake up with every token.
+        """
         if self._owner is me:
             with self._lock:
                 self._owner = None
-                self._change.notify_all()
+                if wakes or self.is_closed:
+                    self._change.notify_all()
 
     def spare(self, count: int) -> Backend | None:
         """As `Slots.spare`, for who has the cache."""
@@ -240,17 +240,21 @@ class Scheduler:
                 self._thread.start()
 
     def _leave_queue(self, job: Job) -> bool:
-        """Whether a job that was cancelled had not begun."""
-        with self._change:
+        """End a job that was cancelled, if it has not begun."""
+        with self._lock:
             if job not in self._waiting:
                 return False
             self._waiting.remove(job)
+            job.finish()
             return True
 
     # -- turns -----------------------------------------------------------------------------
 
-    def _advance(self, is_so: Callable[[], bool]) -> None:
-        """Make a turn, or wait a moment for who makes it; neither where something is so already."""
+    def _advance(self, is_so: Callable[[], bool], job: Job | None = None) -> None:
+        """Make a turn, or wait a moment for who makes it; neither where something is so already.
+
+        `job` is what the calling thread reads.
+        """
         me, is_mine = threading.current_thread(), False
         try:
             with self._lock:
@@ -265,12 +269,12 @@ class Scheduler:
                 self._clock_s -= perf_counter()
             self._make_turn()
             self._clock_s += perf_counter()
-            self._release(me)
+            self._release(me, wakes=self._running != [job])
         except BaseException as problem:  # an interrupt, in the middle of anything
             if is_mine and self._owner is me:
-                for job in self._running[:]:
+                for one in self._running[:]:
                     with suppress(Exception):
-                        self._end(job, BackendError(f"a step was interrupted: {problem!r}"))
+                        self._end(one, BackendError(f"a step was interrupted: {problem!r}"))
                 self._slots.give_back_all()
             raise
         finally:
@@ -347,6 +351,8 @@ class Scheduler:
                 return None
             slot = self._slots.take(job.prompt, len(job.prompt) + job.limit, job.reuse)
             if slot is None:
+                if not self._running:  # where all of the cache is free
+                    self._waiting.popleft().finish(self._slots.too_few(job.prompt, job.limit))
                 return None
             job.slot, job.began_s = slot, self._now_s()
             self._running.append(job)

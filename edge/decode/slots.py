@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from edgespec.backends.base import Backend, HoldsSequences, Rests, sequences_of
+from edgespec.errors import ContextFullError
 from edgespec.prefix import common_prefix_length
 
 _GOES_ON = 8  # a text is another's continuation where so many times more is kept than lost
@@ -98,6 +99,14 @@ class Slots:
         self._make_room()
         slot.last_used = next(self._numbers)
         return slot
+
+    def too_few(self, text: Sequence[int], limit: int) -> ContextFullError:
+        """The error where a text never fits."""
+        return ContextFullError(
+            f"the prompt has {len(text)} tokens and its answer up to {limit}, and the cache has "
+            f"room for {self._cells}",
+            hint="lower max_tokens, raise --ctx, or shorten the prompt",
+        )
 
     def gains_by_waiting(self, text: Sequence[int], coming: Iterable[Sequence[int]]) -> bool:
         """Whether one of the texts that are being read will have more of `text` than is there."""

@@ -175,6 +175,40 @@ def test_what_never_fits_is_refused_with_its_numbers() -> None:
             engine.stream([1] * 50)
 
 
+def test_what_no_cells_are_there_for_is_refused_and_does_not_wait_for_ever() -> None:
+    """Where a sequence may be longer than all cells together."""
+    with engine_of(2, context_size=100, cells=60) as engine:
+        with pytest.raises(ContextFullError, match="up to 50, and the cache has room for 60"):
+            engine.generate([1] * 30, max_tokens=50)
+        assert len(engine.generate([1] * 30, max_tokens=20).token_ids) > 0
+
+
+def test_a_queue_does_not_wake_up_with_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one user: each of those who wait would need the interpreter's lock."""
+    gate = threading.Event()
+
+    def babble_later(context: tuple[int, ...]) -> Sequence[float]:
+        assert gate.wait(PATIENCE_S)
+        return babble(context)
+
+    woken = 0
+    with engine_of(1, drafter=None, logits=babble_later) as engine, ThreadPoolExecutor(5) as pool:
+        condition = engine._scheduler._change
+        notify_all = condition.notify_all
+
+        def counted() -> None:
+            nonlocal woken
+            woken += 1
+            notify_all()
+
+        monkeypatch.setattr(condition, "notify_all", counted)
+        made = [pool.submit(engine.generate, [7, 8, n], max_tokens=60) for n in range(5)]
+        until(lambda: known_to(engine) == 5)
+        gate.set()
+        tokens = sum(len(one.result(PATIENCE_S).token_ids) for one in made)
+    assert tokens > 150 and woken < tokens // 2
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_long_prompt_is_read_in_pieces_by_the_steps_of_others(apart: bool) -> None:
     """Or between them: the answer under way goes on at least every few tokens of the prompt."""
