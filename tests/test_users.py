@@ -64,7 +64,7 @@ def engine(measured_cache: Path) -> Iterator[Engine]:
 
 
 def test_each_exact_answer_is_the_one_given_alone(engine: Engine, exact_engine: Engine) -> None:
-    """By an engine of one user: greedy and with a seed, drafts on, more answers than seats."""
+    """By an engine of one user: greedy and with a seed, drafts on, more answers than slots."""
     results = at_once(engine, ASKED)
     expected = [exact_engine.generate(prompt, options) for prompt, options in ASKED]
     assert [one.token_ids for one in results] == [one.token_ids for one in expected]
