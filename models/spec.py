@@ -121,8 +121,7 @@ class ModelSpec:
     num_experts_used: int
     expert_feed_forward_size: int
 
-    is_recurrent: bool
-    is_hybrid: bool
+    keeps_state: bool  # recurrent, in some of the layers
     is_recurrent_layer: tuple[bool, ...]
     has_encoder: bool
     tied_embeddings: bool
@@ -156,11 +155,6 @@ class ModelSpec:
     def head_name(self) -> str:
         """The tensor that makes logits."""
         return "token_embd.weight" if self.tied_embeddings else "output.weight"
-
-    @property
-    def keeps_state(self) -> bool:
-        """Whether some layers keep a recurrent state."""
-        return self.is_recurrent or self.is_hybrid
 
     @property
     def has_snapshots(self) -> bool:
@@ -201,7 +195,7 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
     first, tensors = shards[0], [tensor for shard in shards for tensor in shard.tensors]
     _refuse_other_kinds(first, tensors, heads)
     keys = Keys(first)
-    layers = Layers(keys)
+    layers = Layers(keys, [tensor.name for tensor in tensors])
     vocab_size = _vocab_size(first, keys, tensors)
     by_type = _bytes_by(tensors, lambda tensor: tensor.type.name)
     by_group = _bytes_by(tensors, lambda tensor: _group(tensor.name))
@@ -230,8 +224,7 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         num_experts=keys.integer("expert_count", 0),
         num_experts_used=max(keys.per_layer("expert_used_count", layers.num, 0)),
         expert_feed_forward_size=max(keys.per_layer("expert_feed_forward_length", layers.num, 0)),
-        is_recurrent=layers.is_recurrent,
-        is_hybrid=layers.is_hybrid,
+        keeps_state=layers.keeps_state,
         is_recurrent_layer=layers.is_recurrent_layer,
         has_encoder=keys.arch in _ENCODER_DECODER | _EMBEDDING_ONLY,
         tied_embeddings=_is_tied(keys, tensors),

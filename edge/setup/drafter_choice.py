@@ -95,6 +95,8 @@ def candidate_of(spec: ModelSpec, request: Request) -> Candidate | None:
     if path is None:
         return own
     drafter = read_model_spec(path, heads=True)
+    if not is_named and drafter.reads is not None and drafter.vocab_size != spec.vocab_size:
+        return own
     made = read_exit(drafter) if drafter.reads is None else read_made_for(path)
     if is_named:
         if made is None and drafter.reads is None:

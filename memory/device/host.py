@@ -12,14 +12,13 @@ import hashlib
 import os
 import platform
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
 
 from edgespec.memory.device import cgroups
 from edgespec.memory.device.cgroups import read_text
-from edgespec.memory.device.llama_binary import kernel_files
+from edgespec.memory.device.llama_binary import kernel_files, package_version
 
 # Our word for an instruction set -> Linux's.
 _FEATURE_FLAGS = {
@@ -134,10 +133,7 @@ def cpu_name() -> str:
 @functools.cache
 def llama_build() -> str:
     """Version of llama-cpp-python, and a sample of its kernels: compiler flags change them, too."""
-    try:
-        installed = version("llama-cpp-python")
-    except PackageNotFoundError:
-        installed = "missing"
+    installed = package_version() or "missing"
     digest = hashlib.blake2b(digest_size=4)
     for library in kernel_files():
         with contextlib.suppress(OSError), library.open("rb") as file:
