@@ -117,7 +117,7 @@ class Scheduler:
                 while not has_thread and job.chunks.empty():
                     if job.is_cancelled and self._leave_queue(job):
                         break
-                    self._advance(lambda: not job.chunks.empty(), job)
+                    self._advance(job.chunks.qsize, job)
                 if (chunk := job.chunks.get()) is None:
                     break
                 yield chunk
@@ -164,9 +164,9 @@ class Scheduler:
         Who is not woken looks again after a moment: a queue must not wake up with every token.
         """
         if self._owner is me:
-            with self._lock:
-                self._owner = None
-                if wakes or self.is_closed:
+            self._owner = None
+            if wakes or self.is_closed:
+                with self._lock:
                     self._change.notify_all()
 
     def spare(self, count: int) -> Backend | None:
@@ -250,7 +250,7 @@ class Scheduler:
 
     # -- turns -----------------------------------------------------------------------------
 
-    def _advance(self, is_so: Callable[[], bool], job: Job | None = None) -> None:
+    def _advance(self, is_so: Callable[[], object], job: Job | None = None) -> None:
         """Make a turn, or wait a moment for who makes it; neither where something is so already.
 
         `job` is what the calling thread reads.
@@ -285,7 +285,7 @@ class Scheduler:
         """Whether there is something to do, and this thread is the one to do it now."""
         if self._owner is not None or self._thread not in (None, thread):
             return False
-        if self._has_guest and self._slots.has_free and not self.is_closed:
+        if self._guest_until_s and self._has_guest and self._slots.has_free and not self.is_closed:
             return False
         return bool(self._running or self._waiting)
 
@@ -315,7 +315,7 @@ class Scheduler:
         return self._clock_s + perf_counter()
 
     def _end_cancelled(self) -> None:
-        with self._change:
+        with self._lock:
             for job in [job for job in self._waiting if job.is_cancelled]:
                 self._waiting.remove(job)
                 job.finish()
@@ -324,11 +324,19 @@ class Scheduler:
 
     def _make_turn(self) -> None:
         """Let others begin, and a step of all that run."""
-        if self._waiting or True in [job.is_cancelled for job in self._running]:
-            self._end_cancelled()
-            while (job := self._admitted()) is not None:
-                self._begin(job)
-        if self._running:
+        jobs = self._running
+        if len(jobs) == self._slots.count == 1 and not jobs[0].is_cancelled:
+            job = jobs[0]
+            if not job.sequence.num_unread:  # mostly: nothing else is looked at between its steps
+                try:
+                    self._process(job, make_step((job.sequence,))[0])
+                except Exception as problem:
+                    self._fail(job, problem)
+                return
+        self._end_cancelled()
+        while (one := self._admitted()) is not None:
+            self._begin(one)
+        if jobs:
             self._turn()
 
     def _begin(self, job: Job) -> None:
@@ -374,9 +382,6 @@ class Scheduler:
     def _turn(self) -> None:
         """A step of the answers, with pieces of prompts in it, or else in a job of their own."""
         reading = [job for job in self._running if job.is_reading]
-        if not reading and len(self._running) == 1:
-            self._step(self._running[:], (), 1)
-            return
         writing = [job for job in self._running if not job.is_reading]
         groups = list(_groups(writing))
         if reading and not (self._mixes and groups and len(groups[-1]) < reading[0].most_rows):
