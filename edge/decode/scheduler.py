@@ -125,7 +125,7 @@ class Scheduler:
                 raise job.problem
         finally:
             job.was_closed = True
-            if not has_thread:  # this one may have made steps
+            if not has_thread and self.is_of_this_process:  # the one that may have made steps
                 self._slots.rest()
 
     @contextmanager
@@ -194,9 +194,10 @@ class Scheduler:
 
     def drop_cancelled(self) -> None:
         """End what was cancelled now, where no step is under way; else that step's thread does."""
-        with self._change:
-            if self._owner is None:
-                self._end_cancelled()
+        if self.is_of_this_process:
+            with self._lock:
+                if self._owner is None:
+                    self._end_cancelled()
 
     @contextmanager
     def closed(self) -> Iterator[None]:
@@ -229,6 +230,7 @@ class Scheduler:
             )
 
     def _submit(self, job: Job) -> None:
+        self.check()  # before the lock, which somebody may have had when this process forked
         with self._change:
             self.check()
             self._refuse_owner("used")
