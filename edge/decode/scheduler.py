@@ -1,14 +1,13 @@
-"""All generations of an engine: who begins, whose prompts are read, and the steps that they share.
+"""All generations of an engine: who begins, and the steps that they share (continuous batching).
 
 A turn lets others begin and makes a step of all that run. One user is a batch of one. With one
-sequence a thread that waits for a chunk makes the turns itself, for whoever runs: a token costs no
-switch of threads. With several a thread of the scheduler makes them, whether chunks are read or
-not, and ends with the last answer: a library keeps threads of its own for each that makes steps.
+sequence, a thread that waits for a chunk makes the turns itself, for whoever runs: a token costs no
+switch of threads. With several, a thread of the scheduler makes them, whether chunks are read or
+not: OpenMP keeps a team for each thread that makes steps. It ends with the last answer.
 
-Prompts are read in the steps of the answers that are being written, as much of them as `Pace`
-allows, first come, first served: what the first one leaves of a step the next one has. Whoever has
-a prefix in common with a prompt that is being read waits until it is there, so that it is read
-once.
+Chunked prefill: prompts are read in the steps of answers, as much of them as `Pace` allows, first
+come, first served. What the first one leaves of a step the next one has. Whoever has a prefix in
+common with a prompt that is being read waits until it is there, so that it is read once.
 """
 
 from __future__ import annotations
@@ -382,7 +381,7 @@ class Scheduler:
             self._running.remove(job)
 
     def _turn(self) -> None:
-        """A step of the answers, with pieces of prompts in it, or else in a job of their own."""
+        """A step of the answers, with pieces of prompts in it, or else in a run of their own."""
         reading = [job for job in self._running if job.is_reading]
         writing = [job for job in self._running if not job.is_reading]
         groups = list(_groups(writing))
@@ -474,11 +473,11 @@ def _depth(reading: Sequence[Job]) -> int:
     return len(reading[0].prompt) - reading[0].sequence.num_unread if reading else 0
 
 
-def _groups(runs: Sequence[Job]) -> Iterator[Sequence[Job]]:
+def _groups(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
     """As many at a time as a step has room for."""
-    most = min((job.sequence.model.max_nodes for job in runs), default=1)
-    for start in range(0, len(runs), most):
-        yield runs[start : start + most]
+    most = min((job.sequence.model.max_nodes for job in jobs), default=1)
+    for start in range(0, len(jobs), most):
+        yield jobs[start : start + most]
 
 
 def _closed() -> UnsupportedError:
