@@ -20,8 +20,8 @@ from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.switching.engine import SwitchingEngine
-from edgespec.switching.entropy import entropy_nats
 from edgespec.switching.policy import SwitchPolicy
+from edgespec.switching.switch import entropy_nats
 
 VOCAB = 6
 PROMPT = [1, 2, 3]

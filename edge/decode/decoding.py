@@ -147,8 +147,8 @@ class _Pause:
 class Decoding:
     """One model writes, until the text ends or another model goes on.
 
-    Its text is read in pieces (`read`, `first`); then each round has stages, which `step` runs for
-    any number of texts at once: `offer`, `draft`, `settle`.
+    Its text is read in pieces (`has_read`, `first`); then each round has stages, which `step` runs
+    for any number of texts at once: `offer`, `draft`, `settle`.
 
     Args:
         text: token ids to go on from, not empty.
@@ -198,14 +198,6 @@ class Decoding:
         reading.end = reading.reused = self.backend.truncate(known if reading.reuse else 0)
         self.run.num_read = self.run.num_reused = reading.end
 
-    def read(self, most: int) -> None:
-        """Read on, at most `most` tokens."""
-        began = perf_counter()
-        if self._reading.end < 0:
-            self.begin()
-        piece = self.next_piece(most)
-        self.has_read(piece, self.backend.prefill(piece), perf_counter() - began)
-
     def next_piece(self, most: int) -> list[int]:
         """The next tokens to be read, at most `most`, of a text that has begun."""
         reading = self._reading
@@ -233,13 +225,6 @@ class Decoding:
         return Written([token], (), self.run.logprobs(row[None], (0,), (token,)))
 
     # -- a round ---------------------------------------------------------------------------
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the last token was the last one."""
-        run = self.run
-        is_long = run.counters.generated_tokens >= run.limit
-        return is_long or self.model.backend.tokenizer.is_end(self._root)
 
     @property
     def rests(self) -> bool:

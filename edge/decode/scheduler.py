@@ -1,14 +1,13 @@
-"""All generations of an engine: who begins, whose prompts are read, and the steps that they share.
+"""All generations of an engine: who begins, and the steps that they share (continuous batching).
 
 A turn lets others begin and makes a step of all that run. One user is a batch of one. With one
-sequence a thread that waits for a chunk makes the turns itself, for whoever runs: a token costs no
-switch of threads. With several a thread of the scheduler makes them, whether chunks are read or
-not, and ends with the last answer: a library keeps threads of its own for each that makes steps.
+sequence, a thread that waits for a chunk makes the turns itself, for whoever runs: a token costs no
+switch of threads. With several, a thread of the scheduler makes them, whether chunks are read or
+not: OpenMP keeps a team for each thread that makes steps. It ends with the last answer.
 
-Prompts are read in the steps of the answers that are being written, as much of them as `Pace`
-allows, first come, first served: what the first one leaves of a step the next one has. Whoever has
-a prefix in common with a prompt that is being read waits until it is there, so that it is read
-once.
+Chunked prefill: prompts are read in the steps of answers, as much of them as `Pace` allows, first
+come, first served. What the first one leaves of a step the next one has. Whoever has a prefix in
+common with a prompt that is being read waits until it is there, so that it is read once.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ class Scheduler:
                 while not has_thread and job.chunks.empty():
                     if job.is_cancelled and self._leave_queue(job):
                         break
-                    self._advance(lambda: not job.chunks.empty(), job)
+                    self._advance(job.chunks.qsize, job)
                 if (chunk := job.chunks.get()) is None:
                     break
                 yield chunk
@@ -133,7 +132,7 @@ class Scheduler:
                 raise job.problem
         finally:
             job.was_closed = True
-            if not has_thread:  # this one may have made steps
+            if not has_thread and self.is_of_this_process:  # the one that may have made steps
                 self._slots.rest()
 
     @contextmanager
@@ -172,9 +171,9 @@ class Scheduler:
         Who is not woken looks again after a moment: a queue must not wake up with every token.
         """
         if self._owner is me:
-            with self._lock:
-                self._owner = None
-                if wakes or self.is_closed:
+            self._owner = None
+            if wakes or self.is_closed:
+                with self._lock:
                     self._change.notify_all()
 
     def spare(self, count: int) -> Backend | None:
@@ -202,9 +201,10 @@ class Scheduler:
 
     def drop_cancelled(self) -> None:
         """End what was cancelled now, where no step is under way; else that step's thread does."""
-        with self._change:
-            if self._owner is None:
-                self._end_cancelled()
+        if self.is_of_this_process:
+            with self._lock:
+                if self._owner is None:
+                    self._end_cancelled()
 
     @contextmanager
     def closed(self) -> Iterator[None]:
@@ -237,6 +237,7 @@ class Scheduler:
             )
 
     def _submit(self, job: Job) -> None:
+        self.check()  # before the lock, which somebody may have had when this process forked
         with self._change:
             self.check()
             self._refuse_owner("used")
@@ -258,7 +259,7 @@ class Scheduler:
 
     # -- turns -----------------------------------------------------------------------------
 
-    def _advance(self, is_so: Callable[[], bool], job: Job | None = None) -> None:
+    def _advance(self, is_so: Callable[[], object], job: Job | None = None) -> None:
         """Make a turn, or wait a moment for who makes it; neither where something is so already.
 
         `job` is what the calling thread reads.
@@ -293,7 +294,7 @@ class Scheduler:
         """Whether there is something to do, and this thread is the one to do it now."""
         if self._owner is not None or self._thread not in (None, thread):
             return False
-        if self._has_guest and self._slots.has_free and not self.is_closed:
+        if self._guest_until_s and self._has_guest and self._slots.has_free and not self.is_closed:
             return False
         return bool(self._running or self._waiting)
 
@@ -323,7 +324,7 @@ class Scheduler:
         return self._clock_s + perf_counter()
 
     def _end_cancelled(self) -> None:
-        with self._change:
+        with self._lock:
             for job in [job for job in self._waiting if job.is_cancelled]:
                 self._waiting.remove(job)
                 job.finish()
@@ -332,11 +333,19 @@ class Scheduler:
 
     def _make_turn(self) -> None:
         """Let others begin, and a step of all that run."""
-        if self._waiting or True in [job.is_cancelled for job in self._running]:
-            self._end_cancelled()
-            while (job := self._admitted()) is not None:
-                self._begin(job)
-        if self._running:
+        jobs = self._running
+        if len(jobs) == self._slots.count == 1 and not jobs[0].is_cancelled:
+            job = jobs[0]
+            if not job.sequence.num_unread:  # mostly: nothing else is looked at between its steps
+                try:
+                    self._process(job, make_step((job.sequence,))[0])
+                except Exception as problem:
+                    self._fail(job, problem)
+                return
+        self._end_cancelled()
+        while (one := self._admitted()) is not None:
+            self._begin(one)
+        if jobs:
             self._turn()
 
     def _begin(self, job: Job) -> None:
@@ -380,11 +389,8 @@ class Scheduler:
             self._running.remove(job)
 
     def _turn(self) -> None:
-        """A step of the answers, with pieces of prompts in it, or else in a job of their own."""
+        """A step of the answers, with pieces of prompts in it, or else in a run of their own."""
         reading = [job for job in self._running if job.is_reading]
-        if not reading and len(self._running) == 1:
-            self._step(self._running[:], (), 1)
-            return
         writing = [job for job in self._running if not job.is_reading]
         groups = list(_groups(writing))
         if reading and not (self._mixes and groups and len(groups[-1]) < reading[0].most_rows):
@@ -475,11 +481,11 @@ def _depth(reading: Sequence[Job]) -> int:
     return len(reading[0].prompt) - reading[0].sequence.num_unread if reading else 0
 
 
-def _groups(runs: Sequence[Job]) -> Iterator[Sequence[Job]]:
+def _groups(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
     """As many at a time as a step has room for."""
-    most = min((job.sequence.model.max_nodes for job in runs), default=1)
-    for start in range(0, len(runs), most):
-        yield runs[start : start + most]
+    most = min((job.sequence.model.max_nodes for job in jobs), default=1)
+    for start in range(0, len(jobs), most):
+        yield jobs[start : start + most]
 
 
 def _closed() -> UnsupportedError:

@@ -247,6 +247,38 @@ def test_a_fork_cannot_use_the_engine_and_leaves_it_to_its_owner() -> None:
     assert kept == ["what it learned"]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_fork_ends_its_streams_whoever_was_inside() -> None:
+    """No thread of the fork gives back what another one had when the process forked."""
+    engine = engine_of(echo_model)
+    begun, other = engine.stream("abc", max_tokens=9), engine.stream("abc", max_tokens=9)
+    next(begun)
+    inside, may_leave = threading.Event(), threading.Event()
+
+    def stay_inside() -> None:
+        with engine._scheduler._lock:
+            inside.set()
+            assert may_leave.wait(PATIENCE_S)
+
+    thread, _ = in_thread(stay_inside)
+    assert inside.wait(PATIENCE_S)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            begun.close()
+            next(other)
+        except UnsupportedError:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    until(lambda: os.waitpid(child, os.WNOHANG) == (child, 7 << 8))
+    may_leave.set()
+    join(thread)
+    assert "".join(chunk.text for chunk in begun) == "bcabcabc"
+
+
 class Asked(threading.Event):
     """Knows that somebody who waits has asked whether it is set."""
 

@@ -34,9 +34,8 @@ from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import BackendError, EdgespecWarning, UnsupportedError
 from edgespec.sampling.params import SamplingParams
 from edgespec.switching.engine import SwitchingEngine
-from edgespec.switching.entropy import entropy_nats
 from edgespec.switching.policy import SwitchPolicy
-from edgespec.switching.switch import Switch
+from edgespec.switching.switch import Switch, entropy_nats
 
 
 @pytest.mark.parametrize("drafts", [False, True])
