@@ -116,7 +116,15 @@ class _State:
         """The covariance times the shares of a step, and the variance that they make together."""
         a, b, c, d, e = shares
         rows = [r[0] * a + r[1] * b + r[2] * c + r[3] * d + r[4] * e for r in self.cov]
-        return rows, a * rows[0] + b * rows[1] + c * rows[2] + d * rows[3] + e * rows[4]
+        variance = a * rows[0] + b * rows[1] + c * rows[2] + d * rows[3] + e * rows[4]
+        return rows, max(0.0, variance)
+
+    def narrow(self, products: Sequence[float], variance: float) -> None:
+        """Be as sure as after a step of this variance, noise included."""
+        for row, product in zip(self.cov, products, strict=True):
+            gain = product / variance
+            for place, other in enumerate(products):
+                row[place] -= gain * other
 
 
 @dataclass(slots=True)
@@ -178,7 +186,7 @@ class CostCurve:
         step = self._step(num_nodes, depth, False, chunk)
         own = self._own_error(num_nodes + chunk.tokens) * step.base_ms / step.ms
         _, variance = self._state.products(step.shares)
-        return self.scale * step.ms, hypot(own, sqrt(max(0.0, variance)))
+        return self.scale * step.ms, hypot(own, sqrt(variance))
 
     def step_ms(self, num_nodes: int, depth: int, previous: int = 0) -> float:
         """Milliseconds at the measured speed, infinite for a size that was not measured.
@@ -212,7 +220,7 @@ class CostCurve:
         if num_nodes >= len(self.base) or self.base[num_nodes] == _NEVER:
             return _GUESSED
         own = self._own_error(num_nodes)
-        base, node_error = self.base[num_nodes], sqrt(self._state.cov[2][2])
+        base, node_error = self.base[num_nodes], self._state.slopes[1]
         slope_ms = self.depth_ms * self.texts + self.depth_node_ms * num_nodes
         return (own * base + node_error * (num_nodes - 1) * depth) / (base + slope_ms * depth)
 
@@ -286,8 +294,7 @@ class CostCurve:
         expected_ms = self.estimated_ms(num_nodes, depth, previous)
         ratio = ms / (self.scale * expected_ms)
         self.misfit += _MISFIT_RATE * (min(1.0, abs(ratio - 1.0)) - self.misfit)
-        is_usual = 1.0 / _HICCUP < ratio < _HICCUP
-        if is_usual:
+        if 1.0 / _HICCUP < ratio < _HICCUP:
             self._count(expected_ms, ms if round_ms is None else round_ms)
         changed = previous not in (0, num_nodes)
         has_own = self.texts < num_nodes < len(self.base)
@@ -361,10 +368,7 @@ class CostCurve:
         else:
             variance *= abs(off) / most
         part = off / variance
-        for row, product in zip(cov, rows, strict=True):
-            gain = product / variance
-            for place, other in enumerate(rows):
-                row[place] -= gain * other
+        state.narrow(rows, variance)
         self.scale *= exp(rows[0] * part)
         self.depth_ms = max(0.0, self.depth_ms + rows[1] * part)
         self.depth_node_ms = max(0.0, self.depth_node_ms + rows[2] * part)
@@ -384,8 +388,8 @@ class CostCurve:
     def expect_slopes(self, depth_ms: float, depth_node_ms: float, error: float) -> None:
         """Begin with what is likely of a model, within a relative standard error."""
         self.depth_ms, self.depth_node_ms = depth_ms, depth_node_ms
-        slopes = (error * depth_ms, error * depth_node_ms, self._state.slopes[2])
-        self._state = _State.of(slopes)
+        *_, change = self._state.slopes
+        self._state = _State.of((error * depth_ms, error * depth_node_ms, change))
 
     def learn_growth(self, num_nodes: int, depth: int, grown_ms: float, error_ms: float) -> None:
         """Learn the slopes from a step that took so much longer behind so many tokens."""
@@ -394,10 +398,7 @@ class CostCurve:
         off_ms = grown_ms - (self.depth_ms + self.depth_node_ms * num_nodes) * depth
         self.depth_ms = max(0.0, self.depth_ms + rows[1] * off_ms / variance)
         self.depth_node_ms = max(0.0, self.depth_node_ms + rows[2] * off_ms / variance)
-        for row, product in zip(self._state.cov, rows, strict=True):
-            row[:] = [
-                one - product * other / variance for one, other in zip(row, rows, strict=True)
-            ]
+        self._state.narrow(rows, variance)
 
     # -- the same for other steps ----------------------------------------------------------
 
