@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 import pytest
+from frozen_times import let_drafts_pay
 
 import edgespec
 from edgespec.decode.engine import Engine
@@ -60,6 +61,7 @@ def engine(measured_cache: Path) -> Iterator[Engine]:
         with edgespec.load(
             context_size=256, threads=1, draft_max=7, exact=True, users=USERS
         ) as loaded:
+            let_drafts_pay(loaded)
             yield loaded
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frozen_times import free_drafts
 from switching_cases import (
     LARGE_TABLE,
     POLICIES,
@@ -19,7 +20,6 @@ from switching_cases import (
     VOCAB,
     always_switching,
     engine,
-    flat_curve,
     obvious,
     switching,
 )
@@ -169,7 +169,7 @@ class Failing(FakeBackend):
 
 
 def failing(at: int, **options: Any) -> SwitchingEngine:
-    small = Engine(Failing(at, **options), curve=flat_curve(), drafter=SuffixDrafter())
+    small = Engine(Failing(at, **options), curve=free_drafts(16), drafter=SuffixDrafter())
     policy = always_switching(up_nats=1.2, down_nats=1.0)
     return SwitchingEngine(FakeBackend(LARGE_TABLE, VOCAB), small=small, policy=policy)
 

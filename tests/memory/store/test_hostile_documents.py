@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import pytest
-from frozen_times import Frozen
+from frozen_times import Frozen, free_drafts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,7 +82,7 @@ def rows(context: tuple[int, ...]) -> list[float]:
 
 
 def engine_of(drafter: CombinedDrafter) -> Engine:
-    return Engine(FakeBackend(rows, V), curve=Frozen([INF, *[1.0] * 16]), drafter=drafter)
+    return Engine(FakeBackend(rows, V), curve=free_drafts(16), drafter=drafter)
 
 
 def all_drafters() -> CombinedDrafter:
