@@ -185,7 +185,7 @@ class Engine:
             )
         params = asked.sampling or SamplingParams()
         sampler = Sampler(params, self.vocab_size, ids, self.backend.tokenizer.token_bytes)
-        grammar = make_grammar(self.backend.tokenizer, asked.answer_format)
+        grammar = make_grammar(self.backend.tokenizer, asked.answer_format, asked.begun)
         is_free = params.draws_freely and grammar is None and asked.thought is None
         picks = sampler if grammar is None else ConstrainedSampler(sampler, grammar)
         return Run(
