@@ -208,7 +208,7 @@ def test_known_tokens_have_the_logprobs_that_the_model_gives_them(drafts: bool) 
     text = list(b"abcdefghijklmnopqrstuvwxyzabc")
     backend = FakeBackend(letters, VOCAB, end=END, context_size=512)
     drafter = SuffixDrafter() if drafts else None
-    curve = Free([1.0 + 0.01 * size for size in range(32)]) if drafts else None
+    curve = free_drafts(31) if drafts else None
     with Engine(backend, drafter=drafter, curve=curve) as engine:
         made = engine.generate(text[:1], max_tokens=40, logprobs=0, begun=text[1:])
     assert list(made.token_ids[: len(text) - 1]) == text[1:]
