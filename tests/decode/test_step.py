@@ -254,7 +254,9 @@ def test_what_a_purse_pays_for_is_no_loss_of_an_answer(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, pays: bool, grammar: str | None
 ) -> None:
     """Steps over drafts take eight times as long as the curve says, so that these lose."""
-    monkeypatch.setattr("edgespec.decode.engine.make_grammar", lambda _, asked, *rest: asked and Lax())
+    monkeypatch.setattr(
+        "edgespec.decode.engine.make_grammar", lambda _, asked, *rest: asked and Lax()
+    )
     target = Timed(clock, lambda n: 5.0 if n == 1 else 40.0, noise, VOCAB, max_nodes=16)
     engine = Engine(target, curve=curve_of(lambda n: 5.0 + 0.01 * n), drafter=Paying(pays=pays))
     counters = engine.generate([3, 5, 7, 11] * 5, max_tokens=100, grammar=grammar).counters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ RECORDED: list[dict[str, Any]] = json.loads(
 )
 # What a stream of each interface ends with.
 LAST = {
-    "/v1/chat/completions": "data: [DONE]",
-    "/v1/completions": "data: [DONE]",
+    "/v1/chat/completions": r"data: \[DONE\]",
+    "/v1/completions": r"data: \[DONE\]",
     "/v1/messages": "event: message_stop",
-    "/v1/responses": "event: response.completed",
+    "/v1/responses": r"event: response\.(completed|incomplete)",
 }
 
 
@@ -29,5 +30,5 @@ def test_what_a_client_sends_is_answered(serve: Serve, one: dict[str, Any]) -> N
     told = httpx.post(address + one["path"], json=one["body"], timeout=PATIENCE_S)
     assert told.status_code == 200, told.text
     if one["body"].get("stream"):
-        assert LAST[one["path"].partition("?")[0]] in told.text
+        assert re.search(LAST[one["path"].partition("?")[0]], told.text)
         assert '"error": {' not in told.text

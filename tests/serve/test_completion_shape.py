@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from openai import BadRequestError
 from serving_cases import Connect, Serve, Speaker
@@ -20,11 +22,9 @@ def test_completions_continue_texts_and_ids(serve: Serve, client: Connect) -> No
 
 def test_a_prompt_is_scored(serve: Serve, client: Connect) -> None:
     """As lm-eval asks for it; the first token has no logprob, and an end is a token, too."""
-    prompts: Any = ["abé", [97, 98]]
     complete = client(serve(Speaker(""))).completions
-    made = complete.create(
-        model="edgespec", prompt=prompts, max_tokens=1, echo=True, logprobs=1
-    )
+    prompts: Any = ["abé", [97, 98]]
+    made = complete.create(model="edgespec", prompt=prompts, max_tokens=1, echo=True, logprobs=1)
     first, second = made.choices
     assert first.text == "abé" and second.text == "ab"
     told = first.logprobs
