@@ -54,6 +54,33 @@ def tidied(text: str) -> str:
         return text
 
 
+class StrictText:
+    """JSON as it comes, by JSON's rules: control characters in texts are escaped."""
+
+    _PART = re.compile(r'\\.|["\x00-\x1f]', re.DOTALL)
+
+    def __init__(self) -> None:
+        self._held, self._is_text = "", False
+
+    def push(self, text: str) -> str:
+        """More of it; an escape that is not whole waits."""
+        text = self._held + text
+        kept = len(text) - len(text.rstrip("\\"))
+        self._held = "\\" if kept % 2 else ""
+        return self._PART.sub(self._strict, text[: len(text) - kept % 2])
+
+    def finish(self) -> str:
+        """What waits."""
+        return self._held
+
+    def _strict(self, part: re.Match[str]) -> str:
+        if part[0] == '"':
+            self._is_text = not self._is_text
+        elif self._is_text and len(part[0]) == 1:
+            return json.dumps(part[0])[1:-1]
+        return part[0]
+
+
 def mended(text: str, fields: tuple[str, str]) -> tuple[str, str, bool] | None:
     """Of JSON that is cut off or no JSON: the name, the arguments as they are, if they are whole.
 
@@ -96,6 +123,12 @@ def typed(text: str, schema: Any, whole: Mapping[str, Any]) -> Any:
         return json.loads(word, strict=False)
     except (ValueError, RecursionError):
         return _WORDS[word] if word in _WORDS else _python_value(word, text)
+
+
+def is_text(schema: Any, whole: Mapping[str, Any]) -> bool:
+    """Whether a text for an argument always stands for itself."""
+    types = _types(schema, whole, 0)
+    return "string" in types and "null" not in types
 
 
 def _python_value(word: str, text: str) -> Any:
