@@ -15,7 +15,8 @@ from collections.abc import Collection
 from enum import Enum
 
 from edgespec.serve.shapes import Delta
-from edgespec.serve.tool_reader import OpenCall, settled
+from edgespec.serve.tool_reader import settled
+from edgespec.serve.tool_values import OpenCall
 
 _MESSAGE, _CHANNEL = "<|message|>", "<|channel|>"
 _ENDS = ("<|end|>", "<|start|>", "<|call|>", "<|return|>", _CHANNEL)

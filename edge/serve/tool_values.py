@@ -10,8 +10,10 @@ import json
 import re
 from ast import literal_eval
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from edgespec.serve.shapes import ToolCall
 
 NAME_CHARS = r"[A-Za-z0-9_./:@-]"
 GEMMA_QUOTE = '<|"|>'
@@ -79,6 +81,68 @@ class StrictText:
         elif self._is_text and len(part[0]) == 1:
             return json.dumps(part[0])[1:-1]
         return part[0]
+
+
+class OpenCall:
+    """A call whose arguments are given as they are written."""
+
+    def __init__(self, name: str, *, is_left_out: bool = False) -> None:
+        self._head = ToolCall(name, "", is_whole=False, is_open=True)
+        self._is_left_out = is_left_out
+        self._strict, self._parts = StrictText(), list[str]()
+        self._has_begun = False
+
+    def write(self, text: str) -> None:
+        """More of the arguments, in JSON."""
+        has_any = self._has_begun or any(self._parts)
+        self._parts.append(self._strict.push(text if has_any else text.lstrip()))
+
+    def written(self) -> list[ToolCall]:
+        """What was not given yet, as a part of the call."""
+        text = "".join(self._parts)
+        self._parts.clear()
+        self._has_begun = self._has_begun or bool(text)
+        return [replace(self._head, arguments=text)] if text and not self._is_left_out else []
+
+    def end(self, rest: str = "", *, is_whole: bool) -> list[ToolCall]:
+        """Its last part."""
+        self.write(rest)
+        self._parts.append(self._strict.finish())
+        text = "".join(self._parts)
+        text = text if text or self._has_begun else "{}"
+        last = replace(self._head, arguments=text, is_whole=is_whole, is_open=False)
+        return [] if self._is_left_out else [last]
+
+
+class Value:
+    """An argument that is written as a text: where it can be nothing else, it is given at once.
+
+    Args:
+        schema: of this argument.
+        whole: of all arguments, where its references lead.
+    """
+
+    def __init__(self, call: OpenCall, schema: Any, whole: Mapping[str, Any]) -> None:
+        self._call, self._schema, self._whole = call, schema, whole
+        self._is_text = is_text(schema, whole)
+        self._held = list[str]()
+        if self._is_text:
+            call.write('"')
+
+    def write(self, text: str) -> None:
+        """More of it."""
+        if self._is_text:
+            self._call.write(json_text(text)[1:-1])
+        else:
+            self._held.append(text)
+
+    def end(self, rest: str) -> None:
+        """The last of it."""
+        self.write(rest)
+        if self._is_text:
+            return self._call.write('"')
+        value = typed("".join(self._held), self._schema, self._whole)
+        self._call.write(json_text(value))
 
 
 def mended(text: str, fields: tuple[str, str]) -> tuple[str, str, bool] | None:
