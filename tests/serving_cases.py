@@ -16,8 +16,8 @@ from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.models.control_texts import ControlTexts
-from edgespec.serve.answer_text import Reader
 from edgespec.serve.shapes import Delta, joined
+from edgespec.serve.tool_reader import ToolReader
 
 if TYPE_CHECKING:
     from anthropic import Anthropic
@@ -101,7 +101,7 @@ Connect: TypeAlias = "Callable[[str], OpenAI]"  # a client of the server at an a
 ConnectAnthropic: TypeAlias = "Callable[..., Anthropic]"  # the same, with a key
 
 
-def read(reader: Reader, pieces: list[str]) -> tuple[str, str, list[tuple[str, object]]]:
+def read(reader: ToolReader, pieces: list[str]) -> tuple[str, str, list[tuple[str, object]]]:
     """Content, reasoning and calls."""
     deltas: list[Delta] = [reader.push(piece) for piece in pieces]
     deltas.append(reader.finish())
