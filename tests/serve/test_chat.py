@@ -1,4 +1,4 @@
-"""What a chat may ask for, and what it may not."""
+"""Chats: what they may ask for and what they may not, whole and as streams."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from serving_cases import CALL, HELLO, WEATHER, Connect, Serve, Speaker
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.memory.times.curve import CostCurve
 from edgespec.serve.asked import Setup
-from edgespec.serve.chat_request import read_chat
+from edgespec.serve.chat import read_chat, take_messages
 from edgespec.serve.defaults import Defaults
+from edgespec.serve.fields import Fields
 from edgespec.serve.limits import Limits
+from edgespec.serve.refusal import Refusal
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
@@ -135,3 +137,93 @@ def test_functions_are_called_by_their_older_name(serve: Serve, client: Connect)
     assert [one.delta.function_call.name for one in deltas if one.delta.function_call] == [
         "weather"
     ]
+
+
+def taken(*messages: Any) -> list[dict[str, Any]]:
+    return take_messages(Fields({"messages": list(messages)}), Limits())
+
+
+def test_parts_are_lines_and_developers_write_the_system_message() -> None:
+    parts = [{"type": "text", "text": "Good"}, {"type": "text", "text": "day"}]
+    assert taken({"role": "developer", "content": parts}, {"role": "user", "content": "Hi"}) == [
+        {"role": "system", "content": "Good\nday"},
+        {"role": "user", "content": "Hi"},
+    ]
+
+
+def test_a_call_that_is_sent_back_is_an_object_for_templates() -> None:
+    """Clients send arguments as a text; an answer of calls alone has no content."""
+    function = {"name": "weather", "arguments": '{"city": "Rome"}'}
+    call = {"id": "call_1", "type": "function", "index": 0, "function": function}
+    (found,) = taken({"role": "assistant", "content": None, "tool_calls": [call], "refusal": None})
+    assert found["content"] == ""
+    assert found["tool_calls"] == [
+        {
+            "type": "function",
+            "id": "call_1",
+            "function": {"name": "weather", "arguments": {"city": "Rome"}},
+        }
+    ]
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "Sun"}
+    assert taken(result) == [result]
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "user"}, "messages[0].content must be a text or a list of text parts, not null"),
+        ({"role": "judge", "content": "a"}, "messages[0].role must be one of"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+            'messages[0].content[0].type "image_url" is not supported',
+        ),
+        (
+            {"role": "user", "content": "a", "audio": {"id": "a"}},
+            "messages[0].audio is not supported",
+        ),
+    ],
+)
+def test_a_refusal_names_the_place(message: Any, words: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        taken(message)
+    assert str(caught.value).startswith(words)
+    assert caught.value.param == words.split()[0]
+
+
+def test_a_conversation_has_a_message() -> None:
+    with pytest.raises(Refusal, match=r"^messages must have at least one message$"):
+        taken()
+
+
+def test_an_answer_is_what_the_model_says_with_its_usage(serve: Serve, client: Connect) -> None:
+    answer = client(serve(Speaker())).chat.completions.create(model="edgespec", messages=HELLO)
+    assert answer.choices[0].message.content == "Hello, world!"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.object == "chat.completion"
+    assert answer.usage is not None
+    prompt = len("<user>Hi<assistant>")
+    assert answer.usage.prompt_tokens == prompt
+    assert answer.usage.completion_tokens == len("Hello, world!") + 1
+    assert answer.usage.total_tokens == prompt + len("Hello, world!") + 1
+    timings = answer.model_extra["timings"] if answer.model_extra else {}
+    assert timings["predicted_n"] == len("Hello, world!") + 1
+    assert timings["draft_n"] == 0
+
+
+def test_a_stream_has_role_deltas_reason_usage_and_an_end(serve: Serve) -> None:
+    body = {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}
+    response = httpx.post(f"{serve(Speaker())}/v1/chat/completions", json=body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    texts = [event["choices"][0]["delta"].get("content", "") for event in events[:-1]]
+    assert "".join(texts) == "Hello, world!"
+    assert [event["choices"][0]["finish_reason"] for event in events[:-1]][-1] == "stop"
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["completion_tokens"] == len("Hello, world!") + 1
+    assert all(event["usage"] is None for event in events[:-1])
+    assert {event["id"] for event in events} == {events[0]["id"]}
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
