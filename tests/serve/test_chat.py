@@ -7,17 +7,31 @@ from typing import Any
 
 import httpx
 import pytest
+from decoding_cases import END, VOCAB
 from openai import BadRequestError, NotFoundError
-from serving_cases import CALL, HELLO, WEATHER, Connect, Serve, Speaker
+from serving_cases import (
+    CALL,
+    CALLS,
+    HELLO,
+    TEMPLATE,
+    WEATHER,
+    Connect,
+    Serve,
+    Speaker,
+    calling_reader,
+    events_of,
+)
 
+from edgespec.backends.fake import ByteTokenizer
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.memory.times.curve import CostCurve
-from edgespec.serve.asked import Setup
-from edgespec.serve.chat import read_chat, take_messages
+from edgespec.serve.asked import Output, Setup
+from edgespec.serve.chat import ChatShape, read_chat, take_messages
 from edgespec.serve.defaults import Defaults
 from edgespec.serve.fields import Fields
 from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
+from edgespec.serve.shapes import ToldTokens
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
@@ -227,3 +241,38 @@ def test_a_stream_has_role_deltas_reason_usage_and_an_end(serve: Serve) -> None:
     assert all(event["usage"] is None for event in events[:-1])
     assert {event["id"] for event in events} == {events[0]["id"]}
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
+
+
+def test_a_call_comes_in_parts_of_its_arguments() -> None:
+    """Its name, id and type once, then arguments alone, under the number of the call."""
+    shape = ChatShape("m", Output(streams=True), ToldTokens(ByteTokenizer(VOCAB, END)))
+    events = events_of(shape, calling_reader(), CALLS)
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(one.get("reasoning_content", "") for one in deltas) == "Hm."
+    assert "".join(one.get("content", "") for one in deltas) == "I look."
+    parts = [part for one in deltas for part in one.get("tool_calls", [])]
+    first, second = ([one for one in parts if one["index"] == place] for place in (0, 1))
+    assert [set(one) for one in first] == [{"index", "id", "type", "function"}] + [
+        {"index", "function"}
+    ] * (len(first) - 1)
+    assert first[0]["function"]["name"] == "weather" and len(first) > 10
+    assert all(set(one["function"]) == {"arguments"} for one in first[1:])
+    texts = ["".join(one["function"]["arguments"] for one in each) for each in (first, second)]
+    assert texts == ['{"city": "Rome"}', "{}"] and first[0]["id"] != second[0]["id"]
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_thought_in_channels_ends_at_its_budget(serve: Serve) -> None:
+    """As gpt-oss thinks: what follows is on the channel of answers."""
+    template = TEMPLATE.replace("<assistant>", "<|start|>assistant")
+    template += "{# <|channel|><|message|> #}"
+    speaker = Speaker("<|channel|>analysis<|message|>" + "hm " * 400)
+    address = serve(speaker, chat_template=template)
+    body = {"messages": HELLO, "max_tokens": 150, "temperature": 0}
+    told = httpx.post(f"{address}/v1/chat/completions", json=body).json()
+    assert told["choices"][0]["message"]["content"] == ""
+    body |= {"thinking_budget": 6}
+    told = httpx.post(f"{address}/v1/chat/completions", json=body).json()
+    message = told["choices"][0]["message"]
+    assert message["reasoning_content"] == "hm hm" and "hm hm" in message["content"]

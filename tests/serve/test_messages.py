@@ -8,7 +8,18 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
-from serving_cases import HELLO, ConnectAnthropic, Serve, Speaker
+from serving_cases import (
+    CALLS,
+    HELLO,
+    ConnectAnthropic,
+    Failing,
+    Serve,
+    Speaker,
+    calling_reader,
+    events_of,
+)
+
+from edgespec.serve.messages import MessagesShape
 
 TOOL: Any = {
     "name": "weather",
@@ -172,3 +183,35 @@ def test_thoughts_are_blocks_of_their_own(serve: Serve, anthropic_client: Connec
     with talk.stream(**asked, thinking={"type": "adaptive"}) as stream:
         streamed = stream.get_final_message()
     assert [block.to_dict() for block in streamed.content] == [b.to_dict() for b in answer.content]
+
+
+def test_every_part_of_an_answer_is_a_block() -> None:
+    """Each begins, grows and ends before the next one; arguments come in parts."""
+    events = events_of(MessagesShape("m", 3), calling_reader(), CALLS)
+    assert events[0]["type"] == "message_start"
+    assert [one["type"] for one in events[-2:]] == ["message_delta", "message_stop"]
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+    blocks = events[1:-2]
+    starts = [one["content_block"] for one in blocks if one["type"] == "content_block_start"]
+    assert [one["type"] for one in starts] == ["thinking", "text", "tool_use", "tool_use"]
+    for number, (grows, whole) in enumerate(
+        [
+            ("thinking", "Hm."),
+            ("text", "I look."),
+            ("partial_json", '{"city": "Rome"}'),
+            ("partial_json", "{}"),
+        ]
+    ):
+        own = [one for one in blocks if one["index"] == number]
+        kinds = ["start", *["delta"] * (len(own) - 2), "stop"]
+        assert [one["type"] for one in own] == [f"content_block_{kind}" for kind in kinds]
+        assert "".join(one["delta"][grows] for one in own[1:-1]) == whole
+    assert [one["index"] for one in blocks] == sorted(one["index"] for one in blocks)
+    assert len([one for one in blocks if one["index"] == 2]) > 10
+
+
+def test_an_answer_that_fails_ends_with_an_error(serve: Serve) -> None:
+    body = {"max_tokens": 50, "messages": HELLO, "stream": True}
+    told = httpx.post(f"{serve(Failing())}/v1/messages", json=body).text
+    last = json.loads(told.rstrip().rpartition("data: ")[2])
+    assert last["type"] == "error" and last["error"]["type"] == "api_error"

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
 import pytest
 from openai import BadRequestError, NotFoundError
-from serving_cases import CALL, WEATHER, Connect, Serve, Speaker
+from serving_cases import (
+    CALL,
+    CALLS,
+    WEATHER,
+    Connect,
+    Failing,
+    Serve,
+    Speaker,
+    calling_reader,
+    events_of,
+)
 
 from edgespec.serve.refusal import Refusal
-from edgespec.serve.responses import KeptResponses
+from edgespec.serve.responses import KeptResponses, ResponsesShape
 
 
 def test_a_conversation_of_items(serve: Serve, client: Connect) -> None:
@@ -141,3 +152,57 @@ def test_a_key_has_its_own() -> None:
     with pytest.raises(Refusal):
         kept.remove("you", "resp_1")
     assert is_there(kept, 1)
+
+
+def kinds_of(events: list[dict[str, Any]]) -> list[str]:
+    """Types of events, those of texts once for any number."""
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    return [one for place, one in enumerate(kinds) if kinds[place - 1 : place] != [one]]
+
+
+@pytest.mark.parametrize("summarises", [False, True])
+def test_every_part_of_an_answer_has_its_events(summarises: bool) -> None:
+    """A thought is told as a text of its item, or as its summary where that is asked for."""
+    shape = ResponsesShape("m", {}, summarises=summarises)
+    events = events_of(shape, calling_reader(), CALLS)
+    text = ["reasoning_text.delta", "reasoning_text.done"]
+    thought = ["content_part.added", *text, "content_part.done"]
+    if summarises:
+        text = ["reasoning_summary_text.delta", "reasoning_summary_text.done"]
+        thought = ["reasoning_summary_part.added", *text, "reasoning_summary_part.done"]
+    part = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
+    call = [f"function_call_arguments.{one}" for one in ("delta", "done")]
+    items = [
+        ["output_item.added", *inner, "output_item.done"] for inner in (thought, part, call, call)
+    ]
+    middle = [kind for item in items for kind in item]
+    assert kinds_of(events) == ["created", "in_progress", *middle, "completed"]
+    assert [one["sequence_number"] for one in events] == list(range(len(events)))
+    output = events[-1]["response"]["output"]
+    assert output[0]["summary" if summarises else "content"][0]["text"] == "Hm."
+    assert output[1]["content"][0]["text"] == "I look."
+    assert [one["arguments"] for one in output[2:]] == ['{"city": "Rome"}', "{}"]
+    for number in (2, 3):
+        told = [one for one in events if one.get("output_index") == number and "delta" in one]
+        assert "".join(one["delta"] for one in told) == output[number]["arguments"]
+        assert {one["item_id"] for one in told} == {output[number]["id"]}
+    assert sum("arguments.delta" in one["type"] for one in events) > 10
+
+
+def test_a_summary_of_thoughts_is_asked_for(serve: Serve) -> None:
+    address = serve(Speaker("<think>Hm.</think>Yes."))
+    body = {"input": "Hi", "stream": True, "reasoning": {"summary": "auto"}}
+    told = httpx.post(f"{address}/v1/responses", json=body).text
+    assert "event: response.reasoning_summary_text.delta" in told
+    del body["reasoning"]
+    assert "summary_text" not in httpx.post(f"{address}/v1/responses", json=body).text
+
+
+def test_an_answer_that_fails_ends_with_its_event(serve: Serve) -> None:
+    """With what was written, and what failed; nothing comes after it."""
+    body = {"input": "Hi", "stream": True}
+    told = httpx.post(f"{serve(Failing())}/v1/responses", json=body).text
+    *_, last = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: ")]
+    assert last["type"] == "response.failed" and last["response"]["status"] == "failed"
+    assert last["response"]["error"]["code"] == "server_error"
+    assert "the server failed: RuntimeError" in last["response"]["error"]["message"]
