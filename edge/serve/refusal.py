@@ -28,6 +28,7 @@ _KINDS = {
     501: "not_supported_error",
     503: "overloaded_error",
 }
+_ANTHROPIC_KINDS = {413: "request_too_large", 500: "api_error", 501: "api_error"}  # others alike
 
 
 class Refusal(Exception):
@@ -67,7 +68,9 @@ def openai_error(refusal: Refusal) -> dict[str, Any]:
 
 def anthropic_error(refusal: Refusal) -> dict[str, Any]:
     """The error object of Anthropic's interface; it has what OpenAI's has as well."""
-    return {"type": "error", **refusal.document}
+    error = refusal.document["error"]
+    kind = _ANTHROPIC_KINDS.get(refusal.status, error["type"])
+    return {"type": "error", "error": {**error, "type": kind}}
 
 
 def refusal_of(problem: Exception, param: str | None = None) -> Refusal:

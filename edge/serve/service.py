@@ -19,12 +19,12 @@ from edgespec.sampling.params import SamplingParams
 from edgespec.serve.asked import Setup
 from edgespec.serve.defaults import Defaults
 from edgespec.serve.generation import Generation
+from edgespec.serve.generation_fields import seed_of_choice
 from edgespec.serve.histories import HISTORY
-from edgespec.serve.kept_responses import KeptResponses
 from edgespec.serve.limits import Limits
 from edgespec.serve.prompts import Prompts
 from edgespec.serve.refusal import LOGGER, Refusal
-from edgespec.serve.sampling_fields import seed_of_choice
+from edgespec.serve.responses import KeptResponses
 from edgespec.serve.totals import Totals
 from edgespec.serve.worker import Worker
 
