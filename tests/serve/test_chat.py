@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from decoding_cases import END, VOCAB
+from frozen_times import free_drafts
 from openai import BadRequestError, NotFoundError
 from serving_cases import (
     CALL,
@@ -24,7 +25,6 @@ from serving_cases import (
 
 from edgespec.backends.fake import ByteTokenizer
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.memory.times.curve import CostCurve
 from edgespec.serve.asked import Output, Setup
 from edgespec.serve.chat import ChatShape, read_chat, take_messages
 from edgespec.serve.defaults import Defaults
@@ -126,7 +126,7 @@ def test_a_prediction_is_drafted_and_changes_nothing(serve: Serve) -> None:
     text = "def add(a, b):\n    return a + b\n\nprint(add(1, 2))\n"
     body = {"messages": HELLO, "temperature": 0}
     predicted = {**body, "prediction": {"type": "content", "content": text.replace("add", "sum")}}
-    address = serve(Speaker(text), drafter=SuffixDrafter(), curve=CostCurve([1.0, 1.0, 1.01, 1.02]))
+    address = serve(Speaker(text), drafter=SuffixDrafter(), curve=free_drafts(3))
     made = [
         httpx.post(f"{address}/v1/chat/completions", json=one).json() for one in (predicted, body)
     ]
