@@ -20,6 +20,7 @@ from typing import Any
 
 from edgespec.errors import BackendError, MissingDependencyError
 from edgespec.memory.device import host, llama_binary
+from edgespec.memory.device.llama_binary import PACKAGE
 
 _LOGGER = logging.getLogger("edgespec.llama")
 _INFO, _WARN, _ERROR, _CONTINUATION = 2, 3, 4, 5  # values of ggml_log_level
@@ -121,7 +122,7 @@ def _initialised() -> ModuleType:
     except ImportError as error:
         raise MissingDependencyError(
             f"llama-cpp-python cannot be imported: {error}",
-            hint="pip install 'llama-cpp-python==0.3.36' (builds from source with a C++ compiler)",
+            hint=f"pip install '{PACKAGE}' (builds from source with a C++ compiler)",
         ) from error
     except (OSError, RuntimeError) as error:
         named = os.environ.get("LLAMA_CPP_LIB_PATH")
@@ -129,7 +130,7 @@ def _initialised() -> ModuleType:
             f"llama.cpp's library cannot be loaded: {error}",
             hint=f"LLAMA_CPP_LIB_PATH is {named}: name the folder of libllama, or unset it"
             if named
-            else "pip install --force-reinstall --no-deps llama-cpp-python==0.3.36",
+            else f"pip install --force-reinstall --no-deps {PACKAGE}",
         ) from error
 
     def receive(level: int, text: bytes | None, _data: Any) -> None:
@@ -143,7 +144,7 @@ def _initialised() -> ModuleType:
         raise BackendError(
             f"llama.cpp was built for another processor: this one has no {', '.join(missing)}",
             hint="build it here: pip install --force-reinstall --no-deps --no-cache-dir "
-            "--no-binary llama-cpp-python llama-cpp-python==0.3.36",
+            f"--no-binary llama-cpp-python {PACKAGE}",
         )
     module: ModuleType = llama_cpp
     return module
