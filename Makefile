@@ -35,7 +35,7 @@ endif
 # build of it is installed or cached, and only once.
 ifneq ($(RPC),)
 export CMAKE_ARGS := $(CMAKE_ARGS) -DGGML_RPC=ON
-LLAMA := $(shell sed -n 's/.*"llama-cpp-python.*<=\([^"]*\)".*/llama-cpp-python==\1/p' pyproject.toml)
+LLAMA := $(shell sed -n 's/.*"\(llama-cpp-python==[^"]*\)".*/\1/p' pyproject.toml)
 PACKAGES := $(VENV)/lib/python3*/site-packages
 HAS_RPC := ls $(PACKAGES)/llama_cpp/lib/*ggml-rpc* \
 	$(PACKAGES)/$(subst ==,-,$(subst -,_,$(LLAMA))).dist-info

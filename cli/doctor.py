@@ -155,7 +155,7 @@ def _off() -> list[str]:
             library()
         )
     except EdgespecError as problem:
-        return [f"models of GGUF files: {problem}"]
+        return [f"models of GGUF files: {problem}; {problem.hint}"]
 
 
 def _package(name: str, module: str, purpose: str, command: str) -> dict[str, Any]:
@@ -278,10 +278,9 @@ def _use_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if providers:
         rows.append(("onnx device", _onnx_place(found["onnx_devices"])))
     if not is_tested(found["llama_cpp"]):
-        tried = " to ".join(found["llama_cpp_tested"])
-        rows.append(
-            ("llama.cpp", f"llama-cpp-python {found['llama_cpp']} is not tested, {tried} is")
-        )
+        tried = " to ".join(dict.fromkeys(found["llama_cpp_tested"]))
+        text = f"llama-cpp-python {found['llama_cpp']} is not tested, {tried} is"
+        rows.append(("llama.cpp", text))
     rows += [("off", one) for one in found["off"]]
     return [
         *rows,

@@ -125,12 +125,8 @@ def _initialised() -> ModuleType:
             hint=f"pip install '{PACKAGE}' (builds from source with a C++ compiler)",
         ) from error
     except (OSError, RuntimeError) as error:
-        named = os.environ.get("LLAMA_CPP_LIB_PATH")
         raise BackendError(
-            f"llama.cpp's library cannot be loaded: {error}",
-            hint=f"LLAMA_CPP_LIB_PATH is {named}: name the folder of libllama, or unset it"
-            if named
-            else f"pip install --force-reinstall --no-deps {PACKAGE}",
+            f"llama.cpp's library cannot be loaded: {error}", hint=loading_hint(str(error))
         ) from error
 
     def receive(level: int, text: bytes | None, _data: Any) -> None:
@@ -148,6 +144,21 @@ def _initialised() -> ModuleType:
         )
     module: ModuleType = llama_cpp
     return module
+
+
+def loading_hint(problem: str) -> str:
+    """What to do about a library that does not load, by the words of the loader."""
+    if "libcuda." in problem or "nvcuda" in problem:
+        return (
+            "it was built for NVIDIA GPUs, and their driver is missing: install that, or build for "
+            f"the processor: pip install --force-reinstall --no-deps --no-cache-dir --no-binary "
+            f"llama-cpp-python {PACKAGE}"
+        )
+    if "libcudart" in problem or "libcublas" in problem:
+        return "it was built with CUDA, whose libraries are missing: add them to LD_LIBRARY_PATH"
+    if named := os.environ.get("LLAMA_CPP_LIB_PATH"):
+        return f"LLAMA_CPP_LIB_PATH is {named}: name the folder of libllama, or unset it"
+    return f"pip install --force-reinstall --no-deps {PACKAGE}"
 
 
 def missing_instructions(system_info: str) -> list[str]:

@@ -21,8 +21,9 @@ from typing import Any
 
 _LOADER = "_ctypes_extensions"  # of llama-cpp-python: how it finds and opens a library
 _VERSION = re.compile(r"""__version__ *= *["']([^"']+)""")
-# Versions of llama-cpp-python that edgespec was tested with, the first and the last.
-TESTED = ("0.3.35", "0.3.36")
+# Versions of llama-cpp-python that edgespec was tested with, the first and the last. With 0.3.35 no
+# model loads: it has no lazy mode. The kernels are made for the llama.cpp of 0.3.36 alone.
+TESTED = ("0.3.36", "0.3.36")
 PACKAGE = f"llama-cpp-python=={TESTED[1]}"  # as pip installs it
 _PARTS = ("ggml", "ggml-base")  # what libllama is bound to, where functions are found by library
 
