@@ -59,6 +59,7 @@ __all__ = [
     "Server",
     "Session",
     "SessionFileError",
+    "SlowerWarning",
     "Span",
     "Stream",
     "SwitchPolicy",

@@ -21,6 +21,7 @@ from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.llama.workers import Placed
 from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.bytes.shape import GPU, HOST, Device
+from edgespec.memory.device.llama_binary import PACKAGE
 from edgespec.memory.device.track import give_back_memory
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class LlamaContext:
         if not self._model:
             raise _failure(
                 f"llama.cpp cannot load {os.path.basename(path)}",
-                hint="the file may be of a newer architecture than llama-cpp-python 0.3.36 knows",
+                hint=f"the file may be of a newer architecture than {PACKAGE} knows",
             )
 
     def _find_capabilities(self) -> Capabilities:

@@ -20,6 +20,7 @@ from typing import Any
 
 from edgespec.errors import BackendError, MissingDependencyError
 from edgespec.memory.device import host, llama_binary
+from edgespec.memory.device.llama_binary import PACKAGE
 
 _LOGGER = logging.getLogger("edgespec.llama")
 _INFO, _WARN, _ERROR, _CONTINUATION = 2, 3, 4, 5  # values of ggml_log_level
@@ -121,15 +122,11 @@ def _initialised() -> ModuleType:
     except ImportError as error:
         raise MissingDependencyError(
             f"llama-cpp-python cannot be imported: {error}",
-            hint="pip install 'llama-cpp-python==0.3.36' (builds from source with a C++ compiler)",
+            hint=f"pip install '{PACKAGE}' (builds from source with a C++ compiler)",
         ) from error
     except (OSError, RuntimeError) as error:
-        named = os.environ.get("LLAMA_CPP_LIB_PATH")
         raise BackendError(
-            f"llama.cpp's library cannot be loaded: {error}",
-            hint=f"LLAMA_CPP_LIB_PATH is {named}: name the folder of libllama, or unset it"
-            if named
-            else "pip install --force-reinstall --no-deps llama-cpp-python==0.3.36",
+            f"llama.cpp's library cannot be loaded: {error}", hint=loading_hint(str(error))
         ) from error
 
     def receive(level: int, text: bytes | None, _data: Any) -> None:
@@ -143,10 +140,25 @@ def _initialised() -> ModuleType:
         raise BackendError(
             f"llama.cpp was built for another processor: this one has no {', '.join(missing)}",
             hint="build it here: pip install --force-reinstall --no-deps --no-cache-dir "
-            "--no-binary llama-cpp-python llama-cpp-python==0.3.36",
+            f"--no-binary llama-cpp-python {PACKAGE}",
         )
     module: ModuleType = llama_cpp
     return module
+
+
+def loading_hint(problem: str) -> str:
+    """What to do about a library that does not load, by the words of the loader."""
+    if "libcuda." in problem or "nvcuda" in problem:
+        return (
+            "it was built for NVIDIA GPUs, and their driver is missing: install that, or build for "
+            f"the processor: pip install --force-reinstall --no-deps --no-cache-dir --no-binary "
+            f"llama-cpp-python {PACKAGE}"
+        )
+    if "libcudart" in problem or "libcublas" in problem:
+        return "it was built with CUDA, whose libraries are missing: add them to LD_LIBRARY_PATH"
+    if named := os.environ.get("LLAMA_CPP_LIB_PATH"):
+        return f"LLAMA_CPP_LIB_PATH is {named}: name the folder of libllama, or unset it"
+    return f"pip install --force-reinstall --no-deps {PACKAGE}"
 
 
 def missing_instructions(system_info: str) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.log import PROMPTS, REQUEST_ID
+from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.plan.plan import Plan
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.asked import Setup
@@ -27,6 +29,8 @@ from edgespec.serve.refusal import LOGGER, Refusal
 from edgespec.serve.responses import KeptResponses
 from edgespec.serve.totals import Totals
 from edgespec.serve.worker import Worker
+
+_POWER_EVERY_S = 1.0  # often enough for an hour's mean, and an idle board goes on sleeping
 
 
 class Service:
@@ -59,6 +63,8 @@ class Service:
         self.prompts = Prompts(engine)
         self.totals = Totals()
         self.started_s = int(time.time())
+        self._opened = ExitStack()
+        self.energy, _ = self._opened.enter_context(energy_meter(every_s=_POWER_EVERY_S))
         self.worker = Worker(self.limits.waiting, self._ended, engine.users)
 
     @cached_property
@@ -111,6 +117,7 @@ class Service:
     def close(self) -> None:
         """End all generations and the thread; safe to call twice."""
         self.worker.close()
+        self._opened.close()
 
     def _ended(self, generation: Generation, result: Result) -> None:
         is_cancelled = result.finish_reason == "cancelled" and not generation.ran_out

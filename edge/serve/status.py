@@ -131,6 +131,10 @@ def metrics(service: Service) -> str:
     lines += _metric("generations_waiting", "gauge", "Answers in the queue.", {"": waiting})
     held = resident_bytes()
     lines += _metric("resident_memory_bytes", "gauge", "Memory of the process.", {"": held})
+    if service.energy is not None:
+        about = "Energy since the server began, idle time included, as the counter counts it."
+        counted = {f'{{counter="{service.energy.source.name}"}}': round(service.energy.joules(), 3)}
+        lines += _metric("energy_joules_total", "counter", about, counted)
     for name, (about, value) in _llama_metrics(totals, running, waiting).items():
         kind = "counter" if name.endswith("_total") else "gauge"
         lines += _metric(name, kind, about, {"": value}, "llamacpp:")

@@ -24,7 +24,7 @@ from edgespec.errors import BackendError
 from edgespec.memory.bytes.shape import RunShape
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
-from edgespec.memory.device.llama_binary import library_folder
+from edgespec.memory.device.llama_binary import PACKAGE, library_folder
 from edgespec.memory.store import cache
 from edgespec.models.gguf.skeleton import skeleton_header, write_skeleton
 from edgespec.models.processes import start_module
@@ -173,7 +173,7 @@ class _Simulator:
         if "error" in answer:
             raise BackendError(
                 answer["error"].replace(f"{skeletons[-1].name}.gguf", name),
-                hint=_hint(wanted, "of a newer architecture than llama-cpp-python 0.3.36 knows"),
+                hint=_hint(wanted, f"of a newer architecture than {PACKAGE} knows"),
             )
         found: list[dict[str, list[int]]] = answer["contexts"]
         return found

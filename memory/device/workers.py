@@ -17,6 +17,7 @@ from typing import Any
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
 from edgespec.memory.device import rpc
 from edgespec.memory.device.accelerators import Accelerator
+from edgespec.memory.device.llama_binary import PACKAGE
 
 _PATIENCE_S = 5.0  # until a worker that does not answer is given up
 _ADDRESS = re.compile(r"(\[[^\[\]]+\]|[^\[\]:]+):(\d{1,5})")
@@ -130,7 +131,7 @@ def require_protocol(worker: str, version: tuple[int, ...]) -> None:
         raise UnsupportedError(
             f"worker {worker} speaks version {major}.{minor} of llama.cpp's protocol, and this "
             f"llama.cpp {ours}",
-            hint="use the same llama.cpp on both: that of llama-cpp-python 0.3.36",
+            hint=f"use the same llama.cpp on both: that of {PACKAGE}",
         )
 
 

@@ -137,7 +137,7 @@ def test_an_answer_leaves_no_words_in_the_log(measured: str, tmp_path: Path) -> 
     done = run("run", "embedded", QUESTION, *SHORT, "-vv", "--log-file", str(path), cache=measured)
     assert done.status == 0
     log = path.read_text(encoding="utf-8")
-    assert "edgespec.llama: " in log and "edgespec.setup: loaded " in log
+    assert "edgespec.llama: " in log and "edgespec.setup: loading " in log
     assert "quokka" not in log + done.err
     assert done.out and done.out.strip() not in log
 

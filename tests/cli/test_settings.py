@@ -120,8 +120,8 @@ FORBIDDEN = set(
     alias allowed-host any-model api-key api-key-file backend check color connect cors cpu-moe csv
     data device draft-model drafter exact file from grammar grammar-file hf-repo host html imatrix
     json json-schema json-schema-file kernels kind kv load log-file log-format log-prompts memory
-    model no-shift output override-tensor pairs port prompt prompts quick raw regex remember skip
-    switch system tensor types verbose work workers
+    model no-shift output override-tensor pairs port prompt prompts quick raw regex remember
+    report skip switch system tensor types verbose work workers
     """.split()
 )
 ALLOWED = {
