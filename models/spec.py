@@ -150,6 +150,9 @@ class ModelSpec:
     tensors: Mapping[str, GgufTensor] = field(default_factory=dict, repr=False)
     # entries of the file's header, as of `Gguf`
     settings: tuple[bytes, ...] = field(default=(), repr=False)
+    # of the tokenizer in the file: its merges, and bytes of all texts of tokens
+    num_merges: int = 0
+    token_text_bytes: int = 0
 
     @property
     def head_name(self) -> str:
@@ -243,6 +246,8 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         reads=_reads(keys, tensors),
         tensors={tensor.name: tensor for tensor in tensors},
         settings=first.settings,
+        num_merges=_span(first, "merges").count,
+        token_text_bytes=_span(first, "tokens").text_bytes,
     )
 
 
@@ -284,11 +289,16 @@ def _refuse_other_kinds(gguf: Gguf, tensors: list[GgufTensor], heads: bool) -> N
 
 
 def _vocab_size(gguf: Gguf, keys: Keys, tensors: list[GgufTensor]) -> int:
-    tokens = gguf.metadata.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, GgufSpan):
-        return tokens.count
+    if tokens := _span(gguf, "tokens").count:
+        return tokens
     tables = (tensor.dims for tensor in tensors if tensor.name == "token_embd.weight")
     return keys.integer("vocab_size", next((dims[1] for dims in tables if len(dims) > 1), 0))
+
+
+def _span(gguf: Gguf, which: str) -> GgufSpan:
+    """One of the tokenizer's arrays, empty where there is none."""
+    value = gguf.metadata.get(f"tokenizer.ggml.{which}")
+    return value if isinstance(value, GgufSpan) else GgufSpan("string", 0, 0, 0)
 
 
 def _reads(keys: Keys, tensors: list[GgufTensor]) -> Reads | None:

@@ -25,7 +25,7 @@ from edgespec.backends.llama.hidden_rows import keep_layer_input
 from edgespec.backends.llama.kernels import attach_uncompared, kernels
 from edgespec.backends.llama.library import LOG, REPACKED, LibraryLog
 from edgespec.memory.bytes.shape import HOST, Device, RunShape
-from edgespec.memory.bytes.simulation import Bytes
+from edgespec.memory.bytes.simulation import MOST_BYTES, Bytes
 from edgespec.memory.device.kernels import open_library
 from edgespec.models.processes import messages_out
 
@@ -50,16 +50,29 @@ class _Bytes(ctypes.Structure):
 def main() -> None:
     """Answer requests until there are no more."""
     out = messages_out()
+    _limit_memory()
     _import_without_the_rest()
     contexts = _Contexts()
     for line in sys.stdin.buffer:
         _limit_time()
         try:
             answer: Any = {"contexts": contexts.answer(json.loads(line))}
+        except MemoryError:
+            answer = {"error": "llama.cpp's tables for this model take more than 2 GiB"}
         except Exception as problem:
             answer = {"error": f"{problem}"}
         out.write(json.dumps(answer).encode() + b"\n")
         out.flush()
+
+
+def _limit_memory() -> None:
+    """Of what is written to, without mapped files and address space that is only reserved."""
+    if sys.platform == "linux":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        end = MOST_BYTES if most == resource.RLIM_INFINITY else min(MOST_BYTES, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (end, most))
 
 
 def _limit_time() -> None:

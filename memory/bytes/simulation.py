@@ -15,6 +15,7 @@ import json
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,6 +36,10 @@ _KIND = "layouts"  # of what is stored
 _QUIET_END = {"GGML_NO_BACKTRACE": "1"}  # where it ends, no debugger is started
 _MOST_KEPT = 400  # answers about a file: a plan takes 10 to 25
 _PATIENCE_S = 60.0  # for one answer, if the process sleeps: busy it ends itself far sooner
+_LOOK_S = 0.25  # between looks at its memory; an answer takes a tenth of that
+# Of the process, which has 0.06 GiB, and more with drivers of GPUs. A header with damaged sizes took
+# 3.6 GiB. On Linux the process limits itself.
+MOST_BYTES = 2 << 30
 
 
 class Bytes(NamedTuple):
@@ -149,8 +154,8 @@ class _Simulator:
             if not file.exists():
                 write_skeleton(file, one.header, one.file_bytes)
         assert process.stdin is not None and process.stdout is not None
-        timer = threading.Timer(_PATIENCE_S, process.kill)
-        timer.start()
+        answered = threading.Event()
+        threading.Thread(target=_watch, args=(process, answered), daemon=True).start()
         try:
             request = {"folder": str(self._folder), "contexts": question}
             process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -162,7 +167,7 @@ class _Simulator:
             self._end()
             raise
         finally:
-            timer.cancel()
+            answered.set()
         if not line.endswith(b"\n"):
             self._end()
             raise BackendError(
@@ -233,6 +238,22 @@ def _described(one: Wanted, bones: _Skeleton) -> dict[str, Any]:
 def _tied_bytes(spec: ModelSpec) -> int:
     table = spec.tensors.get("token_embd.weight") if spec.tied_embeddings else None
     return 0 if table is None else table.data_bytes
+
+
+def _watch(process: subprocess.Popen[bytes], answered: threading.Event) -> None:
+    """Kill a process that neither answers nor ends, or that takes too much memory."""
+    end = time.monotonic() + _PATIENCE_S
+    while not answered.wait(_LOOK_S):
+        if time.monotonic() > end or _resident_bytes(process.pid) > MOST_BYTES:
+            process.kill()
+
+
+def _resident_bytes(pid: int) -> int:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0
 
 
 def _ended(process: subprocess.Popen[bytes]) -> None:

@@ -79,6 +79,11 @@ class GgufSpan:
     offset: int
     data_bytes: int
 
+    @property
+    def text_bytes(self) -> int:
+        """Of strings, without their lengths."""
+        return self.data_bytes - 8 * self.count
+
 
 GgufValue: TypeAlias = str | int | float | bool | tuple[int | float | bool, ...] | GgufSpan
 
