@@ -37,8 +37,8 @@ _QUIET_END = {"GGML_NO_BACKTRACE": "1"}  # where it ends, no debugger is started
 _MOST_KEPT = 400  # answers about a file: a plan takes 10 to 25
 _PATIENCE_S = 60.0  # for one answer, if the process sleeps: busy it ends itself far sooner
 _LOOK_S = 0.25  # between looks at its memory; an answer takes a tenth of that
-# Of the process, which has 0.06 GiB, and more with drivers of GPUs. A header with damaged sizes took
-# 3.6 GiB. On Linux the process limits itself.
+# Of the process, which has 0.06 GiB, and more with drivers of GPUs. Damaged sizes took it to 3.6
+# GiB. On Linux it limits itself.
 MOST_BYTES = 2 << 30
 
 

@@ -193,4 +193,15 @@ def test_three_ways_in_the_right_order() -> None:
     )
 
 
+def test_a_step_waits_for_what_it_fetches() -> None:
+    """Once for a worker's layers, and three times for each one whose experts lie here."""
+    layouts = [
+        Layout(EXPERTS, machine(worker(8 << 30, HOST_SPEED, wait)), Request(), 2, "f16", "f16")
+        for wait in (0.0, 1.0)
+    ]
+    for kept, count, waits in ((0, 5, 1), (8, 9, 1 + 3 * 8), (6, 5, 1 + 3 * 2), (3, 5, 1)):
+        near, far = (step_s(replace(one, experts_here=kept), (count,)) for one in layouts)
+        assert far - near == pytest.approx(waits), (kept, count)
+
+
 DENSE = ("attn_q", "attn_k", "attn_v", "attn_output")
