@@ -78,6 +78,9 @@ def test_branches_of_trees_are_sequences_that_batches_are_reserved_for() -> None
     assert chains.batch_size == trees.batch_size == 128
     sizes = [plan.component_bytes["compute"] for plan in (chains, trees)]
     assert 1.04 < sizes[1] / sizes[0] < 1.06
+    windowed = replace(SPEC, sliding_window=64)  # as llama.cpp has it of a small Exaone 4
+    plan = plan_of(windowed, context_size=1024, draft_max=15, drafter="suffix,recycling")
+    assert plan.component_bytes["compute"] == sizes[0], "it verifies chains alone"
 
 
 def test_kernels_compute_the_layers_that_stay_here() -> None:
