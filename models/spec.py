@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from edgespec.errors import ModelFileError
 from edgespec.models.content import content_hash
@@ -237,17 +237,10 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         chat_template=first.text("tokenizer.chat_template") or None,
         tool_template=first.text("tokenizer.chat_template.tool_use") or None,
         sampling=_sampling(first.metadata),
-        bos_id=_token_id(first, "bos", vocab_size),
-        eos_id=_token_id(first, "eos", vocab_size),
-        add_bos=_flag(first.metadata.get("tokenizer.ggml.add_bos_token")),
-        tokenizer_model=_label(first.text("tokenizer.ggml.model")),
-        tokenizer_pre=_label(first.text("tokenizer.ggml.pre")),
-        tokenizer_hash=first.tokenizer_hash,
+        **_tokenizer(first, vocab_size),
         reads=_reads(keys, tensors),
         tensors={tensor.name: tensor for tensor in tensors},
         settings=first.settings,
-        num_merges=_span(first, "merges").count,
-        token_text_bytes=_span(first, "tokens").text_bytes,
     )
 
 
@@ -293,6 +286,20 @@ def _vocab_size(gguf: Gguf, keys: Keys, tensors: list[GgufTensor]) -> int:
         return tokens
     tables = (tensor.dims for tensor in tensors if tensor.name == "token_embd.weight")
     return keys.integer("vocab_size", next((dims[1] for dims in tables if len(dims) > 1), 0))
+
+
+def _tokenizer(gguf: Gguf, vocab_size: int) -> dict[str, Any]:
+    """What a spec says about the tokenizer."""
+    return {
+        "bos_id": _token_id(gguf, "bos", vocab_size),
+        "eos_id": _token_id(gguf, "eos", vocab_size),
+        "add_bos": _flag(gguf.metadata.get("tokenizer.ggml.add_bos_token")),
+        "tokenizer_model": _label(gguf.text("tokenizer.ggml.model")),
+        "tokenizer_pre": _label(gguf.text("tokenizer.ggml.pre")),
+        "tokenizer_hash": gguf.tokenizer_hash,
+        "num_merges": _span(gguf, "merges").count,
+        "token_text_bytes": _span(gguf, "tokens").text_bytes,
+    }
 
 
 def _span(gguf: Gguf, which: str) -> GgufSpan:
