@@ -14,10 +14,8 @@ ELSEWHERE = {
     "backends/base.py": "tests/backends/test_fake.py",  # protocols
     # Graphs, and runners of them: compared with llama.cpp as a whole.
     "backends/ort/gqa.py": "tests/backends/ort/test_backend.py",
-    "models/onnx/decoder.py": "tests/backends/ort/test_backend.py",
-    "models/onnx/gqa.py": "tests/backends/ort/test_backend.py",
+    "models/onnx/graph.py": "tests/backends/ort/test_backend.py",
     "models/onnx/writer.py": "tests/backends/ort/test_backend.py",
-    "models/onnx/split.py": "tests/backends/ort/test_split.py",
     # What llama.cpp would allocate: compared with what it allocates.
     "backends/llama/simulator.py": "tests/memory/bytes/test_simulation.py",
     "memory/bytes/head_footprint.py": "tests/memory/bytes/test_simulation.py",

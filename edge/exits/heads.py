@@ -76,8 +76,8 @@ def _trained(
     job: Job, output: Path, head_size: int | None, data: Path | None, earlier: HeadInfo | None
 ) -> dict[str, Any]:
     """Write text, train a head and write it."""
-    from edgespec.models.exits.eagle_training import EagleTrainer
     from edgespec.models.exits.target_states import StoredStates
+    from edgespec.models.exits.trainer import EagleTrainer
 
     spec = job.spec
     layers = earlier.layers if earlier else layers_read(spec.num_layers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgespec.memory.bytes.footprint import LOOKUP_TABLES, Component, runtime_bytes
 from edgespec.memory.bytes.shape import RunShape
 from edgespec.models.gguf.reader import GgufTensor
-from edgespec.models.onnx.packing import BLOCK, packed_bits
+from edgespec.models.onnx.facts import BLOCK, packed_bits
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 
 _F32 = 4

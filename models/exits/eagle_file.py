@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import UnsupportedError
 from edgespec.models.exits.eagle_start import ROWS_NORM
-from edgespec.models.exits.early_exit import target_hash
-from edgespec.models.exits.made_for import PREFIX, MadeFor, read_made_for
+from edgespec.models.exits.early_exit import HEAD_PREFIX, MadeFor, read_made_for, target_hash
 from edgespec.models.exits.network import Hyperparameters, Tensor, read_tensor
 from edgespec.models.exits.writer import add_tokenizer, add_trained, import_gguf, save_gguf
 from edgespec.models.gguf.reader import Gguf, GgufTensor
@@ -121,10 +120,10 @@ def write_head(
     writer.add_bool(f"{ARCHITECTURE}.norm_before_fc", True)
     everything = np.arange(target.vocab_size, dtype=np.int32)
     add_tokenizer(writer, read_gguf_shards(target.path)[0], everything)
-    writer.add_uint32(f"{PREFIX}.version", VERSION)
-    writer.add_string(f"{PREFIX}.target", target_hash(target))
-    writer.add_string(f"{PREFIX}.target_name", target.path.name)
-    writer.add_string(f"{PREFIX}.report", json.dumps(dict(report)))
+    writer.add_uint32(f"{HEAD_PREFIX}.version", VERSION)
+    writer.add_string(f"{HEAD_PREFIX}.target", target_hash(target))
+    writer.add_string(f"{HEAD_PREFIX}.target_name", target.path.name)
+    writer.add_string(f"{HEAD_PREFIX}.report", json.dumps(dict(report)))
     for name, values in {"output_norm.weight": norm, "output.weight": head, **block}.items():
         is_inside = name in block and name not in _OUTSIDE
         add_trained(gguf, writer, f"blk.0.{name}" if is_inside else name, values)

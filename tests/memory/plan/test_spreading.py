@@ -12,10 +12,10 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.layout import Layout
 from edgespec.memory.plan.machine import Machine
+from edgespec.memory.plan.placing import step_s
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
-from edgespec.memory.plan.spreading import step_s
 
 HOST_SPEED = 10e9
 LARGE = model(layers=8, width=1024, head=64, heads=(16, 4), feed_forward=2048, vocabulary=2000)

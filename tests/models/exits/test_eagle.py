@@ -17,7 +17,7 @@ from edgespec.models.exits.eagle_start import ROWS_NORM
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 if TYPE_CHECKING:
-    from edgespec.models.exits.eagle_training import EagleTrainer
+    from edgespec.models.exits.trainer import EagleTrainer
 
 
 TOKENS = list(range(40, 64))
