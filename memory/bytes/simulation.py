@@ -34,6 +34,7 @@ from edgespec.models.spec import ModelSpec
 _MODULE = "edgespec.backends.llama.simulator"
 _KIND = "layouts"  # of what is stored
 _QUIET_END = {"GGML_NO_BACKTRACE": "1"}  # where it ends, no debugger is started
+_CONTEXTS = 2  # one more whenever contexts are made in another way for the same settings
 _MOST_KEPT = 400  # answers about a file: a plan takes 10 to 25
 _PATIENCE_S = 60.0  # for one answer, if the process sleeps: busy it ends itself far sooner
 _LOOK_S = 0.25  # between looks at its memory; an answer takes a tenth of that
@@ -266,7 +267,7 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def _key(name: str) -> str:
-    return f"{name} | {_library()} | {kernels_key()} | {host.cpu_name()}"
+    return f"{name} | {_CONTEXTS} | {_library()} | {kernels_key()} | {host.cpu_name()}"
 
 
 @functools.cache
