@@ -180,9 +180,8 @@ class LlamaContext:
         params.swa_full = False  # only as many cells as a sliding window can see
         params.n_batch = settings.batch_size + settings.max_nodes  # pending tokens come first
         params.n_ubatch = settings.batch_size
-        # The last ids are for branches of trees, of whichever user. With one more than there are, the
-        # rows of logits that llama.cpp begins with are those of the largest step: others would lie
-        # beside them.
+        # The last ids are for branches of trees, of whichever user. With one more than there are,
+        # llama.cpp begins with rows of logits for the largest step: others would lie beside them.
         branches = settings.max_leaves * self.capabilities.tree
         params.n_seq_max = min(settings.users + branches, _MOST_SEQUENCES)
         params.n_outputs_max = max(settings.max_nodes, params.n_seq_max)

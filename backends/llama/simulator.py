@@ -33,6 +33,8 @@ _CACHE_LINE = re.compile(r": size = +([\d.]+) MiB")  # of keys and values, or of
 _LAY_OUT = "_ZN13llama_context13sched_reserveEv"  # llama_context::sched_reserve()
 _ROUNDED = 0.005  # MiB that a number of the log may be too small by
 _MOST_SECONDS = 6  # for an answer: 0.02 usually, and 2 where a GPU's driver starts
+_NO_MEMORY = "bad_alloc"  # in llama.cpp's words
+_TOO_MUCH = f"llama.cpp's tables for this model take more than {MOST_BYTES >> 30} GiB"
 _MOST_TYPES = 64  # kinds of memory that llama.cpp tells of
 
 
@@ -57,10 +59,9 @@ def main() -> None:
         _limit_time()
         try:
             answer: Any = {"contexts": contexts.answer(json.loads(line))}
-        except MemoryError:
-            answer = {"error": "llama.cpp's tables for this model take more than 2 GiB"}
         except Exception as problem:
-            answer = {"error": f"{problem}"}
+            no_memory = isinstance(problem, MemoryError) or _NO_MEMORY in f"{problem}"
+            answer = {"error": _TOO_MUCH if no_memory else f"{problem}"}
         out.write(json.dumps(answer).encode() + b"\n")
         out.flush()
 

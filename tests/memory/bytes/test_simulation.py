@@ -303,6 +303,15 @@ def test_the_process_may_take_so_much_memory_and_no_more(
     assert data.split()[3] == str(simulation.MOST_BYTES)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
+def test_a_header_that_would_take_too_much_is_told_in_a_sentence(spec: ModelSpec) -> None:
+    """Of 80 million tokens, at 40 bytes each and more."""
+    huge = replace(spec, vocab_size=80_000_000, fingerprint="huge")
+    with pytest.raises(BackendError, match="tables for this model take more than 2 GiB"):
+        simulated([Wanted(huge, PLAIN)])
+    assert simulated([Wanted(spec, PLAIN)])[0][HOST].cache > 0
+
+
 def test_a_process_that_takes_too_much_is_ended_and_told_in_a_sentence(
     spec: ModelSpec, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
