@@ -9,8 +9,7 @@ import numpy as np
 from exit_texts import written_texts
 from random_gguf import VOCABULARY
 
-from edgespec.models.exits.eagle import layers_read
-from edgespec.models.exits.eagle_file import HeadInfo, read_head, write_head
+from edgespec.models.exits.eagle import HeadInfo, layers_read, read_head, write_head
 from edgespec.models.spec import ModelSpec
 
 if TYPE_CHECKING:

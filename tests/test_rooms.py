@@ -25,7 +25,6 @@ ELSEWHERE = {
     # Models that write what others are trained on, and the files of these.
     "backends/llama/hidden_rows.py": "tests/models/exits/test_target_states.py",
     "backends/llama/writing.py": "tests/models/exits/test_text_writer.py",
-    "models/exits/eagle_file.py": "tests/exits/test_heads.py",
     # What heads of all kinds have in common.
     "backends/llama/following.py": "tests/backends/llama/test_head.py",
     # Between a request and its answer: seen from outside, by clients.

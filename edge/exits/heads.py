@@ -21,8 +21,14 @@ from edgespec.exits.texts import (
     told,
     write_training_texts,
 )
-from edgespec.models.exits.eagle import check_target, layers_read
-from edgespec.models.exits.eagle_file import HeadInfo, check_made_for, read_head, write_head
+from edgespec.models.exits.eagle import (
+    HeadInfo,
+    check_made_for,
+    check_target,
+    layers_read,
+    read_head,
+    write_head,
+)
 from edgespec.models.exits.early_exit import file_hash
 from edgespec.models.exits.training_texts import load_training_texts
 from edgespec.models.exits.writer import choose_tokens

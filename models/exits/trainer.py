@@ -21,9 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import UnsupportedError
-from edgespec.models.exits.eagle import Unrolled, head_shape
-from edgespec.models.exits.eagle_file import HeadInfo, values_of
-from edgespec.models.exits.eagle_start import first_parameters, places_of
+from edgespec.models.exits.eagle import (
+    HeadInfo,
+    Unrolled,
+    first_parameters,
+    head_shape,
+    places_of,
+    values_of,
+)
 from edgespec.models.exits.early_exit import ExitInfo
 from edgespec.models.exits.network import (
     Tensor,
