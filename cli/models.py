@@ -114,7 +114,7 @@ def show(
         print(json.dumps(told, default=str))
         return
     heads = f"{max(spec.num_heads)} heads, {max(spec.num_kv_heads)} for keys and values"
-    window = f", window of {spec.sliding_window} tokens" if spec.sliding_window else ""
+    window = f", window of {spec.sliding_window} tokens" if any(spec.is_sliding) else ""
     types = ", ".join(f"{kind} {size_text(size)}" for kind, size in spec.type_bytes)
     rows: list[tuple[str, Any]] = [
         ("name", spec.name or "(none)"),

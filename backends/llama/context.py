@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # values of ggml_type
 _FLASH_ATTENTION_ON = 1
+_MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
 _LOAD_COPIED, _LOAD_MAPPED = 0, 1  # values of llama_load_mode
 _NO_MEMORY = (
     " to allocate"  # "unable to", "failed to": what llama.cpp says of any device that is full
@@ -180,8 +181,10 @@ class LlamaContext:
         params.swa_full = False  # only as many cells as a sliding window can see
         params.n_batch = settings.batch_size + settings.max_nodes  # pending tokens come first
         params.n_ubatch = settings.batch_size
-        # The last ids are for branches of trees, of whichever user.
-        params.n_seq_max = settings.users + (settings.max_leaves - 1) * self.capabilities.tree
+        # The last ids are for branches of trees, of whichever user. With one more than there are,
+        # llama.cpp begins with rows of logits for the largest step: others would lie beside them.
+        branches = settings.max_leaves * self.capabilities.tree
+        params.n_seq_max = min(settings.users + branches, _MOST_SEQUENCES)
         params.n_outputs_max = max(settings.max_nodes, params.n_seq_max)
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = _FLASH_ATTENTION_ON

@@ -47,14 +47,24 @@ _TILE_BYTES = 512 << 10
 _CACHE_LINE = 64
 _COUNT_BYTES = 8  # of a number of tokens, and of a token with its place among an expert's
 _ATTENTION_TILE = 64  # rows of queries and of keys that one thread works on
-# Interpreter, numpy, the command line and llama.cpp's library, on Linux x86-64 with Python 3.11:
-# between 60 and 71 MiB are resident, depending on what the page cache holds of the libraries;
-# then llama.cpp's tables per token: those of a byte-level BPE hold merges too.
-RUNTIME_BYTES = 73 << 20
-# Of that llama.cpp's library at most, and our modules that decode: both come with the first load.
-LIBRARY_BYTES = 26 << 20
-_VOCABULARY_ENTRY_BYTES = {"gpt2": 345, "tokenizers": 1000}  # the tokenizers package's own tables
-_OTHER_VOCABULARY_ENTRY_BYTES = 165
+# Interpreter, numpy, the command line and llama.cpp's library, on Linux x86-64 with Python 3.11,
+# where all pages of the libraries are in the page cache. Measured: 61 MiB (`docs/memory.md`).
+RUNTIME_BYTES = 66 << 20
+# Of that llama.cpp's library and our modules that decode, which come with the first load; and by
+# how much a process grows with which they came already.
+LIBRARY_BYTES, GROWTH_BYTES = 26 << 20, 4 << 20
+# What llama.cpp keeps of a token and of a merge (`llama.cpp: src/llama-vocab.cpp`): entries of
+# vectors, and nodes of hash tables as glibc rounds them. Such a table has one of these numbers of
+# buckets. Texts of over 15 bytes lie apart, three times: six tenths of all in the worst case. None
+# of 20 vocabularies takes more than this, and none under 5 MiB less.
+_TOKEN_BYTES, _MERGE_BYTES, _BUCKET_BYTES = 136, 96, 8
+_BUCKETS = (0, 20753, 42043, 85229, 172933, 351061, 712697, 1447153, 2938679, 5967347)
+_LONG_TEXTS = 3 * 0.6
+_MERGING_BYTES = 9 << 18  # tables of letters, where words are taken apart
+# Of the header that llama.cpp reads, as long as it loads: texts, scores and types.
+_HEADER_TOKEN_BYTES, _HEADER_MERGE_BYTES = 40, 32
+# Trees of letters: 352 were measured. The last are the tokenizers package's own tables.
+_OTHER_TOKEN_BYTES = {"t5": 370, "rwkv": 370, "plamo2": 370, "tokenizers": 860}
 # Of a vocabulary, to pick a token of it: work arrays, the sorted row and its weights where filters
 # keep nearly all tokens, and what a grammar asks of each. Measured: up to 53 bytes a token.
 SAMPLING_TOKEN_BYTES = 64
@@ -140,8 +150,20 @@ def looked_up_bytes(spec: ModelSpec) -> int:
 
 def runtime_bytes(spec: ModelSpec) -> int:
     """Bytes of the interpreter, the libraries and llama.cpp's vocabulary."""
-    entry = _VOCABULARY_ENTRY_BYTES.get(spec.tokenizer_model, _OTHER_VOCABULARY_ENTRY_BYTES)
-    return RUNTIME_BYTES + entry * spec.vocab_size
+    return RUNTIME_BYTES + vocabulary_bytes(spec)
+
+
+def vocabulary_bytes(spec: ModelSpec) -> int:
+    """Bytes of llama.cpp's tables of tokens and merges: a ceiling, up to 3 MiB too high."""
+    each = _TOKEN_BYTES + _OTHER_TOKEN_BYTES.get(spec.tokenizer_model, 0)
+    texts = round(_LONG_TEXTS * spec.token_text_bytes)
+    merging = _MERGING_BYTES + _MERGE_BYTES * spec.num_merges if spec.num_merges else 0
+    buckets = _buckets(spec.vocab_size) + _buckets(spec.num_merges)
+    return each * spec.vocab_size + texts + merging + _BUCKET_BYTES * buckets
+
+
+def _buckets(entries: int) -> int:
+    return next((count for count in _BUCKETS if count >= entries), 2 * entries)
 
 
 def footprint(
@@ -167,6 +189,8 @@ def footprint(
 def loading_bytes(spec: ModelSpec, shape: RunShape, here: Bytes) -> int:
     """Most bytes of weights while they are read: a tensor lies beside its packed copy.
 
+    The header is there as well until then.
+
     The table that makes logits comes first, when nothing else is there yet; of the others the
     largest may be the last (`llama.cpp: src/llama-model-loader.cpp`, `load_all_data`). Gemma 3
     270M: a table of 170 MiB twice, and 236 MiB of weights in the end.
@@ -180,7 +204,9 @@ def loading_bytes(spec: ModelSpec, shape: RunShape, here: Bytes) -> int:
     )
     first = 2 * head.data_bytes if head is not None and is_packed else 0
     largest = max((tensor.data_bytes for tensor in tensors.values()), default=0)
-    return max(first, here.weights + here.packed + min(largest, here.packed))
+    header = _HEADER_TOKEN_BYTES * spec.vocab_size + _HEADER_MERGE_BYTES * spec.num_merges
+    header += spec.token_text_bytes
+    return header + max(first, here.weights + here.packed + min(largest, here.packed))
 
 
 def context_parts(answer: Answer) -> Iterator[Component]:
@@ -192,7 +218,7 @@ def context_parts(answer: Answer) -> Iterator[Component]:
 
 def beside_another(role: str, spec: ModelSpec, parts: Iterable[Component]) -> tuple[Component, ...]:
     """The components that a model in some `role` adds to a run: there is a runtime already."""
-    vocabulary = Component("vocabulary", runtime_bytes(spec) - RUNTIME_BYTES, is_ceiling=True)
+    vocabulary = Component("vocabulary", vocabulary_bytes(spec), is_ceiling=True)
     added = (*(part for part in parts if part.name != "runtime"), vocabulary)
     return tuple(replace(part, name=f"{role}_{part.name}") for part in added)
 

@@ -67,7 +67,9 @@ def status(worker: str, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
         document = json.loads(rpc.ask(connection, rpc.STATUS))
         if not isinstance(document, dict):
             raise ConnectionError("no status")
-        return {**document, "latency_s": time.perf_counter() - start}
+        trip_s = time.perf_counter() - start
+        thinking_s = float(document.get("took_s", 0.0))
+        return {**document, "latency_s": min(trip_s, max(0.0, trip_s - thinking_s))}
 
 
 def _devices(worker: str) -> tuple[Accelerator, ...]:

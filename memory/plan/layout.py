@@ -439,7 +439,7 @@ class Layout:
         has_head = self.has_head or (
             self.draft_spec is not None and self.draft_spec.reads is not None
         )
-        is_chained = spec.keeps_state or any(spec.is_sliding) or has_head
+        is_chained = spec.keeps_state or spec.sliding_window > 0 or has_head
         return not is_chained and not (self.exact and self.users > 1)
 
     def _draft_shape(self, spec: ModelSpec, context: int) -> RunShape:

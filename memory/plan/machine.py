@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgespec.memory.bytes.footprint import LIBRARY_BYTES
+from edgespec.memory.bytes.footprint import GROWTH_BYTES, LIBRARY_BYTES
 from edgespec.memory.bytes.shape import GPU, HOST, WORKER
 from edgespec.memory.bytes.simulation import Sizes, simulated
 from edgespec.memory.device import host, reservations
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.device.kernels import missing_kernels
-from edgespec.memory.device.track import private_bytes, resident_bytes
+from edgespec.memory.device.track import give_back_memory, private_bytes, resident_bytes
 from edgespec.memory.plan.options import LLAMACPP
 
 if TYPE_CHECKING:
@@ -88,7 +88,9 @@ def this_machine(workers: Sequence[str] = ()) -> Machine:
 
         require_rpc()
         found, bytes_per_s = (*worker_devices(workers), *found), memory_bandwidth()
-    held = resident_bytes() + (0 if "llama_cpp" in sys.modules else LIBRARY_BYTES)
+    give_back_memory()  # what reading headers took
+    held = resident_bytes()
+    held += GROWTH_BYTES if "llama_cpp" in sys.modules else LIBRARY_BYTES
     return Machine(
         max(0, reachable_bytes() - _SLACK_BYTES),
         found,
