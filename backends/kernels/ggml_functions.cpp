@@ -1,6 +1,9 @@
 // Finding ggml's functions, and making sure that its structures are those that we declare.
 #include "ggml_structures.h"
 
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #ifndef _WIN32
@@ -88,6 +91,16 @@ bool buffer_fits() {
 }
 
 }  // namespace
+
+void fail(const char* format, ...) {
+    va_list values;
+    va_start(values, format);
+    fputs("edgespec's kernels: ", stderr);
+    vfprintf(stderr, format, values);
+    fputc('\n', stderr);
+    va_end(values);
+    std::abort();
+}
 
 const char* find_functions(void* library) {
     Functions found;

@@ -108,7 +108,8 @@ void give_back([[maybe_unused]] const void* data, [[maybe_unused]] size_t size) 
 void set_tensor(Buffer*, Tensor* tensor, const void* data, size_t offset, size_t size) {
     const Format& f = *static_cast<const Format*>(tensor->extra);
     size_t panel = f.row_bytes(tensor->ne[0]) * size_t(f.panel_rows);
-    if (offset % panel != 0 || size % panel != 0) std::abort();
+    if (offset % panel != 0 || size % panel != 0)
+        ggml::fail("%zu bytes at %zu of %s are not whole panels of %zu", size, offset, tensor->name, panel);
     int64_t first = int64_t(offset / panel) * f.panel_rows;
     pack_rows(f, static_cast<const uint8_t*>(data), first, first + int64_t(size / panel) * f.panel_rows,
               tensor->ne[0], static_cast<uint8_t*>(tensor->data));
@@ -245,6 +246,12 @@ EXPORTED size_t edgespec_kernels_packed_bytes(int ggml_type, int64_t rows, int64
 // Bytes of work memory for a product with `tokens` columns of `k` activations.
 EXPORTED size_t edgespec_kernels_work_bytes(int64_t k, int64_t tokens) {
     return edgespec::multiplication_work_bytes(k, tokens);
+}
+
+// Bytes of work memory for a product of experts; see ExpertSizes.
+EXPORTED size_t edgespec_kernels_expert_bytes(int64_t k, int64_t experts, int64_t slots, int64_t columns, int64_t tokens,
+                                              int threads) {
+    return edgespec::expert_work_bytes({k, experts, slots, columns, tokens}, threads);
 }
 
 // Whether there is attention for keys and values of these lengths, in caches of f16.

@@ -3,7 +3,6 @@
 #include "ggml_spreading.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
 namespace edgespec {
@@ -46,7 +45,7 @@ void set_rows(const ComputeParams* params, Tensor* op) {
         const float* values = static_cast<const float*>(from->data) + plane * count;
         float* to = static_cast<float*>(op->data) + plane * size;
         for (int64_t i = rows.first; i < rows.end; i++) {
-            if (places[i] < 0 || places[i] >= size) std::abort();
+            if (places[i] < 0 || places[i] >= size) ggml::fail("row %lld of %lld", (long long)places[i], (long long)size);
             to[places[i]] = values[i];
         }
     }

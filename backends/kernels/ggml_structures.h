@@ -77,6 +77,9 @@ struct BufferType {
     void* context;  // an ExtraBufferType
 };
 
+// Ends the process with a message: for what only a fault of ours or of llama.cpp's can cause.
+[[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
 // What one thread of a step is told.
 struct ComputeParams {
     int ith, nth;

@@ -17,6 +17,7 @@ from edgespec.memory.bytes.simulation import Answer, Bytes
 from edgespec.memory.device.host import cpu_features
 from edgespec.memory.device.kernels import (
     attention_work_bytes,
+    expert_work_bytes,
     packed_bytes,
     product_work_bytes,
 )
@@ -231,9 +232,10 @@ def product_bytes(tensor: GgufTensor, tokens: int, shape: RunShape, used: int = 
     is_packed = shape.kernels and _packed_bytes(tensor) > 0
     experts = tensor.dims[2] if len(tensor.dims) > 2 else 0
     rows = tokens * (max(1, used) if tensor.name.endswith(_DOWN_EXPERTS) else 1)
+    if is_packed and experts:
+        return expert_work_bytes(columns, experts, used, rows // tokens, tokens, shape.threads)
     if is_packed:
-        routing = _COUNT_BYTES * (experts + 1 + tokens * used) + 2 * _CACHE_LINE if experts else 0
-        return product_work_bytes(columns, rows) + routing
+        return product_work_bytes(columns, rows)
     activations = int(rows * columns * _ACTIVATION_BYTES.get(kind, _QUANTIZED_ACTIVATION_BYTES))
     if experts:
         places = _COUNT_BYTES * (experts * (1 + tokens * used) + 3)
