@@ -85,8 +85,8 @@ void pack_rows(const Format& f, const uint8_t* file, int64_t first, int64_t end,
     int64_t threads = std::max<int64_t>(1, std::min<int64_t>(loading_threads, (end - first) / kRowsAThread));
     auto pack_share = [&](int64_t i) {
         int64_t from = count * i / threads, to = count * (i + 1) / threads;
-        f.pack(file + from * f.panel_rows * int64_t(f.row_bytes(k)), (to - from) * f.panel_rows, k,
-               panels + (first / f.panel_rows + from) * int64_t(f.panel_bytes(k)));
+        pack(f, file + from * f.panel_rows * int64_t(f.row_bytes(k)), (to - from) * f.panel_rows, k,
+             panels + (first / f.panel_rows + from) * int64_t(f.panel_bytes(k)));
     };
     std::vector<std::thread> others;
     for (int64_t i = 1; i < threads; i++) others.emplace_back(pack_share, i);

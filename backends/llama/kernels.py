@@ -24,6 +24,7 @@ from edgespec.memory.device.kernels import (
     packed_bytes,
     refuse_kernels,
 )
+from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
 
     from edgespec.backends.llama.ggml_products import MatrixProduct
 
-# Values of ggml_type: Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL; F32, F16, BF16.
-KERNEL_TYPES = (2, 3, 8, 12, 13, 14, 20, 0, 1, 30)
+_NAMES = (
+    "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS TQ2_0 MXFP4 NVFP4 "
+    "F32 F16 BF16"
+)
+KERNEL_TYPES = tuple(GGML_NUMBERS[name] for name in _NAMES.split())
 _CHECKED_ROWS, _CHECKED_COLUMNS, _CHECKED_TOKENS = 32, 512, 3
 # Both sides round activations to 8 bits, in blocks of other sizes: 0.3% to 0.9% is usual.
 _MOST_DIFFERENCE = 0.02

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from product_cases import F32, FAR, Q2_K, Q4_0, distance
+from product_cases import F32, FAR, IQ3_S, Q4_0, distance
 
 from edgespec.backends.llama.ggml_products import MatrixProduct, quantized
 from edgespec.backends.llama.kernels import (
@@ -139,7 +139,7 @@ def test_experts_have_the_bits_of_single_products(
 
 @pytest.mark.parametrize(
     ("kind", "rows", "columns"),
-    [(Q4_0, 24, 256), (Q4_0, 15, 32), (Q2_K, 32, 256), (F32, 32, 40)],
+    [(Q4_0, 24, 256), (Q4_0, 15, 32), (IQ3_S, 32, 256), (F32, 32, 40)],
     ids=[
         "rows no multiple of 16",
         "fewer rows than a panel",
