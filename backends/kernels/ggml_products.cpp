@@ -283,7 +283,7 @@ void look_up(const ComputeParams* params, const Tensor* op) {
     }
 }
 
-bool has_float_rows(const Tensor* x) { return x->type == ggml::kF32 && x->nb[0] == sizeof(float); }
+bool has_float_rows(const Tensor* x) { return x->type == ggml::GGML_TYPE_F32 && x->nb[0] == sizeof(float); }
 
 }  // namespace
 
@@ -302,7 +302,7 @@ size_t packed_bytes(const Tensor* weights) {
 // The queries of a quantized cache are rotated: that product's second factor leads on.
 bool comes_from(const Tensor* x, const ggml::BufferType* packed) {
     for (int hop = 0; x && hop < kMostHops; hop++) {
-        const bool is_product = x->op == ggml::kMulMat;
+        const bool is_product = x->op == ggml::GGML_OP_MUL_MAT;
         if (is_product && x->src[0]->buffer && x->src[0]->buffer->type == packed) return true;
         x = x->src[is_product ? 1 : 0];
     }
@@ -315,19 +315,19 @@ size_t expert_work_bytes(const ExpertSizes& sizes, int threads) { return Routing
 
 bool computes(const Tensor* op) {
     const Tensor *weights = op->src[0], *x = op->src[1];
-    if (op->op != ggml::kMulMat && op->op != ggml::kMulMatId && op->op != ggml::kGetRows) return false;
+    if (op->op != ggml::GGML_OP_MUL_MAT && op->op != ggml::GGML_OP_MUL_MAT_ID && op->op != ggml::GGML_OP_GET_ROWS) return false;
     if (!format_of(weights) || !has_float_rows(op)) return false;
     if (x->buffer && !functions.is_host(x->buffer->type)) return false;
-    if (op->op == ggml::kGetRows) return x->type == ggml::kI32 && weights->ne[2] == 1 && x->ne[1] == 1 && x->ne[2] == 1;
+    if (op->op == ggml::GGML_OP_GET_ROWS) return x->type == ggml::GGML_TYPE_I32 && weights->ne[2] == 1 && x->ne[1] == 1 && x->ne[2] == 1;
     if (!has_float_rows(x)) return false;
-    if (op->op == ggml::kMulMatId) return x->ne[3] == 1 && op->src[2]->type == ggml::kI32;
+    if (op->op == ggml::GGML_OP_MUL_MAT_ID) return x->ne[3] == 1 && op->src[2]->type == ggml::GGML_TYPE_I32;
     return weights->ne[2] == 1;
 }
 
 bool PackedTraits::work_size(int threads, const Tensor* op, size_t& size) {
-    if (op->op == ggml::kGetRows) return true;
+    if (op->op == ggml::GGML_OP_GET_ROWS) return true;
     const bool are_floats = format(op->src[0]).multiply_floats;
-    if (op->op == ggml::kMulMatId)
+    if (op->op == ggml::GGML_OP_MUL_MAT_ID)
         size = expert_work_bytes(Routing(op).sizes, threads);
     else
         size = are_floats ? kAlignment : multiplication_work_bytes(op->src[1]->ne[0], op->src[1]->ne[1]);
@@ -335,9 +335,9 @@ bool PackedTraits::work_size(int threads, const Tensor* op, size_t& size) {
 }
 
 bool PackedTraits::compute_forward(ComputeParams* params, Tensor* op) {
-    if (op->op == ggml::kMulMat) multiply_matrix(params, op);
-    if (op->op == ggml::kMulMatId) multiply_experts(params, op);
-    if (op->op == ggml::kGetRows) look_up(params, op);
+    if (op->op == ggml::GGML_OP_MUL_MAT) multiply_matrix(params, op);
+    if (op->op == ggml::GGML_OP_MUL_MAT_ID) multiply_experts(params, op);
+    if (op->op == ggml::GGML_OP_GET_ROWS) look_up(params, op);
     return true;
 }
 

@@ -168,20 +168,18 @@ def footprint(
 def loading_bytes(spec: ModelSpec, shape: RunShape, here: Bytes) -> int:
     """Most bytes of weights while they are read: a tensor lies beside its packed copy.
 
-    The table that makes logits comes first, when nothing else is there yet; of the others the
-    largest may be the last (`llama.cpp: src/llama-model-loader.cpp`, `load_all_data`). Gemma 3
-    270M: a table of 170 MiB twice, and 236 MiB of weights in the end.
+    llama.cpp reads all of them into one buffer, which stays as large as the largest of them
+    (`llama.cpp: src/llama-model-loader.cpp`, `load_all_data`). A tied table that is not packed is
+    read to where it stays.
     """
     if shape.mapped or not here.packed:
         return 0
     tensors = {tensor.name: tensor for tensor in multiplied_tensors(spec)}
-    head = tensors.pop(spec.head_name, None)
-    is_packed = head is not None and (
-        _packed_bytes(head) > 0 if shape.kernels else head.name == HEAD
-    )
-    first = 2 * head.data_bytes if head is not None and is_packed else 0
+    head = tensors.get(spec.head_name)
+    if head is not None and not (_packed_bytes(head) if shape.kernels else head.name == HEAD):
+        del tensors[spec.head_name]
     largest = max((tensor.data_bytes for tensor in tensors.values()), default=0)
-    return max(first, here.weights + here.packed + min(largest, here.packed))
+    return here.weights + here.packed + min(largest, here.packed)
 
 
 def context_parts(answer: Answer) -> Iterator[Component]:

@@ -7,7 +7,15 @@ import re
 from pathlib import Path
 
 import pytest
-from compiled_kernels import KERNELS, emulator, link_check, run, run_on_arm
+from compiled_kernels import (
+    KERNELS,
+    compile_kernels,
+    emulator,
+    link_check,
+    run,
+    run_on_arm,
+)
+from shared_folders import shared_folder
 
 from edgespec.memory.device.llama_binary import library_folder
 
@@ -22,7 +30,7 @@ def program(objects: list[Path]) -> Path:
 
 @pytest.mark.parametrize("instructions", SETS)
 def test_products_are_those_of_the_reference_bit_for_bit(program: Path, instructions: str) -> None:
-    """For seven types, any number of columns and split of rows, and values that are not finite."""
+    """For every type, any number of columns and split of rows, and values that are not finite."""
     shown = run(program, instructions=instructions)
     if f"instructions: {instructions}," not in shown:
         pytest.skip(f"this processor has no {instructions}")
@@ -51,6 +59,26 @@ def test_the_reference_reads_blocks_as_ggml_does(program: Path) -> None:
         pytest.skip("this build of llama.cpp has no libggml-base of its own")
     shown = run(program, str(found[0]))
     assert "ggml: yes" in shown and shown.endswith("\n0 failures\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("check", "instructions"),
+    [("products", "avx512_vnni"), ("products", "avx2"), ("attention", "avx512_vnni")],
+)
+def test_sanitizers_report_nothing(
+    tmp_path_factory: pytest.TempPathFactory, check: str, instructions: str
+) -> None:
+    """Of addresses and of undefined behaviour."""
+    options = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    folder = shared_folder(tmp_path_factory, "sanitized")
+    built = compile_kernels(folder, "c++", *options)
+    program = link_check(f"check_{check}", built, "c++", *options)
+    arguments = ("8",) if check == "attention" else ()
+    shown = run(program, *arguments, instructions=instructions)
+    if instructions not in shown:
+        pytest.skip(f"this processor has no {instructions}")
+    assert shown.endswith("\n0 failures\n"), shown
 
 
 def test_pip_compiles_every_file() -> None:
