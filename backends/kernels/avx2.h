@@ -27,15 +27,17 @@ struct Vector256 {
     static INLINE Bytes lookup(const uint8_t* table, Bytes x) {
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table)), x);
     }
-    static INLINE Bytes all_quads(const int8_t* x) {
+    // Quad I of activations, for `dot`.
+    template <int I>
+    static INLINE Bytes quads_with(const int8_t* x) {
         int32_t four;
-        memcpy(&four, x, 4);
+        memcpy(&four, x + 4 * I, 4);
         return _mm256_set1_epi32(four);
     }
     static constexpr int room(int weight_bits) { return Dot::room(weight_bits); }
     static INLINE Partial begin(Int sum) { return Dot::begin(sum); }
     static INLINE Int finish(Partial sum, Int before) { return Dot::finish(sum, before); }
-    template <bool wide>
+    template <bool wide, int>
     static INLINE Partial dot(Partial sum, Bytes weights, Bytes x) { return Dot::template add<wide>(sum, weights, x); }
     static INLINE Int all(int32_t x) { return _mm256_set1_epi32(x); }
 

@@ -31,15 +31,17 @@ struct Avx512 {
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), x);
     }
 
-    static INLINE Bytes all_quads(const int8_t* x) {
+    // Quad I of activations, for `dot`.
+    template <int I>
+    static INLINE Bytes quads_with(const int8_t* x) {
         int32_t four;
-        memcpy(&four, x, 4);
+        memcpy(&four, x + 4 * I, 4);
         return _mm512_set1_epi32(four);
     }
     static constexpr int room(int) { return 8; }
     static INLINE Partial begin(Int sum) { return sum; }
     static INLINE Int finish(Partial sum, Int) { return sum; }
-    template <bool wide>
+    template <bool wide, int>
     static INLINE Partial dot(Int sum, Bytes weights, Bytes x) { return _mm512_dpbusd_epi32(sum, weights, x); }
     static INLINE Int all(int32_t x) { return _mm512_set1_epi32(x); }
 

@@ -34,11 +34,9 @@ struct Neon {
         const uint8x16_t values = vld1q_u8(table);
         return {{vqtbl1q_u8(values, x.val[0]), vqtbl1q_u8(values, x.val[1])}};
     }
-    static INLINE int8x16_t all_quads(const int8_t* x) {
-        int32_t four;
-        memcpy(&four, x, 4);
-        return vreinterpretq_s8_s32(vdupq_n_s32(four));
-    }
+    // Quads of activations with quad I among them, which `dot` picks.
+    template <int I>
+    static INLINE int8x16_t quads_with(const int8_t* x) { return vld1q_s8(x + I / 4 * 16); }
     // Weights up to 63 are signed bytes as they are; those of 8 bits lose the 128 that was added to them.
     template <bool wide>
     static INLINE int8x16_t signed_weights(uint8x16_t weights) {
@@ -47,10 +45,10 @@ struct Neon {
     static constexpr int room(int) { return 8; }
     static INLINE Partial begin(Int sum) { return sum; }
     static INLINE Int finish(Partial sum, Int) { return sum; }
-    template <bool wide>
+    template <bool wide, int I>
     static INLINE Partial dot(Int sum, Bytes weights, int8x16_t x) {
-        return {{vdotq_s32(sum.val[0], signed_weights<wide>(weights.val[0]), x),
-                 vdotq_s32(sum.val[1], signed_weights<wide>(weights.val[1]), x)}};
+        return {{vdotq_laneq_s32(sum.val[0], signed_weights<wide>(weights.val[0]), x, I % 4),
+                 vdotq_laneq_s32(sum.val[1], signed_weights<wide>(weights.val[1]), x, I % 4)}};
     }
     static INLINE Int all(int32_t x) { return {{vdupq_n_s32(x), vdupq_n_s32(x)}}; }
 

@@ -39,8 +39,8 @@ INLINE void add_quad(const uint8_t* group, int64_t apart, const ActivationBlock*
     typename V::Bytes weights[P];
     for (int p = 0; p < P; p++) weights[p] = quad<V, F, I>(group + p * apart);
     UNROLL for (int t = 0; t < N; t++) {
-        auto four = V::all_quads(x[t * stride].values + 4 * I);
-        for (int p = 0; p < P; p++) sums[t][p] = V::template dot<F::is_wide>(sums[t][p], weights[p], four);
+        auto four = V::template quads_with<I>(x[t * stride].values);
+        for (int p = 0; p < P; p++) sums[t][p] = V::template dot<F::is_wide, I>(sums[t][p], weights[p], four);
     }
 }
 
