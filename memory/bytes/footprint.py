@@ -108,9 +108,11 @@ def work_bytes(spec: ModelSpec, shape: RunShape) -> int:
     attention = _F32 * shape.threads * (4 * tile * head + 2 * tile * tile)
     if shape.kernels:
         cells = padded(shape.context_size)
-        for heads, kv_heads, length in set(
-            zip(spec.num_heads, spec.num_kv_heads, spec.value_length, strict=True)
-        ):
+        sizes = zip(
+            spec.num_heads, spec.num_kv_heads, spec.key_length, spec.value_length, strict=True
+        )
+        for heads, kv_heads, keys, values in set(sizes):
+            length = values or keys  # latent attention has its values in its keys
             if kv_heads and length:
                 work = attention_work_bytes(tokens, heads, kv_heads, length, cells, shape.threads)
                 attention = max(attention, work)
