@@ -17,6 +17,7 @@ from edgespec.memory.bytes.simulation import Answer, Bytes
 from edgespec.memory.device.host import cpu_features
 from edgespec.memory.device.kernels import (
     attention_work_bytes,
+    expert_work_bytes,
     packed_bytes,
     product_work_bytes,
 )
@@ -117,9 +118,11 @@ def work_bytes(spec: ModelSpec, shape: RunShape) -> int:
     attention = _F32 * shape.threads * (4 * tile * head + 2 * tile * tile)
     if shape.kernels:
         cells = padded(shape.context_size)
-        for heads, kv_heads, length in set(
-            zip(spec.num_heads, spec.num_kv_heads, spec.value_length, strict=True)
-        ):
+        sizes = zip(
+            spec.num_heads, spec.num_kv_heads, spec.key_length, spec.value_length, strict=True
+        )
+        for heads, kv_heads, keys, values in set(sizes):
+            length = values or keys  # latent attention has its values in its keys
             if kv_heads and length:
                 work = attention_work_bytes(tokens, heads, kv_heads, length, cells, shape.threads)
                 attention = max(attention, work)
@@ -189,24 +192,20 @@ def footprint(
 def loading_bytes(spec: ModelSpec, shape: RunShape, here: Bytes) -> int:
     """Most bytes of weights while they are read: a tensor lies beside its packed copy.
 
-    The header is there as well until then.
-
-    The table that makes logits comes first, when nothing else is there yet; of the others the
-    largest may be the last (`llama.cpp: src/llama-model-loader.cpp`, `load_all_data`). Gemma 3
-    270M: a table of 170 MiB twice, and 236 MiB of weights in the end.
+    The header is there as well until then. llama.cpp reads all of them into one buffer, which stays as large as the largest of them
+    (`llama.cpp: src/llama-model-loader.cpp`, `load_all_data`). A tied table that is not packed is
+    read to where it stays.
     """
     if shape.mapped or not here.packed:
         return 0
     tensors = {tensor.name: tensor for tensor in multiplied_tensors(spec)}
-    head = tensors.pop(spec.head_name, None)
-    is_packed = head is not None and (
-        _packed_bytes(head) > 0 if shape.kernels else head.name == HEAD
-    )
-    first = 2 * head.data_bytes if head is not None and is_packed else 0
+    head = tensors.get(spec.head_name)
+    if head is not None and not (_packed_bytes(head) if shape.kernels else head.name == HEAD):
+        del tensors[spec.head_name]
     largest = max((tensor.data_bytes for tensor in tensors.values()), default=0)
     header = _HEADER_TOKEN_BYTES * spec.vocab_size + _HEADER_MERGE_BYTES * spec.num_merges
     header += spec.token_text_bytes
-    return header + max(first, here.weights + here.packed + min(largest, here.packed))
+    return header + here.weights + here.packed + min(largest, here.packed)
 
 
 def context_parts(answer: Answer) -> Iterator[Component]:
@@ -257,9 +256,10 @@ def product_bytes(tensor: GgufTensor, tokens: int, shape: RunShape, used: int = 
     is_packed = shape.kernels and _packed_bytes(tensor) > 0
     experts = tensor.dims[2] if len(tensor.dims) > 2 else 0
     rows = tokens * (max(1, used) if tensor.name.endswith(_DOWN_EXPERTS) else 1)
+    if is_packed and experts:
+        return expert_work_bytes(columns, experts, used, rows // tokens, tokens, shape.threads)
     if is_packed:
-        routing = _COUNT_BYTES * (experts + 1 + tokens * used) + 2 * _CACHE_LINE if experts else 0
-        return product_work_bytes(columns, rows) + routing
+        return product_work_bytes(columns, rows)
     activations = int(rows * columns * _ACTIVATION_BYTES.get(kind, _QUANTIZED_ACTIVATION_BYTES))
     if experts:
         places = _COUNT_BYTES * (experts * (1 + tokens * used) + 3)
