@@ -39,7 +39,7 @@ _LIMITS = {
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
     "max_items_in_row": 2000,
-    "max_lexer_states": 10_000,
+    "max_lexer_states": 20_000,
     "max_grammar_size": 60_000,
     "verbose_errors": False,
 }
@@ -331,12 +331,35 @@ _DEEPEST_PROOF = 4  # levels at which it is looked for what tells branches apart
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _LITERAL = ("const", "enum", "default", "examples")
 _MAPPINGS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-# Other formats mean something to somebody else: JSON Schema lets a reader pass over them.
+# Formats of JSON Schema: those that llguidance has, and one that it refuses by name. Others mean
+# something to somebody else: JSON Schema lets a reader pass over them.
 _FORMATS = {
-    *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname"),
-    *("ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template"),
-    *("json-pointer", "relative-json-pointer", "regex"),
+    *("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"),
+    "regex",
 }
+# What is written for formats that it lacks: texts of ASCII that are all of the format.
+_ALIKE = {"idn-email": "email", "idn-hostname": "hostname", "iri": "uri"}
+_HOST_CHAR = r"(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})"
+_PATH_CHAR = r"(?:[A-Za-z0-9._~!$&'()*+,;=@:-]|%[0-9A-Fa-f]{2})"
+_HOST = rf"//{_HOST_CHAR}*(?::\d*)?(?:/{_PATH_CHAR}*)*"
+_PATH = rf"{_PATH_CHAR}+(?:/{_PATH_CHAR}*)*"
+_REST = rf"(?:\?(?:{_PATH_CHAR}|[/?])*)?(?:#(?:{_PATH_CHAR}|[/?])*)?"
+_URI_REFERENCE = (
+    rf"(?:[A-Za-z][A-Za-z0-9+.-]*:(?:{_HOST}|/?(?:{_PATH})?)|{_HOST}|/(?:{_PATH})?"
+    rf"|(?:{_HOST_CHAR}+(?:/{_PATH_CHAR}*)*)?){_REST}"
+)
+_POINTER = "(?:/(?:[^~/]|~[01])*)*"
+_WRITTEN_AS = {
+    "uri-reference": _URI_REFERENCE,
+    "iri-reference": _URI_REFERENCE,
+    "uri-template": r"(?:[A-Za-z0-9._~!$&()*+,;=:/?#@-]|\{[+#./;?&]?\w+\*?(?:,\w+\*?)*\})*",
+    "json-pointer": _POINTER,
+    "relative-json-pointer": rf"(?:0|[1-9]\d*)(?:#|{_POINTER})",
+}
+# A number of words, as (?:\S+\s+){0,49}\S+ says it. \S+(?:\s+\S+){0,49} are the same texts, and a
+# mask of it takes a quarter of the time where the length is bounded, too.
+_PART = r"(?:\\[dDsSwW]|\[[^\]\\]*\]|[\w ,.-])[*+?]?"
+_WORDS = re.compile(rf"(?<!\\)\((\?:)?({_PART})({_PART})\)(\{{\d+(?:,\d*)?\}}|[*+?])\2(?![*+?{{])")
 _NO_CONSTRAINT = (
     *("$defs", "definitions", "title", "description", "default", "examples", "$id", "$schema"),
     *("$comment", "deprecated", "readOnly", "writeOnly"),
@@ -353,8 +376,9 @@ def closed_schema(text: str) -> dict[str, Any]:
         schema.pop("x-guidance", None)  # llguidance's options: there is one layout here
         _check_multiples(schema, text)
         for one in _schemas(schema):
-            if isinstance(one.get("format"), str) and one["format"] not in _FORMATS:
-                del one["format"]
+            _tell_format(one)
+            if isinstance(one.get("pattern"), str):
+                one["pattern"] = _WORDS.sub(r"\2(?:\3\2)\4", one["pattern"])
         references = _References(schema)
         _Closing(references).close(schema)
         for one in list(_schemas(schema)):
@@ -363,6 +387,22 @@ def closed_schema(text: str) -> dict[str, Any]:
         reason = "it is nested too deeply" if isinstance(problem, RecursionError) else str(problem)
         raise _unusable("JSON schema", reason) from None
     return schema
+
+
+def _tell_format(schema: dict[str, Any]) -> None:
+    """Say a format in words that llguidance knows, or not at all."""
+    name = schema.get("format")
+    if not isinstance(name, str) or name in _FORMATS:
+        return
+    del schema["format"]
+    if name in _ALIKE:
+        schema["format"] = _ALIKE[name]
+    elif name in _WRITTEN_AS:
+        pattern = f"^(?:{_WRITTEN_AS[name]})$"
+        if "pattern" in schema:
+            schema["allOf"] = [*_list(schema, "allOf"), {"pattern": pattern}]
+        else:
+            schema["pattern"] = pattern
 
 
 def _schema_document(text: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -441,3 +443,65 @@ def test_no_pattern_takes_long(tokenizer: VocabularyTokenizer) -> None:
         test_no_form_takes_long(tokenizer, "json_schema", {"type": "string", "pattern": pattern})
 
     check()
+
+
+# -- formats -----------------------------------------------------------------------------------
+
+FORMATS = [
+    ("uri-reference", ["a/b?c=d#e", "../x", "http://h:80/a:b", "//h/", "", "#f", "a%20b"],
+     ["a b", "1a:b", "a%2", "\\\\a", "http://[x"]),
+    ("iri-reference", ["/a", "mailto:a@b.c"], ["a b", "<a>"]),
+    ("iri", ["http://example.org/a"], ["a b", "/a"]),
+    ("idn-email", ["a@example.org"], ["a", "a b@c.d"]),
+    ("idn-hostname", ["example.org"], ["a b", "-a"]),
+    ("uri-template", ["/a/{b}", "{?x,y*}", "a"], ["{", "a}", "{a b}", "a b"]),
+    ("json-pointer", ["", "/a/0", "/~0~1", "//"], ["a", "/~", "/~2"]),
+    ("relative-json-pointer", ["0", "1/a", "2#"], ["/a", "01", "-1/a", "0##"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "fit", "other"), FORMATS)
+def test_formats_that_json_schema_defines_are_kept_to(
+    tokenizer: VocabularyTokenizer, name: str, fit: list[str], other: list[str]
+) -> None:
+    for schema in ({"format": name}, {"format": name, "pattern": "^"}):
+        for text in fit:
+            form = {"type": "string", **schema}
+            assert takes(tokenizer, made(tokenizer, form), json.dumps(text)), text
+        for text in other:
+            assert not takes(tokenizer, made(tokenizer, form), json.dumps(text)), text
+
+
+# -- numbers of words --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", ["{0,3}", "{2}", "{1,}", "*", "+", "?"])
+@pytest.mark.parametrize("separator", [r"\s+", " ", "[, ]+", "-"])
+@pytest.mark.parametrize("word", [r"\S+", "[a-z]+", r"\w*"])
+def test_a_pattern_of_words_means_what_it_says(word: str, separator: str, count: str) -> None:
+    """It is told to the library in another way, which is cheaper where the length is bounded."""
+    for opening in ("(?:", "("):
+        pattern = f"^{opening}{word}{separator}){count}{word}$"
+        told = closed_schema(json.dumps({"type": "string", "pattern": pattern}))["pattern"]
+        assert told != pattern
+        for size in range(6):
+            for letters in itertools.product("a ,-", repeat=size):
+                text = "".join(letters)
+                assert bool(re.search(pattern, text)) is bool(re.search(told, text)), text
+
+
+@pytest.mark.parametrize("pattern", [r"^(?:\S+\s+){2}\S*$", r"^(?:a b){2}a+$", r"\(?:a b){2}a"])
+def test_other_patterns_are_told_as_they_are(pattern: str) -> None:
+    assert closed_schema(json.dumps({"pattern": pattern}))["pattern"] == pattern
+
+
+def test_a_long_text_of_a_bounded_number_of_words_is_written(
+    tokenizer: VocabularyTokenizer,
+) -> None:
+    """It ran out of states on its way."""
+    schema = {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 500}
+    grammar, row = made(tokenizer, schema), np.zeros(tokenizer.vocab_size, np.float32)
+    words = " ".join(f"word{number} is" for number in range(24))
+    for token in tokenizer.encode(json.dumps(f"{words} {'x' * (480 - len(words))}")):
+        assert np.isfinite(grammar.masked(row)[token])
+        grammar.accept(token)
