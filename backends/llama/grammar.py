@@ -87,8 +87,8 @@ class LlamaGrammar:
         document = _document(wanted)
         with tokenizer.vocabulary(), _COMPILING:  # they tokenize with it
             engine = _engine_of(tokenizer)
-            if wanted.think_tags is not None:
-                document = _behind_thought(document, wanted.think_tags, tokenizer, engine)
+            if wanted.think_tags is not None or wanted.free_after:
+                document = _with_others(document, wanted, tokenizer, engine)
             limits = LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
             self._matcher = LLMatcher(engine, document, log_level=0, limits=limits)
             # Forces what is left to compile; the engine's thread finds it done.
@@ -281,24 +281,27 @@ def _short_escape(escape: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 128 else chr(code)
 
 
-def _behind_thought(
-    document: str, tags: tuple[str, str], tokenizer: Vocabulary, engine: LLTokenizer
+def _with_others(
+    document: str, wanted: AnswerFormat, tokenizer: Vocabulary, engine: LLTokenizer
 ) -> str:
-    """The same form behind a thought, which is free: up to the closing tag.
+    """The same form behind a thought, or beside answers of another kind, which are free.
 
-    Where the opening tag is "" the prompt ended with it; else the answer may go without a thought.
+    A thought is free up to its closing tag. Where the opening tag is "" the prompt ended with it;
+    else the answer may go without a thought.
     """
-    opening, closing = (_tag(tag, tokenizer, engine) for tag in tags)
-    rest = f"{_AFTER_THOUGHT} @answer"
-    lark = f"start: thought {rest}\n"
-    if opening:
-        lark = f"start: (thought {rest}) | @answer\n"
-    if closing.startswith("<"):
-        lark += f"thought: {opening} TEXT {closing}\nTEXT: /(.|\\n)*/\n"
-    else:
-        lark += f"thought: {opening} body\nbody[lazy]: /(.|\\n)*/ {closing}\n"
-    answer = {**json.loads(document)["grammars"][0], "name": "answer"}
-    return json.dumps({"grammars": [{"name": "all", "lark_grammar": lark}, answer]})
+    lark = "start: answer\n"
+    if wanted.think_tags is not None:
+        opening, closing = (_tag(tag, tokenizer, engine) for tag in wanted.think_tags)
+        lark = f"start: thought {_AFTER_THOUGHT} answer{' | answer' if opening else ''}\n"
+        if closing.startswith("<"):
+            lark += f"thought: {opening} TEXT {closing}\nTEXT: /(.|\\n)*/\n"
+        else:
+            lark += f"thought: {opening} body\nbody[lazy]: /(.|\\n)*/ {closing}\n"
+    lark += "answer: @form"
+    if wanted.free_after:
+        lark += f" | {_tag(wanted.free_after, tokenizer, engine)} any*\nany: <[*]>"
+    form = {**json.loads(document)["grammars"][0], "name": "form"}
+    return json.dumps({"grammars": [{"name": "all", "lark_grammar": lark}, form]})
 
 
 def _tag(tag: str, tokenizer: Vocabulary, engine: LLTokenizer) -> str:

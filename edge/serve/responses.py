@@ -96,8 +96,6 @@ def read_response(
         **_format(fields, setup.limits),
     )
     tools = take_tools(fields, setup.limits)
-    if tools.offered and options.answer_format is not None:
-        fields.refuse("text", "is not supported beside tools", code="unsupported_value")
     output = Output(streams=fields.flag("stream"))
     _end(fields, setup.limits)
     return ChatAsked(messages, options, output, variables, tools, budget), told

@@ -208,6 +208,28 @@ def test_tags_of_several_tokens_close_a_thought(tokenizer: VocabularyTokenizer) 
         assert (not tokens) is fits, text
 
 
+@pytest.mark.parametrize("marker", ["<|im_start|>", "<tool_call>"])
+@pytest.mark.parametrize("tags", [None, ("<think>", "</think>"), ("", "</think>")])
+def test_an_answer_may_be_of_another_kind_behind_a_marker(
+    tokenizer: VocabularyTokenizer, marker: str, tags: tuple[str, str] | None
+) -> None:
+    """As a tool call is, whose text is free, control tokens included."""
+    wanted = AnswerFormat("json_schema", '{"const": 1}', tags, marker)
+    [end] = tokenizer.encode("<|im_end|>", add_special=False)
+    for text, fits in (
+        ("1", True),
+        (f"{marker}weather<file_sep>" + '{"a": "b"}' * 300, True),
+        ("weather", False),
+        (f"1{marker}", False),
+    ):
+        grammar = LlamaGrammar(tokenizer, wanted)
+        thought = "" if tags is None else f"{tags[0]}Hm.</think>\n\n"
+        tokens = [*tokenizer.encode(thought + text, add_special=False), end]
+        while tokens and grammar.allows(tokens[0]):
+            grammar.accept(tokens.pop(0))
+        assert (not tokens) is fits, text
+
+
 # -- objects are closed ------------------------------------------------------------------------
 
 A, B = {"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "integer"}}}
