@@ -76,11 +76,13 @@ class AnswerFormat(NamedTuple):
         text: of it.
         think_tags: what opens and closes a thought, which may come before the answer and is free.
             The opening one is "" where the prompt ends with it. None for no thought.
+        free_after: text that an answer may begin with, which is free behind it; "" for none.
     """
 
     kind: str
     text: str
     think_tags: tuple[str, str] | None = None
+    free_after: str = ""
 
 
 class Grammar(Protocol):

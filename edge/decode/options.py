@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         json_schema: str | None
         regex: str | None
         think_tags: tuple[str, str] | None
+        free_after: str
         logprobs: int | None
         markers: Sequence[str]
         thought: ThoughtLimit | None
@@ -56,6 +57,8 @@ class GenerationOptions:
         regex: a regular expression that the whole answer matches.
         think_tags: what opens and closes a thought. One may come before an answer of a given form,
             and is free; the first tag is "" where the prompt ends with it.
+        free_after: text that an answer of a given form may begin with instead, such as the marker
+            of a tool call: what follows it is free.
         logprobs: tell how probable the model found each token, and this many of the best tokens
             at its place; 0 tells of the written ones alone, None of none.
         markers: control tokens that are part of the text, by their texts; others have none.
@@ -77,6 +80,7 @@ class GenerationOptions:
     json_schema: str | None = None
     regex: str | None = None
     think_tags: tuple[str, str] | None = None
+    free_after: str = ""
     logprobs: int | None = None
     markers: Sequence[str] = ()
     thought: ThoughtLimit | None = None
@@ -104,7 +108,7 @@ class GenerationOptions:
         for kind in ("grammar", "json_schema", "regex"):
             text: str | None = getattr(self, kind)
             if text is not None:
-                return AnswerFormat(kind, text, self.think_tags)
+                return AnswerFormat(kind, text, self.think_tags, self.free_after)
         return None
 
     @classmethod
