@@ -5,106 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable
 from math import inf
-from time import monotonic
 from typing import Any
 
 import httpx
 import pytest
-from decoding_cases import VOCAB
+from pool_cases import SIZE, Made, Start
 from serving_cases import HELLO, TEMPLATE, Speaker
 from waiting import PATIENCE_S, until
 
 from edgespec.decode.engine import Engine
 from edgespec.errors import ModelFileError, UnsupportedError
-from edgespec.serve.chat_model import about
 from edgespec.serve.limits import Limits
-from edgespec.serve.pool import Lease, Loaded, Member, Pool, keep_alive_of
+from edgespec.serve.pool import Lease, Member, Pool, keep_alive_of
 from edgespec.serve.refusal import Refusal
 from edgespec.serve.server import Server
-from edgespec.serve.service import Service, Shared
-from edgespec.setup.model_sets import Capacity, Sizes
-
-SIZE = 100
-
-
-class Made:
-    """A model of some bytes. It is loaded when its gate is open, and fails where told to."""
-
-    def __init__(self, name: str, size: int = SIZE, kind: str = "chat") -> None:
-        self.names, self.kind, self.size = (name, f"{name}.gguf"), kind, size
-        self.sizes: Sizes | None = None
-        self.about = about(2048, VOCAB)
-        self.gate = threading.Event()
-        self.gate.set()
-        self.failure: Exception | None = None
-        self.others: list[int] = []  # models that were there at each load
-        self.shared = Shared(Limits())
-        self.backends: list[Speaker] = []
-
-    def plan(self, _pinned: Sequence[Sizes]) -> None:
-        if isinstance(self.failure, ModelFileError):
-            raise self.failure
-        self.sizes = {"host": self.size}
-
-    def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Loaded:
-        while not self.gate.wait(0.01):
-            report("loading", 0.5)
-        if self.failure is not None:
-            raise self.failure
-        self.others.append(len(others))
-        self.backends.append(Speaker(f"I am {self.names[0]}."))
-        engine = Engine(self.backends[-1], chat_template=TEMPLATE)
-        return Service(engine, names=self.names, shared=self.shared, owns_engine=True)
-
-
-class Server3(Server):
-    """With its models at hand."""
-
-    models: dict[str, Made]
-    address: str
-
-    def ask(self, model: str | None, **fields: Any) -> httpx.Response:
-        body = {"messages": HELLO, **({} if model is None else {"model": model}), **fields}
-        return httpx.post(f"{self.address}/v1/chat/completions", json=body, timeout=PATIENCE_S)
-
-    def states(self) -> dict[str, str]:
-        found = httpx.get(f"{self.address}/v1/models").json()["data"]
-        return {one["id"]: one["state"] for one in found}
-
-
-Start = Callable[..., Server3]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts servers of models a, b and c, of which two fit."""
-    with ExitStack() as opened:
-
-        def begin(
-            *members: Member,
-            room: int = 2 * SIZE,
-            limits: Limits | None = None,
-            clock: Callable[[], float] = monotonic,
-        ) -> Server3:
-            made = members or tuple(Member(Made(name)) for name in "abc")
-            shared = Shared(limits or Limits())
-            capacity = Capacity({"host": room}, room)
-            pool = Pool(made, capacity, limits=shared.limits, clock=clock)
-            server = Server3.of_pool(pool, shared)
-            assert isinstance(server, Server3)
-            server.models = {one.name: one.model for one in made}  # type: ignore[misc]
-            opened.callback(server.close)
-            for one in server.models.values():
-                opened.callback(one.gate.set)
-            server.address = server.start()
-            return server
-
-        yield begin
-    alive = {thread.name for thread in threading.enumerate()}
-    assert not alive & {"edgespec-engine", "edgespec-server", "edgespec-pool"}
+from edgespec.setup.model_sets import Capacity
 
 
 def said(answer: httpx.Response) -> str:
