@@ -32,7 +32,7 @@ def plan(
     """Show what a run would allocate and choose, without loading weights.
 
     It leaves room for a short prompt, or that of --file, and the longest answer of --max-tokens.
-    Of several models it says which fit together, as `edgespec serve` would load them.
+    Of several models it says which fit together.
     """
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.planning import make_run_plan

@@ -20,6 +20,8 @@ from math import inf
 from typing import Any, Protocol
 
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
+from edgespec.memory.bytes.shape import HOST
+from edgespec.memory.device import reservations
 from edgespec.memory.device.track import give_back_memory
 from edgespec.serve.eviction import Seen, Values, next_step
 from edgespec.serve.fields import shown
@@ -358,7 +360,8 @@ class Pool:
         if step.load is None:
             unplanned = (one for one in self.members if one.model.sizes is None)
             rest = next((one for one in unplanned if not one.problem), None)
-            return None if rest is None else partial(self._plan, rest)
+            is_quiet = not any(one.holders for one in self.members)
+            return partial(self._plan, rest) if rest is not None and is_quiet else None
         wanted, asked = self._by_name[step.load], len(self._by_name[step.load].tickets)
         why = f"{asked} {'request waits' if asked == 1 else 'requests wait'}" if asked else "pinned"
         gone = []
@@ -453,6 +456,11 @@ class Pool:
             LOG.warning("%s: %s", member.name, problem)
         del loaded
         _collect()
+        with self._change:  # who leaves gives up what the process has reserved, for all of them
+            left = [one.model.sizes or {} for one in self.members if one.loaded is not None]
+        if left and self.capacity is not None:
+            host = self.capacity.shared_bytes + sum(sizes.get(HOST, 0) for sizes in left)
+            reservations.reserve(host, lambda: True)
         member.is_leaving = member.must_leave = False
         LOG.info("%s unloaded: %s", member.name, why)
 

@@ -65,6 +65,14 @@ def test_a_folder_is_listed_and_its_files_planned_when_somebody_asks(
     assert [one.name for one in pool.members] == ["a", "b", "broken", "c"]
 
 
+def test_any_is_what_models_list_knows(
+    made: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_MODELS", str(folder))
+    pool = made(any_here=True)
+    assert {"a", "b", "c"} <= {one.name for one in pool.members}
+
+
 def test_files_of_one_name_have_names_of_their_own(made: Any, folder: Path) -> None:
     (folder / "more").mkdir()
     write_model(folder / "more" / "a.gguf", "llama", F32)

@@ -18,9 +18,11 @@ from random_gguf import F32, Q8_0, write_model
 from waiting import PATIENCE_S, until
 
 from edgespec.decode.engine import Engine
+from edgespec.memory.device import reservations
 from edgespec.memory.device.track import private_bytes
 from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.request import Request
+from edgespec.memory.store import cache
 from edgespec.models.embedded import embedded_model
 from edgespec.serve.chat_model import ChatModel
 from edgespec.serve.limits import Limits
@@ -91,6 +93,23 @@ def test_three_models_take_turns_in_room_for_two(address: str, files: list[Path]
     props = httpx.get(f"{address}/props", params={"model": unloaded}).json()
     assert (props["is_sleeping"], props["model_alias"]) == (True, unloaded)
     assert len(httpx.get(f"{address}/slots").json()) == 2
+
+
+@pytest.mark.model
+def test_other_programs_plan_beside_all_models_that_are_left(
+    address: str, files: list[Path], cache_folder: Path
+) -> None:
+    """Who left gave up what the process had reserved for all of them."""
+
+    def reserved() -> int:
+        return reservations._ours(cache.load("reservations", "programs"))
+
+    ask(address, "one")
+    ask(address, "two")
+    both = reserved()
+    httpx.post(f"{address}/models/unload", json={"model": "two"})
+    assert 0 < reserved() < both
+    assert httpx.get(f"{address}/v1/models/one").json()["bytes"] <= reserved()
 
 
 @pytest.mark.model
