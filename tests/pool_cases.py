@@ -52,6 +52,9 @@ class Made:
         engine = Engine(self.backends[-1], chat_template=TEMPLATE)
         return Service(engine, names=self.names, shared=self.shared, owns_engine=True)
 
+    def unload(self, loaded: Loaded) -> None:
+        loaded.close()
+
 
 class PoolServer(Server):
     """With its models at hand."""

@@ -10,6 +10,7 @@ from edgespec.decode.engine import Engine
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.request import Request
 from edgespec.models.onnx.folder import read_model
+from edgespec.serve.kept_prefixes import KeptPrefixes
 from edgespec.serve.pool import CHAT
 from edgespec.serve.service import Service
 from edgespec.setup.kernel_choice import prepare_kernels
@@ -42,6 +43,7 @@ class ChatModel:
     ) -> None:
         self.names, self.path, self.planned = tuple(names), path, planned
         self._request, self._machine, self._serve = request, machine, serve
+        self._prefixes = KeptPrefixes()
 
     @property
     def sizes(self) -> Sizes | None:
@@ -69,10 +71,17 @@ class ChatModel:
         assert one is not None and one.plan is not None, "it was planned"
         engine = load_plan(one.spec, beside(one.plan, others), progress=report)
         try:
+            self._prefixes.restore(engine)
             return self._serve(self, engine)
         except BaseException:
             engine.close()
             raise
+
+    def unload(self, loaded: Service) -> None:
+        """Keep what its cache holds where that pays."""
+        loaded.worker.close()
+        self._prefixes.keep(loaded.engine, loaded.prompt_s_per_token)
+        loaded.close()
 
 
 def about(context_size: int | None, vocab_size: int | None) -> dict[str, Any]:
@@ -105,6 +114,9 @@ class LoadedModel:
     def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Service:
         """It is loaded."""
         return self._service
+
+    def unload(self, loaded: Service) -> None:
+        """It stays."""
 
 
 def _no_report(_what: str, _fraction: float) -> None: ...

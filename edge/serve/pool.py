@@ -72,6 +72,9 @@ class Loadable(Protocol):
     def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Loaded:
         """Load it beside others; what `report` raises ends the load. Raises EdgespecError."""
 
+    def unload(self, loaded: Any) -> None:
+        """Close what was loaded; something of it may be kept for the next load."""
+
 
 class _Stopped(Exception):
     """The server ends while a model is loaded."""
@@ -451,7 +454,7 @@ class Pool:
 
     def _free(self, member: Member, loaded: Loaded, why: str) -> None:
         try:
-            loaded.close()
+            member.model.unload(loaded)
         except Exception as problem:  # what it has learned could not be kept, for one
             LOG.warning("%s: %s", member.name, problem)
         del loaded

@@ -66,6 +66,7 @@ class Service:
         shared = shared or Shared(Limits())
         self.limits, self.totals, self.responses = shared.limits, shared.totals, shared.responses
         self._owns_engine = owns_engine
+        self._read_tokens, self._read_s = 0, 0.0
         size = engine.backend.context_size
         self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits, any_model)
         self.prompts = Prompts(engine)
@@ -118,6 +119,11 @@ class Service:
         return made
 
     @property
+    def prompt_s_per_token(self) -> float:
+        """Seconds that reading a token of a prompt has taken; 0 where none was read."""
+        return self._read_s / max(1, self._read_tokens)
+
+    @property
     def is_busy(self) -> bool:
         """Whether an answer is under way, or waits."""
         return bool(self.worker.running or self.worker.num_waiting)
@@ -130,6 +136,9 @@ class Service:
 
     def _ended(self, generation: Generation, result: Result) -> None:
         is_cancelled = result.finish_reason == "cancelled" and not generation.ran_out
-        self.totals.add(result.counters, cancelled=is_cancelled)
+        counters = result.counters
+        self.totals.add(counters, cancelled=is_cancelled)
+        self._read_tokens += counters.prompt_tokens - counters.reused_tokens
+        self._read_s += counters.time_to_first_token_s
         if generation.text and result.token_ids:
             self.prompts.learn(generation.text, generation.prompt_ids, result)
