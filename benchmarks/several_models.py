@@ -14,7 +14,7 @@ unloaded in turns, `--loads` times in all. It prints JSON:
   bytes for the requests in the order in which they were sent (the one leaves whose next request is
   farthest, until there is room; optimal for models of one size)
 - seconds until the first byte and until an answer: median, 95th percentile, longest
-- bytes held with no model loaded, after the first loads and the last: `resident_over_first`
+- bytes held with no model loaded: the most in the last turn of all models over the most in the third
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import httpx
 
 _PATIENCE_S = 600.0
 _PROMPTS = ("Why is the sky blue?", "Write a haiku about rain.", "Count from one to ten.")
-_SETTLED = 6  # loads after which memory has to stay as it is
+_SETTLED = 2  # turns of all models, after which memory has to stay as it is
 
 
 def belady_loads(asked: Sequence[str], sizes: dict[str, int], room: int) -> int:
@@ -191,7 +191,8 @@ def main() -> None:
         process.terminate()
         process.communicate()
     optimum = belady_loads(clients.asked, sizes, room)
-    settled = held[_SETTLED:]
+    count = len(sizes)
+    turns = [max(held[i : i + count]) for i in range(0, len(held) - count + 1, count)][_SETTLED:]
     found = {
         "models": sizes,
         "requests": len(clients.asked),
@@ -207,8 +208,8 @@ def main() -> None:
         "without_a_reason": sum("wait" not in line for line in loads),
         "first_byte": quantiles(clients.first_s),
         "answer": quantiles(clients.whole_s),
-        "resident_bytes": [settled[0], settled[-1]] if settled else [],
-        "resident_over_first": round(max(settled) / settled[0], 4) if settled else None,
+        "resident_bytes": turns,
+        "resident_last_over_first": round(turns[-1] / turns[0], 4) if turns else None,
     }
     print(json.dumps(found, indent=1))
     sys.exit(bool(clients.problems) or memory["peak_bytes"] > memory["limit_bytes"])
