@@ -14,7 +14,7 @@ unloaded in turns, `--loads` times in all. It prints JSON:
   bytes for the requests in the order in which they were sent (the one leaves whose next request is
   farthest, until there is room; optimal for models of one size)
 - seconds until the first byte and until an answer: median, 95th percentile, longest
-- bytes held with no model loaded: the most in the last turn of all models over the most in the third
+- bytes held with no model loaded: the most in each turn of all models, from the third one on
 """
 
 from __future__ import annotations

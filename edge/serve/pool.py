@@ -428,7 +428,7 @@ class Pool:
         except _Stopped:
             failure = _stopping()
         except Exception as problem:
-            member.problem, failure = str(problem), _cannot(member, problem)
+            member.problem, failure = str(problem), _cannot(member, problem, is_planned=True)
             LOG.warning("%s could not be loaded (%s): %s", member.name, why, problem)
             _collect()
         with self._change:
@@ -517,10 +517,12 @@ def _stopping() -> Refusal:
     return Refusal("the server stops", status=503, code="stopping")
 
 
-def _cannot(member: Member, problem: Exception) -> Refusal:
-    """What a request is told whose model cannot be had."""
+def _cannot(member: Member, problem: Exception, *, is_planned: bool = False) -> Refusal:
+    """What a request is told whose model cannot be had: later it can, if others took memory."""
     if isinstance(problem, DoesNotFitError):
-        return Refusal(f"{member.name} {problem} ({problem.hint})", code="model_does_not_fit")
+        message = f"{member.name} cannot be loaded: {problem} ({problem.hint})"
+        status = 503 if is_planned else 400
+        return Refusal(message, status=status, code="model_does_not_fit")
     if isinstance(problem, EdgespecError):
         hint = f" ({problem.hint})" if problem.hint else ""
         message = f"{member.name} cannot be loaded: {problem}{hint}"

@@ -16,7 +16,7 @@ from serving_cases import HELLO, TEMPLATE, Speaker
 from waiting import PATIENCE_S, until
 
 from edgespec.decode.engine import Engine
-from edgespec.errors import ModelFileError, UnsupportedError
+from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
 from edgespec.serve.limits import Limits
 from edgespec.serve.pool import Lease, Member, Pool, keep_alive_of
 from edgespec.serve.refusal import Refusal
@@ -133,6 +133,15 @@ def test_what_never_fits_is_refused_at_once_with_its_numbers(start: Start) -> No
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "model_does_not_fit"
     message = answer.json()["error"]["message"]
     assert "big needs 900 MiB" in message and "of 1000 MiB" in message and "200 MiB" in message
+
+
+def test_where_other_programs_took_the_memory_it_is_worth_asking_again(start: Start) -> None:
+    """The plan had room for it."""
+    server = start()
+    server.models["a"].failure = DoesNotFitError("only 5 MiB are free", hint="ask later")
+    answer = server.ask("a")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert "a cannot be loaded: only 5 MiB are free" in answer.json()["error"]["message"]
 
 
 def test_who_waits_too_long_is_told_to_come_again(start: Start) -> None:
