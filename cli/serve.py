@@ -214,7 +214,6 @@ def _log_to_stderr(*, each_request: bool) -> None:
     logger = logging.getLogger("edgespec")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO if each_request else logging.WARNING)
-    logging.getLogger("edgespec.serve.pool").setLevel(logging.INFO)  # loads, with their reasons
 
 
 def _import_server() -> None:
