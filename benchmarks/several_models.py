@@ -119,7 +119,7 @@ class Clients:
 def served(models: Sequence[Path], budget: int, log: list[str]) -> tuple[Any, str]:
     """A server, whose log is read by a thread."""
     command = [sys.executable, "-m", "edgespec.cli.main", "serve", *map(str, models)]
-    command += ["--port", "0", "--ctx", "1024", "--budget", f"{budget >> 20}MiB"]
+    command += ["-v", "--port", "0", "--ctx", "1024", "--budget", f"{budget >> 20}MiB"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     lines = iter(process.stderr.readline, "")
