@@ -110,6 +110,11 @@ class ModelsOptions:
         other = ModelOptions(None, self.named, self.hf_repo).name
         return self.models or ([] if other is None else [other])
 
+    def paths(self, plan_options: PlanOptions | None = None) -> list[Path]:
+        """The files or folders; see `model_path`."""
+        named = [ModelOptions(one) for one in self.names] or [EMBEDDED]
+        return [one.path(plan_options) for one in named]
+
 
 SEVERAL = ModelsOptions()
 EMBEDDED = ModelOptions()

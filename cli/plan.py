@@ -38,8 +38,7 @@ def plan(
     from edgespec.setup.planning import make_run_plan
     from edgespec.setup.prompt_size import most_prompt_tokens
 
-    named: list[str | None] = [*models.names] or [None]
-    spec, *others = [read_model(options.model_path(one, plan_options)) for one in named]
+    spec, *others = map(read_model, models.paths(plan_options))
     request = plan_options.request(
         prompt_tokens=most_prompt_tokens(spec, [read_text(file) or ""]),
         max_tokens=max_tokens,

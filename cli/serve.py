@@ -173,7 +173,7 @@ def serve(
             pool, shared = make_pool(choice, request, plan_options, defaults, any_model)
             server = opened.enter_context(Server.of_pool(pool, shared, **access))
         else:
-            spec = read_model(options.model_path(next(iter(models.names), None), plan_options))
+            spec = read_model(models.paths(plan_options)[0])
             plan, engine = load_engine(spec, request, cancel_on_interrupt(), quiet=False)
             opened.enter_context(engine)
             access |= {"names": alias or [spec.path.stem], "defaults": defaults(spec), "plan": plan}
