@@ -25,7 +25,10 @@ _GROUPS = {
         *("model", "named", "hf_repo", "prompt", "asked", "file", "system", "raw", "load"),
         *("max_tokens", "stop", "no_shift", "prompts", "per_task", "connect"),
     ),
-    "Server": ("host", "port", "api_key", "api_key_file", "cors", "allowed_host", "alias"),
+    "Server": (
+        *("host", "port", "api_key", "api_key_file", "cors", "allowed_host", "alias", "folder"),
+        *("any_here", "keep_alive", "pin"),
+    ),
     "Sampling": (
         *("seed", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma"),
         *("xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "mirostat"),

@@ -36,7 +36,8 @@ def list_(
     """List the models on this machine, with what they would take and how fast they would be.
 
     Looks into the caches of the Hugging Face hub, llama.cpp, Ollama and LM Studio, and into the
-    folders that EDGESPEC_MODELS names. Speeds are of files that were measured here.
+    folders that EDGESPEC_MODELS names. Speeds are of files that were measured here. Which of them
+    fit at once: edgespec plan A B C
     """
     from edgespec.cli.models_list import list_models
 

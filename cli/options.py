@@ -61,33 +61,26 @@ def users_of(text: str) -> int | None:
     return int(text)
 
 
+_Named = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", help="The model, instead of the argument.", autocompletion=_names_here
+    ),
+]
+_HubRepo = Annotated[
+    str | None,
+    typer.Option("--hf-repo", "-hf", help="A model of the Hugging Face hub: OWNER/REPO[:QUANT]."),
+]
+_WHICH = "GGUF file, ONNX folder, hf:OWNER/REPO[:QUANT], ollama:NAME[:TAG]. Default: embedded."
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """Which model a command is about, for every command that takes one."""
 
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="GGUF file, ONNX folder, hf:OWNER/REPO[:QUANT], ollama:NAME[:TAG]. "
-            "Default: embedded.",
-            autocompletion=_names_here,
-        ),
-    ] = None
-    named: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            help="The model, instead of the argument.",
-            autocompletion=_names_here,
-        ),
-    ] = None
-    hf_repo: Annotated[
-        str | None,
-        typer.Option(
-            "--hf-repo", "-hf", help="A model of the Hugging Face hub: OWNER/REPO[:QUANT]."
-        ),
-    ] = None
+    model: Annotated[str | None, typer.Argument(help=_WHICH, autocompletion=_names_here)] = None
+    named: _Named = None
+    hf_repo: _HubRepo = None
 
     @property
     def name(self) -> str | None:
@@ -101,6 +94,29 @@ class ModelOptions:
         return model_path(self.name, plan_options)
 
 
+@dataclass(frozen=True)
+class ModelsOptions:
+    """The same, for commands that take several."""
+
+    models: Annotated[list[str] | None, typer.Argument(help=_WHICH, autocompletion=_names_here)] = (
+        None
+    )
+    named: _Named = None
+    hf_repo: _HubRepo = None
+
+    @property
+    def names(self) -> list[str]:
+        """What was named; nothing is the embedded model."""
+        other = ModelOptions(None, self.named, self.hf_repo).name
+        return self.models or ([] if other is None else [other])
+
+    def paths(self, plan_options: PlanOptions | None = None) -> list[Path]:
+        """The files or folders; see `model_path`."""
+        named = [ModelOptions(one) for one in self.names] or [EMBEDDED]
+        return [one.path(plan_options) for one in named]
+
+
+SEVERAL = ModelsOptions()
 EMBEDDED = ModelOptions()
 
 
