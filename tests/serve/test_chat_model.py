@@ -198,7 +198,8 @@ def test_memory_goes_back_when_a_model_leaves(
             gc.collect()
             if turn >= 3:
                 held.append(private_bytes())
-    assert max(held) <= 1.02 * held[0], [n >> 10 for n in held]
+    # What other threads of this process hold for a moment only adds: the least of each counts.
+    assert min(held[-4:]) <= 1.02 * min(held[:4]), [n >> 10 for n in held]
 
 
 @pytest.mark.slow
