@@ -192,7 +192,9 @@ class LlamaSequence:
 
     def memory_bytes(self) -> dict[str, int]:
         """What llama.cpp says it allocated, by component; logits as far as they were needed."""
-        return {**self._context.buffer_bytes, "logits": self._context.logits.nbytes}
+        vision = self._context.vision
+        of_images = {} if vision is None else vision.memory_bytes()
+        return {**self._context.buffer_bytes, "logits": self._context.logits.nbytes, **of_images}
 
     def close(self) -> None:
         """Nothing: the backend, which is the first sequence, frees the cache of all."""

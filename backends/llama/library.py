@@ -22,6 +22,7 @@ from edgespec.memory.device import host, llama_binary
 
 _INFO, _WARN, _ERROR, _CONTINUATION = 2, 3, 4, 5  # values of ggml_log_level
 _BUFFER_LINE = re.compile(r"(\S+) +(model|KV|RS|compute) buffer size = +([\d.]+) MiB")
+_WARMUP_LINE = re.compile(r"warmup with image size = (\d+) x")
 REPACKED = ("CPU_REPACK", "CPU_EDGESPEC")  # buffer types of weights that kernels read
 # Linux's names of what llama.cpp's kernels may be built with on x86-64.
 _FLAGS = {
@@ -44,6 +45,7 @@ class LibraryLog(threading.local):
         self._line = ""
         self._problems: deque[str] = deque(maxlen=8)
         self._buffers: list[tuple[str, str, int]] = []  # device, component, bytes
+        self.warmup_side = 0  # pixels of the image that a projector's buffers were made for
 
     listener: ClassVar[Callable[[str], None] | None] = None  # is told every line, of any thread
 
@@ -64,11 +66,14 @@ class LibraryLog(threading.local):
             device, kind, mebibytes = match.groups()
             size_bytes = round(float(mebibytes) * 2**20)
             self._buffers.append((device, _COMPONENT.get(kind, kind), size_bytes))
+        elif match := _WARMUP_LINE.search(line):
+            self.warmup_side = int(match[1])
 
     def clear(self) -> None:
         """Forget everything; called before a model or a context is made."""
         self._problems.clear()
         self._buffers.clear()
+        self.warmup_side = 0
 
     def problem(self) -> str:
         """The last error or warning lines in one sentence, or ``""``."""

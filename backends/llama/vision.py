@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from edgespec.backends.base import ImageRun
 from edgespec.backends.llama.library import LOG, interrupts_kept, library
 from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
+from edgespec.memory.bytes.projector import KEPT_BYTES, keep_compute_bytes
 from edgespec.models.gguf.access import read_part
 from edgespec.models.gguf.reader import Gguf
 from edgespec.models.images import Image
 from edgespec.models.projector import read_projector
 
-KEPT_BYTES = 64 << 20  # of embeddings, so that an image that comes again is not computed again
 _MOST_SOUND = 256  # images that are known to decode
 _INT32 = 1 << 31
 _FLOATS = {"F32": "<f4", "F16": "<f2"}
@@ -61,10 +61,11 @@ class Vision:
         self._kept: OrderedDict[tuple[str, int], NDArray[np.float32]] = OrderedDict()
         self._lock = threading.Lock()
         self._context: Any = None
-        self._row_end = _row_end(read_projector(path))
+        projector = read_projector(path)
+        self._row_end = _row_end(projector.file)
         params = self._lib.mtmd_context_params_default()
         params.use_gpu, params.n_threads = on_gpu, threads
-        params.print_timings = params.warmup = False
+        params.print_timings = False
         if max_tokens is not None:
             params.image_max_tokens = max_tokens
         LOG.clear()
@@ -77,6 +78,9 @@ class Vision:
                 f"llama.cpp cannot use {path.name} with this model: {said}",
                 hint="--mmproj names the projector (mmproj) of the same model",
             )
+        self._bytes = projector.weight_bytes, sum(LOG.buffer_bytes().values())
+        if patches := LOG.warmup_side // projector.patch_size:
+            keep_compute_bytes(projector, self._bytes[1], patches**2, on_gpu=on_gpu)
         self.uses_sections = bool(self._lib.mtmd_decode_use_mrope(self._context))
         self.is_causal = not self._lib.mtmd_decode_use_non_causal(self._context, None)
         self.width = int(library().llama_model_n_embd_inp(model))
@@ -139,6 +143,12 @@ class Vision:
         elif broken.any():
             raise BackendError("llama.cpp computes embeddings of an image that are no numbers")
         return found
+
+    def memory_bytes(self) -> dict[str, int]:
+        """What libmtmd says it allocated, and the embeddings that are kept."""
+        weights, compute = self._bytes
+        kept = sum(one.nbytes for one in self._kept.values())
+        return {"projector": weights, "projector_compute": compute, "images": kept}
 
     def close(self) -> None:
         """Free the projector; safe to call twice."""

@@ -26,7 +26,14 @@ from edgespec.decode.options import GenerationOptions
 from edgespec.decode.session_file import read_session, write_session
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
 from edgespec.models.chat import Message, plain_message
-from edgespec.models.images import images_of, of_base64, read_image, shown_in, with_parts
+from edgespec.models.images import (
+    images_of,
+    of_base64,
+    parts_of,
+    read_image,
+    shown_in,
+    with_parts,
+)
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.params import SamplingParams
 
@@ -101,10 +108,15 @@ class Session:
         return len(self._known.ids)
 
     def undo(self) -> str:
-        """Take the last user message and its answer back; returns the message.
+        """Take the last user message and its answer back; returns the message's text.
 
         Raises UnsupportedError when there is none.
         """
+        cut = parts_of(self._take_back(), self._images.values())
+        return "".join(part for part in cut if isinstance(part, str))
+
+    def _take_back(self) -> str:
+        """The same, with marks of images in the text."""
         places = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
         if not places:
             raise UnsupportedError("there is nothing to take back", hint="say something first")
@@ -166,7 +178,7 @@ class Session:
         """
         messages, hidden = list(self._messages), self._hidden
         try:
-            last = self.undo()
+            last = self._take_back()
             turn = self.stream(last if content is None else content, **changes)
             turn.replaced = len(messages) - len(self._messages)
         finally:
