@@ -40,6 +40,8 @@ _GROUPS = {
     "Memory and device": (
         *("budget", "prefer", "ctx", "kv_type", "cache_type_k", "cache_type_v", "gpu_layers"),
         *(
+            "mmproj",
+            "image_max_tokens",
             "cpu_moe",
             "n_cpu_moe",
             "override_tensor",

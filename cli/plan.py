@@ -43,6 +43,7 @@ def plan(
         prompt_tokens=most_prompt_tokens(spec, [read_text(file) or ""]),
         max_tokens=max_tokens,
         is_plain_greedy=True,
+        sees=True,
     )
     request = dataclasses.replace(request, users=options.users_of(users))
     if others:

@@ -26,6 +26,7 @@ _LOGGER = logging.getLogger("edgespec.llama")
 _INFO, _WARN, _ERROR, _CONTINUATION = 2, 3, 4, 5  # values of ggml_log_level
 _BUFFER_LINE = re.compile(r"(\S+) +(model|KV|RS|compute) buffer size = +([\d.]+) MiB")
 _CACHE_LINE = re.compile(r": size = +([\d.]+) MiB")  # of keys and values, or of states
+_WARMUP_LINE = re.compile(r"warmup with image size = (\d+) x")
 REPACKED = ("CPU_REPACK", "CPU_EDGESPEC")  # buffer types of weights that kernels read
 # Linux's names of what llama.cpp's kernels may be built with on x86-64.
 _FLAGS = {
@@ -50,6 +51,7 @@ class LibraryLog(threading.local):
         self._problems: deque[str] = deque(maxlen=8)
         self._buffers: list[tuple[str, str, int]] = []  # device, component, bytes
         self.cache_mebibytes: list[float] = []  # of each cache, since `clear`
+        self.warmup_side = 0  # pixels of the image that a projector's buffers were made for
 
     def write(self, level: int, text: bytes | None) -> None:
         """Take one piece of log output; pieces of a line arrive one by one."""
@@ -70,12 +72,15 @@ class LibraryLog(threading.local):
             self._buffers.append((device, _COMPONENT.get(kind, kind), size_bytes))
         elif match := _CACHE_LINE.search(line):
             self.cache_mebibytes.append(float(match[1]))
+        elif match := _WARMUP_LINE.search(line):
+            self.warmup_side = int(match[1])
 
     def clear(self) -> None:
         """Forget everything; called before a model or a context is made."""
         self._problems.clear()
         self._buffers.clear()
         self.cache_mebibytes.clear()
+        self.warmup_side = 0
 
     def problem(self) -> str:
         """The last error or warning lines in one sentence, or ``""``."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from edgespec.annotations import check_types
 from edgespec.backends.base import AnswerFormat
 from edgespec.errors import UnsupportedError
+from edgespec.models.images import Image, ImageSource, read_image
 from edgespec.sampling.params import SamplingParams, ThoughtLimit
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         thought: ThoughtLimit | None
         prediction: str
         begun: Sequence[int]
+        images: Sequence[ImageSource]
         cancel: threading.Event | None
 
 
@@ -66,6 +68,8 @@ class GenerationOptions:
         begun: tokens that the answer begins with, whatever the model would write: they count, and
             have logprobs, so that a text can be scored. Not beside a form of the answer.
         prediction: what the answer probably is, such as a file with few changes: it is drafted.
+        images: files, bytes or `Image`s that the prompt shows. They come before a prompt that is a
+            text; messages have them as parts, and need not name them here.
         cancel: set it from another thread to stop after the current step.
     """
 
@@ -86,12 +90,14 @@ class GenerationOptions:
     thought: ThoughtLimit | None = None
     prediction: str = ""
     begun: Sequence[int] = ()
+    images: Sequence[ImageSource] = ()
     cancel: threading.Event | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         check_types(self)
+        object.__setattr__(self, "images", tuple(map(read_image, self.images)))
         if self.max_tokens < 1:
             raise UnsupportedError(f"max_tokens must be at least 1, not {self.max_tokens}")
         if self.logprobs is not None and self.logprobs < 0:
@@ -110,6 +116,11 @@ class GenerationOptions:
             if text is not None:
                 return AnswerFormat(kind, text, self.think_tags, self.free_after)
         return None
+
+    @property
+    def shown(self) -> tuple[Image, ...]:
+        """The images, read."""
+        return tuple(map(read_image, self.images))
 
     @classmethod
     def of(

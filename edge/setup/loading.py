@@ -274,6 +274,8 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         unified=not plan.exact,
         devices=devices_of(plan.shares),
         overrides=plan.overrides,
+        projector="" if plan.projector is None else str(plan.projector),
+        image_tokens=plan.image_tokens,
     )
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
     make: Callable[..., Backend] = LlamaBackend

@@ -171,6 +171,8 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
         overrides=layout.overrides,
         snapshots=snapshots_of(layout.spec, draft_max),
         switch_snapshots=snapshots_of(layout.switch_spec, draft_max),
+        projector=layout.projector.path if layout.projector else None,
+        image_tokens=layout.image_tokens,
     )
 
 
