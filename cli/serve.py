@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli import answer_options, options
+from edgespec.cli.embed import PoolingOption, embedding_server
 from edgespec.cli.render import note
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.errors import UnsupportedError
@@ -19,6 +21,7 @@ from edgespec.errors import UnsupportedError
 if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
     from edgespec.sampling.params import SamplingParams
+    from edgespec.serve.server import Server
 
 _KEY_VARIABLE = "EDGESPEC_API_KEY"
 _END_S = 5  # that the model has to be freed, and the process to end
@@ -88,6 +91,7 @@ def serve(
             help="Most tokens of a thought, before the answer begins. Default: no limit.",
         ),
     ] = None,
+    pooling: PoolingOption = None,
     users: options.UsersOption = "auto",
     latency: Annotated[
         float,
@@ -108,10 +112,11 @@ def serve(
     from edgespec.serve.packages import require_packages
 
     require_packages()
+    from edgespec.memory.plan.embedding import embeds
     from edgespec.models.onnx.folder import read_model
     from edgespec.serve.access import check_exposure, checked_keys, checked_origins
     from edgespec.serve.defaults import Defaults
-    from edgespec.serve.server import Server, address_of, bind
+    from edgespec.serve.server import Server, bind
 
     given = [*_given_keys(context, api_key), *_keys_of(api_key_file)]
     keys = checked_keys(given) if given else ()
@@ -127,6 +132,13 @@ def serve(
     )
     with bind(host, port, keys) as listener:  # before loading: a port in use is told at once
         threading.Thread(target=_import_server, daemon=True).start()
+        if pooling is not None or embeds(spec):
+            letting_in = {"keys": keys or None, "origins": origins, "hosts": allowed_host or ()}
+            with embedding_server(
+                spec, request, pooling, alias or [spec.path.stem], any_model, letting_in
+            ) as embedding:
+                _run(embedding, listener, each_request=plan_options.verbose)
+            return
         plan, engine = load_engine(
             spec,
             replace(request, interface_bytes=_INTERFACE_BYTES),
@@ -147,13 +159,19 @@ def serve(
                 file_name=spec.path.name,
             ) as server,
         ):
-            gc.freeze()  # what is there stays: to look it through for garbage takes several steps
-            note(f"listening on {address_of(listener)}; Ctrl-C stops")
-            _log_to_stderr(each_request=plan_options.verbose)
-            server.run(listener)
-            from edgespec.serve.running import end_within
+            _run(server, listener, each_request=plan_options.verbose)
 
-            end_within(_END_S)  # a thread that reads a request may never end
+
+def _run(server: Server, listener: socket.socket, *, each_request: bool) -> None:
+    """Answer until it is stopped."""
+    from edgespec.serve.running import end_within
+    from edgespec.serve.server import address_of
+
+    gc.freeze()  # what is there stays: to look it through for garbage takes several steps
+    note(f"listening on {address_of(listener)}; Ctrl-C stops")
+    _log_to_stderr(each_request=each_request)
+    server.run(listener)
+    end_within(_END_S)  # a thread that reads a request may never end
     note("stopped")
 
 

@@ -120,11 +120,12 @@ FORBIDDEN = set(
     alias allowed-host any-model api-key api-key-file backend check color connect cors cpu-moe
     csv data device draft-model drafter exact file from grammar grammar-file hf-repo host
     html imatrix json json-schema json-schema-file kernels kind kv load memory model no-shift output
-    override-tensor pairs port prompt prompts quick raw regex remember skip switch system tensor
-    types verbose work workers
+    override-tensor pairs pooling port prompt prompts quick raw regex remember skip switch system
+    tensor truncate types verbose work workers
     """.split()
 )
 ALLOWED = {
+    "dimensions",
     *("bits", "budget", "cache-type-k", "cache-type-v", "ctx", "draft-max", "dry-allowed-length"),
     *("dry-base", "dry-multiplier", "dry-penalty-last-n", "dry-sequence-breaker", "dynatemp-exp"),
     *("dynatemp-range", "exit-layer", "frequency-penalty", "gpu-layers", "head-size", "kv-type"),
