@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from edgespec.memory.plan.options import LoadKeywords
 
 Text: TypeAlias = str | Sequence[int]
+_REST_S = 0.5  # without a text, after which the threads of steps end: to start them takes time, too
 _TOKENIZED = 64  # texts whose ids are handed on at once: the first ones are computed meanwhile
 
 
@@ -300,9 +301,9 @@ class Embedder:
     def _next(self) -> list[tuple[_Job, int]]:
         """Texts of the next step, by job and place: those of all callers in turns."""
         with self._change:
-            if not self._jobs and not self._is_closed:
+            if not self._change.wait_for(lambda: self._jobs or self._is_closed, _REST_S):
                 self._context.rest()
-            self._change.wait_for(lambda: self._jobs or self._is_closed)
+                self._change.wait_for(lambda: self._jobs or self._is_closed)
             if self._is_closed:
                 return []
             batch: list[tuple[_Job, int]] = []
