@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import socket
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli import answer_options, options
+from edgespec.cli.embed import PoolingOption, embedding_server
 from edgespec.cli.render import note
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.errors import UnsupportedError
@@ -22,6 +24,7 @@ from edgespec.log import PROMPTS
 if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
     from edgespec.sampling.params import SamplingParams
+    from edgespec.serve.server import Server
 
 _KEY_VARIABLE = "EDGESPEC_API_KEY"
 _END_S = 5  # that the model has to be freed, and the process to end
@@ -118,6 +121,7 @@ def serve(
         bool,
         typer.Option("--log-prompts", help="Log prompts and answers, too (-v or --log-file)."),
     ] = False,
+    pooling: PoolingOption = None,
     users: options.UsersOption = "auto",
     latency: Annotated[
         float,
@@ -140,10 +144,11 @@ def serve(
 
     require_packages()
     from edgespec.cli.serve_pool import PoolChoice, make_pool
+    from edgespec.memory.plan.embedding import embeds
     from edgespec.models.onnx.folder import read_model
     from edgespec.serve.access import check_exposure, checked_keys, checked_origins
     from edgespec.serve.defaults import Defaults
-    from edgespec.serve.server import Server, address_of, bind
+    from edgespec.serve.server import Server, bind
 
     if log_prompts:
         PROMPTS.setLevel(logging.INFO)
@@ -170,21 +175,33 @@ def serve(
             models.names, folder, any_here, keep_alive or (), pin or (), alias or ()
         )
         if choice.is_pool:
+            if pooling is not None:
+                raise typer.BadParameter("--pooling serves one model")
             pool, shared = make_pool(choice, request, plan_options, defaults, any_model)
-            server = opened.enter_context(Server.of_pool(pool, shared, **access))
-        else:
-            spec = read_model(models.paths(plan_options)[0])
-            plan, engine = load_engine(spec, request, cancel_on_interrupt(), quiet=False)
-            opened.enter_context(engine)
-            access |= {"names": alias or [spec.path.stem], "defaults": defaults(spec), "plan": plan}
-            access |= {"any_model": any_model, "file_name": spec.path.name}
-            server = opened.enter_context(Server(engine, **access))
-        gc.freeze()  # what is there stays: to look it through for garbage takes several steps
-        note(f"listening on {address_of(listener)}; Ctrl-C stops")
-        server.run(listener)
-        from edgespec.serve.running import end_within
+            _run(opened.enter_context(Server.of_pool(pool, shared, **access)), listener)
+            return
+        spec = read_model(models.paths(plan_options)[0])
+        if pooling is not None or embeds(spec):
+            names = alias or [spec.path.stem]
+            made = embedding_server(spec, request, pooling, names, any_model, access)
+            _run(opened.enter_context(made), listener)
+            return
+        plan, engine = load_engine(spec, request, cancel_on_interrupt(), quiet=False)
+        opened.enter_context(engine)
+        access |= {"names": alias or [spec.path.stem], "defaults": defaults(spec), "plan": plan}
+        access |= {"any_model": any_model, "file_name": spec.path.name}
+        _run(opened.enter_context(Server(engine, **access)), listener)
 
-        end_within(_END_S)  # a thread that reads a request may never end
+
+def _run(server: Server, listener: socket.socket) -> None:
+    """Answer until it is stopped."""
+    from edgespec.serve.running import end_within
+    from edgespec.serve.server import address_of
+
+    gc.freeze()  # what is there stays: to look it through for garbage takes several steps
+    note(f"listening on {address_of(listener)}; Ctrl-C stops")
+    server.run(listener)
+    end_within(_END_S)  # a thread that reads a request may never end
     note("stopped")
 
 

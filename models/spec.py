@@ -19,6 +19,7 @@ from edgespec.errors import ModelFileError
 from edgespec.models.gguf.reader import Gguf, GgufSpan, GgufTensor, GgufValue
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.layers import SNAPSHOTS, Keys, Layers
+from edgespec.models.pooling import Pooling, pooling_of
 
 _K = TypeVar("_K", bound=Hashable)
 
@@ -139,6 +140,8 @@ class ModelSpec:
 
     # for conversations with tools, where it is not `chat_template`
     tool_template: str | None = None
+    # how texts become vectors
+    pooling: Pooling = field(default_factory=Pooling)
     # of the model's files: GGUF_FORMAT, or ONNX_FORMAT for a folder, whose tensors are not listed
     format: str = GGUF_FORMAT
     # of a head in a file of its own, which is no model
@@ -238,6 +241,7 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         sampling=_sampling(first.metadata),
         **_tokenizer(first, vocab_size),
         reads=_reads(keys, tensors),
+        pooling=pooling_of(first, is_encoder=keys.arch in _EMBEDDING_ONLY),
         tensors={tensor.name: tensor for tensor in tensors},
         settings=first.settings,
     )
@@ -359,9 +363,13 @@ def _layer_bytes(tensors: list[GgufTensor], num_layers: int) -> tuple[int, ...]:
 
 
 def _is_tied(keys: Keys, tensors: list[GgufTensor]) -> bool:
-    """A head in a file of its own may have neither table and take both from its model."""
+    """A head in a file of its own may have neither table and take both from its model.
+
+    An encoder makes no logits.
+    """
     names = {tensor.name for tensor in tensors}
-    has_none = keys.arch == EAGLE or (keys.arch == DFLASH and "token_embd.weight" not in names)
+    has_none = keys.arch in {*_EMBEDDING_ONLY, EAGLE}
+    has_none |= keys.arch == DFLASH and "token_embd.weight" not in names
     return not has_none and "output.weight" not in names
 
 

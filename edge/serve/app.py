@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import anyio
 from starlette.applications import Starlette
@@ -70,19 +70,34 @@ _ANTHROPIC = "/v1/messages"  # below it errors have that interface's form
 
 def make_app(pool: Pool, shared: Shared, access: Access | None = None) -> ASGIApp:
     """The application of some models, which it closes when it is shut down."""
+    found = Routes(pool, shared).all()
+    return application(found, pool.close, access or Access(), shared.totals.add_status)
+
+
+Found: TypeAlias = "list[tuple[str, str, Handler]]"  # path, method, and what answers
+
+
+def application(
+    found: Found, close: Callable[[], None], access: Access, count: Callable[[int], None]
+) -> ASGIApp:
+    """An application of these routes, each also without /v1; it calls `close` at its end."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            await anyio.to_thread.run_sync(pool.close)
+            await anyio.to_thread.run_sync(close)
 
-    routes = Routes(pool, shared)
-    app = Starlette(routes=routes.all(), lifespan=lifespan)
+    routes = [
+        Route(one, _answered(handler, path), methods=[method])
+        for path, method, handler in found
+        for one in _places(path)
+    ]
+    app = Starlette(routes=routes, lifespan=lifespan)
     app.add_exception_handler(HTTPException, _unknown)
     app.add_exception_handler(Exception, _failed)
-    return Guard(app, access or Access(), shared.totals.add_status)
+    return Guard(app, access, count)
 
 
 class Routes:
@@ -91,9 +106,9 @@ class Routes:
     def __init__(self, pool: Pool, shared: Shared) -> None:
         self._pool, self._shared = pool, shared
 
-    def all(self) -> list[Route]:
+    def all(self) -> Found:
         """The routes of the application."""
-        found: list[tuple[str, str, Handler]] = [
+        found: Found = [
             ("/health", "GET", self._health),
             ("/v1/models", "GET", self._models),
             ("/v1/models/load", "POST", self._load_model),
@@ -101,17 +116,14 @@ class Routes:
             ("/v1/models/{name:path}", "GET", self._model),
             ("/", "GET", self._page),
             ("/v1/embeddings", "POST", self._no_embeddings),
+            ("/v1/rerank", "POST", self._no_embeddings),
             ("/v1/responses/{name}", "GET", self._kept_response),
             ("/v1/responses/{name}", "DELETE", self._forget_response),
         ]
         found += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
         found += [(path, "POST", self._asked(answer)) for path, answer in _ANSWERING.items()]
         found += [(path, "POST", self._generating(path, how)) for path, how in _GENERATING.items()]
-        return [
-            Route(one, _answered(handler, path), methods=[method])
-            for path, method, handler in found
-            for one in _places(path)
-        ]
+        return found
 
     async def _health(self, _request: Request) -> Response:
         self._pool.check()
@@ -122,8 +134,8 @@ class Routes:
 
     async def _no_embeddings(self, _request: Request) -> Response:
         raise Refusal(
-            "this model writes text and makes no embeddings: serve one that was made for them with "
-            "another program, such as llama-server --embeddings, and ask that",
+            "this model writes text and makes no embeddings: serve one that was made for them, and "
+            "ask that; --pooling last serves this one for embeddings alone",
             status=404,
             code="unsupported_endpoint",
         )
@@ -249,15 +261,26 @@ def _places(path: str) -> set[str]:
     return {path} if path == "/" else {short, f"/v1{short}"}
 
 
-async def reader_of(request: Request, pool: Pool) -> Callable[[], Any]:
+class Answers(Protocol):
+    """What answers requests: it has limits, and raises Refusal where it can answer none."""
+
+    @property
+    def limits(self) -> Limits:
+        """What requests are held against."""
+
+    def check(self) -> None:
+        """Raise Refusal where no request can be answered."""
+
+
+async def reader_of(request: Request, service: Answers) -> Callable[[], Any]:
     """Receive the body of a request; what is returned makes a document of it, in any thread.
 
     Raises Refusal where nothing can be answered, and as `read_body`.
     """
-    pool.check()
-    body = await read_body(request, pool.limits)
+    service.check()
+    body = await read_body(request, service.limits)
     encoding = request.headers.get("content-encoding", "")
-    return lambda: read_json(body, pool.limits, encoding)
+    return lambda: read_json(body, service.limits, encoding)
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:

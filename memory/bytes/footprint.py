@@ -192,9 +192,9 @@ def footprint(
 def loading_bytes(spec: ModelSpec, shape: RunShape, here: Bytes) -> int:
     """Most bytes of weights while they are read: a tensor lies beside its packed copy.
 
-    The header is there as well until then. llama.cpp reads all of them into one buffer, which stays as large as the largest of them
-    (`llama.cpp: src/llama-model-loader.cpp`, `load_all_data`). A tied table that is not packed is
-    read to where it stays.
+    The header is there as well until then. llama.cpp reads all tensors into one buffer, which
+    stays as large as the largest of them (`llama.cpp: src/llama-model-loader.cpp`,
+    `load_all_data`). A tied table that is not packed is read to where it stays.
     """
     if shape.mapped or not here.packed:
         return 0
