@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ContextFullError, UnsupportedError
-from edgespec.serve.access import Access, checked_keys, checked_origins
+from edgespec.serve.access import Access
 from edgespec.serve.asked import Setup, take_model
 from edgespec.serve.defaults import Defaults
 from edgespec.serve.fields import Fields, shown
@@ -17,6 +17,7 @@ from edgespec.serve.limits import Limits
 from edgespec.serve.packages import require_packages
 from edgespec.serve.refusal import Refusal
 from edgespec.serve.server import Server
+from edgespec.serve.service import Shared
 from edgespec.serve.totals import Totals
 from edgespec.setup.embedding import Embedder, Text
 
@@ -198,14 +199,14 @@ class EmbeddingServer(Server):
         hosts: Sequence[str] = (),
     ) -> None:
         require_packages()
-        self._keys = checked_keys(keys)
-        self._origins, self._hosts = checked_origins(origins), tuple(hosts)
-        self.service: Any = service
+        self._let_in(keys, origins, hosts)
+        self._service, self.pool = service, service  # type: ignore[assignment]  # it is closed alike
+        self._shared = Shared(service.limits)
         self._running = self._thread = None
 
     def _app(self, hosts: Sequence[str], *, takes_any: bool) -> ASGIApp:
         known = None if takes_any or "*" in hosts else hosts
-        return make_embedding_app(self.service, Access(self._keys, self._origins, known))
+        return make_embedding_app(self._service, Access(self._keys, self._origins, known))
 
 
 def make_embedding_app(service: EmbeddingService, access: Access) -> ASGIApp:

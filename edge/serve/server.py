@@ -156,7 +156,7 @@ class Server:
             self._running.run([listener])
         finally:
             self.pool.close()
-        self._shared.close()
+            self._shared.close()
             self._running.has_ended()
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
@@ -181,6 +181,7 @@ class Server:
         if self._thread is not None:
             self._thread.join()
         self.pool.close()
+        self._shared.close()
 
     def __enter__(self) -> Server:
         return self
