@@ -270,7 +270,7 @@ def _ask_otherwise(server_class: Any) -> None:
     def make_request(
         server: Any, method: str, path: str, data: Any = None, *more: Any, **named: Any
     ) -> Any:
-        if getattr(server, "thinks", None) is False:
+        if data is not None and getattr(server, "thinks", None) is False:
             data = {**data, "chat_template_kwargs": {"enable_thinking": False}}
         answer = ask(server, method, path, data, *more, **named)
         if server.debug == "template" and path == "/chat/completions":
