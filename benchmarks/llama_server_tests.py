@@ -265,6 +265,8 @@ def _install() -> None:
 
 def _ask_otherwise(server_class: Any) -> None:
     """What `_ADAPTED` leaves to requests: thinking, what a template makes, null for no text."""
+    from requests.structures import CaseInsensitiveDict
+
     ask, stream = server_class.make_request, server_class.make_stream_request
 
     def make_request(
@@ -273,6 +275,7 @@ def _ask_otherwise(server_class: Any) -> None:
         if data is not None and getattr(server, "thinks", None) is False:
             data = {**data, "chat_template_kwargs": {"enable_thinking": False}}
         answer = ask(server, method, path, data, *more, **named)
+        answer.headers = CaseInsensitiveDict(answer.headers)  # as HTTP has them
         if server.debug == "template" and path == "/chat/completions":
             answer.body["__verbose"] = ask(server, method, "/apply-template", data).body
         return answer
