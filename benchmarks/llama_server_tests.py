@@ -265,14 +265,17 @@ def _install() -> None:
 
 def _ask_otherwise(server_class: Any) -> None:
     """What `_ADAPTED` leaves to requests: thinking, what a template makes, null for no text."""
+    from requests.structures import CaseInsensitiveDict
+
     ask, stream = server_class.make_request, server_class.make_stream_request
 
     def make_request(
         server: Any, method: str, path: str, data: Any = None, *more: Any, **named: Any
     ) -> Any:
-        if getattr(server, "thinks", None) is False:
+        if data is not None and getattr(server, "thinks", None) is False:
             data = {**data, "chat_template_kwargs": {"enable_thinking": False}}
         answer = ask(server, method, path, data, *more, **named)
+        answer.headers = CaseInsensitiveDict(answer.headers)  # as HTTP has them
         if server.debug == "template" and path == "/chat/completions":
             answer.body["__verbose"] = ask(server, method, "/apply-template", data).body
         return answer
