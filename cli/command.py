@@ -22,7 +22,7 @@ from edgespec.paths import text_of
 _ARGUMENTS, _OTHERS, _LOG = "Arguments", "Options", "Log"
 _GROUPS = {
     "Model and prompt": (
-        *("model", "named", "hf_repo", "prompt", "asked", "file", "system", "raw", "load"),
+        *("model", "named", "hf_repo", "prompt", "asked", "file", "image", "system", "raw", "load"),
         *("max_tokens", "stop", "no_shift", "prompts", "per_task", "connect"),
     ),
     "Server": (
@@ -38,7 +38,17 @@ _GROUPS = {
     ),
     "Form of the answer": ("grammar", "grammar_file", "json_schema", "json_schema_file", "regex"),
     "Memory and device": (
-        *("budget", "prefer", "ctx", "kv_type", "cache_type_k", "cache_type_v", "gpu_layers"),
+        *(
+            "budget",
+            "prefer",
+            "mmproj",
+            "image_max_tokens",
+            "ctx",
+            "kv_type",
+            "cache_type_k",
+            "cache_type_v",
+            "gpu_layers",
+        ),
         *(
             "mmproj",
             "image_max_tokens",
