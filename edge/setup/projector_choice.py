@@ -19,23 +19,23 @@ def with_projector(spec: ModelSpec, request: Request) -> tuple[Request, bool]:
     """
     if str(request.mmproj) == "none":
         return replace(request, mmproj=None), False
-    obstacle, is_found = _obstacle(spec, request), request.mmproj is None
+    reason, is_found = _unsupported_reason(spec, request), request.mmproj is None
     path = projector_beside(spec.path) if request.mmproj is None else Path(request.mmproj)
     if path is None and request.images:
         raise UnsupportedError(
             f"there is no projector beside {spec.path.name}, and the prompt has an image",
             hint="--mmproj FILE names the mmproj file of a model that sees",
         )
-    if obstacle and (request.images or not is_found):
-        raise UnsupportedError(f"images are not possible: {obstacle}")
-    if path is None or obstacle:
+    if reason and (request.images or not is_found):
+        raise UnsupportedError(f"images are not possible: {reason}")
+    if path is None or reason:
         return replace(request, mmproj=None), False
     cells = request.images * read_projector(path).cells(request.image_max_tokens)
     request = replace(request, mmproj=path, prompt_tokens=request.prompt_tokens + cells)
     return request, is_found and not request.images
 
 
-def _obstacle(spec: ModelSpec, request: Request) -> str:
+def _unsupported_reason(spec: ModelSpec, request: Request) -> str:
     """What keeps images away, or ""."""
     if request.backend == ONNX or spec.format == ONNX_FORMAT:
         return "ONNX Runtime has models of text alone"

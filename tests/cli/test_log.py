@@ -107,7 +107,7 @@ def test_a_format_that_is_none_is_misuse(command: Command) -> None:
     assert status == 2 and "--log-format is text or json, not yaml" in err
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     start_log(0, "/dev/full", "text")
     SERVE.info("one")
