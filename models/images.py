@@ -28,7 +28,7 @@ _MOST_SCANS = 100  # of a progressive JPEG, of which each goes through the whole
 _MARK = re.compile("\ufdd2([0-9a-f]{64})\ufdd3")  # no characters of Unicode around the hash
 _JPEG_MARKER = re.compile(b"\xff+[^\xff]")
 _BMP_HEADERS = {12: "<HH", 40: "<ii", 56: "<ii", 108: "<ii", 124: "<ii"}
-_KINDS = ("image", "image_url", "input_image")  # of a message's parts
+KINDS = ("image", "image_url", "input_image")  # of a message's parts
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _INFLATED_AT_ONCE = 1 << 20
 _FORMATS = "use PNG, JPEG, BMP or GIF"
@@ -183,7 +183,7 @@ def _check_png(data: bytes, width: int, height: int) -> None:
 
 def is_image(part: Any) -> bool:
     """Whether a part of a message's content is an image, by any interface."""
-    return isinstance(part, Mapping) and part.get("type") in _KINDS
+    return isinstance(part, Mapping) and part.get("type") in KINDS
 
 
 def image_of(part: Mapping[str, Any]) -> Image:
@@ -196,8 +196,11 @@ def image_of(part: Mapping[str, Any]) -> Image:
 
     Raises UnsupportedError.
     """
-    if "image" in part:
-        return read_image(part["image"])
+    return read_image(part["image"]) if "image" in part else sent_image(part)
+
+
+def sent_image(part: Mapping[str, Any]) -> Image:
+    """The same of a part that a stranger sent, which has its bytes: no file here is read."""
     source, url = part.get("source"), part.get("image_url")
     if isinstance(source, Mapping):
         if source.get("type") == "base64" and isinstance(source.get("data"), str):
@@ -205,9 +208,20 @@ def image_of(part: Mapping[str, Any]) -> Image:
         url = source.get("url", "")
     elif isinstance(url, Mapping):
         url = url.get("url", "")
-    if not isinstance(url, str):
+    if not isinstance(url, str) or not url:
         raise UnsupportedError("an image needs its bytes", hint="data:image/png;base64,...")
     return read_image(_of_url(url))
+
+
+def joined(parts: Iterable[str | Image]) -> str:
+    """Texts as lines, with marks of images between them, as llama.cpp's server joins them."""
+    text, follows_text = "", False
+    for part in parts:
+        if isinstance(part, Image):
+            text, follows_text = text + part.mark, False
+        else:
+            text, follows_text = f"{text}\n{part}" if follows_text and text else text + part, True
+    return text
 
 
 def with_marks(parts: Sequence[Any]) -> str | None:

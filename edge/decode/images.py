@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeGuard
 
 from edgespec.backends.base import Backend, ImageRun, SeesImages
 from edgespec.errors import UnsupportedError
 from edgespec.models.images import Image, parts_of
+
+
+def sees_images(backend: Backend) -> TypeGuard[SeesImages]:
+    """Whether a model was loaded with a projector."""
+    return isinstance(backend, SeesImages) and backend.sees_images
 
 
 class ShownImages:
@@ -19,7 +25,7 @@ class ShownImages:
         self._tokenizer = backend.tokenizer
         self._pieces: dict[Image, Sequence[Sequence[int] | ImageRun]] = {}
         for image in dict.fromkeys(images):
-            if not isinstance(backend, SeesImages) or not backend.sees_images:
+            if not sees_images(backend):
                 raise UnsupportedError(
                     "this model reads text alone, and the prompt has an image",
                     hint="--mmproj FILE names the projector of a model that sees",

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.decode.engine import Engine
+from edgespec.decode.images import sees_images
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.request import Request
 from edgespec.models.onnx.folder import read_model
+from edgespec.models.projector import projector_beside
 from edgespec.serve.kept_prefixes import KeptPrefixes
 from edgespec.serve.pool import CHAT
 from edgespec.serve.service import Service
@@ -62,8 +64,10 @@ class ChatModel:
         """What is told of it: null as long as it is not known."""
         one = self.planned
         if one is None or one.plan is None:
-            return about(None, None)
-        return about(one.plan.context_size, one.spec.vocab_size)
+            is_asked = self._request.mmproj or projector_beside(self.path)
+            return about(None, None, sees=bool(is_asked) and self._request.mmproj != "none")
+        sees = one.plan.projector is not None
+        return about(one.plan.context_size, one.spec.vocab_size, sees=sees)
 
     def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Service:
         """Raises as `load_plan`."""
@@ -84,9 +88,12 @@ class ChatModel:
         loaded.close()
 
 
-def about(context_size: int | None, vocab_size: int | None) -> dict[str, Any]:
+def about(
+    context_size: int | None, vocab_size: int | None, *, sees: bool = False
+) -> dict[str, Any]:
     """What a list of models says of one that answers chats."""
     return {
+        "modalities": {"vision": sees, "audio": False},
         "context_length": context_size,
         "max_model_len": context_size,
         "meta": {"n_ctx": context_size, "n_vocab": vocab_size},
@@ -106,7 +113,9 @@ class LoadedModel:
     @property
     def about(self) -> Mapping[str, Any]:
         """What is told of it."""
-        return about(self._service.setup.context_size, self._service.engine.vocab_size)
+        service = self._service
+        sees = sees_images(service.engine.backend)
+        return about(service.setup.context_size, service.engine.vocab_size, sees=sees)
 
     def plan(self, pinned: Sequence[Sizes]) -> None:
         """It is loaded."""
