@@ -227,10 +227,15 @@ def bmp(pixels: Any) -> bytes:
     return head + data
 
 
-def jpeg(width: int = 16, height: int = 8, *, progressive: bool = False) -> bytes:
-    """A JPEG file."""
-    made = io.BytesIO()
-    PIL.Image.fromarray(picture(5, width, height)).save(made, "JPEG", progressive=progressive)
+def jpeg(
+    width: int = 16, height: int = 8, *, progressive: bool = False, turned: bool = False
+) -> bytes:
+    """A JPEG file; `turned` ones say that they are shown a quarter turned, as of phones."""
+    made, about = io.BytesIO(), PIL.Image.Exif()
+    if turned:
+        about[0x0112] = 6
+    image = PIL.Image.fromarray(picture(5, width, height))
+    image.save(made, "JPEG", progressive=progressive, exif=about)
     return made.getvalue()
 
 
