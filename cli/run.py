@@ -102,7 +102,7 @@ def run(
     )
     request = dataclasses.replace(request, keeps_to_form=any(texts.values()))
     if check:
-        _require_comparable(request, sampling, images)
+        _require_comparable(request, sampling)
     cancel = cancel_on_interrupt()
     plan, engine = load_engine(spec, request, cancel, quiet=as_json)
     with engine:
@@ -210,12 +210,8 @@ def _images(names: Sequence[str]) -> list[Image]:
     ]
 
 
-def _require_comparable(
-    request: Request, sampling: SamplingParams, images: Sequence[Image]
-) -> None:
+def _require_comparable(request: Request, sampling: SamplingParams) -> None:
     """Raise UnsupportedError where another text than plain decoding's is no mistake."""
-    if images:
-        raise UnsupportedError("--check compares texts alone", hint="leave out --image")
     if request.draft_model is not None and not sampling.is_greedy:
         raise UnsupportedError(
             "--check compares token by token, and drafts that a model draws give the same seed "
@@ -258,10 +254,15 @@ def _check(
 
     again = dataclasses.replace(sampling, seed=seed)
     plain = engine.generate(prompt, sampling=again, speculate=False, **arguments)
-    ids = engine.encode(prompt, raw=bool(arguments["raw"]))
+    images = arguments["images"]
+    ids = engine.encode(prompt, raw=bool(arguments["raw"]), images=images)
     compared = min(len(plain.token_ids), len(result.token_ids))
     divergence: Divergence | None = find_divergence(
-        engine.backend, ids, plain.token_ids[:compared], result.token_ids[:compared]
+        engine.backend,
+        ids,
+        plain.token_ids[:compared],
+        result.token_ids[:compared],
+        engine.shown(prompt, images).places(ids),
     )
     return {
         "identical": divergence is None,

@@ -54,7 +54,7 @@ class LlamaSequence:
         self.tokenizer, self.capabilities = context.tokenizer, context.capabilities
         self._length = 0  # cells in the cache
         self._tokens: list[int] = []  # committed ids, the pending ones included
-        self._images: list[tuple[int, int, int]] = []  # first cell, cells and positions of each
+        self._images: list[Sequence[int]] = []  # first cell, cells and positions of each
         self._pending: list[int] = []  # accepted tokens that the next step feeds again
         self._tree: DraftTree | None = None  # verified and not committed yet
 
@@ -172,7 +172,13 @@ class LlamaSequence:
             raise BackendError(f"llama.cpp cannot write its cache: {LOG.problem() or 'no reason'}")
         return size_bytes
 
-    def load_cache(self, path: str, tokens: Sequence[int]) -> None:
+    @property
+    def images(self) -> Sequence[Sequence[int]]:
+        return self._images
+
+    def load_cache(
+        self, path: str, tokens: Sequence[int], images: Sequence[Sequence[int]] = ()
+    ) -> None:
         """Replace the cells by those of `save_cache`; what follows them in the file is ignored."""
         self.truncate(0)
         ids = (self._context.lib.llama_token * len(tokens))()
@@ -188,7 +194,7 @@ class LlamaSequence:
         if not read_bytes or list(ids[: count.value]) != list(tokens):
             self._empty()
             raise BackendError(f"llama.cpp cannot read its cache: {LOG.problem() or 'no reason'}")
-        self._length, self._tokens, self._images = len(tokens), list(tokens), []
+        self._length, self._tokens, self._images = len(tokens), list(tokens), list(images)
 
     def memory_bytes(self) -> dict[str, int]:
         """What llama.cpp says it allocated, by component; logits as far as they were needed."""
