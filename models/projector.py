@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from edgespec.errors import ModelFileError, UnsupportedError
 from edgespec.models.gguf.reader import Gguf, read_gguf
+from edgespec.models.hub.choice import is_model, read_name
 
 _NOT_READ = ("hunyuanvl",)  # whose positions depend on how many images come before
 # Whose images see all of themselves (`llama.cpp: mtmd_decode_use_non_causal`).
@@ -19,6 +21,8 @@ _MOST_TOKENS = {
 }
 _BETWEEN = 8
 _MERGES = {"gemma3": 4, **dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger"), 2)}  # by default
+_TYPE = re.compile(r"[-_.](ud-)?(i?q\d\w*|tq\d\w*|mxfp4\w*|bf16|fp?16|fp?32)(?=$|[-.])")
+_NO_NAMES = ("", "mmproj", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,11 @@ class Projector:
     def weight_bytes(self) -> int:
         """All of it."""
         return sum(tensor.data_bytes for tensor in self.file.tensors)
+
+    def fits(self, width: int) -> bool:
+        """Whether it may be of a model whose embeddings have this width."""
+        own = (tensor.dims for tensor in self.file.tensors if not tensor.name.startswith("v.blk."))
+        return any(width in dims for dims in own)
 
     @property
     def is_causal(self) -> bool:
@@ -102,6 +111,35 @@ def read_projector(path: Path) -> Projector:
 
 
 def projector_beside(model: Path) -> Path | None:
-    """The one file `mmproj*.gguf` in the folder of a model; None without, or with several."""
-    found = [one for one in model.parent.glob("mmproj*.gguf") if one.is_file()]
-    return found[0] if len(found) == 1 else None
+    """The projector in the folder of a model, by the names of both; None where that says nothing.
+
+    Of several types of one projector the smallest file is taken.
+    """
+    files = [one for one in model.parent.glob("*.gguf") if one.is_file()]
+    found = [one for one in files if is_projector(one.name)]
+    name, names = _name(model), {one: _name(one) for one in found}
+    own = [one for one in found if names[one] and _begins(names[one], name)]
+    if not own:
+        is_alone = sum(is_model(one.name) for one in files) < 2
+        own = [one for one in found if is_alone or not names[one]]
+        own = own if len({names[one] for one in own}) == 1 else []
+    return min(own, key=lambda one: (-len(names[one]), one.stat().st_size, one.name), default=None)
+
+
+def is_projector(name: str) -> bool:
+    """Whether a file is called as projectors are."""
+    return "mmproj" in name.lower()
+
+
+def _begins(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)
+
+
+def _name(path: Path) -> str:
+    """What a file is called, without its type.
+
+    >>> _name(Path("mmproj-Tiny_VL-2B-Q8_0.gguf")), _name(Path("mmproj-model-f16.gguf"))
+    ('tiny-vl-2b', '')
+    """
+    text = _TYPE.sub("", read_name(path.name).prefix.lower())
+    return "-".join(word for word in re.split("[-_. ]+", text) if word not in _NO_NAMES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from random_gguf import WIDTH
 from vision_gguf import KINDS
 
 from edgespec.errors import ModelFileError, ModelNotFoundError, UnsupportedError
@@ -56,10 +57,39 @@ def test_kinds_that_are_not_read(vision_folder: Path, tmp_path: Path) -> None:
             read_projector(changed)
 
 
-def test_the_one_beside_a_model_is_found(tmp_path: Path) -> None:
-    model = tmp_path / "model.gguf"
-    assert projector_beside(model) is None
-    (tmp_path / "mmproj-F16.gguf").touch()
-    assert projector_beside(model) == tmp_path / "mmproj-F16.gguf"
-    (tmp_path / "mmproj-F32.gguf").touch()
-    assert projector_beside(model) is None
+BESIDE = [  # the files of a folder, a model, and its projector
+    ("model.gguf", "model.gguf", None),
+    ("model.gguf mmproj-F16.gguf", "model.gguf", "mmproj-F16.gguf"),
+    ("model.gguf mmproj-F32.gguf mmproj-BF16.gguf", "model.gguf", "mmproj-BF16.gguf"),
+    ("a-Q4_K_M.gguf mmproj-of-another-f16.gguf", "a-Q4_K_M.gguf", "mmproj-of-another-f16.gguf"),
+    ("a.gguf b.gguf mmproj-c.gguf", "a.gguf", None),
+    ("a.gguf b.gguf mmproj-model-f16.gguf", "a.gguf", "mmproj-model-f16.gguf"),
+    ("a.gguf mmproj-b.gguf mmproj-c.gguf", "a.gguf", None),
+    (
+        "gemma-3-4b-it-Q4_0.gguf Qwen3-VL-2B-UD-Q4_K_XL.gguf mmproj-gemma-3-4b-it-f16.gguf "
+        "Qwen3-VL-2B.mmproj-Q8_0.gguf",
+        "Qwen3-VL-2B-UD-Q4_K_XL.gguf",
+        "Qwen3-VL-2B.mmproj-Q8_0.gguf",
+    ),
+    (
+        "big-Q8_0-00001-of-00002.gguf c.gguf mmproj-big.gguf",
+        "big-Q8_0-00001-of-00002.gguf",
+        "mmproj-big.gguf",
+    ),
+]
+
+
+@pytest.mark.parametrize(("files", "model", "expected"), BESIDE)
+def test_the_one_beside_a_model_is_found(
+    tmp_path: Path, files: str, model: str, expected: str | None
+) -> None:
+    for name in files.split():
+        (tmp_path / name).write_bytes(bytes(9 if "F32" in name else 5))
+    found = projector_beside(tmp_path / model)
+    assert (found and found.name) == expected
+
+
+def test_a_projector_fits_models_of_its_width(vision_folder: Path) -> None:
+    for name in KINDS:
+        found = read_projector(vision_folder / f"mmproj-{name}.gguf")
+        assert found.fits(WIDTH) and not found.fits(WIDTH + 10)
