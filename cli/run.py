@@ -18,7 +18,7 @@ from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.cli.tint import COLORS, NONE, ColorOption
 from edgespec.errors import UnsupportedError
-from edgespec.paths import expanded, read_stdin, read_text
+from edgespec.paths import read_stdin, read_text
 
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine, Prompt
@@ -205,8 +205,7 @@ def _images(names: Sequence[str]) -> list[Image]:
     if names.count("-") > 1:
         raise typer.BadParameter("--image - reads stdin, which there is once")
     return [
-        read_image(sys.stdin.buffer.read(MAX_BYTES + 1) if name == "-" else expanded(name))
-        for name in names
+        read_image(sys.stdin.buffer.read(MAX_BYTES + 1) if name == "-" else name) for name in names
     ]
 
 

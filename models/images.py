@@ -21,6 +21,7 @@ from typing import Any
 
 from edgespec.errors import UnsupportedError
 from edgespec.models.writing import reason
+from edgespec.paths import expanded
 
 MAX_PIXELS = 1 << 24  # of one image; decoding takes up to twelve bytes each
 MAX_BYTES = 32 << 20  # of one image's file
@@ -65,7 +66,7 @@ def read_image(source: ImageSource) -> Image:
         data, name = _of_url(source), "the image"
     else:
         name = os.fspath(source)
-        data = _of_file(Path(name))
+        data = _of_file(expanded(name))
     if len(data) > MAX_BYTES:
         raise UnsupportedError(f"{name} has more than {MAX_BYTES >> 20} MiB", hint="scale it down")
     try:

@@ -66,14 +66,14 @@ KINDS = {
 }
 
 
-def write_vision(folder: Path, name: str, seed: int = 7) -> tuple[Path, Path]:
+def write_vision(folder: Path, name: str, seed: int = 7, weights: Any = F32) -> tuple[Path, Path]:
     """A text model of one of the `KINDS` that reads bytes, and its projector beside it."""
     kind = KINDS[name]
     folder.mkdir(parents=True, exist_ok=True)
     model = write_model(
         folder / f"{name}.gguf",
         kind.arch,
-        F32,
+        weights,
         seed,
         reads_bytes=True,
         controls=(*_CHAT, *kind.controls),

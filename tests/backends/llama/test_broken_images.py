@@ -1,4 +1,4 @@
-"""Mutated images through the checks of sizes and libmtmd's decoder: no crash, no hang, no traceback.
+"""Mutated images through the checks of sizes and libmtmd's decoder: no crash, and no hang.
 
 In a process of its own: a decoder that crashes takes its process with it. More of them:
 
