@@ -79,13 +79,15 @@ def run(
 
     options.one_of("--color", color, COLORS)
     if connect is not None:
-        _refuse_connected(check, image)
+        if check:
+            raise typer.BadParameter("--check decodes plainly, which a server is not asked to do")
         model, prompt = _served_and_prompt(model, prompt, asked)
         settings = RequestFields.of(
             model, max_tokens, stop, plan_options, sampling_options, format_options
         )
         text = _prompt_text(prompt, file)
-        run_connected(connect, settings, system, text, raw=raw, color=color, as_json=as_json)
+        sent = _images(image or [])
+        run_connected(connect, settings, system, text, sent, raw=raw, color=color, as_json=as_json)
         return
     model, prompt = _model_and_prompt(model, prompt, asked)
     images = _images(image or [])
@@ -177,13 +179,6 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
     if not prompt.strip():
         raise typer.BadParameter("the prompt is empty")
     return prompt
-
-
-def _refuse_connected(check: bool, image: list[str] | None) -> None:
-    if check:
-        raise typer.BadParameter("--check decodes plainly, which a server is not asked to do")
-    if image:
-        raise typer.BadParameter("--image is for a model of this process")
 
 
 def _messages(

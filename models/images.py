@@ -31,6 +31,7 @@ _JPEG_MARKER = re.compile(b"\xff+[^\xff]")
 _BMP_HEADERS = {12: "<HH", 40: "<ii", 56: "<ii", 108: "<ii", 124: "<ii"}
 KINDS = ("image", "image_url", "input_image")  # of a message's parts
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+_TYPES = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"BM": "bmp"}
 _INFLATED_AT_ONCE = 1 << 20
 _FORMATS = "use PNG, JPEG, BMP or GIF"
 
@@ -48,6 +49,12 @@ class Image:
     def mark(self) -> str:
         """What stands for it in a prompt's text."""
         return f"\ufdd2{self.digest}\ufdd3"
+
+    @property
+    def url(self) -> str:
+        """A `data:` URL of it."""
+        kind = next(kind for start, kind in _TYPES.items() if self.data.startswith(start))
+        return f"data:image/{kind};base64,{base64.b64encode(self.data).decode()}"
 
 
 ImageSource = Image | bytes | str | os.PathLike[str]

@@ -12,10 +12,12 @@ from typing import Any
 import httpx
 import pytest
 from serving_cases import Serve, Speaker
+from typer.testing import CliRunner
 from vision_cases import open_engine
-from vision_gguf import images, picture, png
+from vision_gguf import images, jpeg, picture, png
 from waiting import PATIENCE_S
 
+from edgespec.cli.main import app
 from edgespec.decode.engine import Engine
 from edgespec.models.images import read_image
 from edgespec.serve.bodies import LargeBodies
@@ -86,6 +88,16 @@ def test_each_interface_shows_the_same_image(seeing: tuple[Engine, str]) -> None
     assert answer["content"] == [{"type": "text", "text": expected.text}]
     counted = post(address, "messages/count_tokens", body).json()
     assert counted == {"input_tokens": len(engine.encode(prompt))}
+
+
+def test_run_shows_an_image_to_a_server(seeing: tuple[Engine, str], tmp_path: Path) -> None:
+    engine, address = seeing
+    for name, data in (("one", images(1)[0]), ("other", jpeg())):
+        (tmp_path / name).write_bytes(data)
+        shown = ["--image", str(tmp_path / name), "--max-tokens", "8", "--temperature", "0"]
+        done = CliRunner().invoke(app, ["run", QUESTION, *shown, "--connect", address, "--json"])
+        expected = engine.generate(QUESTION, images=[data], max_tokens=8, speculate=False)
+        assert json.loads(done.stdout)["text"] == expected.text
 
 
 def test_a_tool_may_answer_with_an_image(seeing: tuple[Engine, str]) -> None:
