@@ -14,10 +14,15 @@ from edgespec.models.hub.choice import is_model, read_name
 _NOT_READ = ("hunyuanvl",)  # whose positions depend on how many images come before
 # Whose images see all of themselves (`llama.cpp: mtmd_decode_use_non_causal`).
 _SEES_ITSELF = ("gemma3", "gemma4v", "gemma4uv", "deepseek4v")
-# Most tokens of an image where its size is not fixed (`llama.cpp: tools/mtmd/clip.cpp`).
-_MOST_TOKENS = {
-    **dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger"), 4096),
-    **{"pixtral": 1024, "gemma4v": 1120, "gemma4uv": 1120, "lfm2": 256, "kimivl": 1024},
+# Most tokens of an image where its size is not fixed, and of the one that libmtmd makes its buffers
+# for when it is loaded, whatever an image may have; 0 is one of the most that it may have
+# (`llama.cpp: tools/mtmd/clip.cpp`).
+_TOKENS = {
+    **dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger"), (4096, 46**2)),
+    **dict.fromkeys(("ling3vl", "glm4v"), (4096, 46**2)),
+    **{"pixtral": (1024, 256), "gemma4v": (1120, 256), "gemma4uv": (1120, 256), "lfm2": (256, 0)},
+    **{"kimivl": (1024, 256), "kimik25": (4096, 0), "minimax_m3": (576, 256)},
+    **{"muse-glimmer": (4096, 1024), "youtuvl": (62500, 256)},
 }
 _BETWEEN = 8
 _MERGES = {"gemma3": 4, **dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger"), 2)}  # by default
@@ -62,7 +67,7 @@ class Projector:
     def tokens(self, most: int | None) -> int:
         """Of the largest image that is encoded at once, where at most `most` are allowed."""
         fixed = max(1, self.image_size // self.patch_size // self.merge) ** 2
-        limit = _MOST_TOKENS.get(self.kind)
+        limit, _ = _TOKENS.get(self.kind, (None, 0))
         return fixed if limit is None else min(limit, most or limit)
 
     def cells(self, most: int | None) -> int:
@@ -70,8 +75,9 @@ class Projector:
         return self.pieces * (self.tokens(most) + _BETWEEN) + _BETWEEN
 
     def patches(self, most: int | None) -> int:
-        """Of the same image."""
-        return self.tokens(most) * self.merge**2
+        """Of the same image, or of the one that buffers are made for at first."""
+        _, first = _TOKENS.get(self.kind, (None, 0))
+        return max(self.tokens(most), first) * self.merge**2
 
 
 @cache

@@ -13,24 +13,25 @@ from edgespec.models.projector import projector_beside, read_projector
 
 
 @pytest.mark.parametrize(
-    ("name", "tokens", "pieces", "is_causal"),
+    ("name", "tokens", "first", "pieces", "is_causal"),
     [
-        ("gemma3", 16, 1, False),
-        ("qwen2.5vl", 4096, 1, True),
-        ("qwen3vl", 4096, 1, True),
-        ("idefics3", 16, 5, True),
-        ("llava", 64, 1, True),
-        ("pixtral", 1024, 1, True),
-        ("internvl", 16, 5, True),
+        ("gemma3", 16, 0, 1, False),
+        ("qwen2.5vl", 4096, 2116, 1, True),
+        ("qwen3vl", 4096, 2116, 1, True),
+        ("idefics3", 16, 0, 5, True),
+        ("llava", 64, 0, 1, True),
+        ("pixtral", 1024, 256, 1, True),
+        ("internvl", 16, 0, 5, True),
     ],
 )
 def test_sizes_of_images(
-    vision_folder: Path, name: str, tokens: int, pieces: int, is_causal: bool
+    vision_folder: Path, name: str, tokens: int, first: int, pieces: int, is_causal: bool
 ) -> None:
     found = read_projector(vision_folder / f"mmproj-{name}.gguf")
     assert (found.tokens(None), found.pieces, found.is_causal) == (tokens, pieces, is_causal)
     assert found.tokens(100) == (tokens if tokens < 100 else 100)
     assert found.patches(None) == tokens * KINDS[name].merge ** 2
+    assert found.patches(8) == max(found.tokens(8), first) * KINDS[name].merge ** 2
     assert found.weight_bytes < found.path.stat().st_size
 
 
