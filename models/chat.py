@@ -151,9 +151,8 @@ def _rendered_somehow(template: str, values: Mapping[str, Any], controls: Contro
 
 
 def _has_content(text: str, messages: Sequence[Message]) -> bool:
-    """Whether a prompt has the last words of the user, or there are none."""
-    words = [one["content"].strip() for one in messages if one["role"] == "user"]
-    return not words or words[-1] in text
+    """Whether a prompt has all words of the user, images included."""
+    return all(one["content"].strip() in text for one in messages if one["role"] == "user")
 
 
 def _with_text_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

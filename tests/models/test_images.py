@@ -13,7 +13,7 @@ import pytest
 from vision_gguf import bmp, images, jpeg, picture, png, png_of
 
 from edgespec.errors import UnsupportedError
-from edgespec.models.chat import plain_message
+from edgespec.models.chat import plain_message, render_chat
 from edgespec.models.images import (
     MAX_BYTES,
     MAX_PIXELS,
@@ -152,3 +152,29 @@ def test_images_of_a_message_are_marks_in_its_text() -> None:
 def test_parts_without_an_image_are_refused(part: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError):
         plain_message({"role": "user", "content": [part]})
+
+
+TEMPLATES = [  # forms that templates of models that see have
+    "{% for m in messages %}{{ m['role'] }}{% if m['content'][0]['type'] == 'image' %}:{% endif %}"
+    "{% for p in m['content'] %}{% if p['type'] == 'text' %}{{ p['text'] }}{% else %}<image>"
+    "{% endif %}{% endfor %}{% endfor %}",
+    "{% for m in messages %}{% if m['content'] is string %}{{ m['content'] | trim }}{% else %}"
+    "{% for p in m['content'] %}{{ p['text'] | trim }}{% endfor %}{% endif %}{% endfor %}",
+    "{% for m in messages %}{% for p in m['content'] | selectattr('type', 'equalto', 'image') %}"
+    "<image>{% endfor %}{% for p in m['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ p['text'] }}{% endfor %}{% endfor %}",
+    "{% for m in messages %}{{ m['content'] | tojson }}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_templates_keep_the_place_of_an_image(template: str) -> None:
+    """Also where the last words of a user are in the template by chance."""
+    image = read_image(images(1)[0])
+    parts = [{"type": "image", "image": image}, {"type": "text", "text": "What is this?"}]
+    asked = {"role": "user", "content": parts}
+    answered = [{"role": "assistant", "content": "A cat."}, {"role": "user", "content": "u"}]
+    for messages in ([asked], [asked, *answered]):
+        text = render_chat(template, messages, bos_token="", eos_token="")
+        assert f"{image.mark}What is this?" in text
+        assert len(messages) == 1 or text.index("A cat.") < text.rindex("u")
