@@ -24,6 +24,7 @@ from edgespec.models.writing import reason
 from edgespec.paths import expanded
 
 MAX_PIXELS = 1 << 24  # of one image; decoding takes up to twelve bytes each
+MAX_SIDE = 65535  # libmtmd makes slices of an image by its shape, for minutes of 1 x 16 million
 MAX_BYTES = 32 << 20  # of one image's file
 _MOST_SCANS = 100  # of a progressive JPEG, of which each goes through the whole image
 _MARK = re.compile("\ufdd2([0-9a-f]{64})\ufdd3")  # no characters of Unicode around the hash
@@ -139,6 +140,11 @@ def _size_of(data: bytes) -> tuple[int, int]:
         raise UnsupportedError(
             f"has {width} x {height} pixels, and {MAX_PIXELS >> 20} million are the limit",
             hint="scale it down",
+        )
+    if max(width, height) > MAX_SIDE:
+        raise UnsupportedError(
+            f"has {width} x {height} pixels, and {MAX_SIDE} a side are the limit",
+            hint="cut it into pieces",
         )
     if data[:4] == b"\x89PNG":
         _check_png(data, width, height)

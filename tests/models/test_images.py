@@ -60,6 +60,7 @@ def test_sizes_are_read_from_headers(data: bytes, size: tuple[int, int]) -> None
         (gif(0, 5), "no pixels"),
         (gif(65535, 65535), "65535 x 65535 pixels, and 16 million are the limit"),
         (png_of(1 << 20, 1 << 20, b""), "pixels, and 16 million"),
+        (png_of(1, 1 << 20, b""), "1 x 1048576 pixels, and 65535 a side are the limit"),
         (png_of(4, 4, zlib.compress(bytes(1 << 24))), "more data than pixels"),
         (png_of(4, 4, b"nothing"), "broken"),
     ],
@@ -172,8 +173,11 @@ def test_templates_keep_the_place_of_an_image(template: str) -> None:
     """Also where the last words of a user are in the template by chance."""
     image = read_image(images(1)[0])
     parts = [{"type": "image", "image": image}, {"type": "text", "text": "What is this?"}]
-    asked = {"role": "user", "content": parts}
-    answered = [{"role": "assistant", "content": "A cat."}, {"role": "user", "content": "u"}]
+    asked: dict[str, Any] = {"role": "user", "content": parts}
+    answered: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "A cat."},
+        {"role": "user", "content": "u"},
+    ]
     for messages in ([asked], [asked, *answered]):
         text = render_chat(template, messages, bos_token="", eos_token="")
         assert f"{image.mark}What is this?" in text

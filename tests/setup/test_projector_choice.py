@@ -1,0 +1,56 @@
+"""Which projector a plan loads, and what keeps images away."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from random_gguf import F32, write_model
+
+from edgespec.errors import UnsupportedError
+from edgespec.memory.plan.request import Request
+from edgespec.models.projector import read_projector
+from edgespec.models.spec import read_model_spec
+from edgespec.setup.planning import make_run_plan
+from edgespec.setup.projector_choice import with_projector
+
+
+@pytest.fixture
+def folder(vision_folder: Path, tmp_path: Path) -> Path:
+    """A model that sees, with its projector under a name that fits every model."""
+    shutil.copy(vision_folder / "llava.gguf", tmp_path / "sees.gguf")
+    shutil.copy(vision_folder / "mmproj-llava.gguf", tmp_path / "mmproj-F16.gguf")
+    return tmp_path
+
+
+def projector_of(model: Path, **changes: object) -> str | None:
+    plan = make_run_plan(read_model_spec(model), Request(**changes))  # type: ignore[arg-type]
+    return None if plan.projector is None else plan.projector.name
+
+
+def test_the_one_beside_a_model_is_planned(folder: Path) -> None:
+    model = folder / "sees.gguf"
+    assert projector_of(model) == projector_of(model, images=1) == "mmproj-F16.gguf"
+    assert projector_of(model, mmproj="none") is None
+
+
+def test_that_of_a_model_of_another_width_is_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one folder lie a text model and the projector of another one."""
+    monkeypatch.setattr("random_gguf.WIDTH", 96)
+    other = write_model(folder / "reads.gguf", "llama", F32, reads_bytes=True)
+    assert projector_of(other) is None
+    with pytest.raises(UnsupportedError, match=r"there is no projector beside reads\.gguf"):
+        projector_of(other, images=1)
+    assert projector_of(folder / "sees.gguf") == "mmproj-F16.gguf"
+
+
+def test_images_of_a_prompt_are_counted(folder: Path) -> None:
+    spec = read_model_spec(folder / "sees.gguf")
+    cells = read_projector(folder / "mmproj-F16.gguf").cells(None)
+    request, may_leave_out = with_projector(spec, Request(images=2, prompt_tokens=5))
+    assert (request.prompt_tokens, may_leave_out) == (5 + 2 * cells, False)
+    request, may_leave_out = with_projector(spec, Request(prompt_tokens=5))
+    assert (request.prompt_tokens, may_leave_out) == (5, True)
