@@ -54,7 +54,7 @@ def pull(repository: str, tag: str, request: Request | None) -> Path:
         raise
     finally:
         progress.clear()
-    _offer_heads(wanted)
+    _offer_what_is_beside(wanted)
     return path
 
 
@@ -70,8 +70,13 @@ def _plan(spec: ModelSpec, request: Request) -> None:
     )
 
 
-def _offer_heads(wanted: Wanted) -> None:
+def _offer_what_is_beside(wanted: Wanted) -> None:
     from edgespec.models.hub import choice
 
-    for head in choice.heads_of(wanted.repository.files, wanted.paths[0]):
+    files, path = wanted.repository.files, wanted.paths[0]
+    if not choice.is_model(path):
+        return
+    for head in choice.heads_of(files, path):
         note(f"a head lies beside it: hf:{wanted.repository.name}/{head}")
+    if (projector := choice.projector_of(files, path)) is not None:
+        note(f"with this it sees images: hf:{wanted.repository.name}/{projector}")

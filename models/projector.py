@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgespec.errors import ModelFileError, UnsupportedError
 from edgespec.models.gguf.reader import Gguf, read_gguf
-from edgespec.models.hub.choice import is_model, read_name
+from edgespec.models.hub.choice import PROJECTOR, is_model, read_name
 
 _NOT_READ = ("hunyuanvl",)  # whose positions depend on how many images come before
 # Whose images see all of themselves (`llama.cpp: mtmd_decode_use_non_causal`).
@@ -27,7 +27,7 @@ _TOKENS = {
 _BETWEEN = 8
 _MERGES = {"gemma3": 4, **dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger"), 2)}  # by default
 _TYPE = re.compile(r"[-_.](ud-)?(i?q\d\w*|tq\d\w*|mxfp4\w*|bf16|fp?16|fp?32)(?=$|[-.])")
-_NO_NAMES = ("", "mmproj", "model")
+_NO_NAMES = ("", PROJECTOR, "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def projector_beside(model: Path) -> Path | None:
 
 def is_projector(name: str) -> bool:
     """Whether a file is called as projectors are."""
-    return "mmproj" in name.lower()
+    return PROJECTOR in name.lower()
 
 
 def _begins(one: str, other: str) -> bool:

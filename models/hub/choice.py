@@ -21,7 +21,8 @@ from edgespec.errors import ModelNotFoundError
 DEFAULT_TAGS = ("Q4_K_M", "Q8_0")
 # Beginnings of the names of heads that draft for the model beside them.
 HEADS = ("mtp-", "eagle3-", "dflash-", "dspark-")
-_NO_MODELS = ("mmproj", "imatrix", *HEADS)
+PROJECTOR = "mmproj"  # in the names of the part of a model that sees
+_NO_MODELS = (PROJECTOR, "imatrix", *HEADS)
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})", re.DOTALL)
 _TAG = re.compile(r"[-.]((?:UD-)?[A-Za-z0-9_]+)$", re.IGNORECASE)
 _SUFFIX = ".gguf"
@@ -164,20 +165,26 @@ def is_whole(paths: Sequence[str], chosen: str) -> bool:
 
 def heads_of(paths: Iterable[str], chosen: str) -> list[str]:
     """Heads for a model: of each kind the one nearest to it in folder and bits."""
+    paths = list(paths)
+    nearest = (
+        _nearest([path for path in paths if path.rpartition("/")[2].startswith(kind)], chosen)
+        for kind in HEADS
+    )
+    return [path for path in nearest if path is not None]
+
+
+def projector_of(paths: Iterable[str], chosen: str) -> str | None:
+    """The projector for a model that sees, the nearest to it in folder and bits."""
+    return _nearest([path for path in paths if PROJECTOR in path.rpartition("/")[2]], chosen)
+
+
+def _nearest(paths: Sequence[str], chosen: str) -> str | None:
     bits, folder = _bits(chosen), os.path.dirname(chosen)
-    found = []
-    for kind in HEADS:
-        beside = [
-            path
-            for path in paths
-            if path.rpartition("/")[2].startswith(kind)
-            and path.endswith(_SUFFIX)
-            and os.path.dirname(path) in ("", folder)
-        ]
-        if beside:
-            far = [(os.path.dirname(one) != folder, abs(_bits(one) - bits)) for one in beside]
-            found.append(beside[far.index(min(far))])
-    return found
+    beside = [
+        path for path in paths if path.endswith(_SUFFIX) and os.path.dirname(path) in ("", folder)
+    ]
+    far = [(os.path.dirname(one) != folder, abs(_bits(one) - bits)) for one in beside]
+    return beside[far.index(min(far))] if beside else None
 
 
 def _bits(path: str) -> int:

@@ -16,6 +16,7 @@ from hybrid_gguf import Shape, write_hollow, write_hybrid
 from random_gguf import Q8_0, write_model
 
 from edgespec.models.embedded import embedded_model
+from edgespec.models.projector import projector_beside
 
 NAME = "hf:owner/Tiny-GGUF:Q8_0"
 
@@ -46,6 +47,19 @@ def test_a_model_is_pulled_listed_and_removed(at_home: Command, hub: Hub, home: 
     status, _, told = at_home("models", "remove", NAME, stdin="y\n")
     assert status == 0 and f"removed {NAME}" in told and not path.exists()
     assert at_home("models", "remove", NAME)[0] == 1
+
+
+def test_the_projector_of_a_model_is_offered_and_found(
+    at_home: Command, hub: Hub, vision_folder: Path
+) -> None:
+    files = {f"{name}.gguf": vision_folder / f"{name}.gguf" for name in ("llava", "mmproj-llava")}
+    hub.repositories["owner/Sees-GGUF"] = {name: one.read_bytes() for name, one in files.items()}
+    _, model, told = at_home("models", "pull", "owner/Sees-GGUF")
+    offered = told.splitlines()[-1]
+    assert offered == "with this it sees images: hf:owner/Sees-GGUF/mmproj-llava.gguf"
+    status, path, told = at_home("models", "pull", offered.rpartition(" ")[2])
+    assert (status, len(told.splitlines())) == (0, 1)
+    assert projector_beside(Path(model.strip())) == Path(path.strip())
 
 
 def test_a_model_that_is_here_needs_no_hub_and_writes_nothing(

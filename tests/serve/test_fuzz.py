@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 import gzip
 import json
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import httpx
@@ -17,6 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving_cases import TEMPLATE, Serve, Speaker
 from starlette.types import ASGIApp
+from vision_cases import open_engine
+from vision_gguf import images, jpeg
 from waiting import PATIENCE_S
 
 from edgespec.decode.engine import Engine
@@ -138,11 +142,13 @@ JUNK: list[Any] = [
 ]
 
 
-def bodies(seed: int, count: int) -> Iterator[tuple[str, bytes]]:
+def bodies(
+    seed: int, count: int, seeds: Sequence[tuple[str, dict[str, Any]]] = SEEDS
+) -> Iterator[tuple[str, bytes]]:
     """Requests, of which each has a few parts that are changed, missing or too many."""
     chance = random.Random(seed)
     for _ in range(count):
-        path, body = chance.choice(SEEDS)
+        path, body = chance.choice(seeds)
         body = copy.deepcopy(body)
         for _ in range(chance.choice((1, 1, 1, 2, 5))):
             _change(chance, body)
@@ -180,10 +186,10 @@ def _change(chance: random.Random, value: Any) -> None:
         return
 
 
-def assert_none_fails(address: str, seed: int, count: int) -> None:
+def assert_none_fails(address: str, seed: int, count: int, seeds: Any = SEEDS) -> None:
     refused = 0
     with httpx.Client(base_url=address, timeout=60) as client:
-        for path, data in bodies(seed, count):
+        for path, data in bodies(seed, count, seeds):
             response = client.post(path, content=data)
             assert response.status_code in (200, 400, 404), (path, data, response.text)
             if response.status_code != 200:
@@ -201,6 +207,30 @@ def test_no_body_makes_the_server_fail(serve: Serve) -> None:
 @pytest.mark.slow
 def test_ten_thousand_bodies(serve: Serve) -> None:
     assert_none_fails(serve(Speaker()), seed=2, count=2_000)
+
+
+def seeds_with_images() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Images by each interface, some of them cut or of another form."""
+    for data in (images(1)[0], jpeg(), images(1)[0][:50], b"GIF89a"):
+        text = base64.b64encode(data).decode()
+        url = f"data:image/png;base64,{text}"
+        image = {"type": "image", "source": {"type": "base64", "data": text}}
+        for path, part in (
+            ("/v1/chat/completions", {"type": "image_url", "image_url": {"url": url}}),
+            ("/v1/messages", image),
+            ("/v1/messages", {"type": "tool_result", "tool_use_id": "a", "content": [image]}),
+        ):
+            content = [part, {"type": "text", "text": "?"}]
+            yield path, {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        item = {"type": "input_image", "image_url": url, "detail": "auto"}
+        asked = [{"role": "user", "content": [item]}]
+        yield "/v1/responses", {"input": asked, "max_output_tokens": 1}
+
+
+@pytest.mark.slow
+def test_no_body_with_images_makes_the_server_fail(vision_folder: Path) -> None:
+    with open_engine(vision_folder, "qwen3vl") as engine, Server(engine) as server:
+        assert_none_fails(server.start(), 3, 500, list(seeds_with_images()))
 
 
 # -- whole requests, as a server hands them over ----------------------------------------------

@@ -116,6 +116,13 @@ def test_all_parts_of_a_split_model_are_taken() -> None:
     assert choice.parts_of(FILES, "Tiny-Q8_0.gguf") == ["Tiny-Q8_0.gguf"]
 
 
+def test_the_projector_of_a_model_is_the_nearest() -> None:
+    files = [*FILES, "mmproj-Tiny-Q8_0.gguf", "b/x-Q4_0.gguf", "c/mmproj-F16.gguf"]
+    assert choice.projector_of(files, "Tiny-Q8_0.gguf") == "mmproj-Tiny-Q8_0.gguf"
+    assert choice.projector_of(files, "b/x-Q4_0.gguf") == "mmproj-Tiny-Q8_0.gguf"
+    assert choice.projector_of(["a-Q8_0.gguf", "mmproj.txt"], "a-Q8_0.gguf") is None
+
+
 def test_heads_are_those_nearest_in_bits_and_folder() -> None:
     assert choice.heads_of(FILES, "Tiny-Q4_K_M.gguf") == [
         "mtp-Tiny-Q4_0.gguf",
