@@ -15,7 +15,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +33,30 @@ _BMP_HEADERS = {12: "<HH", 40: "<ii", 56: "<ii", 108: "<ii", 124: "<ii"}
 KINDS = ("image", "image_url", "input_image")  # of a message's parts
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _TYPES = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"BM": "bmp"}
+_EXIF = re.compile(rb"\xff\xe1..Exif\0\0(II\*\0|MM\0\*)", re.DOTALL)
+_MOST_EXIF, _MOST_ENTRIES, _ORIENTATION = 1 << 16, 256, 0x0112  # bytes, entries, a tag
 _INFLATED_AT_ONCE = 1 << 20
 _FORMATS = "use PNG, JPEG, BMP or GIF"
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The bytes of an image's file, and what its header says. Equal where the bytes are."""
+    """The bytes of an image's file, and what its header says. Equal where the bytes are.
+
+    `width` and `height` are of the image as it is shown; `turn` is how it comes there from the
+    pixels of the file, by the numbers of EXIF: 1 is as they are.
+    """
 
     data: bytes = field(repr=False, compare=False)
     digest: str  # SHA-256 of the bytes
     width: int = field(compare=False)
     height: int = field(compare=False)
+    turn: int = field(default=1, compare=False)
+
+    @property
+    def is_on_its_side(self) -> bool:
+        """Whether rows of the file are columns of what is shown."""
+        return self.turn > 4
 
     @property
     def mark(self) -> str:
@@ -83,7 +95,8 @@ def read_image(source: ImageSource) -> Image:
         raise UnsupportedError(f"{name} is broken or cut off", hint=_FORMATS) from problem
     except UnsupportedError as problem:
         raise UnsupportedError(f"{name} {problem}", hint=problem.hint) from problem
-    return Image(data, hashlib.sha256(data).hexdigest(), width, height)
+    image = Image(data, hashlib.sha256(data).hexdigest(), width, height, _turn_of(data))
+    return replace(image, width=height, height=width) if image.is_on_its_side else image
 
 
 def _of_file(path: Path) -> bytes:
@@ -169,6 +182,26 @@ def _size_of_jpeg(data: bytes) -> tuple[int, int]:
             raise UnsupportedError("is a JPEG of a kind that is not read", hint=_FORMATS)
         place += struct.unpack_from(">H", data, place)[0]
     raise UnsupportedError("is cut off", hint=_FORMATS)
+
+
+def _turn_of(data: bytes) -> int:
+    """How a camera was held, by the EXIF data before the first frame of a JPEG; 1 where it says
+    nothing."""
+    match = _EXIF.search(data, 0, _MOST_EXIF) if data[:3] == b"\xff\xd8\xff" else None
+    if match is None:
+        return 1
+    start, order = match.start(1), "<" if match[1] == b"II*\0" else ">"
+    try:
+        (place,) = struct.unpack_from(f"{order}I", data, start + 4)
+        (count,) = struct.unpack_from(f"{order}H", data, start + place)
+        for entry in range(min(count, _MOST_ENTRIES)):
+            at = start + place + 2 + 12 * entry
+            tag, kind, _, turn = struct.unpack_from(f"{order}HHIH", data, at)
+            if (tag, kind) == (_ORIENTATION, 3) and 1 <= turn <= 8:
+                return int(turn)
+    except struct.error:
+        pass
+    return 1
 
 
 def _check_png(data: bytes, width: int, height: int) -> None:

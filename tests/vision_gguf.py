@@ -227,13 +227,11 @@ def bmp(pixels: Any) -> bytes:
     return head + data
 
 
-def jpeg(
-    width: int = 16, height: int = 8, *, progressive: bool = False, turned: bool = False
-) -> bytes:
-    """A JPEG file; `turned` ones say that they are shown a quarter turned, as of phones."""
+def jpeg(width: int = 16, height: int = 8, *, progressive: bool = False, turn: int = 1) -> bytes:
+    """A JPEG file; `turn` is how EXIF says that it is shown, as phones write it: 6 on its side."""
     made, about = io.BytesIO(), PIL.Image.Exif()
-    if turned:
-        about[0x0112] = 6
+    if turn != 1:
+        about[0x0112] = turn
     image = PIL.Image.fromarray(picture(5, width, height))
     image.save(made, "JPEG", progressive=progressive, exif=about)
     return made.getvalue()

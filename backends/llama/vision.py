@@ -32,6 +32,17 @@ from edgespec.models.projector import read_projector
 
 _MOST_KNOWN = 64  # images that decode, and whose pieces are known
 _INT32 = 1 << 31
+_BYTES = ctypes.POINTER(ctypes.c_uint8)
+# From the pixels of a file, [height, width, 3], to what is shown, by the numbers of EXIF.
+_TURNS: dict[int, Callable[[Any], Any]] = {
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.transpose(1, 0, 2),
+    6: lambda pixels: pixels[::-1].transpose(1, 0, 2),
+    7: lambda pixels: pixels[::-1, ::-1].transpose(1, 0, 2),
+    8: lambda pixels: pixels[:, ::-1].transpose(1, 0, 2),
+}
 _FLOATS = {"F32": "<f4", "F16": "<f2"}
 
 
@@ -166,14 +177,21 @@ class Vision:
     # -- libmtmd ---------------------------------------------------------------------------
 
     def _bitmap(self, image: Image) -> Any:
-        """A decoded image."""
+        """A decoded image, upright."""
+        lib = self._lib
         data = (ctypes.c_uint8 * len(image.data)).from_buffer_copy(image.data)
-        bitmap = self._lib.mtmd_helper_bitmap_init_from_buf(self._context, data, len(data), False)
+        bitmap = lib.mtmd_helper_bitmap_init_from_buf(self._context, data, len(data), False)
         if bitmap:
-            size = self._lib.mtmd_bitmap_get_nx(bitmap), self._lib.mtmd_bitmap_get_ny(bitmap)
-            if size == (image.width, image.height) and not self._lib.mtmd_bitmap_is_audio(bitmap):
-                return bitmap
-            self._lib.mtmd_bitmap_free(bitmap)
+            size = lib.mtmd_bitmap_get_nx(bitmap), lib.mtmd_bitmap_get_ny(bitmap)
+            shown = size[::-1] if image.is_on_its_side else size
+            if shown == (image.width, image.height) and not lib.mtmd_bitmap_is_audio(bitmap):
+                if image.turn == 1:
+                    return bitmap
+                file = np.ctypeslib.as_array(lib.mtmd_bitmap_get_data(bitmap), (*size[::-1], 3))
+                pixels = np.ascontiguousarray(_TURNS[image.turn](file))
+                lib.mtmd_bitmap_free(bitmap)
+                return lib.mtmd_bitmap_init(*shown, pixels.ctypes.data_as(_BYTES))
+            lib.mtmd_bitmap_free(bitmap)
         raise UnsupportedError(
             "the image is broken: it cannot be decoded", hint="save it again, as PNG or JPEG"
         )

@@ -188,7 +188,7 @@ def test_an_image_by_drop_paste_and_choice(browser: Any, vision_folder: Path) ->
         tab.fill("#most", "24")
         give(tab, "drop", png(picture(1)), "one.png")
         until(tab, "document.querySelectorAll('#images img').length === 1")
-        give(tab, "paste", jpeg(64, 32, turned=True), "turned.jpg")
+        give(tab, "paste", jpeg(64, 32, turn=6), "turned.jpg")
         until(tab, "document.querySelectorAll('#images img').length === 2")
         tab.set_input_files("#file", {"name": "big.png", "mimeType": "", "buffer": jpeg(3000, 30)})
         until(tab, "document.querySelectorAll('#images img').length === 3")

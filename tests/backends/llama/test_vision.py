@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
+import PIL.ImageOps
 import pytest
 from vision_cases import PLACES, Reference, open_backend, parts_with, shown
-from vision_gguf import KINDS, picture, png, write_vision
+from vision_gguf import KINDS, jpeg, picture, png, write_vision
 
 from edgespec.backends.base import ImageRun
 from edgespec.backends.llama.backend import LlamaBackend
@@ -177,3 +179,26 @@ def test_buffers_are_within_the_plan(backend: LlamaBackend, most: int | None) ->
     parts = {one.name: one.nbytes for one in projector_parts(projector, most, on_gpu=on_gpu)}
     planned = parts["projector_compute"]
     assert planned == found if most else planned >= found
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_photos_are_turned_upright(vision_folder: Path, turn: int) -> None:
+    """As a viewer shows them; the pixels of the file are the same."""
+    backend = open_backend(vision_folder, "llava")
+    vision = backend._context.vision
+    assert vision is not None
+
+    def pixels(data: bytes) -> Any:
+        image = read_image(data)
+        bitmap = vision._bitmap(image)
+        found = vision._lib.mtmd_bitmap_get_data(bitmap)
+        copy = np.ctypeslib.as_array(found, (image.height, image.width, 3)).copy()
+        vision._lib.mtmd_bitmap_free(bitmap)
+        return copy
+
+    shown = PIL.Image.fromarray(pixels(jpeg(40, 24)))
+    shown.getexif()[0x0112] = turn
+    expected = np.asarray(PIL.ImageOps.exif_transpose(shown))
+    assert np.array_equal(pixels(jpeg(40, 24, turn=turn)), expected)
+    assert np.isfinite(read(backend, prompt(backend, [read_image(jpeg(turn=turn)), "?"]))).all()
+    backend.close()
