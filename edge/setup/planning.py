@@ -42,7 +42,7 @@ from edgespec.setup.companions import (
 )
 from edgespec.setup.drafter_choice import Candidate, candidate_of, with_candidate, with_offer
 from edgespec.setup.kernel_choice import best_kernels
-from edgespec.setup.projector_choice import with_projector
+from edgespec.setup.projector_choice import image_limits, is_too_large, with_projector
 from edgespec.setup.snapshots import curve_with
 from edgespec.setup.stored import known_exact_step, stored_curve, stored_kv_losses, stored_rounds
 
@@ -60,20 +60,31 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = N
     """
     machine = machine or this_machine(request.workers)
     with simulating():
-        request, is_found = with_projector(spec, request)
-        try:
-            plan = _made(spec, request, machine)
-        except DoesNotFitError:
-            if not is_found:
-                raise
-            plan = _made(spec, replace(request, mmproj=None), machine)
-            reason = "the one beside the model does not fit"
-            return plan.with_choice(Choice("mmproj", "none", reason))
+        sized, is_found = with_projector(spec, request)
+        limits = image_limits(sized)
+        for most in limits:
+            sized, _ = with_projector(spec, replace(request, image_max_tokens=most))
+            try:
+                plan = _made(spec, sized, machine)
+            except DoesNotFitError:
+                if most != limits[-1]:
+                    continue
+                if not is_found:
+                    raise
+                plan = _made(spec, replace(sized, mmproj=None), machine)
+                reason = "the one beside the model does not fit"
+                return plan.with_choice(Choice("mmproj", "none", reason))
+            if not is_too_large(sized, plan.context_size):
+                break
     if plan.projector is None:
         return plan
+    name = plan.projector.name
+    if most != limits[0]:
+        reason = "larger images do not fit, or leave too little of the context"
+        plan = plan.with_choice(Choice("image_max_tokens", plan.image_tokens or 0, reason))
     found = "the one beside the model; --mmproj none leaves it out"
     reason = found if is_found else "images are asked for"
-    return plan.with_choice(Choice("mmproj", plan.projector.name, reason))
+    return plan.with_choice(Choice("mmproj", name, reason))
 
 
 def _made(spec: ModelSpec, request: Request, machine: Machine) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.request import Request
 from edgespec.models.projector import projector_beside, read_projector
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
+
+_LIMITS = (2048, 1024, 512, 256)  # tokens of an image, where as many as it may have are too many
 
 
 def with_projector(spec: ModelSpec, request: Request) -> tuple[Request, bool]:
@@ -35,6 +38,24 @@ def with_projector(spec: ModelSpec, request: Request) -> tuple[Request, bool]:
     cells = request.images * read_projector(path).cells(request.image_max_tokens)
     request = replace(request, mmproj=path, prompt_tokens=request.prompt_tokens + cells)
     return request, is_found and not request.images
+
+
+def image_limits(request: Request) -> Sequence[int | None]:
+    """Most tokens of an image to plan with, the best first; None leaves it to the projector."""
+    if request.mmproj is None or request.image_max_tokens is not None:
+        return [request.image_max_tokens]
+    projector = read_projector(Path(request.mmproj))
+    most = projector.tokens(None)
+    return [None, *(one for one in _LIMITS if projector.tokens(one) < most)]
+
+
+def is_too_large(request: Request, context_size: int) -> bool:
+    """Whether images of a prompt do not fit into a context, or the next one takes most of it."""
+    if request.mmproj is None:
+        return False
+    if request.images:
+        return request.prompt_tokens > context_size
+    return read_projector(Path(request.mmproj)).tokens(request.image_max_tokens) > context_size // 2
 
 
 def _unsupported_reason(spec: ModelSpec, request: Request) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from random_gguf import F32, write_model
 
-from edgespec.errors import UnsupportedError
+from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.plan.request import Request
 from edgespec.models.projector import read_projector
 from edgespec.models.spec import read_model_spec
@@ -54,3 +54,22 @@ def test_images_of_a_prompt_are_counted(folder: Path) -> None:
     assert (request.prompt_tokens, may_leave_out) == (5 + 2 * cells, False)
     request, may_leave_out = with_projector(spec, Request(prompt_tokens=5))
     assert (request.prompt_tokens, may_leave_out) == (5, True)
+
+
+def test_images_are_smaller_where_memory_or_context_is(vision_folder: Path) -> None:
+    """Qwen2.5-VL's buffers grow with the square of an image: 1.6 GiB for one of 4096 tokens."""
+    spec = read_model_spec(vision_folder / "qwen2.5vl.gguf")
+    roomy = make_run_plan(spec, Request(images=1, context_size=4096))
+    assert [choice.name for choice in roomy.choices].count("image_max_tokens") == 1
+    assert roomy.image_tokens == 2048, "the context has 4096, and the prompt other words"
+    assert make_run_plan(spec, Request(images=1, image_max_tokens=4096)).image_tokens == 4096
+    chat = make_run_plan(spec, Request(mmproj=vision_folder / "mmproj-qwen2.5vl.gguf"))
+    assert chat.image_tokens == 2048
+    tight = make_run_plan(spec, Request(images=1, budget_bytes=1200 << 20))
+    assert tight.image_tokens == 2048
+    small = make_run_plan(spec, Request(images=1, context_size=1024))
+    assert small.image_tokens == 512
+    with pytest.raises(DoesNotFitError):
+        make_run_plan(spec, Request(images=1, budget_bytes=500 << 20))
+    fixed = make_run_plan(read_model_spec(vision_folder / "gemma3.gguf"), Request(images=1))
+    assert "image_max_tokens" not in [choice.name for choice in fixed.choices]
