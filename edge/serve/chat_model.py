@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,15 @@ class ChatModel:
         """What is told of it: null as long as it is not known."""
         one = self.planned
         if one is None or one.plan is None:
-            is_asked = self._request.mmproj or projector_beside(self.path)
-            return about(None, None, sees=bool(is_asked) and self._request.mmproj != "none")
+            return about(None, None, sees=self._may_see)
         sees = one.plan.projector is not None
         return about(one.plan.context_size, one.spec.vocab_size, sees=sees)
+
+    @cached_property
+    def _may_see(self) -> bool:
+        """Whether it may have a projector, as far as names tell."""
+        asked = self._request.mmproj
+        return asked != "none" and (asked is not None or projector_beside(self.path) is not None)
 
     def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Service:
         """Raises as `load_plan`."""

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from random_gguf import F32, Q8_0, write_model
+from vision_gguf import images
 from waiting import PATIENCE_S, until
 
 from edgespec.decode.engine import Engine
@@ -24,6 +26,7 @@ from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
 from edgespec.models.embedded import embedded_model
+from edgespec.models.images import read_image
 from edgespec.serve.chat_model import ChatModel
 from edgespec.serve.limits import Limits
 from edgespec.serve.pool import Member, Pool
@@ -34,7 +37,7 @@ from edgespec.setup.model_sets import Capacity
 REQUEST = Request(users=1, context_size=256, drafter="none", kernels="off", keeps_to_form=True)
 
 
-def pool_of(paths: list[Path], *, fitting: int, request: Request = REQUEST) -> tuple[Pool, Shared]:
+def pool_of(paths: list[Path], fitting: int, request: Request = REQUEST) -> tuple[Pool, Shared]:
     """A pool of files, of which so many of the largest fit at once."""
     shared, machine = Shared(Limits()), this_machine()
 
@@ -218,3 +221,34 @@ def test_a_conversation_is_found_again_when_its_model_comes_back(files: list[Pat
             until(lambda: pool.members[0].loaded is None)
     assert cached[0] == 0 and cached[1] > 150
     assert texts[0] == texts[1]
+
+
+@pytest.mark.model
+def test_models_that_see_take_turns(vision_folder: Path) -> None:
+    """Each loads its own projector of the folder, and takes larger bodies before it is loaded."""
+    names = ("llava", "qwen3vl")
+    picture = read_image(images(1)[0])
+    parts = [
+        {"type": "image_url", "image_url": {"url": picture.url}},
+        {"type": "text", "text": "?"},
+    ]
+    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 4, "temperature": 0}
+    request = replace(REQUEST, context_size=512, image_max_tokens=64)
+    pool, shared = pool_of([vision_folder / f"{name}.gguf" for name in names], 1, request)
+    for asked, sees in ((request, True), (replace(request, mmproj="none"), False)):
+        path = vision_folder / "llava.gguf"
+        unplanned = ChatModel(["llava"], path, asked, this_machine(), no_service)
+        assert unplanned.about["modalities"]["vision"] == sees
+    with Server.of_pool(pool, shared) as server:
+        address = server.start()
+        for name in (*names, *names):
+            url = f"{address}/v1/chat/completions"
+            answer = httpx.post(url, json={**body, "model": name}, timeout=PATIENCE_S)
+            assert answer.status_code == 200, answer.text
+            told = {one["id"]: one for one in httpx.get(f"{address}/v1/models").json()["data"]}
+            assert told[name]["state"] == "ready" and told[name]["modalities"]["vision"]
+    assert pool.sees_images
+
+
+def no_service(_model: ChatModel, _engine: Engine) -> Service:
+    raise AssertionError
