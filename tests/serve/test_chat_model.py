@@ -224,6 +224,7 @@ def test_a_conversation_is_found_again_when_its_model_comes_back(files: list[Pat
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_models_that_see_take_turns(vision_folder: Path) -> None:
     """Each loads its own projector of the folder, and takes larger bodies before it is loaded."""
     names = ("llava", "qwen3vl")

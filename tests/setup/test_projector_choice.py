@@ -56,6 +56,7 @@ def test_images_of_a_prompt_are_counted(folder: Path) -> None:
     assert (request.prompt_tokens, may_leave_out) == (5, True)
 
 
+@pytest.mark.slow
 def test_images_are_smaller_where_memory_or_context_is(vision_folder: Path) -> None:
     """Qwen2.5-VL's buffers grow with the square of an image: 1.6 GiB for one of 4096 tokens."""
     spec = read_model_spec(vision_folder / "qwen2.5vl.gguf")
