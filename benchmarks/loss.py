@@ -39,8 +39,8 @@ from peers import in_rounds
 from edgespec.bench.interleaving import order_of
 from edgespec.bench.ratios import Timed, interval_text, ratio_of, ratio_text
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.base import Drafter, Outcome
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.drafters.base import Drafter, VerifyResult
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.measure.prompts import read_prompts
 from edgespec.sampling.params import SamplingParams
 from edgespec.setup.loading import load
@@ -66,7 +66,7 @@ class Step:
     source: str = ""
 
 
-class Watched:
+class Watched(Drafter):
     """A drafter that tells what the last round promised; all else is the drafter's own."""
 
     def __init__(self, drafter: Drafter) -> None:
@@ -77,16 +77,16 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._drafter, name)
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
-        proposal = self._drafter.propose(stakes, base)
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
+        proposal = self._drafter.propose(context, base)
         self._probabilities = proposal.probabilities
         return proposal
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyResult) -> None:
         nodes = len(outcome.tree)
         self.promised = 1.0 + sum(self._probabilities[: nodes - 1])
-        stakes = outcome.stakes
-        self.predicted_ms = stakes.estimated_ms(nodes)
+        context = outcome.context
+        self.predicted_ms = context.estimated_ms(nodes)
         self.source = outcome.tree.sources[1] if outcome.tree.sources else ""
         self._drafter.observe(outcome)
 

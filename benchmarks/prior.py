@@ -25,6 +25,7 @@ from replay import _curve, _replay
 
 from edgespec.drafting.calibration import Calibration, Counts
 from edgespec.drafting.drafters import suffix
+from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.priors import VERSION, cautious
 
@@ -43,14 +44,14 @@ class Watched(Calibration):
         super().count(cell, hit)
 
 
-def _drafter(known: Counts) -> tuple[SuffixDrafter, Watched]:
+def _drafter(known: Counts) -> tuple[CombinedDrafter, Watched]:
     """A new drafter that begins with these counts."""
     watched = suffix.new_calibration(known, Watched)
     assert isinstance(watched, Watched)
     watched.counted = []
     drafter = SuffixDrafter()
     drafter._calibration = watched
-    return drafter, watched
+    return CombinedDrafter([drafter]), watched
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

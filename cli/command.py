@@ -48,7 +48,16 @@ _GROUPS = {
         ),
     ),
     "Drafts": (
-        *("drafter", "draft_model", "switch", "draft_max", "exact", "remember", "check"),
+        *(
+            "drafter",
+            "draft_model",
+            "switch",
+            "draft_max",
+            "exact",
+            "remember",
+            "check",
+            "trace_drafts",
+        ),
         *("large_share", "quality"),
     ),
     "Output": ("color", "verbose", "html", "csv_file", "as_json", "output"),

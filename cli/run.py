@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,6 +62,13 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="Answer again without drafts, and compare.")
     ] = False,
+    trace_drafts: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace-drafts",
+            help="Write to this file, as JSON lines, why each round drafted what it did.",
+        ),
+    ] = None,
     connect: ConnectOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -72,8 +81,9 @@ def run(
 
     options.one_of("--color", color, COLORS)
     if connect is not None:
-        if check:
-            raise typer.BadParameter("--check decodes plainly, which a server is not asked to do")
+        if check or trace_drafts is not None:
+            name = "--check" if check else "--trace-drafts"
+            raise typer.BadParameter(f"{name} needs a model that is loaded here, not a server's")
         model, prompt = _served_and_prompt(model, prompt, asked)
         settings = RequestFields.of(
             model, max_tokens, stop, plan_options, sampling_options, format_options
@@ -97,7 +107,7 @@ def run(
         _require_comparable(request, sampling)
     cancel = cancel_on_interrupt()
     plan, engine = load_engine(spec, request, cancel, quiet=as_json)
-    with engine:
+    with engine, _traced(engine, trace_drafts):
         arguments: dict[str, Any] = {
             "max_tokens": max_tokens,
             "stop": stop or (),
@@ -112,6 +122,8 @@ def run(
             checked = _check(engine, messages, sampling, seed_used, arguments, result)
             checked = None if cancel.is_set() else checked  # then it compared only a part
         measured = _report(plan, engine, result, seed_used, checked)
+        if plan_options.verbose:
+            note(f"drafts: {_reasons(plan, engine)}")
     if as_json:
         print(json.dumps(measured))
     else:
@@ -236,6 +248,35 @@ def _check(
 
 
 # -- reporting -----------------------------------------------------------------------------
+
+
+@contextmanager
+def _traced(engine: Engine, path: Path | None) -> Iterator[None]:
+    """Write a line for each round to a file, if one is named."""
+    if path is None or engine.drafter is None:
+        yield
+        return
+    try:
+        file = path.open("w", encoding="utf-8")
+    except OSError as problem:
+        raise UnsupportedError(
+            f"--trace-drafts {path} cannot be written: {problem.strerror}",
+            hint="name a file in a folder that exists",
+        ) from problem
+    with file:
+        engine.drafter.trace = lambda record: print(json.dumps(record), file=file)
+        try:
+            yield
+        finally:
+            engine.drafter.trace = None
+
+
+def _reasons(plan: Plan, engine: Engine) -> str:
+    """What became of each drafter, or why there is none."""
+    if engine.drafter is not None:
+        return engine.drafter.reasons()
+    said = (choice.reason for choice in plan.choices if choice.name == "drafter")
+    return f"no drafter: {next(said, 'none was asked for')}"
 
 
 def _report(

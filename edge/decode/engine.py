@@ -31,8 +31,7 @@ from edgespec.decode.seats import Seats
 from edgespec.decode.stats import Counters
 from edgespec.decode.step import rounds_of
 from edgespec.decode.stream import TextStream
-from edgespec.drafting.balance import Balances
-from edgespec.drafting.drafters.base import Drafter, HoldsModel
+from edgespec.drafting.drafters.base import Drafter
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory
@@ -98,7 +97,7 @@ class Engine:
         self.cache_key = cache_key
         self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
         self._on_close = on_close
-        self._known = Known(balances=Balances(snapshots_cost))
+        self._known = Known(snapshots_cost=snapshots_cost)
         self._access = Access()
         self._scheduler = self._make_scheduler(more_drafters, latency)
 
@@ -257,15 +256,13 @@ class Engine:
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes the engines of the model and of its drafter say they allocated, by component."""
-        of_drafter: dict[str, int] = (
-            self.drafter.memory_bytes() if isinstance(self.drafter, HoldsModel) else {}
-        )
+        of_drafter: dict[str, int] = self.drafter.memory_bytes() if self.drafter is not None else {}
         return {**self.backend.memory_bytes(), **of_drafter}
 
     @property
     def draft_failure(self) -> str | None:
         """Why a draft model is not asked any more, or None; a DraftModelWarning said so."""
-        return self.drafter.failure if isinstance(self.drafter, HoldsModel) else None
+        return self.drafter.failure if self.drafter is not None else None
 
     def check(self) -> None:
         """Raise UnsupportedError where it is closed, or was loaded before this process forked."""
@@ -351,8 +348,10 @@ class Engine:
 
         Not where this empties a cache that the prompt goes on from.
         """
-        backend, is_worth_it = self.backend, self._known.balances.are_worth_it
-        if is_worth_it or self.drafter is None or not isinstance(backend, KeepsSnapshots):
+        backend = self.backend
+        if self.drafter is None or not isinstance(backend, KeepsSnapshots):
+            return
+        if self._known.are_snapshots_worth_it(self.drafter):
             return
         if run.reuse and common_prefix_length(backend.tokens, prompt) > _FEW:
             return

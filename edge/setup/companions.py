@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from edgespec.drafting.constants import MOST_DRAWN
 from edgespec.drafting.drafters import HEAD, MODEL, drafter_names
-from edgespec.drafting.proposal import MOST_DRAWN
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.plan import Plan

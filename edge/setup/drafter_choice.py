@@ -13,7 +13,7 @@ from math import inf, isfinite
 from typing import Any
 
 from edgespec.drafting.drafters import HEAD, MODEL
-from edgespec.drafting.drafters.model_savings import SAVINGS
+from edgespec.drafting.ledger import SAVINGS
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.plan.drafts import DRAFT_SIZES
 from edgespec.memory.plan.options import LLAMACPP
@@ -76,10 +76,10 @@ class Experience:
         values = [(document or {}).get(name) for name in SAVINGS]
         if not all(isinstance(value, float) and isfinite(value) for value in values):
             return None
-        rounds, usual_ms, saved_ms = (float(value) for value in values if value is not None)
-        if rounds < _TELLING_ROUNDS or usual_ms <= 0.0:
+        rounds, usual_steps, saved_steps = (float(value) for value in values if value is not None)
+        if rounds < _TELLING_ROUNDS or usual_steps <= 0.0:
             return None
-        return cls(rounds, saved_ms / usual_ms)
+        return cls(rounds, saved_steps / usual_steps)
 
 
 def candidate_of(spec: ModelSpec, request: Request) -> Candidate | None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from edgespec.drafting.calibration import merged_counts
 from edgespec.drafting.drafters import HEAD, MODEL
-from edgespec.drafting.drafters.model_savings import TIME, is_recent, merged, recalled
+from edgespec.drafting.ledger import TIME, is_recent, merged, recalled
 from edgespec.memory.bytes.shape import KV_TYPE_BYTES
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key

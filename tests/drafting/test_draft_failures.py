@@ -172,7 +172,8 @@ from edgespec.errors import BackendError
 def fails(self, tokens):
     raise BackendError("llama_decode failed with -3")
 
-combined._Source.buy = lambda *_: True
+combined._Source.limit = lambda *_: 4
+combined._Source.is_worth_asking = lambda *_: True
 ModelText._feed = fails
 main()
 """

@@ -156,32 +156,33 @@ def lived(target: ModelSpec, drafter: Path, plan: Plan | None = None, **found: A
     """What a run with it leaves behind: 400 rounds now, if nothing else is said; and where."""
     plan = plan or plan_of(target, drafter="suffix")
     key = learned_key(target, plan, read_model_spec(drafter))
-    usual = {"rounds": 400.0, "usual_ms": 1000.0, "time": time()}
+    usual = {"rounds": 400.0, "usual_steps": 1000.0, "time": time()}
     cache.store("learned", key, usual | found)
     return key
 
 
 @pytest.mark.parametrize(
-    ("saved_ms", "said"), [(40.0, "used"), (4.0, "not used"), (-40.0, "not used")]
+    ("saved_steps", "said"), [(40.0, "used"), (4.0, "not used"), (-40.0, "not used")]
 )
 def test_what_it_brought_here_counts_more_than_what_its_file_says(
-    target: ModelSpec, shipped: Path, saved_ms: float, said: str
+    target: ModelSpec, shipped: Path, saved_steps: float, said: str
 ) -> None:
     measured(target, FLAT if said != "used" else STEEP)
-    lived(target, shipped, saved_ms=saved_ms)
-    part = max(0.0, saved_ms / 1000)
+    lived(target, shipped, saved_steps=saved_steps)
+    part = max(0.0, saved_steps / 1000)
     reason = f"in the last 400 rounds here it saved {part:.1%} of the time"
     assert choice(plan_of(target)) == (said, reason)
 
 
 @pytest.mark.parametrize(
-    "found", [{"rounds": 299.0}, {"time": time() - 40 * 86400}, {"usual_ms": 0.0}, {"time": "now"}]
+    "found",
+    [{"rounds": 299.0}, {"time": time() - 40 * 86400}, {"usual_steps": 0.0}, {"time": "now"}],
 )
 def test_few_rounds_and_old_ones_say_nothing(
     target: ModelSpec, shipped: Path, found: dict[str, Any]
 ) -> None:
     measured(target, FLAT)
-    lived(target, shipped, saved_ms=0.0, **found)
+    lived(target, shipped, saved_steps=0.0, **found)
     assert "predicted" in choice(plan_of(target))[1]
 
 
@@ -193,12 +194,12 @@ def test_old_experience_does_not_outlive_a_short_run(target: ModelSpec, drafter:
     plan = edgespec.plan(target.path, **options)
     for age_s, rounds in ((40 * 86400, 0.0), (86400, 400.0)):
         seen = time() - age_s
-        key = lived(target, drafter, plan, saved_ms=0.0, time=seen)
+        key = lived(target, drafter, plan, saved_steps=0.0, time=seen)
         edgespec.load(target.path, **options).close()
         unused = cache.load("learned", key)
         assert unused is not None and unused["rounds"] == rounds
         assert rounds == 0.0 or unused["time"] == seen  # nothing was added
-        lived(target, drafter, plan, saved_ms=0.0, time=seen)
+        lived(target, drafter, plan, saved_steps=0.0, time=seen)
         with edgespec.load(target.path, **options) as engine:
             engine.generate([1, 2, 3], max_tokens=20)
         used = cache.load("learned", key)

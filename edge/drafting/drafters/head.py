@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Logits
+from edgespec.drafting.constants import LONGEST, USUAL_PROMPT
 from edgespec.drafting.drafters.model import WritingDrafter
-from edgespec.drafting.drafters.model_rounds import LONGEST
+from edgespec.drafting.drafters.model_text import DraftText
 from edgespec.memory.times.curve import CostCurve
-
-_USUAL_PROMPT = 512  # tokens
 
 
 class Head(Protocol):
@@ -59,23 +58,13 @@ class Head(Protocol):
         """Free it; safe to call twice."""
 
 
-class HeadText:
-    """The text as a head sees it: as `ModelText` for a backend that needs no telling."""
+class HeadText(DraftText):
+    """The text as a head sees it: one that goes on and back with its model by itself."""
+
+    backend: Head
 
     def __init__(self, head: Head) -> None:
-        self.backend = head
-        self.tokens: list[int] = []
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Start a new one."""
-        self.tokens = list(tokens)
-
-    def append(self, emitted: Sequence[int]) -> None:
-        """Go on with more tokens."""
-        self.tokens += emitted
-
-    def forget(self) -> None:
-        """Nothing: the head goes back with its model."""
+        super().__init__(head)
 
     @property
     def can_be_read(self) -> bool:
@@ -99,7 +88,7 @@ class HeadText:
 class HeadDrafter(WritingDrafter):
     """Drafts with a text's head for a target of `vocab_size`; its steps take what `curve` says.
 
-    `promised` as of `UsualRound`, where its file says so.
+    `promised` as of `WritingDrafter`, where its file says so.
     """
 
     name = "head"
@@ -115,9 +104,12 @@ class HeadDrafter(WritingDrafter):
     ) -> None:
         super().__init__(curve, vocab_size, text.backend.token_ids, promised)
         self._text, self._block = text, text.backend.block
-        self.expect(0.0)
+        text.backend.reads_prompts = False
 
-    def expect(self, gain_ms: float) -> None:
-        """Read the next prompts where texts usually gain what reading a usual one takes."""
-        price_ms = self._times.catch_up_ms(_USUAL_PROMPT, 0)
-        self._text.backend.reads_prompts = gain_ms >= price_ms
+    def can_read_prompts(self, *, pays: bool) -> None:
+        """As of `Drafter`."""
+        self._text.backend.reads_prompts = pays
+
+    def reading_ms(self) -> float:
+        """As of `Drafter`."""
+        return self._read_ms(USUAL_PROMPT)

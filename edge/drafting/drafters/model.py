@@ -9,6 +9,8 @@ not expected to raise the tokens/ms of the round: a rule by value, not a fixed l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from time import perf_counter
 from typing import Any
 from warnings import warn
@@ -17,29 +19,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Backend, Logits
+from edgespec.drafting import constants
+from edgespec.drafting.calibration import Calibration
+from edgespec.drafting.constants import LONGEST
 from edgespec.drafting.controller import choose_size
-from edgespec.drafting.drafters.base import Outcome, count_hits
-from edgespec.drafting.drafters.model_rounds import LONGEST, RoundTimes, UsualRound
+from edgespec.drafting.drafters.base import Drafter, VerifyResult, count_hits
 from edgespec.drafting.drafters.model_text import DraftText, ModelText
 from edgespec.drafting.drafters.proposal_builder import ProposalBuilder, new_calibration
-from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
+from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepContext
 from edgespec.drafting.top_tokens import top_tokens_of
 from edgespec.errors import DraftModelWarning, EdgespecError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.exits.early_exit import ExitInfo, gains_of
 
 _FAILURES = (EdgespecError, OSError, MemoryError)  # of a backend; all else is a mistake of ours
+_PLACES = "places"  # of a stored state: the counts of places in a chain
 
 
-class WritingDrafter:
+class WritingDrafter(Drafter):
     """Drafts with an engine of its own that reads the text and writes ahead.
 
     An engine that fails is said so once, with a DraftModelWarning, and never asked again: what
     failed would fail in each round, and take its time. Answers go on without.
+
+    Args:
+        curve: what steps of the engine take.
+        token_ids: the target's tokens that rows of logits stand for; None are the first ones.
+        promised: what an i + 1st draft adds to the tokens of a round, as a file says.
     """
 
-    name = ""
-    nbytes = 0  # of tables; the engine's own bytes are in the plan
+    has_engine = True
     _who = _component = ""
     _block = 0  # tokens that one step drafts; 0: one by one
     _text: DraftText
@@ -52,12 +61,11 @@ class WritingDrafter:
         promised: Sequence[float] = (),
     ) -> None:
         self.failure: str | None = None  # of the backend, in its words
-        self._times = RoundTimes(curve)
-        self._usual, self.is_promised = UsualRound(promised), bool(promised)
+        self._curve = curve
         self._vocab_size = vocab_size
-        # The target's tokens that the rows of logits stand for; None are the first ones.
         self._ids = None if token_ids is None else np.array(token_ids)
         self._calibration = new_calibration()
+        self._places = _calibration_of_places(promised)  # that a place of the spine is right
         self._proposal = EMPTY
         self._cells: list[int] = []
         self._spine: list[int] = []
@@ -65,7 +73,7 @@ class WritingDrafter:
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text; nothing is computed before it pays."""
         self._calibration.forget_recent()
-        self._usual.begin()
+        self._places.forget_recent()
         self._proposal, self._spine = EMPTY, []
         self._text.begin(tokens)
 
@@ -75,32 +83,29 @@ class WritingDrafter:
 
     # -- drafting --------------------------------------------------------------------------
 
-    def prospects(self, stakes: Stakes) -> Prospects | None:
-        """What drafting brought lately, and what it would take now; None once it has failed."""
-        if self.failure is not None:
-            return None
-        if not self._text.can_be_read:
-            return Prospects((), 0.0, 0.0)
-        before_ms = self._times.catch_up_ms(self._text.num_missing, len(self._text.tokens))
-        draft_ms = self._steps_of(self._usual.num_steps) * self._step_ms()
-        return Prospects(self._usual.probabilities[: stakes.max_nodes], before_ms, draft_ms)
+    def estimate(self, context: StepContext) -> DraftEstimate:
+        """What chains brought, place by place, and what drafting takes now."""
+        if self.failure is not None or not self._text.can_be_read:
+            return DraftEstimate(())
+        most = min(context.max_nodes, self._block or LONGEST)
+        chances = list(accumulate(map(self._places.probability, range(most)), mul))
+        step_ms = self._step_ms()
+        read_ms = max(0.0, self._read_ms(self._text.num_missing) - step_ms)
+        if self._block:
+            return DraftEstimate(chances, read_ms, first_ms=step_ms)
+        return DraftEstimate(chances, read_ms, node_ms=step_ms)
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """A spine of the draft model's tokens, with siblings where they can be verified."""
         self._proposal, self._spine = EMPTY, []
         if self.failure is not None or not self._text.can_be_read:
             return EMPTY
-        began, missing = perf_counter(), self._text.num_missing
-        builder = ProposalBuilder(stakes, self._calibration)
+        began = perf_counter()
+        builder = ProposalBuilder(context, self._calibration)
         try:
-            self._build(builder, stakes)
+            self._build(builder, context)
         except _FAILURES as error:
             self.failure = str(error) or type(error).__name__
-        if self.failure is None:
-            ms = (perf_counter() - began) * 1e3
-            steps = self._steps_of(builder.depth)
-            self._times.learn(ms, missing, steps, len(self._text.tokens))
-            self._usual.learn(builder.probabilities, builder.depth)
         # What was drawn before a failure stays: dropping it because its own token could not be fed
         # would bias the output.
         self._spine = builder.spine()
@@ -109,47 +114,60 @@ class WritingDrafter:
             warn(f"{self._who} failed and is left out: {self.failure}", DraftModelWarning, 2)
         return self._proposal
 
-    def _build(self, builder: ProposalBuilder, stakes: Stakes) -> None:
+    def _build(self, builder: ProposalBuilder, context: StepContext) -> None:
+        missing, began = self._text.num_missing, perf_counter()
         logits = self._text.catch_up()
+        start = perf_counter()
+        if missing <= self._curve.max_nodes:  # what reading more takes is a guess
+            self._learn(missing, (start - began) * 1e3)
         # What was read serves many rounds. This one pays for the step behind its first token, or it
         # would seem so dear already that any number of further drafts were cheap.
-        start = perf_counter() - self._step_ms() / 1e3
-        while self._extend(builder, logits, stakes):
-            if not self._goes_on(builder, stakes, (perf_counter() - start) * 1e3):
+        paid_ms = self._step_ms()
+        while self._extend(builder, logits, context):
+            if not self._goes_on(builder, context, paid_ms + (perf_counter() - start) * 1e3):
                 break
+            began = perf_counter()
             logits = self._text.feed_draft(builder.tip)
+            if not self._block:
+                self._learn(1, (perf_counter() - began) * 1e3)
 
-    def _goes_on(self, builder: ProposalBuilder, stakes: Stakes, spent_ms: float) -> bool:
+    def _learn(self, num_tokens: int, ms: float) -> None:
+        """A step of the engine over so many tokens took `ms`."""
+        self._curve.observe(num_tokens, len(self._text.tokens), num_tokens, ms)
+
+    def _goes_on(self, builder: ProposalBuilder, context: StepContext, spent_ms: float) -> bool:
         """Whether one more token of the spine is expected to raise the round's tokens/ms."""
         longest = self._block or LONGEST
         if builder.is_full or builder.depth >= longest:
             return False
         spine, depth = builder.spine_probabilities(), builder.depth
-        ahead = [builder.chance * self._usual.hope ** (i + 1) for i in range(longest - depth)]
+        places = map(self._places.probability, range(depth, longest))
+        ahead = list(accumulate(places, mul, initial=builder.chance))[1:]
         size, _ = choose_size(
             [*spine, *ahead],
-            stakes,
-            kept=depth if stakes.sampler else 0,
+            context,
+            kept=depth if context.sampler else 0,
             spent_ms=spent_ms,
             node_ms=0.0 if self._block else self._step_ms(),
             drafted=depth,
         )
         return size > depth
 
-    def _steps_of(self, depth: float) -> float:
-        """That drafting so many tokens takes."""
-        return min(1.0, depth) if self._block else depth
-
     def _step_ms(self) -> float:
-        return self._times.step_ms(len(self._text.tokens))
+        """One step of the engine at this moment."""
+        return self._curve.scale * self._curve.estimated_ms(1, len(self._text.tokens))
 
-    def _extend(self, builder: ProposalBuilder, logits: Logits, stakes: Stakes) -> bool:
+    def _read_ms(self, num_tokens: int) -> float:
+        """What feeding so many tokens takes at this moment."""
+        return self._curve.scale * self._curve.read_ms(num_tokens, len(self._text.tokens))
+
+    def _extend(self, builder: ProposalBuilder, logits: Logits, context: StepContext) -> bool:
         """Let it grow by a row of the draft model; False for a broken one."""
         logits = logits[: self._vocab_size]  # the rest pads it
         if not np.isfinite(logits.max()):
             return False
-        if stakes.sampler is not None:
-            builder.draw(self._spread(logits), stakes.sampler)
+        if context.sampler is not None:
+            builder.draw(self._spread(logits), context.sampler)
             return True
         tokens, shares = top_tokens_of(logits)
         builder.take(tokens if self._ids is None else self._ids[tokens].tolist(), shares)
@@ -165,21 +183,24 @@ class WritingDrafter:
 
     # -- learning --------------------------------------------------------------------------
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, result: VerifyResult) -> None:
         """Count what was accepted; drafts that were right stay in the draft model's cache."""
-        count_hits(self._proposal, self._cells, outcome.emitted, self._calibration)
-        self._usual.learn_hits(self._spine, outcome.emitted)
+        count_hits(self._proposal, self._cells, result.emitted, self._calibration)
+        for place, (token, written) in enumerate(zip(self._spine, result.emitted, strict=False)):
+            self._places.count(place, token == written)
+            if token != written:
+                break
         self._proposal, self._spine = EMPTY, []
-        self._text.append(outcome.emitted)
+        self._text.append(result.emitted)
 
     def state(self) -> dict[str, Any]:
         """The counts."""
-        return {**self._calibration.as_json(), **self._usual.state()}
+        return {**self._calibration.as_json(), _PLACES: self._places.as_json()}
 
     def load_state(self, document: dict[str, Any] | None) -> None:
         """Start from the counts of an earlier run."""
         self._calibration.load_json(document)
-        self._usual.load_state(document or {})
+        self._places.load_json((document or {}).get(_PLACES))
 
     def memory_bytes(self) -> dict[str, int]:
         """What the draft model's engine says it allocated, by component."""
@@ -189,6 +210,19 @@ class WritingDrafter:
     def close(self) -> None:
         """Free the draft model."""
         self._text.backend.close()
+
+
+def _calibration_of_places(promised: Sequence[float]) -> Calibration:
+    """How often the token at each place of a chain is right where those before it were.
+
+    A file's own figures are counts of tries that nobody made here.
+    """
+    tries, before, known = constants.PRIOR_TRIES, 1.0, {}
+    for place, gain in enumerate(promised[:LONGEST]):
+        chance = min(1.0, gain / before) if before > 0.0 else 0.0
+        known[place] = (tries * chance, tries)
+        before = gain
+    return Calibration(LONGEST, [0] * LONGEST, [0] * LONGEST, [constants.FIRST_CHANCE], known)
 
 
 class ModelDrafter(WritingDrafter):
@@ -202,6 +236,7 @@ class ModelDrafter(WritingDrafter):
     """
 
     name = "model"
+    has_to_read = True
     _who, _component = "the draft model", "draft"
     _text: ModelText
 
@@ -224,3 +259,8 @@ class ModelDrafter(WritingDrafter):
         token_ids = early_exit.token_ids if early_exit else None
         super().__init__(curve, vocab_size, token_ids, promised)
         self._text = ModelText(backend, readable, window, LONGEST)
+        self._usual_prompt = min(constants.USUAL_PROMPT, window or constants.USUAL_PROMPT)
+
+    def reading_ms(self) -> float:
+        """As of `Drafter`; an exit reads no more than its window."""
+        return self._read_ms(self._usual_prompt)

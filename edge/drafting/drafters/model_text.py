@@ -20,20 +20,20 @@ class HoldsBytes(Protocol):
         """Free it; safe to call twice."""
 
 
-class DraftText(Protocol):
-    """A text, and an engine that reads it and writes ahead."""
+class DraftText:
+    """A text that grows, and an engine that reads it and writes ahead."""
 
-    tokens: list[int]
-
-    @property
-    def backend(self) -> HoldsBytes:
-        """The engine."""
+    def __init__(self, backend: HoldsBytes) -> None:
+        self.backend = backend
+        self.tokens: list[int] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new one; nothing is computed."""
+        self.tokens = list(tokens)
 
     def append(self, emitted: Sequence[int]) -> None:
         """Go on with more tokens."""
+        self.tokens += emitted
 
     def forget(self) -> None:
         """Empty the cache."""
@@ -41,19 +41,23 @@ class DraftText(Protocol):
     @property
     def can_be_read(self) -> bool:
         """Whether there is room for it, and it has no tokens that cannot be read."""
+        raise NotImplementedError
 
     @property
     def num_missing(self) -> int:
         """Tokens to be fed before anything can be drafted; the last one is fed in any case."""
+        raise NotImplementedError
 
     def catch_up(self) -> Logits:
         """Feed what is missing; logits after the last token, [V]."""
+        raise NotImplementedError
 
     def feed_draft(self, token: int) -> Logits:
         """Go on with a token that is not in the text yet; logits after it, [V]."""
+        raise NotImplementedError
 
 
-class ModelText:
+class ModelText(DraftText):
     """A text that grows, as far as `backend` has to see it.
 
     A text with a token from `readable` on cannot be read. With a `window` no more than so many
@@ -61,9 +65,10 @@ class ModelText:
     them were missed or where the context is full, `room` being kept for drafts.
     """
 
+    backend: Backend
+
     def __init__(self, backend: Backend, readable: int, window: int | None, room: int) -> None:
-        self.backend = backend
-        self.tokens: list[int] = []
+        super().__init__(backend)
         self.cached: list[int] = []  # tokens in the backend's cache
         self.shared = 0  # of them, those the text begins with
         self._readable = readable

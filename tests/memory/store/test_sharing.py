@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from random_gguf import Q8_0, write_model
 
 from edgespec.drafting.calibration import Calibration, merged_counts
-from edgespec.drafting.drafters.model_savings import merged
+from edgespec.drafting.ledger import merged
 from edgespec.memory.store import cache, texts
 from edgespec.memory.store.counts import added
 from edgespec.memory.times.curve import CostCurve
@@ -278,9 +278,9 @@ def test_rounds_add_up_and_fade_once() -> None:
 
 
 def test_merits_add_up_and_are_as_old_as_the_last_that_did() -> None:
-    def savings(rounds: float, usual_ms: float, saved_ms: float) -> dict[str, Any]:
+    def savings(rounds: float, usual_steps: float, saved_steps: float) -> dict[str, Any]:
         counts = {"num_cells": 2, "cells": {}}
-        return {**counts, "rounds": rounds, "usual_ms": usual_ms, "saved_ms": saved_ms}
+        return {**counts, "rounds": rounds, "usual_steps": usual_steps, "saved_steps": saved_steps}
 
     nothing, ours, theirs = (
         savings(0.0, 0.0, 0.0),
@@ -289,7 +289,7 @@ def test_merits_add_up_and_are_as_old_as_the_last_that_did() -> None:
     )
     now = merged(None, nothing, theirs)
     both = merged(now, nothing, ours)
-    assert [both[name] for name in ("rounds", "usual_ms", "saved_ms")] == [15.0, 130.0, 3.0]
+    assert [both[name] for name in ("rounds", "usual_steps", "saved_steps")] == [15.0, 130.0, 3.0]
     assert merged(both, ours, ours) == both  # nothing was added, and nothing got newer
 
 
