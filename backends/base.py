@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import ContextFullError
 from edgespec.models.control_texts import ControlTexts
 
-Logits = NDArray[np.float32]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Logits: TypeAlias = "NDArray[np.float32]"
 
 
 @dataclass(frozen=True, slots=True)

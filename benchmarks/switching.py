@@ -44,9 +44,9 @@ from edgespec.decode.writers import LARGE, SMALL, ModelTurn
 from edgespec.memory.device.host import cpu_name, usable_cores
 from edgespec.memory.report.profile_page import render_switching
 from edgespec.switching.engine import SwitchingEngine
-from edgespec.switching.entropy import entropy_nats
 from edgespec.switching.forecast import Forecast, choose, sweep
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
+from edgespec.switching.switch import entropy_nats
 
 Asked = tuple[Sequence[int], Sequence[int]]  # token ids of a prompt and of an answer
 

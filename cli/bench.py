@@ -153,6 +153,17 @@ def bench_text(measured: dict[str, Any]) -> str:
     parts = [_wrapped(title), _wrapped(asked), table(_ceiling_rows(measured))]
     parts += [_variant_table(one, variants[0]) for one in variants[1:] or variants]
     parts += [_wrapped(text) for one in variants if (text := _remarks(one))]
+    if (energy := measured["energy"])["source"] is not None:
+        each = (
+            f"{one['name']} {one['overall']['j_per_token']:.3g}"
+            for one in variants
+            if one["overall"]["j_per_token"] is not None
+        )
+        parts.append(
+            _wrapped(
+                f"J a token: {', '.join(each)} ({energy['source']}, {energy['idle_w']:.1f} W idle)"
+            )
+        )
     parts.append(table([("memory", _memory_text(load)) for load in measured["loads"]]))
     return "\n\n".join(parts)
 

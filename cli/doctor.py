@@ -43,10 +43,11 @@ def _document() -> dict[str, Any]:
     from edgespec.memory.device import host
     from edgespec.memory.device.accelerators import accelerators, gpu_kinds, has_rpc, missing_gpu
     from edgespec.memory.device.bandwidth import measured_bandwidth
+    from edgespec.memory.device.energy import find_source
     from edgespec.memory.device.kernels import instruction_set, missing_kernels
     from edgespec.memory.store import cache
 
-    gpus = accelerators()
+    gpus, energy = accelerators(), find_source()
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -59,6 +60,8 @@ def _document() -> dict[str, Any]:
         "memory_bytes": host.total_bytes(),
         "available_bytes": host.available_bytes(),
         "bandwidth_bytes_per_s": measured_bandwidth(),
+        "energy_source": None if isinstance(energy, str) else energy.name,
+        "energy_missing": energy if isinstance(energy, str) else None,
         "unified_memory": any(gpu.shares_memory for gpu in gpus),
         "gpu_kinds": list(gpu_kinds()),
         "has_rpc": has_rpc(),
@@ -149,6 +152,7 @@ def _machine_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("kernels", _kernels(found)),
         ("memory", f"{free} free of {total}; swap and other processes' memory never counts"),
         ("bandwidth", f"{found['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s"),
+        ("energy", found["energy_source"] or found["energy_missing"]),
         ("system", f"{found['system']}, Python {found['python']}"),
         ("measurements", f"kept in {found['cache']}"),
     ]

@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 
 def list_models(request: Request, *, as_json: bool) -> None:
     """Print a row for every file, with what a plan of `request` says about it."""
+    from edgespec.memory.bytes.simulation import simulating
     from edgespec.memory.plan.machine import this_machine
     from edgespec.models.hub.caches import local_models
 
     machine, progress = this_machine(), Progress()
     locals_, rows = local_models(), []
     try:
-        for number, local in enumerate(locals_):
-            progress("reading headers", number / len(locals_))
-            rows.append(_row(local, request, machine))
+        with simulating():  # one process for all of them
+            for number, local in enumerate(locals_):
+                progress("reading headers", number / len(locals_))
+                rows.append(_row(local, request, machine))
     finally:
         progress.clear()
     if as_json:

@@ -189,7 +189,8 @@ def _speed_rows(measured: dict[str, Any]) -> list[tuple[str, ...]]:
             row["drafter"],
             f"{row['predicted_tokens_per_s']:.1f}",
             f"{row['measured_tokens_per_s']:.1f}, acceptance length "
-            f"{row['acceptance_length']:.2f} (plain is 1.00)",
+            f"{row['acceptance_length']:.2f} (plain is 1.00)"
+            + ("" if (each := row["j_per_token"]) is None else f", {each:.3g} J a token"),
         )
         for row in measured["speed"]
     ]

@@ -76,6 +76,7 @@ def run(
 
     One argument with a space in it is a prompt for the embedded model; one word names a model.
     """
+    from edgespec.memory.device.energy import measured_energy
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.prompt_size import most_prompt_tokens
 
@@ -116,7 +117,8 @@ def run(
             **texts,
         }
         shown = None if as_json else color
-        result, seed_used = _generate(engine, messages, sampling, arguments, shown)
+        with measured_energy(idle=as_json) as energy:
+            result, seed_used = _generate(engine, messages, sampling, arguments, shown)
         checked = None
         if check and result.finish_reason != "cancelled":
             checked = _check(engine, messages, sampling, seed_used, arguments, result)
@@ -124,6 +126,7 @@ def run(
         measured = _report(plan, engine, result, seed_used, checked)
         if plan_options.verbose:
             note(f"drafts: {_reasons(plan, engine)}")
+        measured |= energy.as_json(len(result.token_ids))
     if as_json:
         print(json.dumps(measured))
     else:
@@ -337,6 +340,8 @@ def _summary(report: dict[str, Any]) -> str:
     if report["finish_reason"] in ("length", "context_full"):
         limit = "--max-tokens" if report["finish_reason"] == "length" else "--ctx"
         line += f"; cut off by {limit}"
+    if report["j_per_token"] is not None:
+        line += f"; {report['j_per_token']:.2f} J a token ({report['energy_source']})"
     crowded = report["crowded_rounds"] / max(1, report["rounds"])
     if crowded >= _WORTH_TELLING:
         line += f"\nother programs kept cores busy: fewer threads in {crowded:.0%} of the steps"

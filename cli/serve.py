@@ -7,7 +7,7 @@ import os
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,10 +16,16 @@ from edgespec.cli.render import note
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.errors import UnsupportedError
 
+if TYPE_CHECKING:
+    from edgespec.models.spec import ModelSpec
+    from edgespec.sampling.params import SamplingParams
+
 _KEY_VARIABLE = "EDGESPEC_API_KEY"
 _END_S = 5  # that the model has to be freed, and the process to end
-# starlette, uvicorn, asyncio and what they hold of a dozen connections; 17 MiB when imported.
-_INTERFACE_BYTES = 24 << 20
+# starlette, uvicorn, asyncio and what they hold of a dozen connections, 17 MiB when imported; and
+# the responses that are kept.
+_INTERFACE_BYTES = (24 << 20) + (8 << 20)
+_TEMPERATURE = 0.8  # llama.cpp's, where neither the command nor the file has one
 
 
 @options.takes_shared_options
@@ -70,6 +76,18 @@ def serve(
             help="Most tokens of an answer. Default: the rest of the context.",
         ),
     ] = None,
+    any_model: Annotated[
+        bool,
+        typer.Option("--any-model", help="Answer requests for any model, whatever its name."),
+    ] = False,
+    think_budget: Annotated[
+        int | None,
+        typer.Option(
+            "--think-budget",
+            min=0,
+            help="Most tokens of a thought, before the answer begins. Default: no limit.",
+        ),
+    ] = None,
     users: options.UsersOption = "auto",
     latency: Annotated[
         float,
@@ -99,8 +117,8 @@ def serve(
     keys = checked_keys(given) if given else ()
     check_exposure(host, keys)
     origins = checked_origins(cors or ())
-    sampling = sampling_options.params()
     spec = read_model(model.path(plan_options))
+    sampling = _sampling(context, sampling_options, spec)
     request = replace(
         plan_options.request(max_tokens=max_tokens or 0),
         users=options.users_of(users),
@@ -123,7 +141,8 @@ def serve(
                 keys=keys or None,
                 origins=origins,
                 hosts=allowed_host or (),
-                defaults=Defaults(sampling, max_tokens),
+                defaults=Defaults(sampling, max_tokens, think_budget),
+                any_model=any_model,
                 plan=plan,
                 file_name=spec.path.name,
             ) as server,
@@ -136,6 +155,18 @@ def serve(
 
             end_within(_END_S)  # a thread that reads a request may never end
     note("stopped")
+
+
+def _sampling(
+    context: typer.Context, given: answer_options.SamplingOptions, spec: ModelSpec
+) -> SamplingParams:
+    """How tokens are picked: what the command does not say is the file's, as in llama.cpp."""
+    more: dict[str, Any] = {
+        name: value
+        for name, value in {"temperature": _TEMPERATURE, **spec.sampling}.items()
+        if (source := context.get_parameter_source(name)) is None or source.name == "DEFAULT"
+    }
+    return replace(given, **more).params()
 
 
 def _given_keys(context: typer.Context, keys: list[str] | None) -> list[str]:

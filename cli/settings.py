@@ -16,7 +16,6 @@ answer, is ignored there, and said to be.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -192,6 +191,8 @@ def _check_names(path: Path, values: dict[str, Any], known: set[str] | None, tab
 
 def _refuse(path: Path, key: str, known: set[str]) -> None:
     word = key[:_SHOWN].rpartition(" ")[2].replace("_", "-")
+    import difflib  # takes 5 ms, and nearly nobody needs it
+
     near = difflib.get_close_matches(word, sorted(known), 3)
     raise UnsupportedError(
         f"{path} sets {key[:_SHOWN]}, and no command has such an option",

@@ -121,6 +121,7 @@ def _rendered_somehow(template: str, values: Mapping[str, Any], controls: Contro
         _with_short_ids,
         _with_text_arguments,
         _with_parts,
+        _with_system_first,
         _without_system,
     ]
     try:
@@ -205,11 +206,25 @@ def _with_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in messages]
 
 
+def _with_system_first(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For templates that take a system message at the beginning alone."""
+    return [*messages[:1], *_without_system(messages[1:])]
+
+
 def _without_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    if [one["role"] for one in messages[:2]] != ["system", "user"]:
+    """Words of system messages become those of the user's message after them, or before."""
+    if not any(one["role"] == "user" for one in messages):
         return list(messages)
-    system, user, *rest = messages
-    return [{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest]
+    made: list[dict[str, Any]] = []
+    is_open = False  # the last one was a system message
+    for one in messages:
+        is_system = one["role"] == "system"
+        said = {**one, "role": "user"} if is_system else one
+        if made and (is_open or is_system) and made[-1]["role"] == said["role"] == "user":
+            said = {**said, "content": f"{made.pop()['content']}\n\n{one['content']}"}
+        made.append(said)
+        is_open = is_system
+    return made
 
 
 def _rendered(template: str, values: Mapping[str, Any], controls: ControlTexts) -> str:

@@ -6,6 +6,8 @@ Follows llama.cpp's reading of the same keys (`llama.cpp: src/llama-model.cpp`, 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,6 +16,7 @@ from edgespec.models.gguf.reader import Gguf, GgufSpan, GgufValue
 
 # llama.cpp's LLAMA_MAX_LAYERS.
 MAX_LAYERS = 512
+_BLOCK = re.compile(r"blk\.(\d{1,4})\.(.+)")
 _MAX_U31 = (1 << 31) - 1
 
 
@@ -66,22 +69,16 @@ _SLIDING = {
 _EXAONE4_SLIDING = 64
 _GEMMA3N_CACHED_LAYERS = 20
 
-_RECURRENT = {"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"}
-# Hybrids whose every n-th layer is attention unless the file lists the recurrent layers.
-_INTERVAL_HYBRID = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "minimax-01": 8}
-# Hybrids whose recurrent layers are those without key-value heads.
-_HEADLESS_HYBRID = {
-    "jamba", "plamo2", "granitehybrid", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe",
-    "kimi-linear", "kimi-k3", "bailingmoe3", "glm5-next",
-}  # fmt: skip
-_ONE_PART_LAYERS = {"nemotron_h", "nemotron_h_moe"}
+# What layers with a recurrent state have: tensors of one of these sets.
+_RECURRENT = (("ssm_",), ("time_mix_",), ("shortconv.",), ("attn_qkv.weight", "attn_gate.weight"))
+_ATTENDS_TOO = "falcon-h1"  # of the layers with a state all have a cache as well
+_OTHER_STATE = ("deepseek4",)  # compressed, in no layer's tensors
 # Hybrids whose recurrent state llama.cpp can take back (`llm_arch_supports_rs_rollback`), as far as
 # what they keep can be planned.
 SNAPSHOTS = {
     "qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe", "kimi-k3",
     "bailingmoe3",
 }  # fmt: skip
-_HYBRID = {"falcon-h1", "deepseek4", *_INTERVAL_HYBRID, *_HEADLESS_HYBRID}
 
 
 class Keys:
@@ -90,9 +87,6 @@ class Keys:
     def __init__(self, gguf: Gguf) -> None:
         self.gguf = gguf
         self.arch = gguf.text("general.architecture")
-
-    def has(self, prefix: str) -> bool:
-        return any(key.startswith(f"{self.arch}.{prefix}") for key in self.gguf.metadata)
 
     def value(self, name: str) -> GgufValue | None:
         return self.gguf.metadata.get(f"{self.arch}.{name}")
@@ -136,7 +130,7 @@ class Keys:
 class Layers:
     """The per-layer facts of a model. Raises ModelFileError, some of them when they are asked."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, tensors: Iterable[str]) -> None:
         self.keys = keys
         self.num = keys.integer("block_count", low=1)
         if self.num > MAX_LAYERS:
@@ -149,57 +143,16 @@ class Layers:
         self.num_trunk = max(self.num - self.num_prediction, 0)
         self.embedding_size = keys.integer("embedding_length", low=1)
         self.feed_forward_size = keys.per_layer("feed_forward_length", self.num, 0)
-
-    # -- what has recurrent state ----------------------------------------------------------
-
-    @cached_property
-    def _is_unknown(self) -> bool:
-        """Whether the file has recurrent state and the architecture is not in our tables."""
-        return self.keys.arch not in _RECURRENT | _HYBRID and self.keys.has("ssm.")
-
-    @cached_property
-    def is_recurrent(self) -> bool:
-        """Whether no layer has attention."""
-        unknown = self._is_unknown and not self.keys.has("attention.head_count")
-        return self.keys.arch in _RECURRENT or unknown
-
-    @cached_property
-    def is_hybrid(self) -> bool:
-        """Whether some layers have attention and others recurrent state."""
-        unknown = self._is_unknown and self.keys.has("attention.head_count")
-        return self.keys.arch in _HYBRID or unknown
-
-    @cached_property
-    def is_recurrent_layer(self) -> tuple[bool, ...]:
-        """Which layers have recurrent state."""
-        return tuple(self._recurs(index) for index in range(self.num))
-
-    def _recurs(self, index: int) -> bool:
-        arch = self.keys.arch
-        if arch in _INTERVAL_HYBRID:
-            return self._recurs_by_interval(index)
-        if self.is_recurrent or arch == "falcon-h1":
-            return True
-        headless = self.is_hybrid and index < self.num_trunk and self.kv_heads[index] == 0
-        # In Nemotron-H a layer is only one of attention, feed-forward and recurrence.
-        return headless and not (arch in _ONE_PART_LAYERS and self.feed_forward_size[index] > 0)
-
-    def _recurs_by_interval(self, index: int) -> bool:
-        listed = self.keys.value("attention.recurrent_layers")
-        if listed is not None:
-            return bool(_flags(listed, self.num)[index])
-        default = _INTERVAL_HYBRID[self.keys.arch]
-        interval = max(self.keys.integer("full_attention_interval", default), 1)
-        return index < self.num_trunk and (index + 1) % interval != 0
+        self.is_recurrent_layer = _recurrent_layers(self.num, tensors)
+        self.keeps_state = any(self.is_recurrent_layer) or keys.arch in _OTHER_STATE
 
     # -- heads -----------------------------------------------------------------------------
 
     @cached_property
     def num_heads(self) -> tuple[int, ...]:
         """Query heads, by layer."""
-        return self.keys.per_layer(
-            "attention.head_count", self.num, 0 if self.is_recurrent else None
-        )
+        default = 0 if all(self.is_recurrent_layer) else None
+        return self.keys.per_layer("attention.head_count", self.num, default)
 
     @cached_property
     def kv_heads(self) -> tuple[int, ...]:
@@ -218,7 +171,7 @@ class Layers:
         if arch == "gemma4":
             end = min(end, self.num - self.keys.integer("attention.shared_kv_layers", 0))
         return tuple(
-            heads if index < end and (arch == "falcon-h1" or not recurs) else 0
+            heads if index < end and (arch == _ATTENDS_TOO or not recurs) else 0
             for index, (heads, recurs) in enumerate(
                 zip(self.kv_heads, self.is_recurrent_layer, strict=True)
             )
@@ -277,6 +230,22 @@ class Layers:
         length = self.keys.integer(f"attention.{which}_length", default)
         sliding = self.keys.integer(f"attention.{which}_length_swa", length)
         return tuple(sliding if slides else length for slides in self.is_sliding)
+
+
+def _recurrent_layers(num_layers: int, tensors: Iterable[str]) -> tuple[bool, ...]:
+    """Which layers keep a recurrent state, by the names of their tensors."""
+    names: list[list[str]] = [[] for _ in range(num_layers)]
+    for tensor in tensors:
+        match = _BLOCK.match(tensor)
+        if match and int(match[1]) < num_layers:
+            names[int(match[1])].append(match[2])
+
+    def has(layer: list[str], part: str) -> bool:
+        return any(name.startswith(part) for name in layer)
+
+    return tuple(
+        any(all(has(layer, part) for part in parts) for parts in _RECURRENT) for layer in names
+    )
 
 
 def _flags(value: GgufValue, num_layers: int) -> tuple[bool, ...]:

@@ -57,6 +57,13 @@ _ARCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 _BLOCK = re.compile(r"(?:dec\.|enc\.)?blk\.(\d{1,4})\.(.+)")
 _EXPERT = re.compile(r"_exps|_chexps|ffn_(?:gate|up|down)\.\d")
 _TEXT_MODEL = "edgespec needs a text-generation model"
+# Names of `SamplingParams`, by the file's, the least and the most.
+_SAMPLING = {
+    "temperature": ("temp", 0.0, 100.0),
+    "top_k": ("top_k", 0, 1 << 30),
+    "top_p": ("top_p", 1e-6, 1.0),
+    "min_p": ("min_p", 0.0, 1.0),
+}
 _EMBEDDINGS = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")
 
 
@@ -114,8 +121,7 @@ class ModelSpec:
     num_experts_used: int
     expert_feed_forward_size: int
 
-    is_recurrent: bool
-    is_hybrid: bool
+    keeps_state: bool  # recurrent, in some of the layers
     is_recurrent_layer: tuple[bool, ...]
     has_encoder: bool
     tied_embeddings: bool
@@ -138,6 +144,8 @@ class ModelSpec:
     format: str = GGUF_FORMAT
     # of a head in a file of its own, which is no model
     reads: Reads | None = None
+    # how tokens are picked where nothing else is said: fields of `SamplingParams`
+    sampling: Mapping[str, float] = field(default_factory=dict)
     # by name
     tensors: Mapping[str, GgufTensor] = field(default_factory=dict, repr=False)
     # entries of the file's header, as of `Gguf`
@@ -147,11 +155,6 @@ class ModelSpec:
     def head_name(self) -> str:
         """The tensor that makes logits."""
         return "token_embd.weight" if self.tied_embeddings else "output.weight"
-
-    @property
-    def keeps_state(self) -> bool:
-        """Whether some layers keep a recurrent state."""
-        return self.is_recurrent or self.is_hybrid
 
     @property
     def has_snapshots(self) -> bool:
@@ -192,7 +195,7 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
     first, tensors = shards[0], [tensor for shard in shards for tensor in shard.tensors]
     _refuse_other_kinds(first, tensors, heads)
     keys = Keys(first)
-    layers = Layers(keys)
+    layers = Layers(keys, [tensor.name for tensor in tensors])
     vocab_size = _vocab_size(first, keys, tensors)
     by_type = _bytes_by(tensors, lambda tensor: tensor.type.name)
     by_group = _bytes_by(tensors, lambda tensor: _group(tensor.name))
@@ -221,8 +224,7 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         num_experts=keys.integer("expert_count", 0),
         num_experts_used=max(keys.per_layer("expert_used_count", layers.num, 0)),
         expert_feed_forward_size=max(keys.per_layer("expert_feed_forward_length", layers.num, 0)),
-        is_recurrent=layers.is_recurrent,
-        is_hybrid=layers.is_hybrid,
+        keeps_state=layers.keeps_state,
         is_recurrent_layer=layers.is_recurrent_layer,
         has_encoder=keys.arch in _ENCODER_DECODER | _EMBEDDING_ONLY,
         tied_embeddings=_is_tied(keys, tensors),
@@ -231,6 +233,7 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         layer_bytes=_layer_bytes(tensors, layers.num),
         chat_template=first.text("tokenizer.chat_template") or None,
         tool_template=first.text("tokenizer.chat_template.tool_use") or None,
+        sampling=_sampling(first.metadata),
         bos_id=_token_id(first, "bos", vocab_size),
         eos_id=_token_id(first, "eos", vocab_size),
         add_bos=_flag(first.metadata.get("tokenizer.ggml.add_bos_token")),
@@ -360,6 +363,16 @@ def _label(text: str) -> str:
 
 def _flag(value: GgufValue | None) -> bool | None:
     return value if isinstance(value, bool) else None
+
+
+def _sampling(metadata: Mapping[str, GgufValue]) -> dict[str, float]:
+    """The settings of a file that can be used; whoever made the file wrote them."""
+    found = {}
+    for name, (key, low, high) in _SAMPLING.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+            found[name] = int(value) if name == "top_k" else float(value)
+    return found
 
 
 def _file_type(gguf: Gguf, by_type: Counter[str]) -> str:

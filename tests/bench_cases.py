@@ -34,6 +34,7 @@ def row(ratio: float, identical: int = 2, **changes: Any) -> dict[str, Any]:
         "time_to_first_token_s": 0.25, "rounds": 128, "drafted_tokens": 0, "accepted_tokens": 0,
         "acceptance_length": 1.0, "drafted_by": {}, "accepted_by": {}, "draft_s": 0.0,
         "host_share": 0.01, "identical": identical, "unexplained": 0, "largest_gap": 0.0,
+        "j_per_token": 0.42 / ratio,
     }  # fmt: skip
     return {**found, **changes}
 
@@ -60,6 +61,7 @@ def document(**changes: Any) -> dict[str, Any]:
             "bytes_per_token": 86 << 20, "memory_bytes_per_s": 40e9, "tokens_per_s": 443.6,
             "plain_tokens_per_s": 100.0,
         },
+        "energy": {"source": "RAPL: package-0", "missing": None, "idle_w": 3.25},
         "loads": [{"settings": "", "batch_noise": 0.1, "memory": memory}],
         "variants": [
             {"name": "plain", "drafter": "none", "settings": "", "load": 0, "overall": row(1.0),

@@ -98,8 +98,10 @@ def exact_engine(measured_cache: Path) -> Iterator[Engine]:
 
     One thread: a second one waits in a busy loop, which is slow wherever something else runs.
     No early exit, wherever it was measured to pay: its drafts are drawn, and with a seed they
-    change the text.
+    change the text. Drafts are made whatever steps over them take here.
     """
+    from frozen_times import let_drafts_pay
+
     import edgespec
 
     with pytest.MonkeyPatch.context() as patch:
@@ -108,6 +110,7 @@ def exact_engine(measured_cache: Path) -> Iterator[Engine]:
         with edgespec.load(
             context_size=256, threads=1, draft_max=7, exact=True, drafter="suffix"
         ) as engine:
+            let_drafts_pay(engine)
             yield engine
 
 

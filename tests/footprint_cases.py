@@ -32,7 +32,7 @@ def model(*tensors: GgufTensor, **changes: Any) -> ModelSpec:
         embedding_size=64, vocab_size=1000, context_length=32768, feed_forward_size=(96, 96),
         num_heads=(4, 4), num_kv_heads=(2, 2), key_length=(16, 16), value_length=(16, 16),
         sliding_window=0, is_sliding=(False, False), num_experts=0, num_experts_used=0,
-        expert_feed_forward_size=0, is_recurrent=False, is_hybrid=False,
+        expert_feed_forward_size=0, keeps_state=False,
         is_recurrent_layer=(False, False), has_encoder=False,
         tied_embeddings=all(one.name != "output.weight" for one in tensors), group_bytes=(),
         type_bytes=(), layer_bytes=(), chat_template=None, bos_id=None, eos_id=None, add_bos=None,

@@ -91,7 +91,7 @@ def model(
         num_heads=(heads[0],) * layers, num_kv_heads=(heads[1],) * layers,
         key_length=(head,) * layers, value_length=(head,) * layers, sliding_window=0,
         is_sliding=(False,) * layers, num_experts=0, num_experts_used=0,
-        expert_feed_forward_size=0, is_recurrent=False, is_hybrid=False,
+        expert_feed_forward_size=0, keeps_state=False,
         is_recurrent_layer=(False,) * layers, has_encoder=False,
         tied_embeddings=True, group_bytes=(), type_bytes=(), layer_bytes=(), chat_template=None,
         bos_id=None, eos_id=None, add_bos=None, tokenizer_model="gpt2", tokenizer_pre="",
@@ -121,7 +121,7 @@ def with_experts(spec: ModelSpec, experts: int, used: int) -> ModelSpec:
 
 SPEC = model()
 CELL = 4 * 2 * (64 + 64) * 2  # bytes of cache a token
-RECURRENT = replace(SPEC, arch="mamba", is_recurrent=True, num_kv_heads=(0,) * 4)
+RECURRENT = replace(SPEC, arch="mamba", keeps_state=True, num_kv_heads=(0,) * 4)
 
 
 def curve(cost: float = 0.1, max_nodes: int = 32) -> CostCurve:

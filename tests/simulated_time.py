@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from edgespec.backends.fake import FakeBackend, NextLogits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode import decoding, scheduler, step
 from edgespec.decode.engine import Engine
+from edgespec.decode.generation import Chunk, Run
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.scheduler import _Job
 from edgespec.drafting.drafters import combined
 
 
@@ -93,47 +94,38 @@ class Asked:
         return max(later - earlier for earlier, later in pairs)
 
 
-class _Reader:
+class _Reader(SimpleQueue[Chunk | None]):
     """Takes what a round has written, at the clock's time."""
 
     def __init__(self, asked: Asked, clock: Clock) -> None:
+        super().__init__()
         self._asked, self._clock = asked, clock
-        self.has_ended = False
 
-    def put(self, written: Any) -> None:
-        if isinstance(written, Exception):
-            raise written
-        if written is None:
-            self.has_ended = True
-        else:
+    def put(self, chunk: Chunk | None, block: bool = True, timeout: float | None = None) -> None:
+        if chunk is not None:
             self._asked.rounds_ms.append(self._clock.ms)
-            self._asked.tokens += written.tokens
+            self._asked.tokens += chunk.token_ids
 
 
 def simulate(engine: Engine, clock: Clock, users: Sequence[Sequence[Asked]]) -> None:
     """Let each user ask, one question after the other, until all are answered."""
     at_work = engine._scheduler
-    assert at_work is not None
-    at_work._thread = at_work  # type: ignore[assignment]  # nobody starts one
     to_come = [list(asked) for asked in users]
-    current: list[_Reader | None] = [None] * len(users)
+    current: list[Run | None] = [None] * len(users)
     while any(to_come) or any(current):
-        for user, reader in enumerate(current):
-            if reader is not None and reader.has_ended:
+        for user, run in enumerate(current):
+            if run is not None and run.has_ended:
+                assert run.problem is None, run.problem
                 current[user] = None
             if current[user] is None and to_come[user]:
                 if to_come[user][0].begins_ms > clock.ms:
                     continue
                 asked = to_come[user].pop(0)
                 asked.asked_ms = clock.ms
-                current[user] = reader = _Reader(asked, clock)
-                ids = list(asked.prompt)
-                job = _Job(ids, engine._run(ids, asked.options))
-                job.written = reader  # type: ignore[assignment]
-                at_work._waiting.append(job)
-        if at_work._begin_turn():
-            at_work._turn()
-        elif not any(current):
+                current[user] = run = engine._job(list(asked.prompt), asked.options)
+                run.chunks = _Reader(asked, clock)
+                at_work._waiting.append(run)
+        at_work._make_turn()
+        if not at_work._running and not any(current):
             assert not at_work._waiting, "nobody runs, and somebody waits for ever"
             clock.ms = min((rest[0].begins_ms for rest in to_come if rest), default=clock.ms)
-    at_work._thread = None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from frozen_times import free_drafts
 from numpy.typing import NDArray
 from random_gguf import Q4_0, Q8_0, write_model
 
@@ -17,11 +18,10 @@ from edgespec.decode.engine import Engine
 from edgespec.decode.writers import LARGE, SMALL
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.memory.plan.request import Request
-from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.switching.engine import SwitchingEngine
-from edgespec.switching.entropy import entropy_nats
 from edgespec.switching.policy import SwitchPolicy
+from edgespec.switching.switch import entropy_nats
 
 VOCAB = 6
 PROMPT = [1, 2, 3]
@@ -46,15 +46,10 @@ class Table:
 LARGE_TABLE, SMALL_TABLE = Table(1, 2.0), Table(2, 1.5)
 
 
-def flat_curve() -> CostCurve:
-    """Steps cost the same whatever their size, so that drafts are always worth it."""
-    return CostCurve([math.inf, *[1.0] * 16])
-
-
 def engine(table: Table, drafts: bool, end: int = -1, tree: bool = True) -> Engine:
     backend = FakeBackend(table, VOCAB, end=end, tree=tree)
     drafter = SuffixDrafter() if drafts else None
-    return Engine(backend, curve=flat_curve() if drafts else None, drafter=drafter)
+    return Engine(backend, curve=free_drafts(16) if drafts else None, drafter=drafter)
 
 
 def switching(policy: SwitchPolicy, drafts: bool = True, end: int = -1) -> SwitchingEngine:
@@ -63,7 +58,7 @@ def switching(policy: SwitchPolicy, drafts: bool = True, end: int = -1) -> Switc
         backend,
         small=engine(SMALL_TABLE, drafts, end),
         policy=policy,
-        curve=flat_curve() if drafts else None,
+        curve=free_drafts(16) if drafts else None,
         drafter=SuffixDrafter() if drafts else None,
     )
 

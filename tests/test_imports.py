@@ -67,6 +67,26 @@ def test_reading_a_file_imports_no_inference_library_and_no_numpy(
     assert loaded & (INFERENCE | {"numpy", "jinja2"}) == set()
 
 
+@pytest.mark.parametrize("first", ["run", "plan", "models"])
+def test_one_command_is_read_and_no_other(first: str) -> None:
+    script = (
+        f"import sys\n{command(first, '--help')}"
+        "print(*(name for name in sys.modules if name.startswith('edgespec.cli.')))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    ).stdout.splitlines()[-1]
+    assert f"edgespec.cli.{first}" in loaded.split()
+    others = {"bench", "chat", "config", "doctor", "draft", "profile", "quantize", "serve"}
+    assert not {f"edgespec.cli.{name}" for name in others} & {*loaded.split()}
+
+
+def test_simulations_begin_without_numpy() -> None:
+    loaded, _ = modules_after("import edgespec.backends.llama.simulator")
+    assert "edgespec" in loaded
+    assert loaded & {"numpy", "llama_cpp"} == set()
+
+
 # --------------------------------------------------------------------------------- layering
 
 # The folders that are shipped, and the package each is installed as.

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 import pytest
+from frozen_times import let_drafts_pay
 
 import edgespec
 from edgespec.decode.engine import Engine
@@ -60,11 +61,12 @@ def engine(measured_cache: Path) -> Iterator[Engine]:
         with edgespec.load(
             context_size=256, threads=1, draft_max=7, exact=True, users=USERS
         ) as loaded:
+            let_drafts_pay(loaded)
             yield loaded
 
 
 def test_each_exact_answer_is_the_one_given_alone(engine: Engine, exact_engine: Engine) -> None:
-    """By an engine of one user: greedy and with a seed, drafts on, more answers than seats."""
+    """By an engine of one user: greedy and with a seed, drafts on, more answers than slots."""
     results = at_once(engine, ASKED)
     expected = [exact_engine.generate(prompt, options) for prompt, options in ASKED]
     assert [one.token_ids for one in results] == [one.token_ids for one in expected]

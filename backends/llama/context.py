@@ -10,12 +10,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.base import Capabilities, Logits
-from edgespec.backends.llama.batch import Batch
 from edgespec.backends.llama.huge_pages import HugePages
 from edgespec.backends.llama.kernels import kernels, model_params
 from edgespec.backends.llama.library import LOG, interrupts_kept, library
@@ -25,6 +22,9 @@ from edgespec.backends.llama.workers import Placed
 from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.bytes.shape import GPU, HOST, Device
 from edgespec.memory.device.track import give_back_memory
+
+if TYPE_CHECKING:
+    from edgespec.backends.llama.batch import Batch
 
 _KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # values of ggml_type
 _FLASH_ATTENTION_ON = 1
@@ -287,7 +287,6 @@ class _LogitsView:
         self._get.argtypes = [ctypes.c_void_p]
         self._get.restype = ctypes.c_void_p
         self._address = 0
-        self._array: Logits = np.empty((0, 0), np.float32)
         self.most_rows = 1  # so far: the buffer grows with demand
 
     def rows(self, context: Any, count: int) -> Logits:
@@ -295,8 +294,10 @@ class _LogitsView:
             self.most_rows = count
         address = self._get(context)
         if address != self._address:  # the buffer is allocated once, so nearly never
+            import numpy as np  # simulations do without
+
             pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
-            self._array = np.ctypeslib.as_array(pointer, self._shape)
+            self._array: Logits = np.ctypeslib.as_array(pointer, self._shape)
             self._address = address
         return self._array[:count]
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.errors import BackendError
 
-Rows = NDArray[np.float32]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Rows: TypeAlias = "NDArray[np.float32]"
 _SET_LAYER_INPUT = (
     "llama_set_embeddings_layer_inp",
     "_Z30llama_set_embeddings_layer_inpP13llama_contextjb",
@@ -114,15 +115,16 @@ class _View:
     def __init__(self, count: int, width: int) -> None:
         self._shape = count, width
         self._address = 0
-        self._rows: Rows = np.empty((0, width), np.float32)
 
     def at(self, address: int | None) -> Rows:
         """Those at a place. Raises BackendError where there are none."""
         if not address:
             raise BackendError("llama.cpp gives no rows for this model's head")
         if address != self._address:
+            import numpy as np
+
             found = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
-            self._rows = np.ctypeslib.as_array(found, self._shape)
+            self._rows: Rows = np.ctypeslib.as_array(found, self._shape)
             self._address = address
         return self._rows
 

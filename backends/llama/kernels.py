@@ -14,12 +14,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgespec.backends.llama.ggml_products import MatrixProduct, quantized
 from edgespec.backends.llama.library import ggml_function, has_amx_kernels, library
 from edgespec.errors import BackendError
 from edgespec.memory.device.kernels import (
@@ -29,6 +25,12 @@ from edgespec.memory.device.kernels import (
     refuse_kernels,
 )
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edgespec.backends.llama.ggml_products import MatrixProduct
+
 # Values of ggml_type: Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL; F32, F16, BF16.
 KERNEL_TYPES = (2, 3, 8, 12, 13, 14, 20, 0, 1, 30)
 _CHECKED_ROWS, _CHECKED_COLUMNS, _CHECKED_TOKENS = 32, 512, 3
@@ -37,6 +39,7 @@ _MOST_DIFFERENCE = 0.02
 _TIMED_BYTES, _TIMED_ROUNDS = 16 << 20, 6
 _P = ctypes.c_void_p
 _first_use = threading.Lock()
+_attached_reason: list[str] = []  # why the kernels stay out, once that is known
 
 
 def attach() -> str:
@@ -45,16 +48,22 @@ def attach() -> str:
     They are used only after products of every type agree with ggml's own.
     """
     with _first_use:  # a second thread would put them into llama.cpp's list once more
-        return _attached_once()
+        return _attached_once(compare=True)
 
 
-@functools.cache
-def _attached_once() -> str:
-    if reason := missing_kernels():
-        return reason
-    if reason := _attached():
-        refuse_kernels(reason)
-    return reason
+def attach_uncompared() -> None:
+    """As `attach`, called before it in a process that computes nothing: it saves 0.3 s."""
+    with _first_use:
+        _attached_once(compare=False)
+
+
+def _attached_once(*, compare: bool) -> str:
+    if not _attached_reason:
+        reason = missing_kernels()
+        if not reason and (reason := _attached() or (_check() if compare else "")):
+            refuse_kernels(reason)
+        _attached_reason.append(reason)
+    return _attached_reason[0]
 
 
 def _attached() -> str:
@@ -63,7 +72,7 @@ def _attached() -> str:
     function = open_library()["edgespec_kernels_attach"]
     function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p, ctypes.c_int]
     reason: bytes | None = function(lib._lib._handle, is_alone)
-    return reason.decode() if reason else _check()
+    return reason.decode() if reason else ""
 
 
 def model_params() -> Any:
@@ -142,12 +151,18 @@ def _check() -> str:
 
 def _numbers(rows: int, columns: int) -> NDArray[np.float32]:
     """Numbers between -1 and 1 without a pattern that matters; numpy.random takes 8 MiB."""
+    import numpy as np
+
     values: NDArray[np.float32] = np.sin(np.arange(rows * columns, dtype=np.float64) ** 1.7)
     return values.astype(np.float32).reshape(rows, columns)
 
 
 def difference(kind: int, weights: NDArray[np.float32], x: NDArray[np.float32]) -> float:
     """How far a product is from ggml's own: root mean square, over that of ggml's."""
+    import numpy as np
+
+    from edgespec.backends.llama.ggml_products import MatrixProduct, quantized
+
     data, shape = quantized(kind, weights), weights.shape[::-1]
     results = []
     for buffer_type in (None, packed_type()):
@@ -169,6 +184,10 @@ def product_ms(ggml_type: int, shape: tuple[int, int], tokens: int) -> tuple[flo
     matrix, of which so many rows are taken that it is larger than usual caches. In turns; the best
     of each counts.
     """
+    import numpy as np
+
+    from edgespec.backends.llama.ggml_products import quantized
+
     columns, rows = shape
     few = quantized(ggml_type, _numbers(_CHECKED_ROWS, columns))
     copies = max(1, min(rows * few.nbytes // _CHECKED_ROWS, _TIMED_BYTES) // few.nbytes)
@@ -194,6 +213,8 @@ def _product(
     buffer_type: int | None,
 ) -> MatrixProduct:
     """In that buffer type, or in plain memory where it has no kernel for these weights."""
+    from edgespec.backends.llama.ggml_products import MatrixProduct
+
     try:
         return MatrixProduct(ggml_type, data, shape, tokens=tokens, buffer_type=buffer_type)
     except BackendError:

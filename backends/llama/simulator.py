@@ -22,7 +22,7 @@ from typing import Any
 from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.hidden_rows import keep_layer_input
-from edgespec.backends.llama.kernels import kernels
+from edgespec.backends.llama.kernels import attach_uncompared, kernels
 from edgespec.backends.llama.library import LOG, REPACKED, LibraryLog
 from edgespec.memory.bytes.shape import HOST, Device, RunShape
 from edgespec.memory.bytes.simulation import Bytes
@@ -151,6 +151,7 @@ class SimulatedContext(LlamaContext):
 
     def loaded(self, path: str) -> Any:
         """A model without its weights, which stays loaded. Raises BackendError."""
+        attach_uncompared()
         LOG.clear()
         self._load(path, None)
         return self._model

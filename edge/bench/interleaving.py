@@ -18,11 +18,17 @@ from edgespec.errors import EdgespecError
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer and its numbers. `marks` are (tokens so far, seconds since the first token)."""
+    """One answer and its numbers.
+
+    Attributes:
+        marks: (tokens so far, seconds since the first token).
+        joules: that the machine took meanwhile; None where nothing counts them.
+    """
 
     token_ids: tuple[int, ...]
     counters: Counters
     marks: tuple[tuple[int, float], ...] = ()
+    joules: float | None = None
 
 
 class Contender(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -21,6 +21,7 @@ from edgespec.decode.stats import Counters
 from edgespec.errors import UnsupportedError
 from edgespec.measure.prompts import TaskPrompt
 from edgespec.memory.device.bandwidth import measured_bandwidth
+from edgespec.memory.device.energy import EnergyMeter, energy_meter
 from edgespec.memory.device.neighbours import Neighbours
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import ModelSpec
@@ -54,13 +55,15 @@ def bench(
         raise UnsupportedError("there are no prompts to answer", hint="name others with --prompts")
     moved = measured_bandwidth()
     with ExitStack() as stack:
+        meter, missing = stack.enter_context(energy_meter())
+        if meter is not None:
+            meter.measure_idle()
         workers = [
             stack.enter_context(Worker(spec.path, request, drafters, progress))
             for _, request in settings
         ]
-        run = _measured(
-            workers, [label for label, _ in settings], prompts, max_tokens, repeats, progress
-        )
+        labels = [label for label, _ in settings]
+        run = _measured(workers, labels, prompts, max_tokens, repeats, progress, meter)
     variants = list(_variants(run, prompts))
     plain = next((one["overall"] for one in variants if one["drafter"] == "none"), None)
     return {
@@ -73,6 +76,11 @@ def bench(
             "tasks": len({prompt.task for prompt in prompts}),
         },
         "busy_neighbours": run.busy,
+        "energy": {
+            "source": meter and meter.source.name,
+            "missing": missing,
+            "idle_w": meter and meter.idle_w,
+        },
         "ceiling": _ceiling(spec, moved, plain and plain["tokens_per_s"]),
         "loads": [
             {"settings": load.label, "batch_noise": load.noise, **load.facts} for load in run.loads
@@ -113,6 +121,7 @@ def _measured(
     max_tokens: int,
     repeats: int,
     progress: Progress,
+    meter: EnergyMeter | None,
 ) -> _Run:
     """All answers of all workers, interleaved, and what the workers say about their loads."""
     contenders = [
@@ -127,7 +136,7 @@ def _measured(
     for worker in workers:
         worker.call("mark", "answers")
     neighbours = Neighbours()
-    taken = iter(_answers(contenders, prompts, max_tokens, repeats, progress))
+    taken = iter(_answers(contenders, prompts, max_tokens, repeats, progress, meter))
     busy = neighbours.share()
     facts = [worker.call("facts") for worker in workers]  # before what comparing allocates
     loads = []
@@ -181,6 +190,7 @@ def _answers(
     max_tokens: int,
     repeats: int,
     progress: Progress,
+    meter: EnergyMeter | None,
 ) -> list[list[Prompted]]:
     """Answers by contender and prompt."""
     taken = [[Prompted([]) for _ in prompts] for _ in contenders]
@@ -189,7 +199,11 @@ def _answers(
     answers = interleaved(contenders, texts, max_tokens=max_tokens, repeats=repeats)
     done, start = 0, perf_counter()
     progress(f"answer 1 of {total}", 0.0)
+    before = meter.joules() if meter is not None else 0.0
     for _, number, place, answer in answers:
+        if meter is not None:
+            now = meter.joules()
+            answer, before = replace(answer, joules=now - before), now
         taken[place][number].answers.append(answer)
         done += 1
         left_s = (perf_counter() - start) / done * (total - done)

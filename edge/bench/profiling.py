@@ -22,6 +22,7 @@ from edgespec.measure.timing import one_step, some_tokens
 from edgespec.memory.device import host
 from edgespec.memory.device.accelerators import gpu_kinds
 from edgespec.memory.device.bandwidth import measured_bandwidth
+from edgespec.memory.device.energy import Energy, energy_meter
 from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes, resident_parts
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
@@ -252,16 +253,24 @@ def _measure_speed(
         [("plain", False), (plan.drafter, True)] if plan.drafter != "none" else [("plain", False)]
     )
     results: dict[str, list[Any]] = {name: [] for name, _ in modes}
-    for number, prompt in enumerate(PROMPTS[half:]):
-        report("answering", number / half)
-        for name, speculate in modes[:: 1 if number % 2 else -1]:
-            results[name].append(
-                engine.generate(prompt.text, max_tokens=tokens, speculate=speculate).counters
-            )
-    return [
-        _speed_row(name, results[name], model, plan.draft_max if speculate else 0)
-        for name, speculate in modes
-    ]
+    joules = dict.fromkeys(results, 0.0)
+    with energy_meter() as (meter, missing):
+        for number, prompt in enumerate(PROMPTS[half:]):
+            report("answering", number / half)
+            for name, speculate in modes[:: 1 if number % 2 else -1]:
+                before = meter.joules() if meter is not None else 0.0
+                result = engine.generate(prompt.text, max_tokens=tokens, speculate=speculate)
+                results[name].append(result.counters)
+                joules[name] += meter.joules() - before if meter is not None else 0.0
+    rows = []
+    for name, speculate in modes:
+        row = _speed_row(name, results[name], model, plan.draft_max if speculate else 0)
+        energy = Energy(missing=missing)
+        if meter is not None:
+            energy = Energy(meter.source.name, joules=joules[name])
+        count = sum(counters.generated_tokens for counters in results[name])
+        rows.append(row | energy.as_json(count))
+    return rows
 
 
 def _speed_row(name: str, counters: list[Any], model: SpeedModel, draft_max: int) -> dict[str, Any]:

@@ -140,6 +140,14 @@ def _machine_table(document: dict[str, Any]) -> Markup:
             f"{settings['max_tokens']} tokens each, greedy, {settings['repeats']} times",
         ),
     ]
+    if (energy := document["energy"])["source"] is not None:
+        each = (f"{v['name']} {v['overall']['j_per_token'] or 0:.3g}" for v in document["variants"])
+        rows.append(
+            (
+                "J a token",
+                f"{', '.join(each)} ({energy['source']}, {energy['idle_w']:.1f} W idle)",
+            )
+        )
     return table_of(("what", "value"), rows)
 
 

@@ -81,10 +81,19 @@ def summary(
         "accepted_by": _total(c.accepted_by for c in counters),
         "draft_s": sum(c.draft_s for c in counters),
         "host_share": host_share(counters),
+        "j_per_token": _joules_a_token(answer for one in ours for answer in one.answers),
         "identical": len(pairs) - len(gaps),
         "unexplained": sum(gap > noise for gap in gaps),
         "largest_gap": max(gaps, default=0.0),
     }
+
+
+def _joules_a_token(answers: Iterable[Answer]) -> float | None:
+    """Of the whole machine, prompts included; None where nothing counts them."""
+    counted = [(one.joules, one.counters.generated_tokens) for one in answers]
+    tokens = sum(count for _, count in counted)
+    joules = [taken for taken, _ in counted if taken is not None]
+    return sum(joules) / tokens if tokens and len(joules) == len(counted) else None
 
 
 def table_rows(variant: Mapping[str, Any], baseline: Mapping[str, Any]) -> list[tuple[str, ...]]:

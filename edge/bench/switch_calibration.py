@@ -26,7 +26,6 @@ from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup.loading import load_plan, plan_to_load
 from edgespec.switching.engine import SwitchingEngine
-from edgespec.switching.entropy import entropy_nats
 from edgespec.switching.forecast import (
     Forecast,
     Trace,
@@ -37,6 +36,7 @@ from edgespec.switching.forecast import (
 )
 from edgespec.switching.planning import Calibrated, keep_switch
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
+from edgespec.switching.switch import entropy_nats
 
 _SECONDS = 60.0
 _MOST_TOKENS, _LEAST_TOKENS = 96, 24  # of a text

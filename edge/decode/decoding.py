@@ -27,7 +27,7 @@ from edgespec.drafting.top_tokens import top_tokens_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory
 from edgespec.prefix import common_prefix_length
-from edgespec.sampling.constrained import ConstrainedSampler
+from edgespec.sampling.sampling import Sampler
 
 
 @dataclass(slots=True)
@@ -104,11 +104,11 @@ class _PlainRound(NamedTuple):
 class Decoding:
     """One model writes, until the text ends or another model goes on.
 
-    Its text is read in pieces (`read`, `first`); then each round has stages, which `step` runs for
-    any number of texts at once: `propose`, `draft`, `settle`. A round behind which no drafter can
-    be asked for some rounds begins a cooldown: plain rounds, of which the drafter is told behind
-    them. After a step of the model what Python uses is no longer in the processor's caches: telling
-    of a round takes 0.1 ms there, which is 3% of a step of 3 ms, and of many as long as of one.
+    Its text is read in pieces (`has_read`, `first`); then each round has stages, which `step` runs
+    for any number of texts at once: `propose`, `draft`, `settle`. A round behind which no drafter
+    can be asked for some rounds begins a cooldown: plain rounds, of which the drafter is told
+    behind them. After a step of the model what Python uses is no longer in the processor's caches:
+    telling of a round takes 0.1 ms there, which is 3% of a step of 3 ms, and of many as long.
 
     Args:
         text: token ids to go on from, not empty.
@@ -158,14 +158,7 @@ class Decoding:
         reading = self._reading
         known = common_prefix_length(self.backend.tokens, reading.text[:-1])
         reading.end = reading.reused = self.backend.truncate(known if reading.reuse else 0)
-
-    def read(self, most: int) -> None:
-        """Read on, at most `most` tokens."""
-        began = perf_counter()
-        if self._reading.end < 0:
-            self.begin()
-        piece = self.next_piece(most)
-        self.has_read(piece, self.backend.prefill(piece), perf_counter() - began)
+        self.run.num_read = self.run.num_reused = reading.end
 
     def next_piece(self, most: int) -> list[int]:
         """The next tokens to be read, at most `most`, of a text that has begun."""
@@ -177,6 +170,7 @@ class Decoding:
         reading = self._reading
         reading.row = row[: self.run.vocab_size]
         reading.end += len(piece)
+        self.run.num_read = reading.end
         reading.spent_s += spent_s
         if not self.num_unread:
             num_read = len(reading.text) - reading.reused
@@ -193,13 +187,6 @@ class Decoding:
         return Written([token], (), self.run.logprobs(row[None], (0,), (token,)))
 
     # -- a round ---------------------------------------------------------------------------
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the last token was the last one."""
-        run = self.run
-        is_long = run.counters.generated_tokens >= run.limit
-        return is_long or self.model.backend.tokenizer.is_end(self._root)
 
     @property
     def rests(self) -> bool:
@@ -219,6 +206,8 @@ class Decoding:
         if self._drafter is not None and not reading.is_drafted_from:
             assert self.model.drafter is not None
             self.model.drafter.history = self.run.history
+            if self.run.prediction:
+                self.model.drafter.recall([(self.run.history, self.run.prediction)])
             self._drafter.begin([*reading.text, self._root])  # for which no first token waited
             reading.is_drafted_from = True
         self.context = context = self._context_of(others, pending, kept)
@@ -303,7 +292,7 @@ class Decoding:
     def _accept(self, tree: DraftTree, logits: Logits) -> tuple[list[int], list[int]]:
         """Nodes to keep and tokens to emit: each rule where its proposals need it."""
         sampler, writers = self.run.sampler, self.run.writers
-        if not tree.distributions or isinstance(sampler, ConstrainedSampler):
+        if not tree.distributions or not isinstance(sampler, Sampler):
             hands_over = None if writers is ALONE else writers.hands_over
             path, emitted = accept(tree, logits, sampler.pick, hands_over)
         else:

@@ -1,35 +1,24 @@
 """The engine: one loaded model that answers prompts.
 
-Where its cache holds one sequence, one generation runs at a time, in the thread that reads it. Of
-several sequences each takes a generation, and a thread of the engine makes the steps that they
-share (`scheduler`). `edgespec.decode.step` has the loop. The engine knows no inference library (the
-backend does) and no probabilities (the drafter does).
+As many generations run at once as its cache holds sequences; `edgespec.decode.scheduler` runs them
+and `edgespec.decode.step` has the loop. The engine knows no inference library (the backend does)
+and no probabilities (the drafter does).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from itertools import zip_longest
-from time import perf_counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING
 
-from edgespec.backends.base import (
-    Backend,
-    HoldsSequences,
-    KeepsSnapshots,
-    Rests,
-    sequences_of,
-)
-from edgespec.decode.access import Access
+from edgespec.backends.base import Backend, KeepsSnapshots, sequences_of
 from edgespec.decode.asynchronous import chunks_of
 from edgespec.decode.decoding import Decoding, Known, Model
-from edgespec.decode.generation import Cancel, Chunk, Result, Rounds, Run, Stream
+from edgespec.decode.generation import Chunk, Result, Stream
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.scheduler import Scheduler
-from edgespec.decode.seats import Seats
+from edgespec.decode.scheduler import Job, Models, Scheduler, never
+from edgespec.decode.slots import Slots
 from edgespec.decode.stats import Counters
-from edgespec.decode.step import rounds_of
 from edgespec.decode.stream import TextStream
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.errors import ContextFullError, UnsupportedError
@@ -40,17 +29,19 @@ from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import ConstrainedSampler, make_grammar
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
+from edgespec.sampling.thought import LimitedThought
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgespec.decode.options import GenerationKeywords
 
+_PROMPT_END = 8  # tokens by which a drafter finds the beginning of a predicted answer
 _FEW = 32  # tokens of a cache that are read again at once
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
-class Engine:
+class Engine(Models):
     """A loaded model. Use `edgespec.load` to make one from a file.
 
     Args:
@@ -92,29 +83,23 @@ class Engine:
         self.curve = curve
         self.drafter = drafter if backend.capabilities.rollback and curve is not None else None
         self.history = history if history is not None else RoundHistory()
-        self._templates = (chat_template, tool_template)
+        self.chat_template = chat_template
+        self.tool_template = tool_template
         self.reuses_cache = reuses_cache
         self.cache_key = cache_key
         self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
         self._on_close = on_close
+        self._is_freed = False
         self._known = Known(snapshots_cost=snapshots_cost)
-        self._access = Access()
-        self._scheduler = self._make_scheduler(more_drafters, latency)
+        self._more_drafters = more_drafters
+        self._scheduler = Scheduler(
+            Slots(backend), latency=latency, curve=curve, splits=reuses_cache
+        )
 
     @property
     def users(self) -> int:
         """Generations that may run at once."""
         return len(sequences_of(self.backend))
-
-    @property
-    def chat_template(self) -> str | None:
-        """Jinja source of the chat format."""
-        return self._templates[0]
-
-    @property
-    def tool_template(self) -> str | None:
-        """The same for conversations with tools, where the file has one of its own."""
-        return self._templates[1]
 
     @property
     def vocab_size(self) -> int:
@@ -153,13 +138,11 @@ class Engine:
             ContextFullError: the prompt leaves no room for an answer.
             UnsupportedError: an option cannot be honoured.
         """
-        self._access.check()
+        self._scheduler.check()
         asked = GenerationOptions.of(options, **changes)
         ids = self.encode(prompt, raw=asked.raw)
-        run = self._run(ids, asked)
-        text = TextStream(self._bytes_with(asked.markers), asked.stop)
-        rounds = self._held if self._scheduler is None else self._scheduler.rounds
-        return Stream(rounds(ids, run), text, self.backend.tokenizer.is_end, run, asked.max_tokens)
+        job = self._job(ids, asked)
+        return Stream(job, self._scheduler.chunks(job), self._scheduler.drop_cancelled)
 
     def _bytes_with(self, markers: Sequence[str]) -> Callable[[int], bytes]:
         """The bytes of tokens, those of some control tokens being their texts."""
@@ -172,7 +155,7 @@ class Engine:
             return tokenizer.token_bytes
         return lambda token: shown.get(token) or tokenizer.token_bytes(token)
 
-    def _run(self, ids: list[int], asked: GenerationOptions) -> Run:
+    def _job(self, ids: list[int], asked: GenerationOptions) -> Job:
         """State of a generation that has not begun."""
         room = self.backend.context_size - len(ids)
         if room < 1:
@@ -181,22 +164,45 @@ class Engine:
                 hint="raise --ctx, or shorten the prompt",
             )
         params = asked.sampling or SamplingParams()
-        sampler = Sampler(params, self.vocab_size, ids, self.backend.tokenizer.token_bytes)
-        grammar = make_grammar(self.backend.tokenizer, asked.answer_format)
-        is_free = params.draws_freely and grammar is None
-        return Run(
-            sampler=sampler if grammar is None else ConstrainedSampler(sampler, grammar),
+        tokenizer = self.backend.tokenizer
+        sampler = Sampler(params, self.vocab_size, ids, tokenizer.token_bytes)
+        grammar = make_grammar(tokenizer, asked.answer_format)
+        is_free = params.draws_freely and grammar is None and asked.thought is None
+        picks = sampler if grammar is None else ConstrainedSampler(sampler, grammar)
+        return Job(
+            models=self,
+            prompt=ids,
+            text=TextStream(self._bytes_with(asked.markers), asked.stop),
+            is_end=tokenizer.is_end,
+            max_tokens=asked.max_tokens,
+            sampler=picks if asked.thought is None else self._limited(picks, asked),
             draft_sampler=sampler.independent() if is_free else None,
             limit=min(asked.max_tokens, room),
-            cancel=Cancel(asked.cancel),
+            cancel=asked.cancel,
             vocab_size=self.vocab_size,
             counters=Counters(prompt_tokens=len(ids)),
             speculates=asked.speculate,
             history=asked.history,
+            prediction=self._predicted(ids, asked.prediction),
             grammar=grammar,
             reuse=asked.reuse and self.reuses_cache,
             num_best=asked.logprobs,
         )
+
+    def _limited(
+        self, sampler: Sampler | ConstrainedSampler, asked: GenerationOptions
+    ) -> LimitedThought:
+        """The same sampler, that ends a thought at its limit."""
+        assert asked.thought is not None
+        end_ids = self.backend.tokenizer.encode(asked.thought.forced, add_special=False)
+        return LimitedThought(sampler, asked.thought, end_ids, self._bytes_with(asked.markers))
+
+    def _predicted(self, ids: list[int], text: str) -> tuple[int, ...]:
+        """A predicted answer as a text to draft from, found where the prompt ends."""
+        if not text:
+            return ()
+        tokens = self.backend.tokenizer.encode(text, add_special=False)
+        return (*ids[-_PROMPT_END:], *tokens[: self.backend.context_size])
 
     def astream(
         self,
@@ -225,7 +231,7 @@ class Engine:
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Token ids of a prompt, in the model's chat format unless it is `raw` or ids already."""
-        self._access.check()
+        self._scheduler.check()
         if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
             ids = [item for item in prompt if isinstance(item, int)]
         else:
@@ -266,7 +272,7 @@ class Engine:
 
     def check(self) -> None:
         """Raise UnsupportedError where it is closed, or was loaded before this process forked."""
-        self._access.check()
+        self._scheduler.check()
 
     def close(self) -> None:
         """Free the model; safe to call twice, and from any thread.
@@ -276,17 +282,12 @@ class Engine:
         its turn, and every later use, raises UnsupportedError. In a fork of the process that loaded
         it nothing is done: the model is the other one's, and what it learned.
         """
-        self._access.is_closed = True
-        if not self._access.is_of_this_process:
+        if not self._scheduler.is_of_this_process:
+            self._scheduler.is_closed = True
             return
-        if self._scheduler is not None:
-            self._scheduler.close()
-        self._access.take_over()
-        try:
-            if not self._access.is_freed:
+        with self._scheduler.closed():
+            if not self._is_freed:
                 self._free()
-        finally:
-            self._access.release()
 
     def _free(self) -> None:
         """Give everything back, whatever fails on the way; what failed is raised at the end."""
@@ -298,7 +299,7 @@ class Engine:
 
     def _free_backend(self) -> None:
         self.backend.close()
-        self._access.is_freed = True
+        self._is_freed = True
 
     def __enter__(self) -> Engine:
         return self
@@ -308,15 +309,13 @@ class Engine:
 
     # -- details ---------------------------------------------------------------------------
 
-    def model(self) -> Model:
-        """What writes, as it is now."""
-        return self._model_of(0, self.backend, self.drafter)
-
-    def _model_of(self, number: int, sequence: Backend, drafter: Drafter | None) -> Model:
+    def model(self, number: int = 0) -> Model:
+        """What writes in a sequence of the cache, as it is now."""
+        drafters = [self.drafter, *(self._more_drafters if self.drafter is not None else ())]
         return Model(
-            sequence,
+            sequences_of(self.backend)[number],
             self.curve,
-            drafter,
+            drafters[number] if number < len(drafters) else None,
             self._max_nodes,
             max(0, self.backend.max_nodes - self.users),
             self.history,
@@ -325,25 +324,19 @@ class Engine:
             number,
         )
 
-    def _make_scheduler(self, more: Sequence[Drafter], latency: float) -> Scheduler | None:
-        """What runs several generations; None where the cache holds one sequence."""
-        sequences, whole = sequences_of(self.backend), self.backend
-        if len(sequences) == 1 or not isinstance(whole, HoldsSequences):
-            return None
-        drafters = [] if self.drafter is None else [self.drafter, *more]
-        models = [
-            self._model_of(number, sequence, drafter)
-            for number, (sequence, drafter) in enumerate(zip_longest(sequences, drafters))
-        ]
-        seats = Seats(models, whole.cells, shares=whole.shares_cells)
-        return Scheduler(seats, latency=latency, splits=self.reuses_cache, mixes=whole.shares_cells)
+    def begin(self, job: Job) -> None:
+        """As of `Models`: a text begins in its sequence."""
+        assert job.slot is not None
+        if self.users == 1:
+            self._give_up_snapshots(job.prompt, job)
+        self.decode(job, self.model(job.slot.number), job.reuse)
 
-    def _rounds(self, prompt: list[int], run: Run) -> Rounds:
-        """The tokens of each round, while the engine is held."""
-        self._give_up_snapshots(prompt, run)
-        return rounds_of(Decoding(self.model(), run, prompt, run.reuse))
+    def decode(self, job: Job, model: Model, reuse: bool) -> None:
+        """Let a model go on with all that there is of a text."""
+        job.decoding = Decoding(model, job, [*job.prompt, *job.tokens], reuse)
+        job.decoding.begin()
 
-    def _give_up_snapshots(self, prompt: Sequence[int], run: Run) -> None:
+    def _give_up_snapshots(self, prompt: Sequence[int], job: Job) -> None:
         """Keep none, and with that draft no more, where drafts were not worth what they cost.
 
         Not where this empties a cache that the prompt goes on from.
@@ -353,55 +346,23 @@ class Engine:
             return
         if self._known.are_snapshots_worth_it(self.drafter):
             return
-        if run.reuse and common_prefix_length(backend.tokens, prompt) > _FEW:
+        if job.reuse and common_prefix_length(backend.tokens, prompt) > _FEW:
             return
         backend.keep_snapshots(0)
         self.drafter = None
 
-    def _held(self, prompt: list[int], run: Run) -> Rounds:
-        """One generation at a time; only what the engine itself takes is timed."""
-        with self._access.held(run.cancel, run) as is_mine:
-            if not is_mine:
-                return
-            counters, start = run.counters, perf_counter()
-            with closing(self._rounds(prompt, run)) as rounds, self._steps():
-                for written in rounds:
-                    seconds = perf_counter() - start
-                    if counters.rounds == 0:
-                        counters.time_to_first_token_s = seconds
-                    else:
-                        counters.decode_s += seconds
-                    yield written
-                    self._access.pass_on()
-                    start = perf_counter()
-
-    @contextmanager
-    def _steps(self) -> Iterator[None]:
-        """This thread makes steps; the next ones may be another's."""
-        try:
-            yield
-        finally:
-            self.rest()
-
     def rest(self) -> None:
         """The calling thread, which made steps, makes none soon."""
-        if isinstance(self.backend, Rests):
-            self.backend.rest()
+        self._scheduler.rest()
 
     def spare_sequence(self, count: int) -> Backend | None:
         """A sequence for `count` tokens, for who holds the engine; None without room."""
-        return self.backend if self._scheduler is None else self._scheduler.spare(count)
+        return self._scheduler.spare(count)
 
-    @contextmanager
-    def exclusive(self, cancel: Cancel | None = None) -> Iterator[bool]:
-        """Hold the engine as a generation does, to work on its cache. Raises as `stream`.
+    def exclusive(self, is_cancelled: Callable[[], bool] = never) -> AbstractContextManager[bool]:
+        """Hold the cache between two turns, when a sequence is free, to work on it.
 
-        Yields False, without holding it, where `cancel` was set while it waited.
+        Yields False, without holding it, where `is_cancelled` while it waited. Raises as `stream`,
+        and where the calling thread holds it already.
         """
-        if self._scheduler is not None:
-            self._access.check()
-            with self._scheduler.between():
-                yield True
-            return
-        with self._access.held(cancel or Cancel()) as is_mine:
-            yield is_mine
+        return self._scheduler.exclusive(is_cancelled)

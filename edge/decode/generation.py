@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from edgespec.backends.base import Grammar, Logits
@@ -15,6 +16,7 @@ from edgespec.decode.writers import ALONE, LARGE, ModelTurn, Writers
 from edgespec.sampling.constrained import ConstrainedSampler
 from edgespec.sampling.logprobs import TokenLogprob, logprob_of
 from edgespec.sampling.sampling import Sampler
+from edgespec.sampling.thought import LimitedThought
 
 Chunks = Generator["Chunk", None, None]
 
@@ -25,9 +27,6 @@ class Written(NamedTuple):
     tokens: list[int]
     sources: tuple[str, ...]  # who drafted its first tokens
     logprobs: tuple[TokenLogprob, ...]  # of each token, where they were asked for
-
-
-Rounds = Generator[Written, None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,38 +80,49 @@ class Result:
         return 1.0 - other / len(self.token_ids) if self.token_ids else 1.0
 
 
-class Cancel:
-    """Whether a generation shall stop: it was closed, or its user has set the event given."""
-
-    def __init__(self, event: threading.Event | None = None) -> None:
-        self._event = event
-        self._was_closed = False
-
-    def set(self) -> None:
-        """Stop this generation alone; the event may be that of others, too."""
-        self._was_closed = True
-
-    def is_set(self) -> bool:
-        return self._was_closed or (self._event is not None and self._event.is_set())
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Run:
-    """State of the generation in progress."""
+    """One generation: what is asked for, how far it is, and what its reader has not read yet."""
 
-    sampler: Sampler | ConstrainedSampler
+    prompt: list[int]
+    sampler: Sampler | ConstrainedSampler | LimitedThought
     draft_sampler: Sampler | None  # draws drafts, independently of the sampler
-    limit: int  # tokens that may be generated
-    cancel: Cancel
+    text: TextStream
+    is_end: Callable[[int], bool]
+    max_tokens: int
+    limit: int  # tokens that may be generated: what the context has room for, too
+    cancel: threading.Event | None  # its user's, and maybe that of others, too
     vocab_size: int  # of a row: what comes behind pads a vocabulary
     counters: Counters = field(default_factory=Counters)
     speculates: bool = True
     history: str = ""  # whose texts draft for this one, and that it joins
+    prediction: tuple[int, ...] = ()  # the end of the prompt, and what probably follows
+    num_read: int = 0  # tokens of the prompt that are in the cache
+    num_reused: int = 0  # of these, without having been read now
     grammar: Grammar | None = None
     reuse: bool = False  # what the cache already holds of the prompt
     writers: Writers = ALONE
     num_best: int | None = None  # of each place, told with a token's logprob; None tells none
-    chunks: weakref.ref[Chunks] | None = None  # the generator that runs it
+    # How far it is.
+    was_closed: bool = False
+    began_s: float = 0.0  # by the clock of the scheduler
+    first_s: float = 0.0
+    tokens: list[int] = field(default_factory=list)  # that models have written
+    chunks: SimpleQueue[Chunk | None] = field(default_factory=SimpleQueue)  # then None
+    num_chunks: int = 0  # that were written
+    finish_reason: str = "cancelled"
+    has_ended: bool = False
+    problem: Exception | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it shall stop: it was closed, or its user's event is set."""
+        return self.was_closed or (self.cancel is not None and self.cancel.is_set())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last token was the last one."""
+        return self.finish_reason != "cancelled"
 
     def logprobs(
         self, rows: Logits, path: Sequence[int], emitted: Sequence[int]
@@ -123,134 +133,56 @@ class Run:
         pairs = zip(path, emitted, strict=False)
         return tuple(logprob_of(rows[node], token, self.num_best) for node, token in pairs)
 
-    def end(self) -> bool:
-        """End it now, or after the step that some thread computes: False then."""
-        chunks = self.chunks() if self.chunks is not None else None
-        try:
-            if chunks is not None:
-                chunks.close()
-        except ValueError:  # it is running
-            self.cancel.set()
-            return False
-        return True
-
-
-class _SoFar:
-    """What a generation has written. It knows no stream, so that one nobody refers to ends."""
-
-    def __init__(
-        self, text: TextStream, is_end: Callable[[int], bool], run: Run, max_tokens: int
-    ) -> None:
-        self._text = text
-        self._is_end = is_end
-        self._run = run
-        self._max_tokens = max_tokens
-        self._ids: list[int] = []
-        self._spans: list[Span] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._has_ended = False  # by a token that ends a generation
-
-    def read(self, rounds: Rounds) -> Chunks:
-        """Chunks as they come. All that needs the model runs in here, while it holds the engine."""
-        try:
-            for written in rounds:
-                yield self._chunk(written)
-                if self._text.stopped:
-                    break
-        finally:
-            rounds.close()
-
-    def rest(self) -> str:
-        """Text that was held back, now that no more comes; "" when asked again."""
-        return self._text.finish()
-
-    def _chunk(self, written: Written) -> Chunk:
-        emitted, names, logprobs = written
+    def add(self, written: Written, now_s: float) -> None:
+        """Take what a round wrote; its text is made here, where the vocabulary is there."""
+        counters = self.counters
+        if counters.rounds == 0:
+            self.first_s, counters.time_to_first_token_s = now_s, now_s - self.began_s
+        counters.decode_s = now_s - self.first_s
         pieces: list[str] = []
-        for token in emitted:
-            pieces.append(self._text.push(token))
-            if self._text.stopped:
+        for token in written.tokens:
+            pieces.append(self.text.push(token))
+            if self.text.stopped:
                 break
-        used = len(pieces)
-        token_ids, logprobs = tuple(emitted[:used]), logprobs[:used]
-        self._ids += token_ids
-        self._logprobs += logprobs
-        self._has_ended = self._is_end(token_ids[-1])
-        model = self._run.writers.writer
-        if model:
-            self._add_span(model, used)
-        drafted = min(used, len(emitted) - 1)  # the last one is the target's own
-        if not drafted:
-            return Chunk("".join(pieces), token_ids, model=model, logprobs=logprobs)
-        drafted_chars = sum(map(len, pieces[:drafted]))
-        sources = tuple(zip(names, map(len, pieces[:drafted]), strict=False))
-        return Chunk(
-            "".join(pieces),
-            token_ids,
-            drafted,
-            drafted_chars,
-            sources,
-            model,
-            logprobs,
-        )
+        self.tokens += written.tokens
+        self.chunks.put(_chunk(written, pieces, self.writers.writer))
+        self.num_chunks += 1
+        if self.text.stopped or self.is_end(written.tokens[-1]):
+            self.finish_reason = "stop"
+        elif counters.generated_tokens >= self.limit:
+            is_asked = counters.generated_tokens >= self.max_tokens
+            self.finish_reason = "length" if is_asked else "context_full"
 
-    def _add_span(self, model: str, count: int) -> None:
-        start = end = len(self._ids) - count
-        if self._spans and self._spans[-1].model == model:
-            start = self._spans.pop().start
-        self._spans.append(Span(model, start, end + count))
+    def finish(self, problem: Exception | None = None) -> None:
+        """Tell the reader that no more comes."""
+        self.problem, self.has_ended = problem, True
+        self.chunks.put(None)
 
-    def result(self) -> Result:
-        counters = replace(self._run.counters, generated_tokens=len(self._ids))
-        return Result(
-            self._text.text,
-            tuple(self._ids),
-            self._finish_reason(),
-            counters,
-            tuple(self._spans),
-            self._turns(),
-            tuple(self._logprobs),
-            self._text.stop_string,
-        )
 
-    def _turns(self) -> tuple[ModelTurn, ...]:
-        if not self._run.writers.turns:
-            return ()
-        *ended, (model, _) = self._run.writers.turns  # which do not count all tokens of the last
-        rest = len(self._ids) - sum(tokens for _, tokens in ended)
-        return (*ended, (model, rest)) if rest > 0 else tuple(ended)
-
-    def _finish_reason(self) -> str:
-        if self._text.stopped or self._has_ended:
-            return "stop"
-        if len(self._ids) >= self._max_tokens:
-            return "length"
-        if len(self._ids) >= self._run.limit:
-            return "context_full"
-        return "cancelled"
+def _chunk(written: Written, pieces: Sequence[str], model: str) -> Chunk:
+    """A round's tokens as far as their text goes."""
+    tokens, names, logprobs = written
+    used, text = len(pieces), "".join(pieces)
+    ids, logprobs = tuple(tokens[:used]), logprobs[:used]
+    drafted = min(used, len(tokens) - 1)  # the last one is the target's own
+    if not drafted:
+        return Chunk(text, ids, model=model, logprobs=logprobs)
+    sizes = [len(piece) for piece in pieces[:drafted]]
+    sources = tuple(zip(names, sizes, strict=False))
+    return Chunk(text, ids, drafted, sum(sizes), sources, model, logprobs)
 
 
 class Stream:
     """Chunks of one generation; `result` is complete when the iteration has ended.
 
-    Iterating goes on where the last iteration was left. An engine of one user is taken from the
-    first chunk to the last one, to `close`, or until nothing refers to the stream. Meanwhile
-    another generation waits if it is started in another thread, and is an error in the same one.
-    One of several users writes on whether its chunks are read or not.
+    Iterating goes on where the last iteration was left. With an engine of one user the model writes
+    on when a chunk is waited for, of this or of another generation: one that is started meanwhile
+    comes after this one. An engine of several users writes on whether chunks are read or not.
     """
 
-    def __init__(
-        self,
-        rounds: Rounds,
-        text: TextStream,
-        is_end: Callable[[int], bool],
-        run: Run,
-        max_tokens: int,
-    ) -> None:
-        self._run = run
-        self._so_far = _SoFar(text, is_end, run, max_tokens)
-        self._chunks = self._so_far.read(rounds)
-        run.chunks = weakref.ref(self._chunks)
+    def __init__(self, run: Run, chunks: Chunks, drop_cancelled: Callable[[], None]) -> None:
+        self._run, self._chunks, self._drop_cancelled = run, chunks, drop_cancelled
+        self._read: list[Chunk] = []
 
     @property
     def seed(self) -> int | None:
@@ -258,30 +190,79 @@ class Stream:
         return self._run.sampler.seed
 
     @property
+    def num_read(self) -> tuple[int, int]:
+        """Tokens of the prompt that are in the cache, and how many were there before."""
+        return self._run.num_read, self._run.num_reused
+
+    @property
     def result(self) -> Result:
         """The generation so far; its finish reason is "cancelled" while it is not complete."""
-        return self._so_far.result()
+        run, chunks = self._run, tuple(self._read)
+        reason = run.finish_reason  # which is set behind the last chunk
+        is_read = len(chunks) >= run.num_chunks
+        ids = tuple(token for chunk in chunks for token in chunk.token_ids)
+        return Result(
+            "".join(chunk.text for chunk in chunks),
+            ids,
+            reason if is_read else "cancelled",
+            replace(run.counters, generated_tokens=len(ids)),
+            _spans(chunks),
+            _turns(run.writers.turns, len(ids)),
+            tuple(one for chunk in chunks for one in chunk.logprobs),
+            run.text.stop_string if is_read else None,
+        )
 
     def __iter__(self) -> Iterator[Chunk]:
         return self
 
     def __next__(self) -> Chunk:
         try:
-            return next(self._chunks)
+            chunk = next(self._chunks)
         except StopIteration:
-            if rest := self._so_far.rest():
-                return Chunk(rest, ())
-            raise
+            run = self._run
+            # What may have begun a stop string has not, now that no more comes.
+            is_read = len(self._read) >= run.num_chunks
+            rest = run.text.finish() if run.has_ended and is_read else ""
+            if not rest:
+                raise
+            chunk = Chunk(rest, ())
+        self._read.append(chunk)
+        return chunk
 
     def close(self) -> None:
-        """Stop and give the engine back; what was generated stays in `result`.
+        """Stop and give the engine back; what was read stays in `result`.
 
         From another thread than the reading one this cancels: the step under way is finished.
         """
-        self._run.end()
+        self._run.was_closed = True
+        with suppress(ValueError):  # it is being read
+            self._chunks.close()
+        self._drop_cancelled()
 
     def __enter__(self) -> Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _spans(chunks: Iterable[Chunk]) -> tuple[Span, ...]:
+    """Who wrote what, where there are two models."""
+    spans: list[Span] = []
+    end = 0
+    for chunk in chunks:
+        start, end = end, end + len(chunk.token_ids)
+        if spans and spans[-1].model == chunk.model:
+            start = spans.pop().start
+        if chunk.model:
+            spans.append(Span(chunk.model, start, end))
+    return tuple(spans)
+
+
+def _turns(turns: Sequence[ModelTurn], count: int) -> tuple[ModelTurn, ...]:
+    """Of so many tokens; the last turn may have had more."""
+    if not turns:
+        return ()
+    *ended, (model, _) = turns
+    rest = count - sum(tokens for _, tokens in ended)
+    return (*ended, (model, rest)) if rest > 0 else tuple(ended)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edgespec.annotations import check_types
 from edgespec.backends.base import AnswerFormat
 from edgespec.errors import UnsupportedError
-from edgespec.sampling.params import SamplingParams
+from edgespec.sampling.params import SamplingParams, ThoughtLimit
 
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         think_tags: tuple[str, str] | None
         logprobs: int | None
         markers: Sequence[str]
+        thought: ThoughtLimit | None
+        prediction: str
         cancel: threading.Event | None
 
 
@@ -56,6 +58,8 @@ class GenerationOptions:
         logprobs: tell how probable the model found each token, and this many of the best tokens
             at its place; 0 tells of the written ones alone, None of none.
         markers: control tokens that are part of the text, by their texts; others have none.
+        thought: how long the model may think before it answers; None: as long as it likes.
+        prediction: what the answer probably is, such as a file with few changes: it is drafted.
         cancel: set it from another thread to stop after the current step.
     """
 
@@ -72,6 +76,8 @@ class GenerationOptions:
     think_tags: tuple[str, str] | None = None
     logprobs: int | None = None
     markers: Sequence[str] = ()
+    thought: ThoughtLimit | None = None
+    prediction: str = ""
     cancel: threading.Event | None = None
 
     def __post_init__(self) -> None:

@@ -1,64 +1,83 @@
-"""Several generations at once: a thread that admits them, reads their prompts and makes the steps.
+"""All generations of an engine: who begins, and the steps that they share (continuous batching).
 
-Prompts are read in the steps of the answers that are being written, as much of them as `Pace`
-allows, first come, first served: what the first one leaves of a step the next one has. Whoever has
-a prefix in common with a prompt that is being read waits until it is there, so that it is read
-once. The thread runs while there is something to do and ends with the last answer.
+A turn lets others begin and makes a step of all that run. One user is a batch of one. With one
+sequence, a thread that waits for a chunk makes the turns itself, for whoever runs: a token costs no
+switch of threads. With several, a thread of the scheduler makes them, whether chunks are read or
+not: OpenMP keeps a team for each thread that makes steps. It ends with the last answer.
+
+Chunked prefill: prompts are read in the steps of answers, as much of them as `Pace` allows, first
+come, first served. What the first one leaves of a step the next one has. Whoever has a prefix in
+common with a prompt that is being read waits until it is there, so that it is read once.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from queue import SimpleQueue
+from dataclasses import dataclass
 from time import perf_counter
 
 from edgespec.backends.base import Backend
 from edgespec.decode.decoding import Decoding
-from edgespec.decode.generation import Rounds, Run, Written
+from edgespec.decode.generation import Chunks, Run
 from edgespec.decode.pace import Pace
-from edgespec.decode.seats import Seat, Seats
+from edgespec.decode.slots import Slot, Slots
 from edgespec.decode.step import Outcome, Piece, make_step
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
+from edgespec.memory.times.curve import CostCurve
 
 _PATIENCE_S = 0.05  # between two looks at whether a waiting generation was cancelled
+_RESERVED_S = 0.5  # that a free sequence is kept for who looks again after `_PATIENCE_S`
 
 
-class _Job:
-    """A generation from its submission to its end."""
+def never() -> bool:
+    """Nobody cancels it."""
+    return False
 
-    def __init__(self, text: list[int], run: Run) -> None:
-        self.text, self.run = text, run
-        self.written: SimpleQueue[Outcome] = SimpleQueue()  # None: it has ended
-        self.decoding: Decoding | None = None
-        self.seat: Seat | None = None
-        self._began_s = self._first_s = 0.0
 
-    def begin(self, seat: Seat) -> None:
-        self.seat, self._began_s = seat, perf_counter()
-        self.decoding = Decoding(seat.model, self.run, self.text, self.run.reuse)
-        self.decoding.begin()
+class Models:
+    """The models that write a text: one, unless a subclass has another."""
 
-    def put(self, written: Written) -> None:
-        """Hand a round over to who reads it; never waits."""
-        now, counters = perf_counter(), self.run.counters
-        if counters.rounds == 0:
-            self._first_s = now
-            counters.time_to_first_token_s = now - self._began_s
-        counters.decode_s = now - self._first_s
-        self.written.put(written)
+    def begin(self, job: Job) -> None:
+        """Give it its first decoding; none where it was cancelled meanwhile."""
+
+    def go_on(self, job: Job) -> None:
+        """Another model writes next: give the job its decoding."""
+
+    def survives(self, job: Job, problem: Exception) -> bool:
+        """Whether another model goes on where one has failed."""
+        return False
+
+    def end(self, job: Job) -> None:
+        """No model writes any more; may be said twice."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Job(Run):
+    """A generation, and where it is computed."""
+
+    models: Models
+    slot: Slot | None = None
+    decoding: Decoding | None = None
+
+    @property
+    def sequence(self) -> Decoding:
+        """The decoding under way."""
+        assert self.decoding is not None, "it has begun"
+        return self.decoding
 
     @property
     def is_reading(self) -> bool:
+        """Whether its prompt is not in the cache yet."""
         return self.decoding is not None and self.decoding.num_unread > 0
 
     @property
     def most_rows(self) -> int:
         """Rows of logits that a step of the whole cache has room for."""
-        assert self.seat is not None
-        model = self.seat.model
+        model = self.sequence.model
         return (model.whole or model.backend).max_nodes
 
 
@@ -66,152 +85,308 @@ class Scheduler:
     """Runs any number of generations on the sequences of one cache.
 
     Args:
-        latency: as of `Pace`.
+        latency, curve: as of `Pace`.
         splits: whether a prompt may be read in pieces of any size; not where logits depend on it.
-        mixes: whether it may be read in a step of answers; else between these.
     """
 
     def __init__(
-        self, seats: Seats, *, latency: float = 1.0, splits: bool = True, mixes: bool = True
+        self,
+        slots: Slots,
+        *,
+        latency: float = 1.0,
+        curve: CostCurve | None = None,
+        splits: bool = True,
     ) -> None:
-        self._mixes = mixes and splits
-        self.pace = Pace(latency, apart=not self._mixes)
-        self._seats, self._splits = seats, splits
-        self._waiting: deque[_Job] = deque()
-        self._running: list[_Job] = []
-        self._change = threading.Condition()
-        self._guest = threading.Lock()  # of who works on the cache between two turns
-        self._has_guest = False  # who waits for that moment, or has it
-        self._is_in_turn = False
-        self._is_closed = False
+        # Whether prompts are read in steps of answers; else between these.
+        self._mixes, self._splits = slots.shares and splits, splits
+        self.pace = Pace(latency, apart=not self._mixes, curve=curve)
+        self._slots = slots
+        self._waiting: deque[Job] = deque()
+        self._running: list[Job] = []
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        self._clock_s = 0.0  # time of all turns so far; within one, less when it began
+        # Guards what follows, who runs and who waits; a turn is made without it.
+        self._lock = threading.RLock()
+        self._change = threading.Condition(self._lock)
+        self.is_closed = False
+        self._owner: threading.Thread | None = None  # makes a turn, or works on the cache
+        self._guest_until_s = 0.0  # nobody begins before: somebody waits to work on the cache
 
-    def rounds(self, text: list[int], run: Run) -> Rounds:
-        """Yield what each round of a generation writes; ends early where it is cancelled."""
-        job = _Job(text, run)
-        self._submit(job)
+    # -- for readers -----------------------------------------------------------------------
+
+    def chunks(self, job: Job) -> Chunks:
+        """Yield what a generation writes; ends early where it is cancelled."""
+        has_thread = self._slots.count > 1
         try:
-            while (written := job.written.get()) is not None:
-                if isinstance(written, Exception):
-                    raise written
-                yield written
+            self._submit(job)
+            while True:
+                while not has_thread and job.chunks.empty():
+                    if job.is_cancelled and self._leave_queue(job):
+                        break
+                    self._advance(job.chunks.qsize, job)
+                if (chunk := job.chunks.get()) is None:
+                    break
+                yield chunk
+            if job.problem is not None:
+                raise job.problem
         finally:
-            run.cancel.set()
+            job.was_closed = True
+            if not has_thread and self.is_of_this_process:  # the one that may have made steps
+                self._slots.rest()
 
     @contextmanager
-    def between(self) -> Iterator[None]:
-        """Work on the cache between two turns, one thread at a time.
+    def exclusive(self, is_cancelled: Callable[[], bool] = never) -> Iterator[bool]:
+        """Work on the cache between two turns, one thread at a time, when a sequence is free.
 
-        Raises UnsupportedError where the engine was closed meanwhile.
+        Yields False, with nothing free, where `is_cancelled` while it waited. Raises
+        UnsupportedError as `check`, and where this thread has the cache already.
         """
-        with self._guest:
+        self.check()
+        me = threading.current_thread()
+        self._refuse_owner("used")
+        try:
             try:
-                with self._change:
-                    self._has_guest = True
-                    self._change.wait_for(lambda: not self._is_in_turn)
-                    if self._is_closed:
-                        raise _closed()
-                yield
+                yield self._claim(me, is_cancelled)
             finally:
-                with self._change:
-                    self._has_guest = False
+                self._release(me)
+        finally:  # where an interrupt came within the first one
+            self._release(me)
+
+    def _claim(self, me: threading.Thread, is_cancelled: Callable[[], bool]) -> bool:
+        while not is_cancelled():
+            with self._change:
+                self.check()
+                if self._owner is None and self._slots.has_free:
+                    self._guest_until_s, self._owner = 0.0, me
+                    return True
+                self._guest_until_s = perf_counter() + _RESERVED_S
+            self._advance(lambda: self._owner is None and self._slots.has_free)
+        self._guest_until_s = 0.0
+        return False
+
+    def _release(self, me: threading.Thread, *, wakes: bool = True) -> None:
+        """Let the next turn begin, or the next one who wants to work on the cache.
+
+        Who is not woken looks again after a moment: a queue must not wake up with every token.
+        """
+        if self._owner is me:
+            self._owner = None
+            if wakes or self.is_closed:
+                with self._lock:
                     self._change.notify_all()
 
     def spare(self, count: int) -> Backend | None:
-        """As `Seats.spare`, for who is `between` two turns."""
-        return self._seats.spare(count)
+        """As `Slots.spare`, for who has the cache."""
+        return self._slots.spare(count)
 
-    def close(self) -> None:
-        """End all generations, after the step under way; those that wait raise."""
+    def rest(self) -> None:
+        """As `Slots.rest`."""
+        self._slots.rest()
+
+    def check(self) -> None:
+        """Raise UnsupportedError where the engine cannot be used any more, or not from here."""
+        if not self.is_of_this_process:
+            raise UnsupportedError(
+                "the engine was loaded by another process, of which this one is a fork",
+                hint="load the model in the process that uses it",
+            )
+        if self.is_closed:
+            raise UnsupportedError("the engine is closed", hint="load the model again")
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """A forked process has the memory, but none of the threads that wait for each step."""
+        return self._pid == os.getpid()
+
+    def drop_cancelled(self) -> None:
+        """End what was cancelled now, where no step is under way; else that step's thread does."""
+        if self.is_of_this_process:
+            with self._lock:
+                if self._owner is None:
+                    self._end_cancelled()
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """End all generations, after the step under way, and have the cache for good."""
+        me = threading.current_thread()
         with self._change:
-            self._is_closed = True
-            thread = self._thread
+            self.is_closed = True
+            while self._waiting:
+                self._waiting.popleft().finish(_closed())
+            for job in self._running:
+                job.was_closed = True
             self._change.notify_all()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-        with self._guest:  # the model is freed next: whoever works on its cache ends first
-            pass
+            self._refuse_owner("closed")
+            while self._owner is not None:
+                self._change.wait(_PATIENCE_S)
+            self._owner = me
+        try:
+            for job in self._running[:]:
+                self._end(job)
+            yield
+        finally:
+            self._release(me)
 
-    def _submit(self, job: _Job) -> None:
+    def _refuse_owner(self, what: str) -> None:
+        if self._owner is threading.current_thread():
+            raise UnsupportedError(
+                f"the engine cannot be {what} by what runs within its own step, or works on its "
+                "cache",
+                hint="do it in another thread, or when that has ended",
+            )
+
+    def _submit(self, job: Job) -> None:
+        self.check()  # before the lock, which somebody may have had when this process forked
         with self._change:
-            if self._is_closed:
-                raise _closed()
+            self.check()
+            self._refuse_owner("used")
             self._waiting.append(job)
-            if self._thread is None:
+            if self._slots.count > 1 and self._thread is None:
                 self._thread = threading.Thread(
                     target=self._work, name="edgespec-steps", daemon=True
                 )
                 self._thread.start()
 
-    # -- in the thread ---------------------------------------------------------------------
+    def _leave_queue(self, job: Job) -> bool:
+        """End a job that was cancelled, if it has not begun."""
+        with self._lock:
+            if job not in self._waiting:
+                return False
+            self._waiting.remove(job)
+            job.finish()
+            return True
+
+    # -- turns -----------------------------------------------------------------------------
+
+    def _advance(self, is_so: Callable[[], object], job: Job | None = None) -> None:
+        """Make a turn, or wait a moment for who makes it; neither where something is so already.
+
+        `job` is what the calling thread reads.
+        """
+        me, is_mine = threading.current_thread(), False
+        try:
+            with self._lock:
+                if is_so():
+                    return
+                if self._owner is me:
+                    self._refuse_owner("waited for")
+                if not self._may_turn(me):
+                    self._change.wait(_PATIENCE_S)
+                    return
+                is_mine, self._owner = True, me
+                self._clock_s -= perf_counter()
+            self._make_turn()
+            self._clock_s += perf_counter()
+            self._release(me, wakes=self._running != [job])
+        except BaseException as problem:  # an interrupt, in the middle of anything
+            if is_mine and self._owner is me:
+                for one in self._running[:]:
+                    with suppress(Exception):
+                        self._end(one, BackendError(f"a step was interrupted: {problem!r}"))
+                self._slots.give_back_all()
+            raise
+        finally:
+            if is_mine:
+                self._release(me)
+
+    def _may_turn(self, thread: threading.Thread) -> bool:
+        """Whether there is something to do, and this thread is the one to do it now."""
+        if self._owner is not None or self._thread not in (None, thread):
+            return False
+        if self._guest_until_s and self._has_guest and self._slots.has_free and not self.is_closed:
+            return False
+        return bool(self._running or self._waiting)
+
+    @property
+    def _has_guest(self) -> bool:
+        return self._guest_until_s > 0.0 and perf_counter() < self._guest_until_s
 
     def _work(self) -> None:
+        """In a thread: turns, as long as there is something to do."""
         try:
-            while self._begin_turn():
-                self._turn()
+            while True:
                 with self._change:
-                    self._is_in_turn = False
-                    self._change.notify_all()
+                    if not (self._running or self._waiting):
+                        self._thread = None
+                        return
+                self._advance(lambda: False)
         except BaseException as problem:  # nobody must wait for a thread that is gone
             with self._change:
-                self._is_in_turn, self._thread = False, None
-                for job in [*self._running, *self._waiting]:
-                    job.written.put(BackendError(f"the engine failed: {problem!r}"))
-                self._is_closed = True
+                self._thread, self.is_closed = None, True
+                for job in self._waiting:
+                    job.finish(BackendError(f"the engine failed: {problem!r}"))
                 self._change.notify_all()
             raise
 
-    def _begin_turn(self) -> bool:
-        """Wait for guests, let others begin; False where there is nothing to do."""
+    def _now_s(self) -> float:
+        """Time that turns have taken, which is what a generation takes."""
+        return self._clock_s + perf_counter()
+
+    def _end_cancelled(self) -> None:
+        with self._lock:
+            for job in [job for job in self._waiting if job.is_cancelled]:
+                self._waiting.remove(job)
+                job.finish()
+        for job in [job for job in self._running if job.is_cancelled]:
+            self._end(job)
+
+    def _make_turn(self) -> None:
+        """Let others begin, and a step of all that run."""
+        jobs = self._running
+        if len(jobs) == self._slots.count == 1 and not jobs[0].is_cancelled:
+            job = jobs[0]
+            if not job.sequence.num_unread:  # mostly: nothing else is looked at between its steps
+                try:
+                    self._process(job, make_step((job.sequence,))[0])
+                except Exception as problem:
+                    self._fail(job, problem)
+                return
+        self._end_cancelled()
+        while (one := self._admitted()) is not None:
+            self._begin(one)
+        if jobs:
+            self._turn()
+
+    def _begin(self, job: Job) -> None:
+        try:
+            job.models.begin(job)
+        except Exception as problem:
+            self._fail(job, problem)
+        else:
+            if job.decoding is None:  # it was cancelled meanwhile
+                self._end(job)
+
+    def _admitted(self) -> Job | None:
+        """Who begins, if there is room and nothing of the text is about to come."""
         with self._change:
-            while self._has_guest and not self._is_closed:
-                self._change.wait(_PATIENCE_S)
-            if self._is_closed:
-                self._end_all()
-            self._drop_cancelled()
-            self._admit()
-            self._is_in_turn = bool(self._running)
-            if not self._running:
-                self._thread = None
-            return self._is_in_turn
-
-    def _end_all(self) -> None:
-        for job in self._waiting:
-            job.written.put(_closed())
-        self._waiting.clear()
-        for job in self._running[:]:
-            self._end(job)
-
-    def _drop_cancelled(self) -> None:
-        for job in [job for job in self._waiting if job.run.cancel.is_set()]:
-            self._waiting.remove(job)
-            job.written.put(None)
-        for job in [job for job in self._running if job.run.cancel.is_set()]:
-            self._end(job)
-
-    def _admit(self) -> None:
-        """Let them begin, as far as there is room and nothing of their text is about to come."""
-        while self._waiting:
+            if not self._waiting or self._has_guest:
+                return None
             job = self._waiting[0]
-            coming = [other.text for other in self._running if other.is_reading]
-            if coming and job.run.reuse and self._seats.gains_by_waiting(job.text, coming):
-                return
-            seat = self._seats.take(job.text, len(job.text) + job.run.limit, job.run.reuse)
-            if seat is None:
-                return
-            self._running.append(self._waiting.popleft())
-            try:
-                job.begin(seat)
-            except Exception as problem:
-                self._fail(job, problem)
+            coming = [other.prompt for other in self._running if other.is_reading]
+            if coming and job.reuse and self._slots.gains_by_waiting(job.prompt, coming):
+                return None
+            slot = self._slots.take(job.prompt, len(job.prompt) + job.limit, job.reuse)
+            if slot is None:
+                if not self._running:  # where all of the cache is free
+                    self._waiting.popleft().finish(self._slots.too_few(job.prompt, job.limit))
+                return None
+            job.slot, job.began_s = slot, self._now_s()
+            self._running.append(job)
+            self._waiting.popleft()
+            return job
 
-    def _end(self, job: _Job, problem: Exception | None = None) -> None:
-        self._running.remove(job)
-        assert job.seat is not None
-        if job.decoding is not None:
-            job.decoding.tell()
-        self._seats.give_back(job.seat)
-        job.written.put(problem)
+    def _end(self, job: Job, problem: Exception | None = None) -> None:
+        assert job.slot is not None
+        try:
+            if job.decoding is not None:
+                job.decoding.tell()
+            job.models.end(job)
+        finally:
+            self._slots.give_back(job.slot)
+            job.decoding = None
+            job.finish(problem)
+            self._running.remove(job)
 
     def _turn(self) -> None:
         """A step of the answers, with pieces of prompts in it, or else in a run of their own."""
@@ -223,89 +398,92 @@ class Scheduler:
         for number, group in enumerate(groups, 1):
             self._step(group, reading if number == len(groups) else [], len(writing))
 
-    def _step(self, writing: Sequence[_Job], reading: Sequence[_Job], num_writing: int) -> None:
+    def _step(self, writing: Sequence[Job], reading: Sequence[Job], num_writing: int) -> None:
         """One step; `num_writing` answers go on in this turn."""
-        pieces: dict[_Job, Piece] = {}
+        pieces: list[Piece] = []  # of the first ones that read
 
         def read_beside(nodes: int) -> list[Piece]:
-            nonlocal pieces
-            pieces = self._pieces(reading, nodes, num_writing)
-            return list(pieces.values())
+            pieces.extend(self._pieces(reading, nodes, num_writing))
+            return pieces
 
         began, depth = perf_counter(), _depth(reading)
         try:
-            decodings = [_decoding_of(job) for job in writing]
+            decodings = [job.sequence for job in writing]
             outcomes = make_step(decodings, read_beside if reading else None)
         except Exception as problem:  # of the backend: nobody's step was made
-            for job in (*writing, *pieces):
+            for job in (*writing, *reading[: len(pieces)]):
                 self._fail(job, problem)
             return
-        num_read = sum(len(piece.tokens) for piece in pieces.values())
-        num_nodes = max((one.previous - num_read for one in decodings), default=0)
-        if num_writing and (num_nodes or num_read):
-            self.pace.has_stepped(num_nodes, num_read, (perf_counter() - began) * 1e3, depth)
+        if num_writing and self._slots.count > 1:
+            num_read = sum(len(piece.tokens) for piece in pieces)
+            num_nodes = max((one.previous - num_read for one in decodings), default=0)
+            if num_nodes or num_read:
+                self.pace.has_stepped(num_nodes, num_read, (perf_counter() - began) * 1e3, depth)
         for job, outcome in zip(writing, outcomes, strict=True):
-            self._hand_over(job, outcome)
-        for job in pieces:
+            self._process(job, outcome)
+        for job in reading[: len(pieces)]:
             if not job.is_reading:
-                self._hand_over_first(job)
+                self._process(job, _first_of(job))
 
-    def _pieces(
-        self, reading: Sequence[_Job], num_nodes: int, num_writing: int
-    ) -> dict[_Job, Piece]:
+    def _pieces(self, reading: Sequence[Job], num_nodes: int, num_writing: int) -> list[Piece]:
         """What is read in a step over so many nodes: as much as can be where no answer waits."""
-        if not reading:
-            return {}
-        pieces: dict[_Job, Piece] = {}
-        most = max(1, _decoding_of(reading[0]).backend.batch_size - num_nodes)
+        pieces: list[Piece] = []
+        most = max(1, reading[0].sequence.backend.batch_size - num_nodes)
         if num_writing and self._splits:
             nodes, depth = num_nodes or num_writing, _depth(reading)
             most = self.pace.piece(nodes, most, len(reading), depth)
         for job in reading[: reading[0].most_rows - num_nodes if self._mixes else 1]:
             if most <= 0:
                 break
-            decoding = _decoding_of(job)
-            pieces[job] = Piece(decoding, decoding.next_piece(most))
-            most -= len(pieces[job].tokens) + decoding.backend.pending
+            decoding = job.sequence
+            pieces.append(Piece(decoding, decoding.next_piece(most)))
+            most -= len(pieces[-1].tokens) + decoding.backend.pending
         return pieces
 
-    def _hand_over_first(self, job: _Job) -> None:
+    def _process(self, job: Job, outcome: Outcome) -> None:
+        """Give a reader what a step wrote, and see who writes next, if anybody."""
         try:
-            self._hand_over(job, _decoding_of(job).first())
+            if isinstance(outcome, Exception):
+                raise outcome
+            if outcome is not None:
+                job.add(outcome, self._now_s())
+            if job.is_over:
+                self._end(job)
+            elif outcome is None or job.writers.is_due:
+                job.sequence.tell()
+                job.models.go_on(job)
         except Exception as problem:
             self._fail(job, problem)
 
-    def _hand_over(self, job: _Job, outcome: Outcome) -> None:
-        assert job.decoding is not None
-        if isinstance(outcome, Exception):
-            self._fail(job, outcome)
-            return
-        if outcome is not None:
-            job.put(outcome)
-        if outcome is None or job.decoding.has_ended:
-            self._end(job)
-
-    def _fail(self, job: _Job, problem: Exception) -> None:
-        """End one whose cells may be in any state."""
-        assert job.seat is not None
+    def _fail(self, job: Job, problem: Exception) -> None:
+        """End one whose cells may be in any state, unless another model goes on."""
+        try:
+            if job.models.survives(job, problem):
+                return
+        except Exception as another:
+            problem = another
         with suppress(EdgespecError):
-            job.seat.model.backend.truncate(0)
-        self._end(job, problem)
+            if job.slot is not None:
+                job.slot.backend.truncate(0)
+        if job in self._running:
+            self._end(job, problem)
 
 
-def _decoding_of(job: _Job) -> Decoding:
-    assert job.decoding is not None, "it has begun"
-    return job.decoding
+def _first_of(job: Job) -> Outcome:
+    try:
+        return job.sequence.first()
+    except Exception as problem:
+        return problem
 
 
-def _depth(reading: Sequence[_Job]) -> int:
+def _depth(reading: Sequence[Job]) -> int:
     """Tokens before what is read next: most of a step's pieces are of the first prompt."""
-    return len(reading[0].text) - _decoding_of(reading[0]).num_unread if reading else 0
+    return len(reading[0].prompt) - reading[0].sequence.num_unread if reading else 0
 
 
-def _groups(jobs: Sequence[_Job]) -> Iterator[Sequence[_Job]]:
+def _groups(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
     """As many at a time as a step has room for."""
-    most = min((job.seat.model.max_nodes for job in jobs if job.seat is not None), default=1)
+    most = min((job.sequence.model.max_nodes for job in jobs), default=1)
     for start in range(0, len(jobs), most):
         yield jobs[start : start + most]
 

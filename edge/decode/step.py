@@ -25,7 +25,7 @@ from typing import NamedTuple
 from edgespec.backends.base import HoldsSequences, Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.decoding import Decoding
-from edgespec.decode.generation import Rounds, Written
+from edgespec.decode.generation import Written
 from edgespec.drafting.constants import LONGEST_STEP
 from edgespec.drafting.controller import choose_size
 from edgespec.drafting.proposal import Proposal, StepContext
@@ -43,29 +43,6 @@ class Piece(NamedTuple):
 
 # What is read in a step that so many tokens are fed to.
 ReadBeside = Callable[[int], Sequence[Piece]]
-
-
-def rounds_of(decoding: Decoding) -> Rounds:
-    """Yield what one text's rounds write. The first "round" is the last logits of the text.
-
-    Ends before a token that is handed over.
-    """
-    cancel, size = decoding.run.cancel, decoding.backend.batch_size
-    while decoding.num_unread:
-        if cancel.is_set():
-            return
-        decoding.read(size)
-    written: Outcome = decoding.first()
-    try:
-        while isinstance(written, Written):
-            yield written
-            if decoding.has_ended or cancel.is_set():
-                return
-            [written] = [_plain_step(decoding)] if decoding.rests else make_step((decoding,))
-    finally:
-        decoding.tell()
-    if isinstance(written, Exception):
-        raise written
 
 
 def _plain_step(decoding: Decoding) -> Written | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # commands ask for the names alone
     from edgespec.backends.base import Logits
@@ -13,38 +13,35 @@ LARGE, SMALL = "large", "small"  # their names
 ModelTurn = tuple[str, int]
 
 
-class Writers(Protocol):
-    """Models that share a text."""
+class Writers:
+    """Who writes a text: one model, unless a subclass knows more."""
 
     @property
     def writer(self) -> str:
         """The one that is writing; empty where there is only one."""
+        return ""
 
     @property
     def goes_on(self) -> float:
         """Chance that it also writes the token after the next one: what a draft is worth there."""
+        return 1.0
 
     @property
     def turns(self) -> Sequence[ModelTurn]:
         """Who wrote how many tokens, in order; the last one may have written more."""
+        return ()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether another model writes the next token."""
+        return False
 
     def hands_over(self, row: Logits) -> bool:
         """Whether another model writes the token of this row.
 
         Told each row of the writer, in order, before its token is picked; a round ends there.
         """
-
-
-class SingleWriter:
-    """One model writes everything."""
-
-    writer = ""
-    goes_on = 1.0
-    turns: tuple[ModelTurn, ...] = ()
-
-    def hands_over(self, row: Logits) -> bool:
-        """Never."""
         return False
 
 
-ALONE = SingleWriter()
+ALONE = Writers()

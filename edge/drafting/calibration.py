@@ -119,10 +119,11 @@ class Calibration:
         cells = document.get("cells")
         for name, counts in (cells if isinstance(cells, dict) else {}).items():
             try:
-                cell, hits, tries = int(name), float(counts[0]), float(counts[1])
-                if not (0 <= hits <= tries <= 2 * constants.MOST_TRIES and cell >= 0):
-                    continue
-                self._add(cell, hits, tries)
+                cell = int(name)
+                hits, tries = (round(float(count), 3) for count in counts[:2])
+                most = 2 * constants.MOST_TRIES - self._tries[cell]  # "1" and "01" are one cell
+                if 0 <= hits <= tries <= most and cell >= 0:
+                    self._add(cell, hits, tries)
             except (ValueError, TypeError, LookupError, OverflowError):
                 continue
 

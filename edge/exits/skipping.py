@@ -268,7 +268,7 @@ class _SkippedTimes:
 
 
 def _check(spec: ModelSpec, skip: Sequence[int] | None) -> None:
-    if spec.is_recurrent or spec.is_hybrid or any(spec.is_sliding):
+    if spec.keeps_state or any(spec.is_sliding):
         raise UnsupportedError(
             f"{spec.path.name} cannot draft for itself: its cache cannot go back to an earlier "
             "token"

@@ -8,6 +8,7 @@ two best logits are closer than the noise.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 
@@ -47,11 +48,7 @@ def measure_batch_noise(
     of them (or the largest one seen, if that is more). The cache is empty afterwards.
     """
     sizes = [size for size in sizes if size <= backend.max_nodes]
-    room = backend.context_size - _NUM_TOKENS
-    if room < 1:
-        raise _too_short()
-    depths = sorted({min(depth, room) for depth in depths})
-    text = _text(backend, depths[-1] + _NUM_TOKENS)
+    text, depths = _text_for(backend, depths, _NUM_TOKENS)
     runs = len(depths) * (len(sizes) + 1)
     noise = 0.0
     for i, depth in enumerate(depths):
@@ -86,11 +83,7 @@ def largest_invariant_step(
     """
     largest = backend.max_nodes
     sizes = sorted({largest, *(size for size in sizes if size < largest)} - {1})
-    room = backend.context_size - _NUM_TOKENS
-    if room < 1:
-        raise _too_short()
-    depths = sorted({min(depth, room) for depth in depths})
-    text = _text(backend, depths[-1] + _NUM_TOKENS)
+    text, depths = _text_for(backend, depths, _NUM_TOKENS)
     for i, depth in enumerate(depths):
         singles = _digests(_decode_in_steps(backend, text, depth, 1))
         for j, size in enumerate(sizes):
@@ -108,10 +101,8 @@ def prefill_is_invariant(backend: Backend, step: int, depths: Sequence[int] = _D
     Then a cache that holds an answer is the same as one that was prefilled with it. A whole batch
     of a text is fed both ways, and the logits after it are compared. The cache is empty afterwards.
     """
-    room = backend.context_size - 1
-    count = min(room, max(_NUM_TOKENS, backend.batch_size))
-    depths = sorted({min(depth, room - count) for depth in depths})
-    text = _text(backend, depths[-1] + count)
+    count = min(backend.context_size - 2, max(_NUM_TOKENS, backend.batch_size))
+    text, depths = _text_for(backend, depths, count + 1)  # and the token that shows it
     same = True
     for depth in depths:
         end = depth + count
@@ -144,12 +135,6 @@ def _decode_in_steps(backend: Backend, text: list[int], depth: int, size: int) -
         backend.commit(range(len(tokens)))
 
 
-def _too_short() -> UnsupportedError:
-    return UnsupportedError(
-        f"batch noise needs a context of more than {_NUM_TOKENS} tokens", hint="raise --ctx"
-    )
-
-
 def _digests(rows: Iterator[Logits]) -> list[bytes]:
     """A fingerprint of each row: whole rows would take as much memory as a plan allows for."""
     return [blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
@@ -168,14 +153,25 @@ class _Best:
         return np.asarray(change[1:] - change[0])
 
 
-def _text(backend: Backend, length: int) -> list[int]:
-    """At least `length` tokens of prose, numbers and code that do not repeat exactly."""
+def _text_for(
+    backend: Backend, depths: Sequence[int], count: int
+) -> tuple[list[int], Sequence[int]]:
+    """Prose, numbers and code that do not repeat, and the depths behind which `count` fit.
+
+    Raises UnsupportedError where none do.
+    """
+    room = backend.context_size - count
+    if room < 1:
+        raise UnsupportedError(
+            f"batch noise needs a context of more than {count} tokens", hint="raise --ctx"
+        )
+    depths = sorted({min(depth, room) for depth in depths})
     ids: list[int] = []
-    i = 0
-    while len(ids) < length:
-        i += 1
+    for i in itertools.count(1):
+        if len(ids) >= depths[-1] + count:
+            break
         part = backend.tokenizer.encode(_TEXT.format(i=i, n=7 * i % 31), add_special=i == 1)
         if not part:
             raise UnsupportedError("the model's vocabulary has no tokens for plain English text")
         ids += part
-    return ids[:length]
+    return ids[: depths[-1] + count], depths

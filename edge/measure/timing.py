@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from time import perf_counter
 
 from edgespec.backends.base import Backend, KeepsSnapshots
 from edgespec.backends.tree import DraftTree
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.measuring import measure_depth
+from edgespec.memory.times.measuring import in_turns, measure_depth
 
 _DEPTH_SECONDS = 0.6
-_PROBES = 3  # single steps that tell whether a stored curve still holds
+_PROBES = 4  # single steps that tell whether a stored curve still holds
 _TURNS, _TURNS_SECONDS = (3, 12), 0.4  # of two models, at least and at most
-_BUSY = 1.4  # neighbours alone make a machine that much slower
+_BUSY = 1.4  # CPU contention alone makes a machine that much slower
 _READS = (8, 2, 32, 4, 16)  # tokens that a model which takes over has missed
 _READ_SECONDS = 1.0
 _COST_SECONDS, _COST_TURNS, _COST_STEPS = 0.6, 3, (2, 12)  # at least and at most
@@ -30,13 +31,14 @@ def measured_while_busy(
     A machine is never faster than when it is idle, so a curve can only be too slow. Steps of
     another model that come `between` are not timed.
     """
-    best = float("inf")
-    for _ in range(_PROBES + 1):
-        between()
-        start = perf_counter()
-        one_step(backend, 1)
-        best = min(best, perf_counter() - start)
-    return stored.base[1] > _BUSY * best * 1e3
+    _, singles = _turns([between, partial(one_step, backend, 1)], _PROBES)
+    return stored.base[1] > _BUSY * min(singles)
+
+
+def _turns(
+    steps: Sequence[Callable[[], object]], least: int, most: int = 0, seconds: float = 0.0
+) -> list[list[float]]:
+    return in_turns(steps, max(least, most), seconds, least=least, clock=perf_counter)
 
 
 def one_step(backend: Backend, nodes: int) -> None:
@@ -61,17 +63,14 @@ def times_behind(other: Backend, backend: Backend, curve: CostCurve) -> float:
     take 0.24 ms (two tokens) and 0.15 ms (one) alone, and 0.9 and 0.5 ms there. The median of some
     turns of both models.
     """
-    found: list[float] = []
-    began = perf_counter()
-    while len(found) < _TURNS[1] and (
-        len(found) < _TURNS[0] or perf_counter() - began < _TURNS_SECONDS
-    ):
-        one_step(other, 1)
-        start = perf_counter()
-        one_step(backend, 2)
-        one_step(backend, 1)
-        found.append((perf_counter() - start) * 1e3)
-    return max(1.0, median(found) / (curve.base[2] + curve.base[1]))
+    steps = [
+        partial(one_step, other, 1),
+        partial(one_step, backend, 2),
+        partial(one_step, backend, 1),
+    ]
+    _, twos, ones = _turns(steps, *_TURNS, _TURNS_SECONDS)
+    taken_ms = median(map(sum, zip(twos, ones, strict=True)))
+    return max(1.0, taken_ms / (curve.base[2] + curve.base[1]))
 
 
 def snapshots_cost(backend: KeepsSnapshots, plain_ms: float) -> float:
@@ -81,6 +80,7 @@ def snapshots_cost(backend: KeepsSnapshots, plain_ms: float) -> float:
     drifts; more turns where it seems to be much. The cache is empty then.
     """
     count = backend.capabilities.snapshots
+    step = partial(one_step, backend, 1)
     steps = int(_COST_SECONDS * 1e3 / (2 * _COST_TURNS * plain_ms))
     best = {0: float("inf"), count: float("inf")}
     for turn in range(3 * _COST_TURNS):
@@ -88,11 +88,9 @@ def snapshots_cost(backend: KeepsSnapshots, plain_ms: float) -> float:
             break
         for kept in best:  # in the end as before
             backend.keep_snapshots(kept)
-            one_step(backend, 1)
-            for _ in range(min(max(_COST_STEPS[0], steps), _COST_STEPS[1])):
-                start = perf_counter()
-                one_step(backend, 1)
-                best[kept] = min(best[kept], (perf_counter() - start) * 1e3)
+            step()
+            [times] = _turns([step], min(max(_COST_STEPS[0], steps), _COST_STEPS[1]))
+            best[kept] = min(best[kept], *times)
     backend.truncate(0)
     return max(1.0, best[count] / best[0])
 
@@ -103,14 +101,9 @@ def reading_ms(backend: Backend) -> float:
     The best of three.
     """
     tokens = some_tokens(backend, min(backend.batch_size, backend.context_size))
-    best = float("inf")
-    for _ in range(3):
-        backend.truncate(0)
-        start = perf_counter()
-        backend.prefill(tokens)
-        best = min(best, perf_counter() - start)
+    _, times = _turns([partial(backend.truncate, 0), partial(backend.prefill, tokens)], 3)
     backend.truncate(0)
-    return best * 1e3 / len(tokens)
+    return min(times) / len(tokens)
 
 
 def measure_reads(
@@ -129,12 +122,11 @@ def measure_reads(
             break
         backend.truncate(0)
         one_step(backend, 1)
-        start = clock()
-        one_step(backend, 1)
-        between = clock()
-        backend.prefill(some_tokens(backend, size))
-        best[size] = min(best.get(size, float("inf")), (clock() - between) * 1e3)
-        best[1] = min(best[1], (between - start) * 1e3)
+        read = partial(backend.prefill, some_tokens(backend, size))
+        steps: list[Callable[[], object]] = [partial(one_step, backend, 1), read]
+        [single_ms], [read_ms] = in_turns(steps, 1, least=1, clock=clock)
+        best[size] = min(best.get(size, float("inf")), read_ms)
+        best[1] = min(best[1], single_ms)
     backend.truncate(0)
     if len(best) == 1:
         return curve.resized(1)
@@ -169,8 +161,5 @@ def measure_depths(backend: Backend, curve: CostCurve) -> None:
             backend.prefill(tokens[start : start + backend.batch_size])
         return len(tokens)
 
-    def empty() -> None:
-        backend.truncate(0)
-
-    measure_depth(curve, lambda nodes: one_step(backend, nodes), fill, empty)
-    empty()
+    measure_depth(curve, partial(one_step, backend), fill, partial(backend.truncate, 0))
+    backend.truncate(0)

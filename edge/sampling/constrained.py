@@ -60,6 +60,11 @@ class ConstrainedSampler:
         self._grammar.accept(token)
         return token
 
+    def force(self, token: int) -> None:
+        """Go on with a token that was chosen elsewhere; the grammar allows it."""
+        self._sampler.record(token)
+        self._grammar.accept(token)
+
     def _choose_allowed(self, logits_row: Logits) -> int:
         token = self._sampler.choose(self._grammar.masked(logits_row))
         if not self._grammar.allows(token):

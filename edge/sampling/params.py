@@ -248,3 +248,26 @@ def bias_pairs(
                 f"logit_bias names token {token} twice", hint="give each token one bias"
             )
     return pairs
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtLimit:
+    """How long a model may think. Raises UnsupportedError for a negative number.
+
+    Args:
+        max_tokens: of the thought; 0 closes it at once.
+        within: the prompt ends inside a thought.
+        opening: text that begins a thought.
+        closing: text that ends it.
+        forced: what is written for the model at the limit.
+    """
+
+    max_tokens: int
+    within: bool = False
+    opening: str = "<think>"
+    closing: str = "</think>"
+    forced: str = "\n</think>\n\n"
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 0:
+            raise UnsupportedError(f"a thought has at least 0 tokens, not {self.max_tokens}")

@@ -136,6 +136,8 @@ class Sampler:
         if isinstance(self._chain, Mirostat):
             self._chain.record(token)
 
+    force = record
+
     def distribution(
         self, logits_row: NDArray[np.float32]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

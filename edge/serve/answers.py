@@ -6,18 +6,23 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import anyio
 from starlette.types import Receive, Scope, Send
 
+from edgespec.decode.generation import Chunk
 from edgespec.serve.answer_text import AnswerText, PlainReader, Reader
 from edgespec.serve.generation import Generation
+from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import COME_AGAIN, Refusal, openai_error, refusal_of
 from edgespec.serve.shapes import Choice, Shape
 from edgespec.serve.worker import Worker
 
 _DONE = b"data: [DONE]\n\n"
+_COMMENT = b": waiting\n\n"  # which every client skips
+_PROGRESS_S = 0.2  # between two looks at how much was read
 _BODY = {"type": "http.response.body"}
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -36,6 +41,8 @@ class Prepared:
     make_reader: Callable[[], Reader] = PlainReader
     names_events: bool = False  # each event has a line with its type; there is no [DONE] then
     tell: Callable[[Refusal], dict[str, Any]] = openai_error  # what failed
+    fail: Callable[[Refusal], dict[str, Any]] | None = None  # the same as an event, if another one
+    tells_progress: bool = False  # of the prompt
 
 
 class _NotRead(Exception):
@@ -46,11 +53,13 @@ class Answer:
     """The response to a request. A client that goes away ends its generations.
 
     Args:
-        write_s: seconds within which a client has to take what it is sent.
+        limits: `write_s` is how long a client may take to take what it is sent, and `comment_s`
+            how long a stream may be silent.
     """
 
-    def __init__(self, prepared: Prepared, worker: Worker, write_s: float) -> None:
-        self._prepared, self._worker, self._write_s = prepared, worker, write_s
+    def __init__(self, prepared: Prepared, worker: Worker, limits: Limits) -> None:
+        self._prepared, self._worker = prepared, worker
+        self._write_s, self._comment_s = limits.write_s, limits.comment_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it, by ASGI."""
@@ -83,23 +92,16 @@ class Answer:
         await send_json(send, status, document)
 
     async def _stream(self, send: Send) -> None:
-        """The first event waits for the first token, so that what fails before has its status."""
-        has_begun = False
+        """Headers go out at once: what fails from then on is an event."""
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         try:
             async for event in self._events():
-                if not has_begun:
-                    start = {"type": "http.response.start", "status": 200}
-                    await send({**start, "headers": _STREAM_HEADERS})
-                    has_begun = True
                 await self._send(send, event)
         except _NotRead:
             return  # without an end, so that the connection is closed
         except Exception as problem:
-            refusal = refusal_of(problem)
-            if not has_begun:
-                await send_json(send, refusal.status, self._prepared.tell(refusal))
-                return
-            last = _event(self._prepared.tell(refusal), self._prepared.names_events)
+            fail = self._prepared.fail or self._prepared.tell
+            last = _event(fail(refusal_of(problem)), self._prepared.names_events)
             await send({**_BODY, "body": last, "more_body": True})
         await send({**_BODY, "body": b""})
 
@@ -115,18 +117,71 @@ class Answer:
         choices = []
         for index, generation in enumerate(self._prepared.generations):
             text, events = AnswerText(index, self._prepared.make_reader()), shape.begin(index)
-            async for chunks in generation.batches():
-                delta = text.push("".join(chunk.text for chunk in chunks))
-                events += shape.add(index, delta, chunks)
-                if events:
+            if events:
+                yield _events(events, named)
+            progress = _Progress(generation, events) if self._prepared.tells_progress else None
+            async for more in self._chunks(generation, progress):
+                if isinstance(more, bytes):
+                    yield more
+                    continue
+                delta = text.push("".join(chunk.text for chunk in more))
+                if events := shape.add(index, delta, more):
                     yield _events(events, named)
-                events = []
-            if rest := text.finish():
-                events += shape.add(index, rest, ())
+            rest = text.finish()
+            events = shape.add(index, rest, ()) if rest else []
             choices.append(text.choice(generation.result))
             yield _events(events + shape.end(choices[-1]), named)
         if last := _events(shape.close(choices), named) + (b"" if named else _DONE):
             yield last
+
+    async def _chunks(
+        self, generation: Generation, progress: _Progress | None
+    ) -> AsyncIterator[list[Chunk] | bytes]:
+        """Chunks as they come; before the first ones events that say how far the prompt is read.
+
+        A comment comes where nothing did for a while: a client, or a proxy, may give up else.
+        """
+        most_s = self._comment_s if progress is None else min(_PROGRESS_S, self._comment_s)
+        sent_s, has_begun = perf_counter(), False
+        async for chunks in generation.batches(most_s):
+            told = progress.event() if progress is not None and not has_begun else None
+            if told is not None:
+                yield _event(told, self._prepared.names_events)
+            elif not chunks and perf_counter() - sent_s >= self._comment_s:
+                yield _COMMENT
+            elif not chunks:
+                continue
+            if chunks:
+                has_begun = True
+                yield chunks
+            sent_s = perf_counter()
+
+
+class _Progress:
+    """Events that say how much of a prompt was read, as llama.cpp's server tells it.
+
+    Args:
+        begun: events that the answer began with, whose last one these look like.
+    """
+
+    def __init__(self, generation: Generation, begun: Sequence[dict[str, Any]]) -> None:
+        self._generation = generation
+        self._begun = begun[-1] if begun else {"index": 0, "content": "", "stop": False}
+        self._began_s, self._last = perf_counter(), (-1, 0)
+
+    def event(self) -> dict[str, Any] | None:
+        """None where nothing was read since the last one."""
+        now = self._generation.stream.num_read
+        if now == self._last:
+            return None
+        self._last = now
+        told = {
+            "total": len(self._generation.prompt_ids),
+            "cache": now[1],
+            "processed": now[0],
+            "time_ms": round((perf_counter() - self._began_s) * 1e3),
+        }
+        return {**self._begun, "prompt_progress": told}
 
 
 async def send_json(send: Send, status: int, document: Any) -> None:

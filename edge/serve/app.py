@@ -19,6 +19,7 @@ from edgespec.serve.access import Access
 from edgespec.serve.answers import Answer, Prepared
 from edgespec.serve.bodies import read_json
 from edgespec.serve.guard import Guard
+from edgespec.serve.histories import HISTORY
 from edgespec.serve.page import PAGE_HEADERS, page
 from edgespec.serve.prepare import (
     apply_template,
@@ -96,6 +97,8 @@ class Routes:
             ("/v1/models/{name:path}", "GET", self._model),
             ("/", "GET", self._page),
             ("/v1/embeddings", "POST", self._no_embeddings),
+            ("/v1/responses/{name}", "GET", self._kept_response),
+            ("/v1/responses/{name}", "DELETE", self._forget_response),
         ]
         found += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
         found += [(path, "POST", self._asked(answer)) for path, answer in _ANSWERING.items()]
@@ -115,10 +118,20 @@ class Routes:
 
     async def _no_embeddings(self, _request: Request) -> Response:
         raise Refusal(
-            "embeddings are not supported: this model is loaded to write text",
-            status=501,
+            "this model writes text and makes no embeddings: serve one that was made for them with "
+            "another program, such as llama-server --embeddings, and ask that",
+            status=404,
             code="unsupported_endpoint",
         )
+
+    async def _kept_response(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return JSONResponse(self._service.responses.document(HISTORY.get(), name))
+
+    async def _forget_response(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self._service.responses.remove(HISTORY.get(), name)
+        return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     def _told(self, tell: Callable[[Service], Any]) -> Handler:
         async def handle(_request: Request) -> Response:
@@ -140,7 +153,11 @@ class Routes:
 
     async def _model(self, request: Request) -> Response:
         if request.path_params["name"] not in self._service.setup.names:
-            raise Refusal("there is no such model here", status=404, code="model_not_found")
+            raise Refusal(
+                f"there is no such model here, only {self._service.setup.names[0]}",
+                status=404,
+                code="model_not_found",
+            )
         return JSONResponse(self._model_card())
 
     def _model_card(self) -> dict[str, Any]:
@@ -150,6 +167,8 @@ class Routes:
             "object": "model",
             "created": service.started_s,
             "owned_by": "edgespec",
+            "context_length": service.setup.context_size,
+            "max_model_len": service.setup.context_size,
             "meta": {
                 "n_ctx": service.setup.context_size,
                 "n_vocab": service.engine.vocab_size,
@@ -162,7 +181,7 @@ class Routes:
             read = await reader_of(request, service)
             prepared = await anyio.to_thread.run_sync(lambda: prepare(service, read(), loop))
             service.worker.submit(prepared.generations)
-            return Answer(prepared, service.worker, service.limits.write_s)
+            return Answer(prepared, service.worker, service.limits)
 
         return handle
 

@@ -18,26 +18,31 @@ from edgespec.serve.tools import Tools
 class Setup:
     """What requests are held against.
 
-    `names` are those of the model, the first one being what answers call it.
+    `names` are those of the model, the first one being what answers call it. With `any_model`
+    a request for another model is answered by this one.
     """
 
     names: tuple[str, ...]
     context_size: int
     defaults: Defaults
     limits: Limits
+    any_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
     """How an answer is sent.
 
-    `usage` adds the usage to a stream; `sources` says in it which drafter wrote what.
+    `usage` adds the usage to a stream; `sources` says in it which drafter wrote what;
+    `progress` says how much of the prompt was read; `functions` tells a call as `function_call`.
     """
 
     choices: int = 1
     streams: bool = False
     usage: bool = False
     sources: bool = False
+    progress: bool = False
+    functions: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class ChatAsked:
     output: Output
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
     tools: Tools = field(default_factory=Tools)
+    think_budget: int | None = None  # tokens of a thought; None is no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +74,25 @@ class CompletionAsked:
 def take_output(fields: Fields, limits: Limits) -> Output:
     """The fields that say how an answer is sent. Raises Refusal."""
     streams = fields.flag("stream")
-    if "stream_options" in fields and not streams:
-        fields.refuse("stream_options", "is for streams: set stream to true as well")
     options = fields.object("stream_options")
     output = Output(
         choices=fields.whole("n", 1, 1, limits.choices),
         streams=streams,
         usage=options.flag("include_usage"),
         sources=options.flag("include_sources"),
+        progress=fields.flag("return_progress"),
     )
-    options.only("include_obfuscation", False)
+    options.ignore("include_obfuscation")  # padding; an answer without it is read alike
     options.end()
     return output
 
 
-def take_model(fields: Fields, names: Sequence[str]) -> None:
-    """Refuse a model that is not the one that is served."""
-    name = fields.any("model", names[0])
-    if name not in names:
-        message = f"there is no model {shown(name)} here, only {names[0]}"
+def take_model(fields: Fields, setup: Setup) -> None:
+    """Refuse a model that is not the one that is served, unless any name will do."""
+    name = fields.any("model", setup.names[0])
+    if name not in setup.names and not (setup.any_model and isinstance(name, str)):
+        message = (
+            f"there is no model {shown(name)} here, only {setup.names[0]}: "
+            "ask for that one, or start the server with --alias NAME or --any-model"
+        )
         raise Refusal(message, status=404, param="model", code="model_not_found")

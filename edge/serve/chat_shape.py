@@ -50,7 +50,9 @@ class ChatShape:
             values["reasoning_content"] = delta.reasoning
         if delta.content:
             values["content"] = delta.content
-        if delta.calls:
+        if delta.calls and self._output.functions:
+            values["function_call"] = _call(delta.calls[0])["function"]
+        elif delta.calls:
             values["tool_calls"] = [
                 {"index": self._calls + place, **_call(call)}
                 for place, call in enumerate(delta.calls)
@@ -64,7 +66,7 @@ class ChatShape:
 
     def end(self, choice: Choice) -> list[dict[str, Any]]:
         """The reason, with the timings of this answer."""
-        last = self._chunk(choice.index, {}, choice.reason)
+        last = self._chunk(choice.index, {}, self._reason(choice))
         return [{**last, "timings": timings([choice])}]
 
     def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
@@ -94,6 +96,10 @@ class ChatShape:
     def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": kind, "choices": choices}
 
+    def _reason(self, choice: Choice) -> str:
+        is_function = choice.is_calling and self._output.functions
+        return "function_call" if is_function else choice.reason
+
     def _whole(self, choice: Choice) -> dict[str, Any]:
         message: dict[str, Any] = {
             "role": "assistant",
@@ -102,13 +108,15 @@ class ChatShape:
         }
         if choice.reasoning:
             message["reasoning_content"] = choice.reasoning
-        if choice.calls:
+        if choice.calls and self._output.functions:
+            message["function_call"] = _call(choice.calls[0])["function"]
+        elif choice.calls:
             message["tool_calls"] = [_call(call) for call in choice.calls]
         return {
             "index": choice.index,
             "message": message,
             "logprobs": self._tokens.chat(choice.result.logprobs),
-            "finish_reason": choice.reason,
+            "finish_reason": self._reason(choice),
         }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from edgespec.decode.options import GenerationOptions
 from edgespec.serve.asked import CompletionAsked, Setup, take_model, take_output
+from edgespec.serve.chat_request import NO_EFFECT, NOT_THERE, take_prediction
 from edgespec.serve.fields import Fields, shown
 from edgespec.serve.limits import Limits
 from edgespec.serve.sampling_fields import take_max_tokens, take_sampling, take_stops
@@ -17,7 +18,7 @@ _MAX_TOKENS = 16  # OpenAI's
 def read_completion(body: Any, setup: Setup) -> CompletionAsked:
     """What a request wants. Raises Refusal for a field that is wrong or not supported."""
     fields = Fields(body)
-    take_model(fields, setup.names)
+    take_model(fields, setup)
     prompts = take_prompts(fields, setup.limits)
     output = take_output(fields, setup.limits)
     if output.choices * len(prompts) > setup.limits.choices:
@@ -30,6 +31,7 @@ def read_completion(body: Any, setup: Setup) -> CompletionAsked:
         raw=True,
         reuse=True,
         logprobs=_logprobs(fields, setup.limits),
+        prediction=take_prediction(fields),
         **take_format(fields, setup.limits),
     )
     echo = fields.flag("echo")
@@ -38,9 +40,9 @@ def read_completion(body: Any, setup: Setup) -> CompletionAsked:
     suffix = fields.text("suffix", "")
     if suffix and (echo or not all(isinstance(prompt, str) for prompt in prompts)):
         fields.refuse("suffix", "needs prompts that are texts, without echo")
-    fields.ignore("user")
-    fields.only("best_of", 1, output.choices)
-    fields.only("cache_prompt", True)
+    fields.ignore(*NO_EFFECT)
+    fields.only("best_of", 0, 1, output.choices)
+    fields.refuse_set(NOT_THERE)
     fields.end()
     return CompletionAsked(prompts, options, output, echo, suffix)
 
@@ -48,6 +50,8 @@ def read_completion(body: Any, setup: Setup) -> CompletionAsked:
 def _logprobs(fields: Fields, limits: Limits) -> int | None:
     """Best tokens to be told at each place; None for no logprobs at all."""
     if "logprobs" not in fields:
+        return None
+    if fields.only_false("logprobs"):
         return None
     return fields.whole("logprobs", 0, 0, limits.logprobs)
 

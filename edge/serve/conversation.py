@@ -9,9 +9,10 @@ from typing import Any
 
 from edgespec.decode.options import GenerationOptions
 from edgespec.models.chat import continues
+from edgespec.sampling.params import ThoughtLimit
 from edgespec.serve.answer_text import PlainReader, Reader
 from edgespec.serve.asked import ChatAsked
-from edgespec.serve.harmony import HarmonyReader
+from edgespec.serve.harmony import HARMONY_THOUGHT, HarmonyReader
 from edgespec.serve.prompts import Prompts
 from edgespec.serve.reasoning import CLOSING, OPENING, ReasoningReader
 from edgespec.serve.tool_formats import HARMONY, HERMES, ToolFormat, format_of, knows_tools
@@ -48,9 +49,13 @@ def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conver
         options, within = replace(options, json_schema=schema), False
     elif options.answer_format and CLOSING in template and not text.rstrip().endswith(CLOSING):
         options = replace(options, think_tags=("" if within else OPENING, CLOSING))
-    markers = _markers(tools, formats, is_thinking=not tools.required)
-    options = replace(options, markers=markers)
     is_answer = not begun and HARMONY in formats and not text.endswith("assistant")
+    thinks = not tools.required and not is_answer and _may_think(options)
+    options = replace(
+        options,
+        thought=_limit_of(asked.think_budget, formats, within=within) if thinks else None,
+        markers=_markers(tools, formats, is_thinking=not tools.required),
+    )
 
     def make_reader() -> Reader:
         reader = _reader(tools, formats, is_begun=is_answer)
@@ -74,6 +79,22 @@ def _markers(tools: Tools, formats: Sequence[ToolFormat], *, is_thinking: bool) 
         if tools.offered or how is HARMONY:
             found |= how.markers
     return tuple(sorted(found))
+
+
+def _may_think(options: GenerationOptions) -> bool:
+    """Whether a thought is possible; where the form of the answer is given, before that."""
+    return options.answer_format is None or options.think_tags is not None
+
+
+def _limit_of(
+    budget: int | None, formats: Sequence[ToolFormat], *, within: bool
+) -> ThoughtLimit | None:
+    """How long the model may think, in its own tags."""
+    if budget is None:
+        return None
+    if HARMONY in formats:
+        return ThoughtLimit(budget, within, *HARMONY_THOUGHT)
+    return ThoughtLimit(budget, within, OPENING, CLOSING)
 
 
 def _is_thought(messages: Sequence[dict[str, Any]]) -> bool:

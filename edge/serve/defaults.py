@@ -12,8 +12,9 @@ class Defaults:
     """Settings of answers.
 
     `max_tokens` None goes on to the end of the context; a completion, by OpenAI's rule, ends after
-    16 tokens then.
+    16 tokens then. `think_budget` tokens of thoughts come before an answer; None is no limit.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
+    think_budget: int | None = None

@@ -1,21 +1,32 @@
-"""The fields of a JSON object, taken one by one; what nobody took is refused by its name."""
+"""The fields of a JSON object, taken one by one.
+
+What nobody took changes no answer: it is ignored, and the log names it once. Fields that ask for
+what is not there are refused by the request that they are of.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from edgespec.serve.refusal import Refusal
+from edgespec.serve.refusal import LOGGER, Refusal
 
 _SHOWN_CHARS = 40
+_CACHE = "cache_control"
+_MOST_NAMES = 256  # that the log is told of, while the process runs
+_NAMED: set[str] = set()
+_LOCK = threading.Lock()
 
 
 class Fields:
     """An object of a request.
 
-    A field that is null is as one that is left out. Every method takes one field and raises Refusal
-    for a value that cannot be.
+    A field that is null counts as left out, and so does `cache_control` wherever it stands: the
+    cache is reused without being asked. Every method takes one field and raises Refusal for a
+    value that cannot be.
 
     Args:
         value: what was sent in its place.
@@ -26,7 +37,9 @@ class Fields:
         if not isinstance(value, dict):
             raise Refusal(f"{path or 'the body'} must be an object, not {shown(value)}", param=path)
         self.path = path
-        self._left = {name: item for name, item in value.items() if item is not None}
+        self._left = {
+            name: item for name, item in value.items() if item is not None and name != _CACHE
+        }
 
     def name(self, field: str) -> str:
         """The whole name of a field."""
@@ -34,6 +47,10 @@ class Fields:
 
     def __contains__(self, field: str) -> bool:
         return field in self._left
+
+    def any_of(self, field: str) -> Any:
+        """Whatever it is; it is not taken by that."""
+        return self._left.get(field)
 
     def any(self, field: str, default: Any = None) -> Any:
         """Whatever it is."""
@@ -98,10 +115,28 @@ class Fields:
         if value is not None and not same:
             self.refuse(field, f"is not supported with {shown(value)}", code="unsupported_value")
 
+    def only_false(self, field: str) -> bool:
+        """Whether it is false, which is taken then: some clients write it for "none"."""
+        is_false = self._left.get(field) is False
+        if is_false:
+            del self._left[field]
+        return is_false
+
+    def refuse_set(self, hints: Mapping[str, str]) -> None:
+        """Refuse fields that ask for what is not there, unless they are false or empty.
+
+        Args:
+            hints: what to do instead, by field.
+        """
+        for field, hint in hints.items():
+            if self._left.pop(field, None):
+                self.refuse(field, f"is not supported: {hint}", code="unsupported_parameter")
+
     def end(self) -> None:
-        """Refuse what nobody took."""
+        """Ignore what nobody took; the log names it."""
         for field in self._left:
-            self.refuse(field[:_SHOWN_CHARS], "is not supported", code="unsupported_parameter")
+            note_ignored(self.name(field[:_SHOWN_CHARS]))
+        self._left.clear()
 
     def refuse(self, field: str, problem: str, *, code: str | None = None) -> NoReturn:
         """Raise Refusal for a field."""
@@ -112,6 +147,16 @@ class Fields:
         if value is None:
             self.refuse(field, "is missing", code="missing_required_parameter")
         return value
+
+
+def note_ignored(name: str) -> None:
+    """Tell the log, once, what is ignored: its name, which a stranger wrote, and no value."""
+    name = ascii(re.sub(r"\d+(?=\])", "", name[:200]))[1:-1]
+    with _LOCK:
+        if name in _NAMED or len(_NAMED) >= _MOST_NAMES:
+            return
+        _NAMED.add(name)
+    LOGGER.warning("requests have the field %s, which is ignored", name)
 
 
 def shown(value: Any) -> str:

@@ -96,10 +96,18 @@ class Generation:
         assert self._end is not None
         return self._end.result
 
-    async def batches(self) -> AsyncIterator[list[Chunk]]:
-        """Chunks as they come, those of one moment together. Raises what the engine raised."""
+    async def batches(self, most_s: float | None = None) -> AsyncIterator[list[Chunk]]:
+        """Chunks as they come, those of one moment together. Raises what the engine raised.
+
+        Args:
+            most_s: seconds without any, after which an empty list comes; None waits.
+        """
         while True:
-            await self._news.wait()
+            try:
+                await asyncio.wait_for(self._news.wait(), most_s)
+            except asyncio.TimeoutError:
+                yield []
+                continue
             self._news.clear()
             with self._lock:
                 chunks, self._chunks = self._chunks, []

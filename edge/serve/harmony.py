@@ -20,6 +20,12 @@ from edgespec.serve.tool_values import tidied
 
 _MESSAGE, _CHANNEL = "<|message|>", "<|channel|>"
 _ENDS = ("<|end|>", "<|start|>", "<|call|>", "<|return|>", _CHANNEL)
+# What opens a thought and closes it, and what begins the answer where it has to end.
+HARMONY_THOUGHT = (
+    "<|channel|>analysis<|message|>",
+    "<|end|>",
+    "<|end|><|start|>assistant<|channel|>final<|message|>",
+)
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<>|]{1,160})")
 _LONGEST_HEADER = 512
 

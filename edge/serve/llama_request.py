@@ -35,7 +35,7 @@ _NOTHING: tuple[tuple[str, tuple[Any, ...]], ...] = (
 _IGNORED = (
     *("id_slot", "slot_id", "n_cache_reuse", "n_keep", "n_discard", "n_indent", "t_max_prompt_ms"),
     *("adaptive_decay", "backend_sampling", "grammar_triggers", "preserved_tokens", "chat_format"),
-    *("return_progress", "sse_ping_interval", "verbose", "stream_options", "user"),
+    *("sse_ping_interval", "verbose", "stream_options", "user"),
     *("speculative.n_max", "speculative.n_min", "speculative.p_min", "speculative.type"),
 )
 
@@ -54,6 +54,7 @@ class LlamaAsked:
     most_s: float | None  # for an answer, once it has a whole line
     returns_tokens: bool  # whether an answer that is not streamed has its ids
     tells_times: bool  # with each event
+    tells_progress: bool  # of the prompt, while it is read
     paths: Sequence[str]  # what alone is told; all of it where there are none
 
 
@@ -116,7 +117,7 @@ def _prompt(fields: Fields, value: Any, limits: Limits) -> Prompt | None:
 
 
 def _asked(fields: Fields, setup: Setup, prompts: list[Prompt], gap: Gap | None) -> LlamaAsked:
-    take_model(fields, setup.names)
+    take_model(fields, setup)
     limits = setup.limits
     count = fields.whole("n_probs" if "n_probs" in fields else "logprobs", 0, 0, limits.logprobs)
     most = _most_tokens(fields, setup)
@@ -141,6 +142,7 @@ def _asked(fields: Fields, setup: Setup, prompts: list[Prompt], gap: Gap | None)
         most_s=most_ms / 1e3 if most_ms > 0 else None,
         returns_tokens=fields.flag("return_tokens"),
         tells_times=fields.flag("timings_per_token"),
+        tells_progress=fields.flag("return_progress"),
         paths=_paths(fields),
     )
     for name, values in _NOTHING:

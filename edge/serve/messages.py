@@ -8,12 +8,14 @@ from edgespec.serve.fields import Fields, shown
 from edgespec.serve.limits import Limits
 from edgespec.serve.tools import call_arguments
 
+_THOUGHTS = ("thinking", "reasoning")  # parts of an assistant's message
 _ROLES = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
+    "function": "tool",
 }
 
 
@@ -27,23 +29,44 @@ def take_messages(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
     ]
 
 
-def text_of(fields: Fields, field: str, kinds: tuple[str, ...] = ("text",)) -> str:
-    """A text, or a list of parts that are texts."""
-    value = fields.any(field)
+def text_of(
+    fields: Fields, field: str, kinds: tuple[str, ...] = ("text",), *, may_lack: bool = False
+) -> str:
+    """A text, or a list of parts that are texts, which become lines.
+
+    Args:
+        may_lack: "" where there is none; else that is refused.
+    """
+    return "\n".join(_texts(fields, field, kinds, may_lack, []))
+
+
+def _texts(
+    fields: Fields, field: str, kinds: tuple[str, ...], may_lack: bool, thoughts: list[str]
+) -> list[str]:
+    """The texts of a field; those of thoughts are put into `thoughts`."""
+    value = fields.any(field, "" if may_lack else None)
     if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
+        return [value]
+    if not isinstance(value, list):
         fields.refuse(field, f"must be a text or a list of text parts, not {shown(value)}")
     texts = []
     for index, part in enumerate(value):
+        if isinstance(part, str):
+            texts.append(part)
+            continue
         inner = Fields(part, f"{fields.name(field)}[{index}]")
-        kind = inner.text("type")
-        if kind not in kinds:
+        kind = inner.text("type", "text")
+        if kind in _THOUGHTS and may_lack:
+            thoughts.append(inner.text(kind, "") or inner.text("text", ""))
+        elif kind == "refusal" and may_lack:
+            texts.append(inner.text("refusal", ""))
+        elif kind in kinds:
+            texts.append(inner.text("text", ""))
+        else:
             inner.refuse("type", f"{shown(kind)} is not supported", code="unsupported_value")
-        texts.append(inner.text("text"))
-        inner.ignore("annotations", "logprobs")  # of an answer that is sent back
+        inner.ignore("annotations", "logprobs", "signature", "citations", "id")
         inner.end()
-    return "".join(texts)
+    return texts
 
 
 def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
@@ -51,31 +74,42 @@ def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
     if role not in _ROLES:
         fields.refuse("role", f"must be one of {', '.join(_ROLES)}, not {shown(role)}")
     message: dict[str, Any] = {"role": _ROLES[role]}
-    calls = _calls(fields, limits) if role == "assistant" else []
-    if "content" in fields or not calls:
-        message["content"] = text_of(fields, "content")
-    else:
-        message["content"] = ""
-    if calls:
-        message["tool_calls"] = calls
-    if role == "assistant" and "reasoning_content" in fields:
-        message["reasoning_content"] = fields.text("reasoning_content")
-    if role == "tool":
+    is_answer, thoughts = role == "assistant", list[str]()
+    may_lack = _ROLES[role] in ("assistant", "tool")
+    message["content"] = "\n".join(_texts(fields, "content", ("text",), may_lack, thoughts))
+    if is_answer:
+        if calls := _calls(fields, limits):
+            message["tool_calls"] = calls
+        message["content"] = message["content"] or fields.text("refusal", "")
+        if thought := _thought_of(fields) or "\n".join(thoughts):
+            message["reasoning_content"] = thought
+    if may_lack and not is_answer:
         message["tool_call_id"] = fields.text("tool_call_id", "")
     if "name" in fields:
         message["name"] = fields.text("name")
-    fields.only("refusal", "")
-    fields.only("annotations", [])
+    fields.ignore("id", "annotations", "refusal", "provider_specific_fields")
+    fields.refuse_set(dict.fromkeys(("audio", "images"), "this model reads text alone"))
     fields.end()
     return message
 
 
+def _thought_of(fields: Fields) -> str:
+    """What was thought before an answer that is sent back, under any of its names."""
+    fields.ignore("reasoning_details", "thinking_blocks", "reasoning_signature")
+    names = ("reasoning_content", "reasoning", "thinking")
+    found = [value for name in names if isinstance(value := fields.any(name), str)]
+    return next(filter(None, found), "")
+
+
 def _calls(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
     values = fields.list("tool_calls", limits.tools)
-    return [
+    calls = [
         _call(Fields(value, f"{fields.name('tool_calls')}[{index}]"))
         for index, value in enumerate(values)
     ]
+    if function := fields.any("function_call"):  # as it was before there were tools
+        calls.append(_call(Fields({"function": function}, fields.path)))
+    return calls
 
 
 def _call(fields: Fields) -> dict[str, Any]:

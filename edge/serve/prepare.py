@@ -18,6 +18,7 @@ from edgespec.serve.completion_request import read_completion
 from edgespec.serve.completion_shape import CompletionShape
 from edgespec.serve.conversation import Conversation, conversation_of
 from edgespec.serve.filling import Gap, fill_ids
+from edgespec.serve.histories import HISTORY
 from edgespec.serve.llama_request import LlamaAsked, Prompt, read_infill, read_llama
 from edgespec.serve.llama_shape import LlamaPrompt, LlamaShape
 from edgespec.serve.messages_request import read_messages
@@ -47,10 +48,21 @@ def prepare_chat(service: Service, body: Any, loop: Loop) -> Prepared:
 
 def prepare_response(service: Service, body: Any, loop: Loop) -> Prepared:
     """The same by another interface. Raises Refusal, and as `Engine.stream`."""
-    asked, told = read_response(body, service.setup)
+    kept, owner = service.responses, HISTORY.get()
+    asked, told = read_response(body, service.setup, kept, owner)
     talk, ids = _prompt(service, asked)
-    shape = ResponsesShape(service.setup.names[0], told)
-    return replace(_chat(service, asked, talk, ids, shape, loop), names_events=True)
+
+    def keep(response: dict[str, Any]) -> None:
+        kept.add(owner, response, [*told.items, *response["output"]])
+
+    shape = ResponsesShape(
+        service.setup.names[0],
+        told.repeats,
+        keep if told.keeps else None,
+        summarises=told.summarises,
+    )
+    prepared = _chat(service, asked, talk, ids, shape, loop)
+    return replace(prepared, names_events=True, fail=shape.failed)
 
 
 def prepare_message(service: Service, body: Any, loop: Loop) -> Prepared:
@@ -97,7 +109,13 @@ def _chat(
     service: Service, asked: ChatAsked, talk: Conversation, ids: list[int], shape: Shape, loop: Loop
 ) -> Prepared:
     generations = service.generations(loop, talk.text, ids, talk.options, asked.output.choices)
-    return Prepared(generations, shape, asked.output.streams, talk.make_reader)
+    return Prepared(
+        generations,
+        shape,
+        asked.output.streams,
+        talk.make_reader,
+        tells_progress=asked.output.progress,
+    )
 
 
 def _tokens(service: Service) -> ToldTokens:
@@ -117,7 +135,8 @@ def prepare_completion(service: Service, body: Any, loop: Loop) -> Prepared:
         echo = _text_of(service, prompt) if asked.echo else ""
         echoes += [echo] * asked.output.choices
     shape = CompletionShape(service.setup.names[0], asked.output, _tokens(service), echoes)
-    return Prepared(generations, shape, asked.output.streams)
+    streams, progress = asked.output.streams, asked.output.progress
+    return Prepared(generations, shape, streams, tells_progress=progress)
 
 
 def _completion_ids(service: Service, asked: CompletionAsked, prompt: str | list[int]) -> list[int]:
@@ -198,7 +217,8 @@ def _llama(
         [prompt for prompt in prompts for _ in range(choices)],
         _told_settings(options, service.setup.context_size),
     )
-    return Prepared(made, shape, asked.streams, names_events=True)
+    progress = asked.tells_progress
+    return Prepared(made, shape, asked.streams, names_events=True, tells_progress=progress)
 
 
 def _without(sampling: SamplingParams | None, tokens: Sequence[int]) -> SamplingParams:

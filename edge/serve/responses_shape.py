@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from edgespec.decode.generation import Chunk
+from edgespec.serve.refusal import Refusal
 from edgespec.serve.shapes import Choice, Delta, ToolCall, new_id, now_s, timings, usage
 
 Event = dict[str, Any]
@@ -16,21 +17,32 @@ class ResponsesShape:
 
     Args:
         told: fields of the request that the answer repeats.
+        keep: is given the answer when it is complete; None where it is not kept.
+        summarises: tells thoughts as summaries of what was thought, in full.
     """
 
-    def __init__(self, model: str, told: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        model: str,
+        told: dict[str, Any],
+        keep: Callable[[Event], None] | None = None,
+        *,
+        summarises: bool = False,
+    ) -> None:
+        self._keep, self._summarises = keep, summarises
         self._head = {
             "id": new_id("resp_"),
             "object": "response",
             "created_at": now_s(),
             "model": model,
             "error": None,
-            "instructions": told.get("instructions"),
+            **told,
             "metadata": told.get("metadata") or {},
             "tools": told.get("tools") or [],
             "tool_choice": told.get("tool_choice") or "auto",
-            "parallel_tool_calls": True,
-            "store": False,
+            "parallel_tool_calls": told.get("parallel_tool_calls") is not False,
+            "truncation": told.get("truncation") or "disabled",
+            "store": keep is not None,
         }
         self._number = 0
         self._done: list[dict[str, Any]] = []  # items of the output
@@ -60,6 +72,12 @@ class ResponsesShape:
         kind = "response.incomplete" if reason == "length" else "response.completed"
         return [*events, self._event(kind, response=response)]
 
+    def failed(self, refusal: Refusal) -> Event:
+        """The last event of an answer that failed."""
+        response = self._response("failed", self._done)
+        error = {"code": refusal.code or "server_error", "message": str(refusal)}
+        return self._event("response.failed", response={**response, "error": error})
+
     def close(self, choices: Sequence[Choice]) -> list[Event]:
         """Nothing more."""
         return []
@@ -80,8 +98,20 @@ class ResponsesShape:
         if self._open is None or self._open["type"] != kind:
             events = self._close_item() + self._open_item(kind)
         self._text += text
-        name = "response.reasoning_text" if kind == "reasoning" else "response.output_text"
-        return [*events, self._event(f"{name}.delta", **self._place(), delta=text)]
+        return [*events, self._event(f"{self._name()}.delta", **self._place(), delta=text)]
+
+    def _name(self) -> str:
+        """How events of the item that is written begin."""
+        assert self._open is not None
+        if self._open["type"] == "message":
+            return "response.output_text"
+        return f"response.reasoning_{'summary_' * self._summarises}text"
+
+    def _part_event(self, kind: str) -> Event:
+        assert self._open is not None
+        is_summary = self._summarises and self._open["type"] == "reasoning"
+        name = "reasoning_summary_part" if is_summary else "content_part"
+        return self._event(f"response.{name}.{kind}", **self._place(), part=self._part())
 
     def _open_item(self, kind: str) -> list[Event]:
         item: dict[str, Any] = {"id": new_id("msg_"), "type": "message", "role": "assistant"}
@@ -92,19 +122,17 @@ class ResponsesShape:
         added = self._event(
             "response.output_item.added", output_index=len(self._done), item=self._open
         )
-        part = self._event("response.content_part.added", **self._place(), part=self._part())
-        return [added, part]
+        return [added, self._part_event("added")]
 
     def _close_item(self) -> list[Event]:
         if self._open is None:
             return []
-        is_thought = self._open["type"] == "reasoning"
-        name = "response.reasoning_text" if is_thought else "response.output_text"
-        place, part = self._place(), self._part()
-        item = {**self._open, "status": "completed", "content": [part]}
+        is_summary = self._summarises and self._open["type"] == "reasoning"
+        field = "summary" if is_summary else "content"
+        item = {**self._open, "status": "completed", field: [self._part()]}
         events = [
-            self._event(f"{name}.done", **place, text=self._text),
-            self._event("response.content_part.done", **place, part=part),
+            self._event(f"{self._name()}.done", **self._place(), text=self._text),
+            self._part_event("done"),
             self._event("response.output_item.done", output_index=len(self._done), item=item),
         ]
         self._done.append(item)
@@ -134,12 +162,15 @@ class ResponsesShape:
 
     def _place(self) -> dict[str, Any]:
         assert self._open is not None
-        return {"item_id": self._open["id"], "output_index": len(self._done), "content_index": 0}
+        is_summary = self._summarises and self._open["type"] == "reasoning"
+        index = "summary_index" if is_summary else "content_index"
+        return {"item_id": self._open["id"], "output_index": len(self._done), index: 0}
 
     def _part(self) -> dict[str, Any]:
         assert self._open is not None
         if self._open["type"] == "reasoning":
-            return {"type": "reasoning_text", "text": self._text}
+            kind = "summary_text" if self._summarises else "reasoning_text"
+            return {"type": kind, "text": self._text}
         return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": []}
 
     # -- the answer ------------------------------------------------------------------------
@@ -157,8 +188,7 @@ class ResponsesShape:
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         tokens = usage([choice], 1)
-        return {
-            **response,
+        response |= {
             "usage": {
                 "input_tokens": tokens["prompt_tokens"],
                 "input_tokens_details": tokens["prompt_tokens_details"],
@@ -168,3 +198,6 @@ class ResponsesShape:
             },
             "timings": timings([choice]),
         }
+        if self._keep is not None:
+            self._keep(response)
+        return response

@@ -6,6 +6,7 @@ A process that was told to end does so, even if a thread never returns from nati
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import faulthandler
 import functools
 import os
@@ -56,6 +57,7 @@ class Running(uvicorn.Server):
         """Listen, and say so."""
         await super().startup(sockets)
         self._on_start()
+        tell_systemd("READY=1")
 
     def stop(self) -> None:
         """End it soon; answers under way have a moment."""
@@ -80,12 +82,21 @@ class Running(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
         self._is_watched = True
+        tell_systemd("STOPPING=1")
         end_within(_AT_ONCE_S if self.force_exit else _GRACE_S + _CLOSE_S)
 
     def has_ended(self) -> None:
         """Nothing is left that could hang: the process goes on."""
         if self._is_watched:
             faulthandler.cancel_dump_traceback_later()
+
+
+def tell_systemd(state: str) -> None:
+    """Let systemd know, where it waits for that (a unit of Type=notify; `man sd_notify`)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address.startswith(("/", "@")):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
+            one.sendto(state.encode(), address.replace("@", "\0", 1))
 
 
 def end_within(seconds: float) -> None:

@@ -32,6 +32,8 @@ _LETTERS = dict(zip("edskypmxti", (*ORDER, _INFILL), strict=True))
 def take_sampling(fields: Fields, defaults: SamplingParams, limits: Limits) -> SamplingParams:
     """How tokens are picked. Raises Refusal."""
     penalty = "repetition_penalty" if "repetition_penalty" in fields else "repeat_penalty"
+    if penalty == "repetition_penalty":
+        fields.refuse_set({"repeat_penalty": "repetition_penalty is there, too"})
     seed = fields.whole("seed", -1 if defaults.seed is None else defaults.seed, -1, _MOST_SEED)
     biases = _biases(fields, limits.biases) if "logit_bias" in fields else defaults.logit_bias
     name, low, high = _LAST_N

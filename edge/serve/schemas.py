@@ -38,6 +38,7 @@ def take_format(fields: Fields, limits: Limits) -> AnswerForm:
         if inner.flag("json_object"):
             found[inner.name("json_object")] = {"json_schema": _ANY_OBJECT}
         inner.ignore(*_SILENT)
+        inner.refuse_set({"structural_tag": "use json, regex, choice or grammar"})
         inner.end()
     found |= _vllm(fields, limits, "guided_")
     if "json_schema" in fields:

@@ -50,6 +50,7 @@ class Server:
         limits: how much a request may ask for.
         plan: what the engine was loaded with, to be shown.
         file_name: of the model, to be shown.
+        any_model: answer for every model that is asked for, whatever its name.
 
     Raises MissingDependencyError without the packages of the `serve` extra, and UnsupportedError
     for blank keys and for what is no origin.
@@ -67,13 +68,20 @@ class Server:
         limits: Limits | None = None,
         plan: Plan | None = None,
         file_name: str = "",
+        any_model: bool = False,
     ) -> None:
         check_arguments(Server.__init__, names=names, keys=keys, origins=origins)
         require_packages()
         self._keys = checked_keys(keys)
         self._origins, self._hosts = checked_origins(origins), tuple(hosts)
         self.service = Service(
-            engine, names=names, defaults=defaults, limits=limits, plan=plan, file_name=file_name
+            engine,
+            names=names,
+            defaults=defaults,
+            limits=limits,
+            plan=plan,
+            file_name=file_name,
+            any_model=any_model,
         )
         self._running: Running | None = None
         self._thread: threading.Thread | None = None

@@ -19,6 +19,7 @@ from edgespec.serve.asked import Setup
 from edgespec.serve.defaults import Defaults
 from edgespec.serve.generation import Generation
 from edgespec.serve.histories import HISTORY
+from edgespec.serve.kept_responses import KeptResponses
 from edgespec.serve.limits import Limits
 from edgespec.serve.prompts import Prompts
 from edgespec.serve.refusal import Refusal
@@ -35,6 +36,7 @@ class Service:
         names: of the model; the first one is what answers call it.
         plan: what the engine was loaded with, to be shown; None shows none.
         file_name: of the model, to be shown.
+        any_model: answer for every model that is asked for.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class Service:
         limits: Limits | None = None,
         plan: Plan | None = None,
         file_name: str = "",
+        any_model: bool = False,
     ) -> None:
         self.engine, self.plan, self.file_name = engine, plan, file_name
         self.limits = limits or Limits()
         size = engine.backend.context_size
-        self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits)
+        self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits, any_model)
+        self.responses = KeptResponses(self.limits.response_bytes, self.limits.responses)
         self.prompts = Prompts(engine)
         self.totals = Totals()
         self.started_s = int(time.time())

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf, isfinite
+from pathlib import Path
 from typing import Any
 
 from edgespec.drafting.drafters import HEAD, MODEL
@@ -82,6 +84,12 @@ class Experience:
         return cls(rounds, saved_steps / usual_steps)
 
 
+@lru_cache(maxsize=1)
+def _shipped(path: Path) -> ModelSpec:
+    """Which stays as it is while a program runs; lists of models plan many files."""
+    return read_model_spec(path, heads=True)
+
+
 def candidate_of(spec: ModelSpec, request: Request) -> Candidate | None:
     """What `--drafter auto` thinks about: the named file, the shipped one, or the model's own.
 
@@ -94,7 +102,9 @@ def candidate_of(spec: ModelSpec, request: Request) -> Candidate | None:
     own = Candidate(HEAD, None) if has_head(spec) else None
     if path is None:
         return own
-    drafter = read_model_spec(path, heads=True)
+    drafter = read_model_spec(path, heads=True) if is_named else _shipped(Path(path))
+    if not is_named and drafter.reads is not None and drafter.vocab_size != spec.vocab_size:
+        return own
     made = read_exit(drafter) if drafter.reads is None else read_made_for(path)
     if is_named:
         if made is None and drafter.reads is None:

@@ -43,5 +43,5 @@ def curve_with(spec: ModelSpec, settings: Settings) -> CostCurve | None:
         theirs = snapshot_cost(spec, settings, known)
         ours = snapshot_cost(spec, settings, settings.snapshots)
         if found is not None and theirs is not None and ours is not None:
-            return found.taking(ours / theirs)
+            return found.scaled(ours / theirs)
     return curve

@@ -122,10 +122,7 @@ def learn_curve(spec: ModelSpec, settings: Settings, curve: CostCurve) -> None:
 
     def change(now: dict[str, Any] | None) -> dict[str, Any] | None:
         stored = curve_of(now)
-        if stored is None:
-            return None
-        stored.learn(curve)
-        return stored.as_json()
+        return None if stored is None else stored.updated(curve).as_json()
 
     cache.update(_CURVES, key, change)
 

@@ -8,14 +8,13 @@ with drafts and without the same text is written, but for rounding.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 from warnings import warn
 
 from edgespec.backends.base import Backend
-from edgespec.decode.decoding import Decoding
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Rounds, Run
-from edgespec.decode.step import rounds_of
+from edgespec.decode.scheduler import Job
 from edgespec.decode.writers import LARGE
 from edgespec.errors import BackendError, EdgespecWarning
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
@@ -46,6 +45,8 @@ class SwitchingEngine(Engine):
         self.policy = policy
         self.prices: SwitchPrices | None = None
         self._failure: str | None = None  # of the small model
+        self._held = ExitStack()  # the small model, by the answer that is written
+        self._have_written = set[str]()  # in that answer
         if self.curve is not None and small.curve is not None:
             # Of this moment: what is learned while generating would change the text.
             large_curve = self.curve.resized(self.curve.max_nodes)
@@ -72,47 +73,44 @@ class SwitchingEngine(Engine):
         """Tokens that may be picked: those of both models."""
         return min(super().vocab_size, self.small.vocab_size)
 
-    def _rounds(self, prompt: list[int], run: Run) -> Rounds:
-        """The tokens of each round of both models, which others cannot use meanwhile."""
-        with self.small.exclusive(run.cancel) as has_both:
-            if has_both:
-                yield from self._turns(prompt, run)
-
-    def _turns(self, prompt: list[int], run: Run) -> Rounds:
+    def begin(self, job: Job) -> None:
+        """As of `Models`; others cannot use the small model until the end."""
+        if not self._held.enter_context(self.small.exclusive(lambda: job.is_cancelled)):
+            return
         saved_ms = self.prices.saved_ms if self.prices is not None else None
         policy = self.policy if self._failure is None else SwitchPolicy.always(LARGE)
-        run.writers = switch = Switch(policy, saved_ms, len(prompt))
-        text, have_written = list(prompt), set[str]()
-        while True:
-            engine = self if switch.writer == LARGE else self.small
-            reuse = run.reuse or switch.writer in have_written
-            have_written.add(switch.writer)
-            decoding = Decoding(engine.model(), run, list(text), reuse)
-            rounds = rounds_of(decoding)
-            try:
-                for written in rounds:
-                    text += written.tokens
-                    yield written
-                    if switch.is_due:
-                        break
-            except BackendError as problem:
-                if switch.writer == LARGE or decoding.has_unsaid:
-                    raise
-                self._leave_out_small(switch, str(problem))
-            else:
-                if not switch.is_due or self._is_over(text, run):
-                    return
-                switch.change()
-            finally:
-                rounds.close()
-            run.counters.switches += 1
+        job.writers = Switch(policy, saved_ms, len(job.prompt))
+        self._have_written.clear()
+        self._let_write(job)
 
-    def _leave_out_small(self, switch: Switch, failure: str) -> None:
-        self._failure = failure
-        warn(f"the small model failed and is left out: {failure}", EdgespecWarning, stacklevel=2)
-        switch.leave_out_small()
+    def go_on(self, job: Job) -> None:
+        """As of `Models`."""
+        assert isinstance(job.writers, Switch), "it has begun"
+        job.writers.change()
+        job.counters.switches += 1
+        self._let_write(job)
 
-    def _is_over(self, text: list[int], run: Run) -> bool:
-        generated = run.counters.generated_tokens
-        at_end = generated > 0 and self.backend.tokenizer.is_end(text[-1])
-        return at_end or generated >= run.limit
+    def survives(self, job: Job, problem: Exception) -> bool:
+        """As of `Models`: the large model goes on with what was written."""
+        if not isinstance(problem, BackendError) or not isinstance(job.writers, Switch):
+            return False
+        if job.writers.writer == LARGE or job.sequence.has_unsaid:
+            return False
+        self._failure = str(problem)
+        said = f"the small model failed and is left out: {problem}"
+        warn(said, EdgespecWarning, stacklevel=2)
+        job.writers.leave_out_small()
+        job.counters.switches += 1
+        self._let_write(job)
+        return True
+
+    def end(self, job: Job) -> None:
+        """As of `Models`."""
+        self._held.close()
+
+    def _let_write(self, job: Job) -> None:
+        writer = job.writers.writer
+        model = self.model() if writer == LARGE else self.small.model()
+        reuse = job.reuse or writer in self._have_written
+        self._have_written.add(writer)
+        self.decode(job, model, reuse)

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -224,7 +224,7 @@ def _described(one: Wanted, bones: _Skeleton) -> dict[str, Any]:
     return {
         "skeleton": bones.name,
         "tied_bytes": _tied_bytes(one.spec),
-        "shape": asdict(one.shape),
+        "shape": asdict(replace(one.shape, mapped=False)),  # which changes no answer
         "changes": dict(one.changes),
         "beside": one.beside,
     }

@@ -12,14 +12,13 @@ import hashlib
 import os
 import platform
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
 
 from edgespec.memory.device import cgroups
 from edgespec.memory.device.cgroups import read_text
-from edgespec.memory.device.llama_binary import kernel_files
+from edgespec.memory.device.llama_binary import kernel_files, package_version
 
 # Our word for an instruction set -> Linux's.
 _FEATURE_FLAGS = {
@@ -29,8 +28,11 @@ _FEATURE_FLAGS = {
     "dotprod": "asimddp",
     "i8mm": "i8mm",
 }
+_MOST_SYSCTL = 256  # bytes
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of a library: one for GPUs has hundreds of megabytes
 _CPUS = Path("/sys/devices/system/cpu")
+_PERFORMANCE_CPUS = Path("/sys/devices/cpu_core/cpus")  # Intel's, where there are others
+_DEVICE_TREE = Path("/proc/device-tree")
 
 
 def allowed_cpus() -> list[int]:
@@ -52,20 +54,50 @@ def granted_cpus() -> float:
 
 
 def usable_cores() -> int:
-    """Physical cores this process may use: affinity, hyper-threads and quota respected.
+    """Physical cores this process should use: affinity, hyper-threads and quota respected.
 
     One thread per physical core is fastest for the matrix products of a decode step, which
-    saturate a core's vector units or its memory bandwidth.
+    saturate a core's vector units or its memory bandwidth. Cores that are slow enough to hold up
+    the others are left out.
     """
-    cpus = allowed_cpus()
+    cpus = _fast_cpus(allowed_cpus())
     siblings = {
         read_text(_CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
         for cpu in cpus
     }
     cores = len(siblings)
     if platform.system() != "Linux":
-        cores = min(cores, psutil.cpu_count(logical=False) or cores)
+        fast = _sysctl_number("hw.perflevel0.physicalcpu")
+        cores = min(cores, fast or psutil.cpu_count(logical=False) or cores)
     return max(1, int(min(cores, cgroups.quota()[0])))
+
+
+def _fast_cpus(cpus: list[int]) -> list[int]:
+    """Those that a step is fastest on, where cores differ.
+
+    A step waits for its slowest thread, and each has an equal part of the work: n cores are worth
+    n times the slowest one's capacity. Of Intel's two kinds only performance cores are used, as
+    llama.cpp does: efficiency cores bring no memory bandwidth of their own.
+    """
+    if performance := _numbers_of(read_text(_PERFORMANCE_CPUS)):
+        return [cpu for cpu in cpus if cpu in performance] or cpus
+    capacities = {cpu: read_text(_CPUS / f"cpu{cpu}" / "cpu_capacity") for cpu in cpus}
+    if not all(text.isdecimal() for text in capacities.values()):
+        return cpus
+    order = sorted(cpus, key=lambda cpu: -int(capacities[cpu]))
+    worth = [count * int(capacities[cpu]) for count, cpu in enumerate(order, 1)]
+    best = max(range(len(worth)), key=lambda i: (worth[i], i))
+    return order[: best + 1]
+
+
+def _numbers_of(ranges: str) -> set[int]:
+    """Of a list as Linux writes it: "0-3,8"."""
+    numbers: set[int] = set()
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 def free_memory() -> Iterator[tuple[Path | None, int]]:
@@ -86,20 +118,22 @@ def total_bytes() -> int:
 
 @functools.cache
 def cpu_name() -> str:
-    """The processor's own name, for reports and cache keys."""
+    """The processor's own name, for reports and cache keys; of a board without one, the board's.
+
+    All ARM processors of a kind are "ARMv8 Processor rev 1 (v8l)".
+    """
     for line in read_text(Path("/proc/cpuinfo")).splitlines():
-        if line.startswith(("model name", "Model")):
+        if line.startswith("model name") and "ARMv" not in line:
             return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    board = read_text(_DEVICE_TREE / "model").strip("\0")
+    brand = _sysctl("machdep.cpu.brand_string").rstrip(b"\0").decode(errors="replace")
+    return board or brand or platform.processor() or platform.machine()
 
 
 @functools.cache
 def llama_build() -> str:
     """Version of llama-cpp-python, and a sample of its kernels: compiler flags change them, too."""
-    try:
-        installed = version("llama-cpp-python")
-    except PackageNotFoundError:
-        installed = "missing"
+    installed = package_version() or "missing"
     digest = hashlib.blake2b(digest_size=4)
     for library in kernel_files():
         with contextlib.suppress(OSError), library.open("rb") as file:
@@ -133,9 +167,28 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
+def _sysctl(name: str) -> bytes:
+    """What macOS says of itself; empty where it says nothing, and on other systems."""
+    if platform.system() != "Darwin":
+        return b""
+    import ctypes
+
+    query = getattr(ctypes.CDLL(None), "sysctlbyname", None)
+    size = ctypes.c_size_t(_MOST_SYSCTL)
+    value = ctypes.create_string_buffer(_MOST_SYSCTL)
+    if query is None or query(name.encode(), value, ctypes.byref(size), None, ctypes.c_size_t(0)):
+        return b""
+    return value.raw[: size.value]
+
+
+def _sysctl_number(name: str) -> int:
+    return int.from_bytes(_sysctl(name), "little")
+
+
 def _mac_features() -> frozenset[str]:
     if platform.machine() == "arm64":
-        return frozenset({"neon", "dotprod"})
+        has_i8mm = _sysctl_number("hw.optional.arm.FEAT_I8MM")  # since M2
+        return frozenset({"neon", "dotprod", *(("i8mm",) if has_i8mm else ())})
     return frozenset({"avx2"})  # every Intel Mac since 2013 that still gets updates
 
 
@@ -157,7 +210,7 @@ def has_unified_memory() -> bool:
     if platform.system() == "Darwin":
         return platform.machine() == "arm64"
     # Not the board's name: JetPack 5 calls it "NVIDIA Orin Nano Developer Kit".
-    return "nvidia,tegra" in read_text(Path("/proc/device-tree/compatible"))
+    return "nvidia,tegra" in read_text(_DEVICE_TREE / "compatible")
 
 
 def device_key() -> str:

@@ -29,6 +29,14 @@ _MOST_STATES, _MOST_UNMEASURED = 7, 3
 _WRITES_ALL = ("qwen35", "kimi-k3")  # beginnings of architectures
 
 
+def largest_cheap(layout: Layout, drafts: Sequence[int], smallest: int) -> int:
+    """The largest of ascending drafts that takes hardly more memory than `smallest`."""
+    least = layout.contexts.least, layout.least_batch
+    enough = CHEAP * layout.nbytes(*least, smallest)
+    larger = (draft for draft in reversed(drafts) if layout.nbytes(*least, draft) <= enough)
+    return next(larger, smallest)
+
+
 @dataclass(frozen=True)
 class Drafts:
     """The sizes of drafts that a plan may have, and what they bring.
@@ -105,10 +113,7 @@ class Drafts:
 
     def _cheap(self, sizes: Sequence[int]) -> int:
         """The largest draft for hardly any memory: some texts use more of it than most do."""
-        least = self.layout.contexts.least, self.layout.least_batch
-        nbytes = {draft: self.layout.nbytes(*least, draft) for draft in sizes}
-        enough = CHEAP * min(nbytes.values(), default=0)
-        return max((draft for draft in sizes if nbytes[draft] <= enough), default=0)
+        return largest_cheap(self.layout, sizes, sizes[0]) if sizes else 0
 
     @property
     def _kept_speed(self) -> float:

@@ -7,13 +7,12 @@ must never buy less context, a smaller draft or less speed.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from edgespec.memory.plan.drafts import CHEAP
-from edgespec.memory.plan.layout import Layout
+from edgespec.memory.plan.drafts import largest_cheap
+from edgespec.memory.plan.layout import Layout, largest_fitting
 from edgespec.memory.plan.refusal import refusal
 from edgespec.memory.plan.request import CONTEXT_STEP, Choice
 
@@ -46,9 +45,12 @@ class Ladder:
     def longest_context(self, draft_max: int, most: int) -> int:
         """The largest context up to `most` that fits, in steps of 256; the least one does."""
         least = self.layout.contexts.least
-        larger = [*range(least + CONTEXT_STEP, most, CONTEXT_STEP), most]
-        fitting = bisect_left(larger, True, key=lambda size: not self._fits(size, draft_max))
-        return larger[fitting - 1] if fitting else least
+        sizes = [*range(least, most, CONTEXT_STEP), most]
+        batch = self.layout.least_batch
+        fitting = largest_fitting(
+            sizes, lambda size: self.layout.excess_bytes(size, batch, draft_max)
+        )
+        return fitting or least
 
     def choice(self, context: int, draft_max: int) -> Choice:
         """The context of a plan, with the reason."""
@@ -64,14 +66,13 @@ class Ladder:
         """Those that come before more context: the first, and what takes hardly more than it."""
         if self.layout.request.prefer == "context":
             return self.drafts[:1]
-        least = self.layout.contexts.least, self.layout.least_batch
-        nbytes = [self.layout.nbytes(*least, draft) for draft in self.drafts]
-        enough = CHEAP * nbytes[:2][-1]
-        return [draft for draft, size in zip(self.drafts, nbytes, strict=True) if size <= enough]
+        last = largest_cheap(self.layout, self.drafts, self.drafts[:2][-1])
+        return [draft for draft in self.drafts if draft <= last]
 
     def _largest_draft(self, drafts: Sequence[int], context: int) -> int:
         """The last of ascending drafts that fits; the first one does."""
-        return max(draft for draft in drafts if draft == drafts[0] or self._fits(context, draft))
+        fitting = (draft for draft in reversed(drafts) if self._fits(context, draft))
+        return next(fitting, drafts[0])
 
     def _fits(self, context: int, draft_max: int) -> bool:
         return self.layout.fits(context, self.layout.least_batch, draft_max)

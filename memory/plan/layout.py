@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -73,11 +75,17 @@ ALL_HERE = Offloaded()
 
 
 class Shortage(NamedTuple):
-    """What does not suffice, how many bytes of it there are, and on which device if on one."""
+    """What may not suffice: how many bytes there are, on which device if on one, and are taken."""
 
     where: str
     there_bytes: int
-    device: str = ""
+    device: str
+    taken_bytes: int
+
+    @property
+    def excess_bytes(self) -> int:
+        """How much more is taken than there is; not positive where it suffices."""
+        return self.taken_bytes - self.there_bytes
 
 
 @dataclass(frozen=True)
@@ -315,28 +323,32 @@ class Layout:
         parts = self.footprint(context, batch, draft_max)
         return sum(part.nbytes for part in parts if not part.device.startswith(WORKER))
 
+    def excess_bytes(self, context: int, batch: int, draft_max: int) -> int:
+        """By how much it is too large for the budget or a device; not positive where it fits."""
+        return max(
+            one.excess_bytes for one in self._rooms(self.footprint(context, batch, draft_max))
+        )
+
     def fits(self, context: int, batch: int, draft_max: int) -> bool:
         """Whether there is room for it, in the budget and on the devices."""
-        return self.shortage(self.footprint(context, batch, draft_max)) is None
-
-    def shortage(self, parts: Sequence[Component]) -> Shortage | None:
-        """The first thing that does not suffice, or None."""
-        return next(self.shortages(parts), None)
+        return self.excess_bytes(context, batch, draft_max) <= 0
 
     def shortages(self, parts: Sequence[Component]) -> Iterator[Shortage]:
         """What does not suffice."""
+        return (one for one in self._rooms(parts) if one.excess_bytes > 0)
+
+    def _rooms(self, parts: Sequence[Component]) -> Iterator[Shortage]:
         local = sum(part.nbytes for part in parts if not part.device.startswith(WORKER))
-        if self.request.budget_bytes and local > self.request.budget_bytes:
-            yield Shortage("budget", self.request.budget_bytes)
-        rooms = {HOST: Shortage("free", self.machine.free_bytes, HOST)}
+        if self.request.budget_bytes:
+            yield Shortage("budget", self.request.budget_bytes, "", local)
+        rooms = {HOST: ("free", self.machine.free_bytes)}
         for label, one in zip(self.machine.labels, self.machine.accelerators, strict=True):
             where = f"free on worker {one.name}" if one.worker else "free on the GPU"
             if label != GPU and not one.worker:
                 where = f"free on {one.name}"
-            rooms[label] = Shortage(where, one.free_bytes, label)
-        for label, room in rooms.items():
-            if sum(part.nbytes for part in parts_on(label, parts)) > room.there_bytes:
-                yield room
+            rooms[label] = (where, one.free_bytes)
+        for label, (where, there) in rooms.items():
+            yield Shortage(where, there, label, sum(p.nbytes for p in parts_on(label, parts)))
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -443,6 +455,32 @@ class Layout:
             mapped=self.draft_mapped,
             kernels=self.kernels,
         )
+
+
+def largest_fitting(sizes: Sequence[int], excess_bytes: Callable[[int], int]) -> int | None:
+    """The largest of ascending sizes that fits, or None: asked of few, as each is simulated.
+
+    What is allocated grows nearly linearly. The next size asked of is where a line between the two
+    nearest ones crosses the limit; every third one is in the middle, should it not be a line.
+    """
+    if not sizes:
+        return None
+    low, high = 0, len(sizes) - 1
+    if (above := excess_bytes(sizes[high])) <= 0:
+        return sizes[high]
+    if (below := excess_bytes(sizes[low])) > 0:
+        return None
+    for turn in itertools.count(1):
+        if high - low == 1:
+            break
+        crossing = sizes[low] + (sizes[high] - sizes[low]) * -below // (above - below)
+        middle = bisect_right(sizes, crossing) - 1 if turn % 3 else (low + high) // 2
+        middle = min(max(middle, low + 1), high - 1)
+        if (excess := excess_bytes(sizes[middle])) <= 0:
+            low, below = middle, excess
+        else:
+            high, above = middle, excess
+    return sizes[low]
 
 
 def _draft_parts(wanted: Wanted, answer: Answer) -> tuple[Component, ...]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 
 from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.footprint import kv_type_fits
 from edgespec.memory.bytes.shape import WORKER
-from edgespec.memory.plan.layout import Layout, parts_on, smallest_batch
+from edgespec.memory.plan.layout import Layout, largest_fitting, parts_on, smallest_batch
 from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.plan import component_bytes
 from edgespec.memory.plan.request import CONTEXT_STEP
@@ -21,8 +20,7 @@ _NAMED = 4  # components, the largest ones
 def refusal(layout: Layout, context: int, batch: int, draft_max: int) -> DoesNotFitError:
     """The error for a request that does not fit with these sizes (tokens)."""
     parts = layout.footprint(context, batch, draft_max)
-    shortage = layout.shortage(parts)
-    assert shortage is not None
+    shortage = next(layout.shortages(parts))
     if shortage.device:  # each memory stands for itself
         parts = tuple(parts_on(shortage.device, parts))
     else:
@@ -74,7 +72,6 @@ def _largest_fitting_context(layout: Layout, below: int, draft_max: int) -> int:
 
     None that is too small for the prompt that was asked for.
     """
-    batch, sizes = smallest_batch(draft_max), range(0, below, CONTEXT_STEP)
-    fitting = bisect_left(sizes, True, 1, key=lambda size: not layout.fits(size, batch, draft_max))
-    largest = sizes[fitting - 1]
+    batch, sizes = smallest_batch(draft_max), range(CONTEXT_STEP, below, CONTEXT_STEP)
+    largest = largest_fitting(sizes, lambda size: layout.excess_bytes(size, batch, draft_max)) or 0
     return largest if largest >= layout.request.prompt_tokens else 0

@@ -161,17 +161,21 @@ def _component_table(memory: dict[str, Any]) -> Markup:
 
 
 def _speed_table(speeds: Sequence[dict[str, Any]]) -> Markup:
+    is_counted = all(row.get("j_per_token") is not None for row in speeds)
     rows = [
         (
             row["drafter"],
             f"{row['predicted_tokens_per_s']:.1f}",
             f"{row['measured_tokens_per_s']:.1f}",
             f"{row['acceptance_length']:.2f}",
+            *([f"{row['j_per_token']:.3g}"] if is_counted else []),
         )
         for row in speeds
     ]
-    head = ("drafter", "predicted tokens/s", "measured tokens/s", "acceptance length")
-    return table_of(head, rows, numbers=3)
+    head = ["drafter", "predicted tokens/s", "measured tokens/s", "acceptance length"]
+    if is_counted:
+        head.append(f"J a token ({speeds[0]['energy_source']})")
+    return table_of(head, rows, numbers=len(head) - 1)
 
 
 def _users_section(rows: Sequence[dict[str, Any]]) -> Iterator[Markup]:

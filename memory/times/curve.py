@@ -1,22 +1,22 @@
-"""The measured step-time curve t(n): what one target step over n tokens costs on this device.
+"""What a step takes: one Gaussian state, one update (`observe`), one question (`t`).
 
-t(n) is neither flat nor monotone (a batch of three can cost more than one of four), so it is read
-at every n: an n that was not measured takes for ever and cannot be chosen. A step that is not
-chosen, because it has to be made in any case or is far from being made, is estimated from its
-neighbours; so is one that is tried, which two steps of an answer are enough to measure. Three
-effects are kept apart:
+    step = scale x (base[n] + (depth_ms + depth_node_ms * n) * depth + change_ms * changed)
 
-    t(n, depth, changed) = base[n] + (depth_ms + depth_node_ms * n) * depth + change_ms * changed
-
-`depth` is the number of tokens in the cache, `changed` is 1 when the step before had another n:
+`depth` is the number of tokens in the cache, `changed` is 1 where the step before had another n:
 the engine then builds its graph again. A step over several texts reads the cache of each: it has
-depth_ms as many times, and `depth` is the mean. Decisions only need the ratios t(n)/t(1). Steps are
-timed anyway while generating. Each one tells how fast the machine is at the moment (`scale`: heat,
-a busy neighbour), of the slopes and the price of a change, and, within bounds, of its own base[n],
-in proportion to how unsure these are (`shared.py`). A step that is far off tells nothing, but a run
-of plain ones does: the machine has another speed from then on. The next load takes over most of a
-correction, so that a size that looked too dear is tried again; a curve that stops fitting is
-measured again.
+depth_ms as many times, and `depth` is the mean. A chunk of a prompt in the step adds its tokens to
+n, and reads what stands before it. `scale` is the speed factor of this moment: heat, CPU
+contention. Decisions need only ratios t(n)/t(1), in which it cancels.
+
+t(n) is neither flat nor monotone (a batch of three can cost more than one of four), so every n has
+a time of its own, with a standard error. A size that was not measured takes for ever as a choice;
+where it has to be made, or is tried, its time is estimated from its neighbours, and the first step
+over it is worth as much more as that estimate is unsure. Beyond the largest size steps grow on.
+
+The update is a Kalman filter over the logarithm of a step's time: what is unsure moves the most.
+Single tokens have no time of their own to move, so `scale` cannot drift away from the shape of the
+curve. A step that is far off counts as far as is likely, and one that takes several times as long
+not at all. But where steps are off in a row, the machine has another speed from then on.
 """
 
 from __future__ import annotations
@@ -24,231 +24,205 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from math import exp, sqrt
+from math import copysign, exp, hypot, log, sqrt
 from statistics import median
-from typing import Any
-
-from edgespec.memory.times.shared import NOISE, SharedTimes
+from typing import Any, NamedTuple
 
 _NEVER = float("inf")
-_AGREEMENT = 1.3  # samples further apart than this: the slower one was disturbed
-_GUESSED = 0.2  # of a size that was not measured
-_MAX_CORRECTION = 1.5  # how far steps may move base[n] from its measurement
-_KEPT = 0.9  # of a correction, by the next load
-_HICCUP = 3.0  # a step this many times slower than predicted tells nothing by itself
-_RUN = 8  # plain steps in a row, this far off: another speed
+
+# Relative standard errors. With those of noise and drift 4,000 recorded steps are predicted within
+# 4.7% (`benchmarks/predictions.py replay`); 0.04 to 0.1 and 0.005 to 0.04 give 4.5% to 5.1%, but a
+# speed that drifts faster keeps slopes from being learned. A measured size is off by 0.08 on a
+# busy machine: two measurements of one load agree within a tenth in two of three sizes. 0.05 to
+# 0.12 there, and 0.08 to 0.3 where a process begins, change the error by 0.1% at most.
+_NOISE = 0.06  # of a step
+_BASE = 0.08  # of a measured size
+_BASE_LOAD = 0.02  # of its drift from load to load
+_GUESSED = 0.2  # of a size between measured ones
+_SPEED = 0.15  # of the machine, where a process begins
+_SPEED_STEP = 0.01  # of its drift from step to step
+_FURTHER = 1.0  # of a token beyond all sizes
+_ANY_SPEED = 10.0  # of the logarithm, where nothing was measured
+_USUAL_FURTHER = 0.35  # of a single token one more takes: 0.1 to 0.6, by model and kernels
+_FURTHER_STEP = 0.02  # of its drift: chunks are of other sizes
+# Slopes that nothing is known of, in steps of a single token. With a token of depth SmolLM2 takes
+# 1/2700 of a step longer, and each node 1/4300 (llama.cpp: 1/1600, 1/1200); larger models less.
+_UNKNOWN = (1 / 2000, 1 / 8000, 0.15)  # per token of depth, per token and node, for a change
+
+_LIMIT = 3.0  # standard errors, beyond which one normal value in four hundred lies
+_HICCUP = 3.0  # times as long as expected: other programs' doing
+_TOGETHER = 8  # plain steps that are one observation, so that most cost nothing; or another speed
+_MEDIAN = 0.64  # of the information of a mean of as many has their median
+
 _MOST_LEVEL = 1.3
 _LEVEL_MEMORY_MS = 20_000.0  # of answers that a level is of; older ones fade
 _TRIED_MS = 1000.0  # of answers after which predictions rest on them
-_MISFIT_RATE = 0.02
-_MISFIT_LIMIT = 0.35
+_LEAST_FURTHER = 0.01  # of a single token that one more takes: no token is free
+_MISFIT_RATE, _MISFIT_LIMIT = 0.02, 0.35  # the mean of fifty steps; off by a third
 _SHORTEST_MS, _LONGEST_MS = 1e-6, 1e9  # of any step there is
 
 
-@dataclass(slots=True)
-class _Rounds:
-    """What rounds took since a curve was made, and what was predicted for their steps."""
+class Chunk(NamedTuple):
+    """Tokens of a prompt that are read in a step, behind `depth` others of it."""
 
-    spent_ms: float = 0.0
-    expected_ms: float = 0.0
+    tokens: int = 0
+    depth: int = 0
+
+
+_NO_CHUNK = Chunk()
+
+
+class _Step(NamedTuple):
+    """What a step takes at the measured speed, and what of that each parameter is to answer for."""
+
+    ms: float
+    base_ms: float
+    shares: tuple[float, ...]  # derivatives of its logarithm by those of `_State.cov`, [5]
+
+
+@dataclass(slots=True)
+class _State:
+    """How sure a curve's parameters are, and what it has seen of the steps just made.
+
+    `cov` is the covariance of (log scale, depth_ms, depth_node_ms, change_ms, log further), [5, 5];
+    `own` holds the standard errors of sizes, which are independent of it and of each other.
+    """
+
+    cov: list[list[float]]
+    own: dict[int, float] = field(default_factory=dict)
+    further: float = 1.0  # times as long as expected take tokens beyond all sizes
+    plain: list[tuple[int, int, float]] = field(default_factory=list)  # size, depth, off
+    is_new: bool = True  # of this process, without a plain step yet
+    far_off: int = 0  # steps in a row, below 0 for those that were faster
+
+    @classmethod
+    def of(cls, slopes: Sequence[float]) -> _State:
+        """Independent parameters; the slopes with these standard errors."""
+        errors = (_SPEED, *slopes, _FURTHER)
+        return cls([[a * a * (i == j) for j in range(5)] for i, a in enumerate(errors)])
 
     @property
-    def level(self) -> float:
-        """How many times as long they took."""
-        return min(max(self.spent_ms / self.expected_ms, 1 / _MOST_LEVEL), _MOST_LEVEL)
+    def slopes(self) -> list[float]:
+        """Standard errors of depth_ms, depth_node_ms and change_ms."""
+        return [sqrt(max(0.0, self.cov[i][i])) for i in (1, 2, 3)]
+
+    def copied(self, factor: float) -> _State:
+        """As sure as this one, of a process that begins and takes so many times as long."""
+        state = _State.of([factor * one for one in self.slopes])
+        state.own, state.further = dict(self.own), self.further
+        return state
+
+    def products(self, shares: Sequence[float]) -> tuple[list[float], float]:
+        """The covariance times the shares of a step, and the variance that they make together."""
+        a, b, c, d, e = shares
+        rows = [r[0] * a + r[1] * b + r[2] * c + r[3] * d + r[4] * e for r in self.cov]
+        variance = a * rows[0] + b * rows[1] + c * rows[2] + d * rows[3] + e * rows[4]
+        return rows, max(0.0, variance)
+
+    def narrow(self, products: Sequence[float], variance: float) -> None:
+        """Be as sure as after a step of this variance, noise included."""
+        for row, product in zip(self.cov, products, strict=True):
+            gain = product / variance
+            for place, other in enumerate(products):
+                row[place] -= gain * other
 
 
 @dataclass(slots=True)
 class CostCurve:
     """Milliseconds of a target step by number of nodes.
 
-    `base[n]` is infinite where n was not measured; `base[0]` is unused. Decisions need only ratios;
-    `level` is for predictions.
+    `base[n]` is infinite where n was not measured; `base[0]` is unused. `level` is for predictions:
+    what rounds of real answers took, the work beside their steps included, in units of what was
+    predicted for their steps. `answered_ms` is how much that was.
     """
 
     base: list[float]
     depth_ms: float = 0.0  # per token of context
     depth_node_ms: float = 0.0  # per token of context and node
     change_ms: float = 0.0
-    # What rounds of real answers took, the work beside their steps included, in units of what was
-    # predicted for their steps; and how many ms of answers that is of.
     level: float = 1.0
     answered_ms: float = 0.0
+    texts: int = field(default=1, init=False, compare=False)  # in a step, at least
     scale: float = field(init=False)  # of this process; begins at the level of earlier ones
     misfit: float = field(default=0.0, init=False)
-    _measured: list[float] = field(init=False)
-    _shared: SharedTimes = field(init=False, repr=False, compare=False)
-    _tried_ms: dict[int, float] = field(default_factory=dict, init=False, compare=False)
-    _rounds: _Rounds = field(default_factory=_Rounds, init=False, compare=False)
-    _far_off: list[float] = field(default_factory=list, init=False, compare=False)
+    _state: _State = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._measured = list(self.base)
-        self._shared = SharedTimes(self.base[1])
+        self._state = _State.of([part * self.base[1] for part in _UNKNOWN])
         self.scale = self.level
+
+    @classmethod
+    def unmeasured(cls) -> CostCurve:
+        """A curve that knows nothing: its first step says how fast the machine is."""
+        curve = cls([_NEVER, 1.0])
+        curve._state.cov[0][0] = _ANY_SPEED * _ANY_SPEED
+        curve._state.further = _USUAL_FURTHER
+        return curve
+
+    # -- asking ----------------------------------------------------------------------------
 
     @property
     def max_nodes(self) -> int:
         """Largest n that was measured."""
-        return next(n for n in range(len(self.base) - 1, 0, -1) if self.base[n] != float("inf"))
+        return next(n for n in range(len(self.base) - 1, 0, -1) if self.base[n] != _NEVER)
 
     @property
     def knows_depth(self) -> bool:
         """Whether steps were found to take longer at depth; no: too shallow a cache, or noise."""
         return self.depth_ms + self.depth_node_ms > 0.0
 
-    def resized(self, max_nodes: int) -> CostCurve:
-        """The same curve for steps of at most `max_nodes`; new sizes are unmeasured."""
-        more = [float("inf")] * (max_nodes + 1 - len(self.base))
-        sizes = self._measured[: max_nodes + 1] + more
-        curve = CostCurve(sizes, level=self.level, answered_ms=self.answered_ms)
-        curve.base = self.base[: max_nodes + 1] + more
-        curve.take_slopes(self)
-        return curve
+    @property
+    def is_tried(self) -> bool:
+        """Whether answers have shown how far predictions are off."""
+        return self.answered_ms >= _TRIED_MS
 
-    def scaled(self, factor: float) -> CostCurve:
-        """The same curve on a machine that takes so many times as long."""
-        curve = CostCurve([ms * factor for ms in self._measured])
-        curve.base = [ms * factor for ms in self.base]
-        curve.take_slopes(self, factor)
-        return curve
+    @property
+    def stopped_fitting(self) -> bool:
+        """Whether recent steps were so far off that the curve should be measured again."""
+        return self.misfit > _MISFIT_LIMIT
 
-    def taking(self, times: float) -> CostCurve:
-        """The same curve for steps that take so many times as long; rounds did as these."""
-        curve = self.scaled(times)
-        curve.level, curve.answered_ms = self.level, self.answered_ms
-        return curve
-
-    def take_slopes(self, other: CostCurve, factor: float = 1.0) -> None:
-        """Have those of another curve, and be as sure of all, on a machine so many times slower."""
-        self.depth_ms = factor * other.depth_ms
-        self.depth_node_ms = factor * other.depth_node_ms
-        self.change_ms = factor * other.change_ms
-        self._shared = other._shared.scaled(factor)
-
-    def expect_slopes(self, depth_ms: float, depth_node_ms: float, deviation: float) -> None:
-        """Begin with what is likely of a model, within a relative standard deviation."""
-        self.depth_ms, self.depth_node_ms = depth_ms, depth_node_ms
-        change = self._shared.deviations[2]
-        self._shared = SharedTimes(
-            self.base[1], (deviation * depth_ms, deviation * depth_node_ms, change)
-        )
-
-    def learn_growth(self, num_nodes: int, depth: int, grown_ms: float, doubt_ms: float) -> None:
-        """Learn the slopes from a step that took so much longer behind so many tokens."""
-        shares = (0.0, float(depth), float(depth * num_nodes), 0.0)
-        off_ms = grown_ms - (self.depth_ms + self.depth_node_ms * num_nodes) * depth
-        (_, per_depth, per_node, _), _ = self._shared.moves(shares, off_ms, doubt_ms)
-        self.depth_ms = max(0.0, self.depth_ms + per_depth)
-        self.depth_node_ms = max(0.0, self.depth_node_ms + per_node)
-
-    def crowded(self, times: float) -> CostCurve:
-        """The same curve for so many times fewer threads.
-
-        Reading the weights, most of a single token's step, is bound by memory; what further tokens
-        add is arithmetic, and takes as many times as long (measured with 1 and 2 threads: 1.5x for
-        the second token, 2.0x to 2.1x for 4 to 16).
-        """
-        curve = self.resized(len(self.base) - 1)
-        first, first_measured = self.base[1], self._measured[1]
-        curve.base[2:] = [first + times * (ms - first) for ms in self.base[2:]]
-        curve._measured[2:] = [
-            first_measured + times * (ms - first_measured) for ms in self._measured[2:]
-        ]
-        curve.depth_node_ms *= times
-        return curve
-
-    def together(self, texts: int) -> CostCurve:
-        """The same curve for steps over so many texts.
-
-        It learns apart from this one: rows of several texts look at other cells each, so that a
-        step over them may take longer, drafts or none. That is the speed of such steps then, and
-        says nothing of what drafts add to them.
-        """
-        curve = self.resized(len(self.base) - 1)
-        curve._shared.texts, curve.scale = texts, self.scale
-        return curve
-
-    def at_the_level_of(self, other: CostCurve) -> CostCurve:
-        """The same curve at the speed at which `other` was measured, by their plain steps."""
-        return self.scaled(other.base[1] / self.base[1])
-
-    def updated(self, newer: CostCurve) -> CostCurve:
-        """This curve with the sizes that `newer` measured at the speed of its own moment."""
-        older = self.at_the_level_of(newer)
-        measured = _filled(newer._measured, older._measured)
-        curve = CostCurve(measured, level=newer.level, answered_ms=newer.answered_ms)
-        curve.base = _filled(newer.base, older.base)
-        curve.take_slopes(newer)
-        return curve
-
-    def measured_ms(self, max_nodes: int) -> dict[int, float]:
-        """Steps of at most `max_nodes` by size, as measured, without what answers taught."""
-        pairs = enumerate(self._measured[: max_nodes + 1])
-        return {n: ms for n, ms in pairs if n > 0 and ms != float("inf")}
-
-    def go_on_from(self, known: CostCurve, speed: float) -> None:
-        """Take over what answers and deep caches taught a curve of another moment.
-
-        `speed` is how many times as long its steps take now.
-        """
-        self.level, self.answered_ms = known.level, known.answered_ms
-        self.scale = self.level
-        change_ms = self.change_ms  # which was just measured
-        self.take_slopes(known)
-        self.change_ms = change_ms
-        for n, ms in enumerate(known.base[: len(self.base)]):
-            if n > 1 and ms != float("inf"):
-                self._correct(n, ms * speed)
+    def t(self, num_nodes: int, depth: int, chunk: Chunk = _NO_CHUNK) -> tuple[float, float]:
+        """Milliseconds that a step takes now, and the relative standard error of that."""
+        step = self._step(num_nodes, depth, False, chunk)
+        own = self._own_error(num_nodes + chunk.tokens) * step.base_ms / step.ms
+        _, variance = self._state.products(step.shares)
+        return self.scale * step.ms, hypot(own, sqrt(variance))
 
     def step_ms(self, num_nodes: int, depth: int, previous: int = 0) -> float:
-        """Predicted milliseconds of a step, infinite for a size that was not measured.
+        """Milliseconds at the measured speed, infinite for a size that was not measured.
 
         `previous` is the size of the step before (0: do not care).
         """
         if num_nodes >= len(self.base):
             return _NEVER
-        return self.base[num_nodes] + self._beside_ms(num_nodes, depth, previous)
-
-    def _beside_ms(self, num_nodes: int, depth: int, previous: int) -> float:
-        """What depth, and a new graph, add to a step."""
         changed = self.change_ms if previous not in (0, num_nodes) else 0.0
-        return self._slope_ms(num_nodes) * depth + changed
-
-    def _slope_ms(self, num_nodes: int) -> float:
-        """What a token more in the cache of each text adds."""
-        return self.depth_ms * self._shared.texts + self.depth_node_ms * num_nodes
+        slope_ms = self.depth_ms * self.texts + self.depth_node_ms * num_nodes
+        return self.base[num_nodes] + slope_ms * depth + changed
 
     def estimated_ms(self, num_nodes: int, depth: int, previous: int = 0) -> float:
-        """As `step_ms`, and a guess where the size was not measured.
-
-        That is on the line between its measured neighbours. Beyond the largest one steps go on as
-        they grew up to there; where only single tokens were measured, each takes as long as one.
-        """
+        """As `step_ms`, and an estimate where the size was not measured."""
         known_ms = self.step_ms(num_nodes, depth, previous)
         if known_ms != _NEVER:
             return known_ms
-        largest = self.max_nodes
-        below = next(n for n in range(min(num_nodes, largest), 0, -1) if self._knows(n))
-        above = next((n for n in range(num_nodes, largest + 1) if self._knows(n)), below)
-        if above > below:
-            node_ms = (self.base[above] - self.base[below]) / (above - below)
-        elif below > 1:
-            node_ms = max(0.0, self.base[below] - self.base[1]) / (below - 1)
-        else:
-            node_ms = self.base[1]
-        base_ms = self.base[below] + node_ms * (num_nodes - below)
-        return base_ms + self._beside_ms(num_nodes, depth, previous)
+        return self._step(num_nodes, depth, previous not in (0, num_nodes)).ms
 
     def read_ms(self, num_tokens: int, depth: int) -> float:
-        """To read tokens in pieces as large as were measured, all of one size but the last."""
+        """To read tokens in chunks as large as were measured, all of one size but the last."""
         size = min(max(1, num_tokens), self.max_nodes)
         full, rest = divmod(num_tokens, size)
         rest_ms = self.estimated_ms(rest, depth) if rest else 0.0
         return full * self.estimated_ms(size, depth) + rest_ms
 
-    def _knows(self, num_nodes: int) -> bool:
-        return self.base[num_nodes] != float("inf")
+    def doubt(self, num_nodes: int, depth: int) -> float:
+        """Relative standard error of a step's time, beside that of a step without drafts."""
+        if num_nodes <= self.texts:
+            return 0.0
+        if num_nodes >= len(self.base) or self.base[num_nodes] == _NEVER:
+            return _GUESSED
+        own = self._own_error(num_nodes)
+        base, node_error = self.base[num_nodes], self._state.slopes[1]
+        slope_ms = self.depth_ms * self.texts + self.depth_node_ms * num_nodes
+        return (own * base + node_error * (num_nodes - 1) * depth) / (base + slope_ms * depth)
 
     def least_useful_probability(self, depth: int) -> float:
         """A node less likely than this cannot pay for itself.
@@ -261,154 +235,242 @@ class CostCurve:
         added = [
             (self.step_ms(n, depth) - plain) / (n - 1)
             for n in range(2, len(self.base))
-            if self.base[n] != float("inf")
+            if self.base[n] != _NEVER
         ]
         return min(0.5, max(0.01, 0.5 * min(added, default=plain) / plain))
+
+    def _step(self, num_nodes: int, depth: float, changed: bool, chunk: Chunk = _NO_CHUNK) -> _Step:
+        size = num_nodes + chunk.tokens
+        base_ms, further_ms = self._base_ms(size)
+        if size < len(self.base):
+            further_ms = 0.0  # which that size alone will tell of
+        reads = self.texts * depth + chunk.depth * (chunk.tokens > 0)
+        rows = num_nodes * depth + chunk.tokens * chunk.depth
+        beside_ms = self.depth_ms * reads + self.depth_node_ms * rows + self.change_ms * changed
+        ms = base_ms + beside_ms
+        return _Step(ms, base_ms, (1.0, reads / ms, rows / ms, changed / ms, further_ms / ms))
+
+    def _base_ms(self, size: int) -> tuple[float, float]:
+        """A step behind nothing, and what of it is beyond all sizes.
+
+        Of a size that was not measured it is on the line between its neighbours. Beyond the largest
+        one steps go on as they grew up to there; where only single tokens were measured, each takes
+        as long as one.
+        """
+        if size < len(self.base) and self.base[size] != _NEVER:
+            return self.base[size], 0.0
+        largest = self.max_nodes
+        if size < largest:
+            below = next(n for n in range(size, 0, -1) if self.base[n] != _NEVER)
+            above = next(n for n in range(size, largest) if self.base[n + 1] != _NEVER) + 1
+            node_ms = (self.base[above] - self.base[below]) / (above - below)
+            return self.base[below] + node_ms * (size - below), 0.0
+        first, last = self.base[1], self.base[largest]
+        node_ms = (
+            max(_LEAST_FURTHER * first, last - first) / (largest - 1) if largest > 1 else first
+        )
+        further_ms = self._state.further * node_ms * (size - largest)
+        return last + further_ms, further_ms
+
+    def _own_error(self, size: int) -> float:
+        """Of its base, beside what all sizes have in common."""
+        if size <= self.texts or size >= len(self.base):
+            return 0.0
+        if self.base[size] != _NEVER:
+            return self._state.own.get(size, _BASE)
+        base_ms, further_ms = self._base_ms(size)
+        return hypot(_GUESSED, sqrt(self._state.cov[4][4]) * further_ms / base_ms)
+
+    # -- learning --------------------------------------------------------------------------
 
     def observe(
         self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
     ) -> None:
-        """Correct the curve with a step that was timed while generating.
+        """Learn from a step that took `ms`, after one over `previous` nodes (0: do not care).
 
         `round_ms` is what the whole round took, the work beside the step included.
         """
-        predicted = self.step_ms(num_nodes, depth, previous)
-        if predicted == _NEVER:
-            if num_nodes < len(self.base):
-                beside_ms = self._beside_ms(num_nodes, depth, previous)
-                self._measure(num_nodes, ms / self.scale - beside_ms)
-            return
-        ratio = ms / predicted
-        self.misfit += _MISFIT_RATE * (min(1.0, abs(ratio / self.scale - 1.0)) - self.misfit)
-        if self._is_far_off(ratio, is_plain=num_nodes == self._shared.texts):
-            return
-        self._rounds.spent_ms += ms if round_ms is None else round_ms
-        self._rounds.expected_ms += predicted
+        ms = max(ms, _SHORTEST_MS)
+        expected_ms = self.estimated_ms(num_nodes, depth, previous)
+        ratio = ms / (self.scale * expected_ms)
+        self.misfit += _MISFIT_RATE * (min(1.0, abs(ratio - 1.0)) - self.misfit)
+        if 1.0 / _HICCUP < ratio < _HICCUP:
+            self._count(expected_ms, ms if round_ms is None else round_ms)
         changed = previous not in (0, num_nodes)
-        is_plain = num_nodes == self._shared.texts and not changed
-        if is_plain and self._shared.gather(depth, ms):
-            return
-        for together in self._shared.gathered():
-            self._learn(self._shared.texts, together.depth, False, together.ms, together.count)
-        if not is_plain:
-            self._learn(num_nodes, depth, changed, ms)
+        has_own = self.texts < num_nodes < len(self.base)
+        if not (has_own or changed):
+            self._add_plain(num_nodes, depth, log(ratio))
+        elif ratio <= _HICCUP or not has_own:  # else a size that may be dear on this machine
+            self._learn_plain()
+            step = self._step(num_nodes, depth, changed)
+            self._learn(step, log(ms / (self.scale * step.ms)), 1, num_nodes if has_own else 0)
 
-    def _is_far_off(self, ratio: float, *, is_plain: bool) -> bool:
-        """Whether a step took so many times as long as predicted that it tells nothing by itself.
+    def observe_chunk(self, chunk: Chunk, num_nodes: int, ms: float) -> None:
+        """Learn from a step over so many nodes in which a chunk was read."""
+        self._learn_plain()
+        step = self._step(num_nodes, 0, False, chunk)
+        self._learn(step, log(max(ms, _SHORTEST_MS) / (self.scale * step.ms)), 1, 0)
 
-        A run of plain steps that are far off, with none between that is not, is the speed of the
-        machine. A step over drafts may be off for reasons of its own size.
-        """
-        is_fast = 0.0 < ratio < self.scale / _HICCUP
-        if ratio <= _HICCUP * self.scale and not is_fast:
-            self._far_off.clear()
-            return False
-        if is_plain:
-            self._far_off.append(ratio)
-        elif is_fast and not self._far_off:  # no program makes a step that fast: its size is
-            return False
-        if len(self._far_off) < _RUN:
-            return True
-        self.scale = median(self._far_off)
-        self._shared.doubt_speed()
-        self._far_off.clear()
-        return False
+    def _count(self, step_ms: float, round_ms: float) -> None:
+        """Let a round count for the level."""
+        self.answered_ms = min(self.answered_ms, _LEVEL_MEMORY_MS) + step_ms
+        level = self.level + (round_ms - self.level * step_ms) / self.answered_ms
+        self.level = min(max(level, 1 / _MOST_LEVEL), _MOST_LEVEL)
 
-    def _learn(
-        self, num_nodes: int, depth: float, changed: bool, ms: float, count: int = 1
-    ) -> None:
+    def _add_plain(self, num_nodes: int, depth: int, off: float) -> None:
+        """A step without a time of its own to move: eight in a row are one observation."""
+        state = self._state
+        if state.plain and state.plain[-1][0] != num_nodes:
+            self._learn_plain()
+        state.plain.append((num_nodes, depth, off))
+        if state.is_new or len(state.plain) == _TOGETHER:  # the very first says much
+            state.is_new = False
+            self._learn_plain()
+
+    def _learn_plain(self) -> None:
+        """Let the plain steps that nothing was learned of yet be one observation."""
+        plain, self._state.plain = self._state.plain, []
+        if plain:
+            depth = sum(depth for _, depth, _ in plain) / len(plain)
+            step = self._step(plain[0][0], depth, False)
+            self._learn(step, median(off for _, _, off in plain), len(plain), 0)
+
+    def _learn(self, step: _Step, off: float, count: int, size: int) -> None:
         """Move everything that is in a step's time towards it, what is unsure the most.
 
-        `ms` and `depth` may be means of `count` steps.
+        `off` is the logarithm of what it took over what was expected, the median of `count` steps;
+        `size` is that of the base that may move, 0 for none.
         """
-        self._shared.go_on(depth, count)
-        scale, base = self.scale, self.base[num_nodes]
-        slope_ms = scale * depth
-        beside = self._slope_ms(num_nodes) * depth
-        expected_ms = scale * (base + beside + self.change_ms * changed)
-        texts = self._shared.texts
-        shares = (expected_ms, slope_ms * texts, slope_ms * num_nodes, scale * changed)
-        has_own = num_nodes > self._shared.texts
-        (faster, per_depth, per_node, per_change), own_ms = self._shared.moves(
-            shares,
-            ms - expected_ms,
-            NOISE * expected_ms / sqrt(count),
-            num_nodes,
-            scale * base * has_own,
+        state = self._state
+        cov = state.cov
+        cov[0][0] += count * _SPEED_STEP * _SPEED_STEP
+        cov[4][4] += (step.shares[4] > 0.0) * _FURTHER_STEP * _FURTHER_STEP
+        is_known = not size or self.base[size] != _NEVER
+        own = self._own_error(size) if size else 0.0
+        own_share = step.base_ms / step.ms
+        noise = _NOISE * _NOISE / (1.0 if count == 1 else _MEDIAN * count)
+        # A slope of nothing cannot be what makes a step shorter.
+        slopes = (1.0, self.depth_ms, self.depth_node_ms, self.change_ms, 1.0)
+        shares = [a * (off > 0.0 or b > 0.0) for a, b in zip(step.shares, slopes, strict=True)]
+        rows, shared = state.products(shares)
+        variance = shared + (own * own_share) ** 2 + noise
+        most = _LIMIT * sqrt(variance)
+        if abs(off) <= most:
+            state.far_off = 0
+        elif not size and self._is_another_speed(off, count):
+            cov[0][0] += off * off
+            rows, shared = state.products(shares)
+            variance = shared + noise
+        elif off > log(_HICCUP) or (off < -log(_HICCUP) and not size):
+            return  # other programs' doing
+        elif is_known and state.far_off * off > 0.0:
+            return  # maybe another speed, of which plain steps will tell
+        else:
+            variance *= abs(off) / most
+        part = off / variance
+        state.narrow(rows, variance)
+        self.scale *= exp(rows[0] * part)
+        self.depth_ms = max(0.0, self.depth_ms + rows[1] * part)
+        self.depth_node_ms = max(0.0, self.depth_node_ms + rows[2] * part)
+        self.change_ms = max(0.0, self.change_ms + rows[3] * part)
+        state.further *= exp(rows[4] * part)
+        if size:
+            self.base[size] = self._base_ms(size)[0] * exp(own * own * own_share * part)
+            state.own[size] = own * sqrt(1.0 - (own * own_share) ** 2 / variance)
+
+    def _is_another_speed(self, off: float, count: int) -> bool:
+        """Whether so many steps in a row were far off in one direction, no other between them."""
+        state = self._state
+        count += abs(state.far_off) if state.far_off * off > 0.0 else 0
+        state.far_off = 0 if count >= _TOGETHER else int(copysign(count, off))
+        return count >= _TOGETHER
+
+    def expect_slopes(self, depth_ms: float, depth_node_ms: float, error: float) -> None:
+        """Begin with what is likely of a model, within a relative standard error."""
+        self.depth_ms, self.depth_node_ms = depth_ms, depth_node_ms
+        *_, change = self._state.slopes
+        self._state = _State.of((error * depth_ms, error * depth_node_ms, change))
+
+    def learn_growth(self, num_nodes: int, depth: int, grown_ms: float, error_ms: float) -> None:
+        """Learn the slopes from a step that took so much longer behind so many tokens."""
+        rows, variance = self._state.products((0.0, depth, depth * num_nodes, 0.0, 0.0))
+        variance += error_ms * error_ms
+        off_ms = grown_ms - (self.depth_ms + self.depth_node_ms * num_nodes) * depth
+        self.depth_ms = max(0.0, self.depth_ms + rows[1] * off_ms / variance)
+        self.depth_node_ms = max(0.0, self.depth_node_ms + rows[2] * off_ms / variance)
+        self._state.narrow(rows, variance)
+
+    # -- the same for other steps ----------------------------------------------------------
+
+    def _like(self, base: list[float], factor: float = 1.0) -> CostCurve:
+        """This curve with other base times, on a machine that takes so many times as long."""
+        depth, node, change = self.depth_ms, self.depth_node_ms, self.change_ms
+        curve = CostCurve(
+            base, factor * depth, factor * node, factor * change, self.level, self.answered_ms
         )
-        self.scale *= exp(faster)
-        self.depth_ms = max(0.0, self.depth_ms + per_depth)
-        self.depth_node_ms = max(0.0, self.depth_node_ms + per_node)
-        self.change_ms = max(0.0, self.change_ms + per_change)
-        if has_own:
-            self._correct(num_nodes, base + own_ms / scale)
+        curve._state = self._state.copied(factor)
+        return curve
 
-    def doubt(self, num_nodes: int, depth: int) -> float:
-        """Relative standard deviation of a step's time, beside that of a step without drafts."""
-        if num_nodes <= self._shared.texts:
-            return 0.0
-        base = self.base[num_nodes] if num_nodes < len(self.base) else float("inf")
-        if base == _NEVER:
-            return _GUESSED
-        own, per_node = self._shared.doubts(num_nodes)
-        slopes_ms = self._slope_ms(num_nodes)
-        return (own * base + per_node * (num_nodes - 1) * depth) / (base + slopes_ms * depth)
+    def resized(self, max_nodes: int) -> CostCurve:
+        """The same curve for steps of at most `max_nodes`; new sizes are unmeasured."""
+        more = [_NEVER] * (max_nodes + 1 - len(self.base))
+        return self._like(self.base[: max_nodes + 1] + more)
 
-    def _measure(self, num_nodes: int, ms: float) -> None:
-        """Take two steps of an answer for a measurement of their size; one may be disturbed."""
-        ms = max(ms, self.base[1] / 2)
-        if num_nodes not in self._tried_ms:
-            self._tried_ms[num_nodes] = ms
-            return
-        self.base[num_nodes] = self._measured[num_nodes] = typical_ms(
-            [self._tried_ms.pop(num_nodes), ms]
-        )
+    def scaled(self, factor: float) -> CostCurve:
+        """The same curve for steps that take so many times as long."""
+        return self._like([ms * factor for ms in self.base], factor)
 
-    def _correct(self, num_nodes: int, ms: float) -> None:
-        measured = self._measured[num_nodes]
-        self.base[num_nodes] = min(max(ms, measured / _MAX_CORRECTION), measured * _MAX_CORRECTION)
+    def at_the_level_of(self, other: CostCurve) -> CostCurve:
+        """The same curve at the speed at which `other` was measured, by their plain steps."""
+        return self.scaled(other.base[1] / self.base[1])
 
-    def learn(self, used: CostCurve) -> None:
-        """Take over what answers taught this curve, or an earlier or a smaller one of this machine.
+    def updated(self, newer: CostCurve) -> CostCurve:
+        """All that `newer` knows, and sizes that only this curve has, at the speed of that one."""
+        older = self.at_the_level_of(newer)
+        pairs = zip_longest(newer.base, older.base, fillvalue=_NEVER)
+        curve = newer._like([old if ms == _NEVER else ms for ms, old in pairs])
+        curve._state.own = older._state.own | newer._state.own
+        return curve
 
-        These are the corrections, the slopes, and how much slower or faster rounds were altogether.
+    def crowded(self, times: float) -> CostCurve:
+        """The same curve for so many times fewer threads.
+
+        Reading the weights, most of a single token's step, is bound by memory; what further tokens
+        add is arithmetic, and takes as many times as long (measured with 1 and 2 threads: 1.5x for
+        the second token, 2.0x to 2.1x for 4 to 16).
         """
-        sizes = min(len(used.base), len(self.base))
-        for n, ours, measured, learned in zip(
-            range(sizes), self._measured, used._measured, used.base, strict=False
-        ):
-            if n > 1 and float("inf") not in (ours, measured):
-                self._correct(n, ours * learned / measured)
-            elif n > 1 and measured != float("inf"):  # by answers
-                self._measured[n] = measured * self._measured[1] / used._measured[1]
-                self._correct(n, self._measured[n] * learned / measured)
-        if used._rounds.expected_ms == 0.0:
-            return
-        self.take_slopes(used, self._measured[1] / used._measured[1])
-        spent_ms = used._rounds.spent_ms
-        self.answered_ms = min(self.answered_ms, _LEVEL_MEMORY_MS) + spent_ms
-        self.level += spent_ms / self.answered_ms * (used._rounds.level - self.level)
+        first = self.base[1]
+        further = (first + times * (ms - first) for ms in self.base[2:])
+        curve = self._like([_NEVER, first, *further])
+        curve.depth_node_ms *= times
+        return curve
 
-    @property
-    def is_tried(self) -> bool:
-        """Whether answers have shown how far predictions are off."""
-        return self.answered_ms >= _TRIED_MS
+    def together(self, texts: int) -> CostCurve:
+        """The same curve for steps over so many texts.
 
-    @property
-    def stopped_fitting(self) -> bool:
-        """Whether recent steps were so far off that the curve should be measured again."""
-        return self.misfit > _MISFIT_LIMIT
+        It learns apart from this one: rows of several texts look at other cells each, so that a
+        step over them may take longer, drafts or none. That is the speed of such steps then, and
+        says nothing of what drafts add to them.
+        """
+        curve = self._like(list(self.base))
+        curve.texts, curve.scale = texts, self.scale
+        return curve
+
+    # -- keeping ---------------------------------------------------------------------------
 
     def as_json(self) -> dict[str, Any]:
-        """A document for the cache; times in ms."""
+        """A document for the cache; times in ms. Those of another moment are less sure."""
+        errors = {
+            str(size): round(min(_BASE, hypot(error, _BASE_LOAD)), 4)
+            for size, error in self._state.own.items()
+        }
         return {
-            "base_ms": _finite(self._measured),
-            "learned_ms": _finite(self.base),
+            "base_ms": [None if ms == _NEVER else ms for ms in self.base],
             "depth_ms": self.depth_ms,
             "depth_node_ms": self.depth_node_ms,
             "change_ms": self.change_ms,
-            "deviations_ms": list(self._shared.deviations),
-            "doubts": self._shared.own_doubts(),
+            "deviations_ms": self._state.slopes,
+            "doubts": errors,
             "level": self.level,
             "answered_ms": self.answered_ms,
         }
@@ -416,37 +478,21 @@ class CostCurve:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> CostCurve:
         """The curve of `as_json`; raises KeyError, TypeError or ValueError on a damaged one."""
-        base, learned = (_times(document[name]) for name in ("base_ms", "learned_ms"))
-        if [ms == float("inf") for ms in learned] != [ms == float("inf") for ms in base]:
-            raise ValueError("corrections of another curve")
         depth_ms, depth_node_ms, change_ms = (
             _between(document[name], 0, _LONGEST_MS)
             for name in ("depth_ms", "depth_node_ms", "change_ms")
         )
         level = _between(document.get("level", 1.0), 1 / _MOST_LEVEL, _MOST_LEVEL)
         answered_ms = _between(document.get("answered_ms", 0.0), 0, _LONGEST_MS)
+        base = _times(document["base_ms"])
         curve = cls(base, depth_ms, depth_node_ms, change_ms, level, answered_ms)
-        deviations = document.get("deviations_ms")
-        if deviations is not None:
-            depth, node, change = (_between(part, 0, _LONGEST_MS) for part in deviations)
-            curve._shared = SharedTimes(base[1], (depth, node, change))
-            doubts = dict(document.get("doubts") or {})
-            curve._shared.know({size: _between(part, 0, 1) for size, part in doubts.items()})
-        for num_nodes in range(2, len(base)):
-            if base[num_nodes] != float("inf"):
-                correction = learned[num_nodes] / base[num_nodes]
-                curve._correct(num_nodes, base[num_nodes] * correction**_KEPT)
+        errors = document.get("deviations_ms")
+        if errors is not None:
+            depth, node, change = (_between(error, 0, _LONGEST_MS) for error in errors)
+            curve._state = _State.of((depth, node, change))
+        own = dict(document.get("doubts") or {})
+        curve._state.own = {int(size): _between(error, 0, _BASE) for size, error in own.items()}
         return curve
-
-
-def _filled(times: list[float], others: list[float]) -> list[float]:
-    """The times, and where nothing was measured those of `others`."""
-    pairs = zip_longest(times, others, fillvalue=float("inf"))
-    return [other if ms == float("inf") else ms for ms, other in pairs]
-
-
-def _finite(times: list[float]) -> list[float | None]:
-    return [None if ms == float("inf") else ms for ms in times]
 
 
 def _times(document: Any) -> list[float]:
@@ -463,14 +509,3 @@ def _between(value: Any, least: float, most: float) -> float:
     if not least <= value <= most:
         raise ValueError(f"{value} is not between {least} and {most}")
     return float(value)
-
-
-def typical_ms(samples: Sequence[float]) -> float:
-    """The mean of the faster half, of two at least; the fastest, where others were disturbed.
-
-    >>> typical_ms([4.0, 4.2]), typical_ms([4.0, 9.0]), typical_ms([4.4, 9.0, 4.0, 4.2, 4.1])
-    (4.1, 4.0, 4.1)
-    """
-    faster = sorted(samples)[: max(2, (len(samples) + 1) // 2)]
-    agree = faster[-1] <= _AGREEMENT * faster[0]
-    return sum(faster) / len(faster) if agree else faster[0]

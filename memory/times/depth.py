@@ -15,47 +15,33 @@ from edgespec.models.spec import ModelSpec
 
 _READ_FACTOR = 2.0
 _MULTIPLY_FACTOR = 8.0
-_DEVIATION = 1.0  # relative
+_ERROR = 1.0  # relative standard error: of these two models, 0.2 to 1.0
 _CACHE_BYTES = 2  # of a number
 _COMPARED = 8  # nodes whose step says what further tokens take
 
 
 def expect_slopes(curve: CostCurve, spec: ModelSpec) -> None:
     """Let a curve begin with the slopes that are likely for this model."""
-    values, products, weights = _cached_values(spec), _products_per_cell(spec), _weights(spec)
-    if not (values and products and weights and spec.weight_bytes):
+    whole = _whole_layers(spec)
+    per_head = {layer: spec.key_length[layer] + spec.value_length[layer] for layer in whole}
+    values = sum(spec.num_kv_heads[layer] * both for layer, both in per_head.items())
+    products = sum(spec.num_heads[layer] * both for layer, both in per_head.items())
+    weights = _weights(spec)
+    if not (values and weights and spec.weight_bytes):
         return
-    read_ms = curve.base[1] * values * _CACHE_BYTES / spec.weight_bytes
-    many = min(_COMPARED, curve.max_nodes)
+    first_ms, many = curve.base[1], min(_COMPARED, curve.max_nodes)
+    read_ms = first_ms * values * _CACHE_BYTES / spec.weight_bytes
+    node_ms = first_ms
     if many > 1:
-        node_ms = max(0.0, curve.estimated_ms(many, 0) - curve.base[1]) / (many - 1)
-    else:
-        node_ms = curve.base[1]
+        node_ms = max(0.0, curve.estimated_ms(many, 0) - first_ms) / (many - 1)
     multiply_ms = node_ms * products / weights
-    curve.expect_slopes(_READ_FACTOR * read_ms, _MULTIPLY_FACTOR * multiply_ms, _DEVIATION)
+    curve.expect_slopes(_READ_FACTOR * read_ms, _MULTIPLY_FACTOR * multiply_ms, _ERROR)
 
 
 def _whole_layers(spec: ModelSpec) -> list[int]:
     """Layers that attend to the whole context."""
     sliding = spec.is_sliding or (False,) * spec.num_layers
-    return [layer for layer in range(spec.num_layers) if not sliding[layer]]
-
-
-def _cached_values(spec: ModelSpec) -> int:
-    """Numbers of a token's keys and values."""
-    return sum(
-        spec.num_kv_heads[layer] * (spec.key_length[layer] + spec.value_length[layer])
-        for layer in _whole_layers(spec)
-    )
-
-
-def _products_per_cell(spec: ModelSpec) -> int:
-    """Multiplications of one token with one cell of the cache."""
-    return sum(
-        spec.num_heads[layer] * (spec.key_length[layer] + spec.value_length[layer])
-        for layer in _whole_layers(spec)
-        if spec.num_kv_heads[layer]
-    )
+    return [i for i in range(spec.num_layers) if not sliding[i] and spec.num_kv_heads[i]]
 
 
 def _weights(spec: ModelSpec) -> int:

@@ -53,6 +53,7 @@ def test_text_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -
     text = bench_text(document())
     assert [line for line in text.splitlines() if len(line) > columns] == []
     assert "1.80x" in text and "1.40x" in text
+    assert "J a token: plain 0.42, suffix,recycling" in text
 
 
 def test_what_the_answers_do_not_tell_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ import pytest
 from command_line import Command
 from random_gguf import Q8_0, write_model
 
+from edgespec.memory.bytes import simulation
 from edgespec.memory.plan.plan import Plan
+from edgespec.models.processes import start_module
 from edgespec.setup import planning
 
 
@@ -33,6 +35,26 @@ def test_the_list_says_how_fast_where_it_was_measured(
         assert row[1] == "Q8_0" and row[6] == speed
         broken = next(line for line in lines if line[0] == "~/broken.gguf")
         assert " ".join(broken[-8:]) == "- a web page, not a GGUF model"
+
+
+def test_one_process_of_llama_cpp_answers_for_all_files(
+    at_home: Command, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was one for each: half a second of every file."""
+    started = list[str]()
+
+    def counted(module: str, **options: Any) -> Any:
+        started.append(module)
+        return start_module(module, **options)
+
+    monkeypatch.setattr(simulation, "start_module", counted)
+    monkeypatch.setattr(simulation, "_simulator", simulation._Simulator())
+    monkeypatch.setenv("EDGESPEC_MODELS", str(home))
+    for arch in ("llama", "qwen2", "qwen3"):
+        write_model(home / f"{arch}.gguf", arch, Q8_0)
+    listed = at_home("models", "list")[1]
+    assert all(f"~/{arch}.gguf" in listed for arch in ("llama", "qwen2", "qwen3"))
+    assert len(started) == 1
 
 
 def test_a_machine_without_models_says_how_to_get_one(

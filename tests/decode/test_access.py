@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import threading
@@ -9,6 +10,8 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
+from types import FrameType
+from typing import Any
 
 import pytest
 from decoding_cases import VOCAB, Gate, Mortal, echo_model, engine_of
@@ -16,13 +19,13 @@ from waiting import PATIENCE_S, in_thread, join, until
 
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Chunk, Run
+from edgespec.decode.generation import Chunk
 from edgespec.errors import UnsupportedError
 
 
 def until_it_shall_stop(engine: Engine) -> None:
     """The generation in progress was told to stop."""
-    until(lambda: isinstance(run := engine._access.user, Run) and run.cancel.is_set())
+    until(lambda: engine._scheduler.is_closed)
 
 
 def test_two_generations_at_once_do_not_mix() -> None:
@@ -244,6 +247,38 @@ def test_a_fork_cannot_use_the_engine_and_leaves_it_to_its_owner() -> None:
     assert kept == ["what it learned"]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_fork_ends_its_streams_whoever_was_inside() -> None:
+    """No thread of the fork gives back what another one had when the process forked."""
+    engine = engine_of(echo_model)
+    begun, other = engine.stream("abc", max_tokens=9), engine.stream("abc", max_tokens=9)
+    next(begun)
+    inside, may_leave = threading.Event(), threading.Event()
+
+    def stay_inside() -> None:
+        with engine._scheduler._lock:
+            inside.set()
+            assert may_leave.wait(PATIENCE_S)
+
+    thread, _ = in_thread(stay_inside)
+    assert inside.wait(PATIENCE_S)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            begun.close()
+            next(other)
+        except UnsupportedError:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    until(lambda: os.waitpid(child, os.WNOHANG) == (child, 7 << 8))
+    may_leave.set()
+    join(thread)
+    assert "".join(chunk.text for chunk in begun) == "bcabcabc"
+
+
 class Asked(threading.Event):
     """Knows that somebody who waits has asked whether it is set."""
 
@@ -299,15 +334,13 @@ def test_a_stream_may_be_read_by_threads_in_turns() -> None:
 # ------------------------------------------------------------------------------ one at a time
 
 
-def test_a_second_stream_in_the_same_thread_is_an_error_and_not_a_deadlock() -> None:
+def test_a_second_stream_comes_after_the_first_and_is_no_deadlock() -> None:
+    """Also in the same thread: who waits makes the steps of whoever runs."""
     engine = engine_of(echo_model)
     reading = iter(engine.stream("abc", max_tokens=9))
     next(reading)
-    with pytest.raises(UnsupportedError, match="unfinished in this thread") as caught:
-        engine.generate("wxyz", max_tokens=3)
-    assert caught.value.hint
-    assert "".join(chunk.text for chunk in reading) == "bcabcabc"
     assert engine.generate("wxyz", max_tokens=3).text == "xyz"
+    assert "".join(chunk.text for chunk in reading) == "bcabcabc"
 
 
 def test_a_stream_that_is_closed_gives_the_engine_back() -> None:
@@ -330,9 +363,10 @@ def test_closing_an_engine_ends_the_stream_of_this_thread() -> None:
 
 
 def test_a_generation_that_waits_can_be_cancelled() -> None:
-    engine = engine_of(echo_model)
-    reading = iter(engine.stream("abc", max_tokens=9))
-    next(reading)
+    gate = Gate(echo_model, length=7)
+    engine = engine_of(gate)
+    running, first = in_thread(lambda: engine.generate("abcd", max_tokens=9))
+    assert gate.reached.wait(PATIENCE_S)
     cancel = threading.Event()
     thread, results = in_thread(lambda: engine.generate("wxyz", cancel=cancel))
     thread.join(0.02)
@@ -340,3 +374,68 @@ def test_a_generation_that_waits_can_be_cancelled() -> None:
     cancel.set()
     join(thread)
     assert (results[0].text, results[0].finish_reason) == ("", "cancelled")
+    gate.opened.set()
+    join(running)
+    assert first[0].text == "bcdbcdbcd"
+
+
+def test_who_works_on_the_cache_waits_for_a_sequence_and_has_it_alone() -> None:
+    """An answer under way ends first, also one of this thread, and keeps what it wrote."""
+    engine = engine_of(echo_model)
+    stream = engine.stream("abc", max_tokens=9)
+    next(iter(stream))
+    with engine.exclusive():
+        assert engine.spare_sequence(10) is engine.backend and engine.backend.length == 0
+        with pytest.raises(UnsupportedError, match="works on its cache"):
+            engine.generate("wxyz", max_tokens=3)
+        with pytest.raises(UnsupportedError, match="works on its cache"), engine.exclusive():
+            pass
+        waiting, texts = in_thread(lambda: engine.generate("wxyz", max_tokens=3).text)
+        waiting.join(0.02)
+        assert waiting.is_alive()
+    join(waiting)
+    assert texts == ["xyz"]
+    assert "".join(chunk.text for chunk in stream) == "bcabcabc"
+
+
+def test_an_interrupt_at_any_line_leaves_nobody_inside() -> None:
+    """As Ctrl-C comes: between any two lines of what runs generations."""
+    lines = 1
+    while is_interrupted_at(lines):
+        lines += 1
+    assert lines > 50
+
+
+def is_interrupted_at(count: int) -> bool:
+    """Whether so many lines are run at all; the engine can be used afterwards."""
+    engine, left = engine_of(echo_model), count
+
+    def interrupt(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith("scheduler.py"):
+            return None
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+        # No signal is looked at between the last line of a `with` block and its end.
+        left -= event == "line" and not text.startswith("with ")
+        if left == 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return interrupt
+
+    was_interrupted = False
+    sys.settrace(interrupt)
+    try:
+        with engine.exclusive():
+            pass
+        engine.generate("abc", max_tokens=3)
+    except KeyboardInterrupt:
+        was_interrupted = True
+    finally:
+        sys.settrace(None)
+    thread, results = in_thread(lambda: engine.generate("wxyz", max_tokens=3).text)
+    thread.join(PATIENCE_S)
+    assert results == ["xyz"], f"after line {count}"
+    with engine.exclusive():
+        pass
+    engine.close()
+    return was_interrupted

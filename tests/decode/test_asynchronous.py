@@ -18,7 +18,7 @@ from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Chunk, Run
+from edgespec.decode.generation import Chunk
 from edgespec.errors import UnsupportedError
 
 PROMPT = list(b"xabc")
@@ -73,8 +73,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 def shall_stop(engine: Engine) -> bool:
     """Whether the generation in progress was told to."""
-    run = engine._access.user
-    return isinstance(run, Run) and run.cancel.is_set()
+    return engine._scheduler.is_closed
 
 
 def within_time(main: Callable[[], AsyncGenerator[None, None]]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
 from edgespec.decode.pace import Pace
+from edgespec.memory.times.curve import CostCurve
 
 
 def line(tokens: int) -> float:
@@ -29,7 +31,16 @@ def run(pace: Pace, step_ms: Callable[[int], float], nodes: int, steps: int) -> 
 
 
 def test_the_first_step_reads_nothing_and_the_next_one_little() -> None:
-    assert run(Pace(), line, 1, 2) == [0, 8]
+    assert run(Pace(), line, 1, 2) == [0, 2]
+
+
+@pytest.mark.parametrize("curve_ms", [0.8, 1.0, 1.25])
+def test_times_that_were_measured_say_what_fits_from_the_first_chunk_on(curve_ms: float) -> None:
+    """At another speed: one step shows that."""
+    curve = CostCurve([math.inf, *(curve_ms * line(n) for n in range(1, 17))])
+    pieces = run(Pace(4.0, curve=curve), line, 1, 4)
+    assert pieces[0] == 0
+    assert pieces[1:] == pytest.approx([int(4.0 * line(1) / 0.3)] * 3, abs=3)
 
 
 @pytest.mark.parametrize("nodes", [1, 8])

@@ -153,7 +153,7 @@ class Slow(FakeBackend):
 def known_to(engine: Engine) -> int:
     """Generations that run or wait."""
     scheduler = engine._scheduler
-    return 0 if scheduler is None else len(scheduler._running) + len(scheduler._waiting)
+    return len(scheduler._running) + len(scheduler._waiting)
 
 
 def test_cells_for_three_of_eight_run_three_and_none_fails() -> None:
@@ -173,6 +173,40 @@ def test_what_never_fits_is_refused_with_its_numbers() -> None:
     with engine_of(2, context_size=50, cells=60) as engine:
         with pytest.raises(ContextFullError, match="the prompt has 50 tokens and the context 50"):
             engine.stream([1] * 50)
+
+
+def test_what_no_cells_are_there_for_is_refused_and_does_not_wait_for_ever() -> None:
+    """Where a sequence may be longer than all cells together."""
+    with engine_of(2, context_size=100, cells=60) as engine:
+        with pytest.raises(ContextFullError, match="up to 50, and the cache has room for 60"):
+            engine.generate([1] * 30, max_tokens=50)
+        assert len(engine.generate([1] * 30, max_tokens=20).token_ids) > 0
+
+
+def test_a_queue_does_not_wake_up_with_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one user: each of those who wait would need the interpreter's lock."""
+    gate = threading.Event()
+
+    def babble_later(context: tuple[int, ...]) -> Sequence[float]:
+        assert gate.wait(PATIENCE_S)
+        return babble(context)
+
+    woken = 0
+    with engine_of(1, drafter=None, logits=babble_later) as engine, ThreadPoolExecutor(5) as pool:
+        condition = engine._scheduler._change
+        notify_all = condition.notify_all
+
+        def counted() -> None:
+            nonlocal woken
+            woken += 1
+            notify_all()
+
+        monkeypatch.setattr(condition, "notify_all", counted)
+        made = [pool.submit(engine.generate, [7, 8, n], max_tokens=60) for n in range(5)]
+        until(lambda: known_to(engine) == 5)
+        gate.set()
+        tokens = sum(len(one.result(PATIENCE_S).token_ids) for one in made)
+    assert tokens > 150 and woken < tokens // 2
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -232,7 +266,7 @@ def test_shared_cells_count_once() -> None:
         made = [pool.submit(engine.generate, *one) for one in asked]
         until(lambda: known_to(engine) == 8)
         backend.gate.release(7)  # one prompt is read a turn
-        until(lambda: engine._scheduler is not None and len(engine._scheduler._running) == 8)
+        until(lambda: len(engine._scheduler._running) == 8)
         backend.gate.release(1000)
         results = [one.result(PATIENCE_S) for one in made]
         assert engine.generate([5] * 150, max_tokens=20).token_ids  # all of these cells are free
@@ -327,8 +361,7 @@ def test_closing_ends_all_and_refuses_who_waits() -> None:
         chunks = iter(first)
         next(chunks)
         waits = pool.submit(engine.generate, [2], max_tokens=50)
-        while not engine._scheduler._waiting:  # type: ignore[union-attr]
-            pass
+        until(lambda: len(engine._scheduler._waiting) > 0)
         backend.gate.release(5)
         engine.close()
         with pytest.raises(UnsupportedError, match="the engine is closed"):
@@ -417,19 +450,23 @@ def test_one_works_on_the_cache_at_a_time() -> None:
 def test_an_interrupt_while_it_waits_leaves_the_engine_going(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with engine_of(2) as engine:
-        assert engine._scheduler is not None
+    """Of who wants to work on the cache, and waits for the step under way."""
+    backend = Slow(users=2, context_size=300)
+    with Engine(backend) as engine, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(engine.generate, [1], max_tokens=20)
+        until(lambda: engine._scheduler._owner is not None)
 
         def interrupted(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(engine._scheduler._change, "wait_for", interrupted)
-        with pytest.raises(KeyboardInterrupt), engine.exclusive():
-            pass
-        monkeypatch.undo()
-        with ThreadPoolExecutor(1) as pool:
-            again = pool.submit(engine.generate, [1, 2, 3], max_tokens=5)
-            assert len(again.result(PATIENCE_S).token_ids) == 5
+        with monkeypatch.context() as patched:
+            patched.setattr(engine._scheduler._change, "wait", interrupted)
+            with pytest.raises(KeyboardInterrupt), engine.exclusive():
+                pass
+        backend.gate.release(10_000)
+        assert len(running.result(PATIENCE_S).token_ids) == 20
+        again = pool.submit(engine.generate, [1, 2, 3], max_tokens=5)
+        assert len(again.result(PATIENCE_S).token_ids) == 5
 
 
 def test_closing_waits_for_who_works_on_the_cache() -> None:
@@ -447,10 +484,9 @@ def test_closing_waits_for_who_works_on_the_cache() -> None:
     with ThreadPoolExecutor(3) as pool:
         working = pool.submit(work)
         assert is_inside.wait(PATIENCE_S)
-        assert engine._scheduler is not None
-        late = engine._scheduler.between()
+        late = engine.exclusive()
         closing = pool.submit(engine.close)
-        until(lambda: engine._scheduler is not None and engine._scheduler._is_closed)
+        until(lambda: engine._scheduler.is_closed)
         assert not closing.done()
         may_end.set()
         closing.result(PATIENCE_S)

@@ -78,7 +78,7 @@ def test_rates_by_hand() -> None:
 def test_only_the_engine_is_timed_and_not_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
     hours = [0.0]
-    monkeypatch.setattr("edgespec.decode.engine.perf_counter", lambda: next(clock) + hours[0])
+    monkeypatch.setattr("edgespec.decode.scheduler.perf_counter", lambda: next(clock) + hours[0])
     counters = engine_of(writes(b"abcdef")).generate([0]).counters
     clock = itertools.count()
     stream = engine_of(writes(b"abcdef")).stream([0])

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from frozen_times import Frozen
+from frozen_times import Frozen, free_drafts
 from word_laws import WORD_V, chi_square_p, distribution_of_words, twisted_model, words_model
 
 from edgespec import DraftModelWarning
@@ -64,7 +64,7 @@ class Failing(FakeBackend):
 
 
 def flat() -> Frozen:
-    return Frozen([INF, *[1.0] * 16])
+    return free_drafts(16)
 
 
 def model_of(backend: FakeBackend) -> ModelDrafter:

@@ -129,42 +129,66 @@ def test_prediction_layers_are_not_cached(tmp_path: Path) -> None:
     assert "the last layer predicts further tokens" in spec.notes[0]
 
 
+def tensors_of(name: str, layers: str) -> dict[str, Any]:
+    """A tensor in those layers that have a 1."""
+    return {f"blk.{i}.{name}.weight": (1, None) for i, one in enumerate(layers) if one == "1"}
+
+
 @pytest.mark.parametrize("arch", ["mamba2", "a-new-ssm"])
 def test_recurrent_models_cache_nothing(tmp_path: Path, arch: str) -> None:
     no_heads = {"attention__head_count": None, "attention__head_count_kv": None}
-    spec = read(tmp_path, arch, **no_heads, **SSM)
-    assert spec.is_recurrent and not spec.is_hybrid
+    spec = read(tmp_path, arch, tensors=tensors_of("ssm_in", "11"), **no_heads)
+    assert spec.keeps_state and spec.is_recurrent_layer == (True, True)
     assert spec.kv_values_per_token == 0
 
 
 @pytest.mark.parametrize(
-    ("arch", "changes", "recurrent", "cached"),
+    ("arch", "state", "recurrent", "heads", "cached"),
     [
-        ("jamba", {"attention__head_count_kv": [0, 2, 0, 2]}, [1, 0, 1, 0], (0, 2, 0, 2)),
-        ("a-new-hybrid", {"attention__head_count_kv": [0, 2, 0, 2]}, [1, 0, 1, 0], (0, 2, 0, 2)),
-        ("falcon-h1", {}, [1, 1, 1, 1], (2, 2, 2, 2)),
-        ("qwen3next", {}, [1, 1, 1, 0], (0, 0, 0, 2)),
-        ("qwen3next", {"full_attention_interval": 2}, [1, 0, 1, 0], (0, 2, 0, 2)),
-        ("qwen35", {"attention__recurrent_layers": [0, 1, 1, 0]}, [0, 1, 1, 0], (2, 0, 0, 2)),
-        (
-            "nemotron_h",
-            {"attention__head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 9, 0, 0]},
-            [1, 0, 0, 1],
-            (0, 0, 2, 0),
-        ),
+        ("jamba", "ssm_in", "1010", [0, 2, 0, 2], (0, 2, 0, 2)),
+        ("a-new-hybrid", "ssm_out", "1010", 2, (0, 2, 0, 2)),
+        ("rwkv-and-more", "time_mix_key", "1110", 2, (0, 0, 0, 2)),
+        ("falcon-h1", "ssm_in", "1111", 2, (2, 2, 2, 2)),
+        ("qwen3next", "ssm_conv1d", "1110", 2, (0, 0, 0, 2)),
+        ("nemotron_h", "ssm_in", "1001", [0, 0, 2, 0], (0, 0, 2, 0)),
     ],
 )
 def test_hybrid_layers(
-    tmp_path: Path, arch: str, changes: dict[str, Any], recurrent: list[int], cached: tuple[int]
+    tmp_path: Path,
+    arch: str,
+    state: str,
+    recurrent: str,
+    heads: int | list[int],
+    cached: tuple[int, ...],
 ) -> None:
-    spec = read(tmp_path, arch, block_count=4, **SSM, **changes)
-    assert spec.is_hybrid and not spec.is_recurrent
-    assert [*map(int, spec.is_recurrent_layer)] == recurrent
+    spec = read(
+        tmp_path,
+        arch,
+        block_count=4,
+        attention__head_count_kv=heads,
+        tensors=tensors_of(state, recurrent),
+    )
+    assert spec.keeps_state
+    assert "".join(str(int(one)) for one in spec.is_recurrent_layer) == recurrent
     assert spec.num_kv_heads == cached
+
+
+def test_lightning_attention_keeps_a_state(tmp_path: Path) -> None:
+    """Of MiniMax-01: a gate beside one matrix for queries, keys and values."""
+    tensors = tensors_of("attn_qkv", "10") | tensors_of("attn_gate", "11")
+    spec = read(tmp_path, "minimax-01", tensors=tensors)
+    assert spec.is_recurrent_layer == (True, False)
+    assert spec.num_kv_heads == (0, 2)
+
+
+def test_keys_alone_make_no_state(tmp_path: Path) -> None:
+    """Converters may write them for any model; llama.cpp's test program does."""
+    spec = read(tmp_path, "llama", **SSM)
+    assert not spec.keeps_state and spec.num_kv_heads == (2, 2)
 
 
 def test_lfm2_convolution_layers(tmp_path: Path) -> None:
     """Only the attention layers slide."""
-    changes = {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3}
+    changes = {"attention__head_count_kv": [0, 2], "tensors": tensors_of("shortconv.conv", "10")}
     spec = read(tmp_path, "lfm2", attention__sliding_window=64, **changes)
     assert spec.is_sliding == (False, True)

@@ -45,7 +45,7 @@ def test_a_dense_model_in_numbers(tmp_path: Path) -> None:
     assert spec.file_bytes == (tmp_path / "model.gguf").stat().st_size
     assert spec.files == (tmp_path / "model.gguf",) == (spec.path,)
     assert spec.tied_embeddings and not spec.has_encoder and spec.notes == ()
-    assert not spec.is_recurrent and not spec.is_hybrid
+    assert not spec.keeps_state
     assert (spec.tokenizer_pre, len(spec.tokenizer_hash)) == ("qwen2", 32)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frozen_times import INF, free_drafts
 
 import edgespec
 from edgespec.backends.base import Logits
@@ -28,18 +29,6 @@ from edgespec.sampling.sampling import Sampler
 V = 8
 
 
-class Free(CostCurve):
-    """Steps of any size take as long, whatever is timed: all drafts are verified."""
-
-    def observe(
-        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
-    ) -> None:
-        pass
-
-
-_INF = float("inf")
-
-
 class Even:
     """Allows even tokens; forces a text where it is given one."""
 
@@ -52,7 +41,7 @@ class Even:
 
     def masked(self, logits_row: Logits) -> Logits:
         row: Logits = logits_row.copy()
-        row[1::2] = -_INF
+        row[1::2] = -INF
         return row
 
     def accept(self, token: int) -> None:
@@ -99,13 +88,13 @@ def test_greedy_takes_the_best_allowed_token_and_the_grammar_hears_each() -> Non
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2}])
 def test_biases_that_leave_nothing_of_what_the_grammar_allows_are_told(params: Any) -> None:
     """A setting is wrong then; where the model's own logits are, the model is."""
-    even = tuple((token, -_INF) for token in range(0, V, 2))
+    even = tuple((token, -INF) for token in range(0, V, 2))
     sampler = ConstrainedSampler(Sampler(SamplingParams(logit_bias=even, **params), V), Even())
     with pytest.raises(UnsupportedError, match="every one is forbidden"):
         sampler.pick(ROW)
     with pytest.raises(BackendError):
         sampler.pick(np.full(V, np.nan, np.float32))
-    every = SamplingParams(logit_bias=tuple((token, -_INF) for token in range(V)), **params)
+    every = SamplingParams(logit_bias=tuple((token, -INF) for token in range(V)), **params)
     with pytest.raises(UnsupportedError, match="every one is forbidden"):
         Sampler(every, V).pick(ROW)
 
@@ -201,7 +190,7 @@ def test_documents_with_several_drafters_and_small_drafts(
     with edgespec.load(
         context_size=256, threads=1, exact=True, drafter=drafters, draft_max=2
     ) as engine:
-        engine.curve = Free([_INF, 1e3, 1e3, 1e3])  # so that no step seems to lose
+        engine.curve = free_drafts(3)
         for seed, temperature in enumerate((0.0, 1.5)):
             options["sampling"] = edgespec.SamplingParams(temperature=temperature, seed=seed)
             prompt = f"Invent person {seed}, as JSON."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -93,3 +94,48 @@ def _ignored(address: str) -> None:
         httpx.post(address + CHAT, json=HELLO, timeout=PATIENCE_S)
     except httpx.HTTPError:
         pass
+
+
+def lines_of(address: str, seen: list[str], **more: object) -> None:
+    body = {**HELLO, "stream": True, "max_tokens": 3, **more}
+    with httpx.stream("POST", address + CHAT, json=body, timeout=PATIENCE_S) as response:
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            seen.append(line)
+
+
+def test_headers_and_a_comment_come_while_a_prompt_is_read(serve: Serve) -> None:
+    """Of one that is read and of one that waits for its turn."""
+    backend = Speaker()
+    address = serve(backend, limits=Limits(comment_s=0.05))
+    backend.gate.clear()
+    several: list[list[str]] = [[], []]
+    threads = [threading.Thread(target=lines_of, args=(address, seen)) for seen in several]
+    for thread in threads:
+        thread.start()
+    for seen in several:
+        until(lambda seen=seen: seen.count(": waiting") >= 3)  # type: ignore[misc]
+        assert '"role": "assistant"' in seen[0]
+    backend.gate.set()
+    for thread in threads:
+        thread.join()
+    for seen in several:
+        assert "".join(seen).count('"finish_reason": "length"') == 1
+        assert seen[-2:] == ["data: [DONE]", ""]
+
+
+def test_who_asks_is_told_how_much_of_a_prompt_is_read(serve: Serve) -> None:
+    seen: list[str] = []
+    address = serve(Speaker())
+    lines_of(address, seen, return_progress=True)
+    events = [json.loads(line[6:]) for line in seen if line.startswith("data: {")]
+    told = [event["prompt_progress"] for event in events if "prompt_progress" in event]
+    total = len("<user>Hi<assistant>")
+    assert (told[-1]["total"], told[-1]["processed"], told[-1]["cache"]) == (total, total, 0)
+    assert told[-1]["time_ms"] >= 0
+    content = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+    assert content == "Hel"
+    assert not [line for line in seen if "prompt_progress" in line][len(told) :]
+    seen.clear()
+    lines_of(address, seen)
+    assert "prompt_progress" not in "".join(seen)

@@ -63,7 +63,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs must be 0 to 20"),
     ({"messages": HELLO, "mirostat": 1}, "mirostat must be 0 or 2"),
     ({"messages": HELLO, "samplers": ["x"]}, "there is no sampler 'x'"),
-    ({"messages": HELLO, "stream_options": {}}, "stream_options is for streams"),
+    ({"messages": HELLO, "prompt_logprobs": 2}, "prompt_logprobs is not supported"),
     ({"messages": HELLO, "response_format": {"type": "xml"}}, "response_format.type must be"),
     ({"messages": [{"role": "user", "content": "a" * 3000}]}, "the context 2048"),
     (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from edgespec.serve.asked import Output, take_model, take_output
+from edgespec.serve.asked import Output, Setup, take_model, take_output
+from edgespec.serve.defaults import Defaults
 from edgespec.serve.fields import Fields
 from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
@@ -21,19 +23,16 @@ def taken(**values: Any) -> Output:
 
 def test_streams_have_options_of_their_own() -> None:
     assert taken() == Output()
-    told = {"include_usage": True, "include_sources": True, "include_obfuscation": False}
+    assert taken(stream_options={"include_usage": True, "usage": True}) == Output(usage=True)
+    told = {"include_usage": True, "include_sources": True, "include_obfuscation": True}
     assert taken(stream=True, n=3, stream_options=told) == Output(3, True, True, True)
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"stream_options": {"include_usage": True}}, "stream_options is for streams"),
-        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage is not"),
-        (
-            {"stream": True, "stream_options": {"include_obfuscation": True}},
-            "stream_options.include_obfuscation is not supported with true",
-        ),
+        ({"stream": True, "stream_options": True}, "stream_options must be an object"),
+        ({"return_progress": 1}, "return_progress must be true or false"),
         ({"n": 4}, "n must be 1 to 3, not 4"),
     ],
 )
@@ -44,9 +43,11 @@ def test_what_cannot_be_sent(values: dict[str, Any], words: str) -> None:
 
 
 def test_a_model_may_have_several_names_and_no_other() -> None:
-    names = ("tiny", "edgespec")
+    setup = Setup(("tiny", "edgespec"), 2048, Defaults(), Limits())
     for asked in ({}, {"model": "tiny"}, {"model": "edgespec"}, {"model": None}):
-        take_model(Fields(asked), names)
+        take_model(Fields(asked), setup)
     with pytest.raises(Refusal, match=r'there is no model "gpt" here, only tiny') as caught:
-        take_model(Fields({"model": "gpt"}), names)
+        take_model(Fields({"model": "gpt"}), setup)
     assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+    assert "--any-model" in str(caught.value)
+    take_model(Fields({"model": "gpt"}), replace(setup, any_model=True))

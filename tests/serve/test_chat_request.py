@@ -48,7 +48,7 @@ def test_what_is_not_supported_is_refused_by_name(serve: Serve, client: Connect)
     with pytest.raises(BadRequestError, match="modalities is not supported") as refused:
         talk.create(model="edgespec", messages=HELLO, modalities=["text", "audio"])
     assert refused.value.param == "modalities"
-    with pytest.raises(BadRequestError, match="wibble is not supported"):
-        talk.create(model="edgespec", messages=HELLO, extra_body={"wibble": 1})
+    with pytest.raises(BadRequestError, match="web_search_options is not supported"):
+        talk.create(model="edgespec", messages=HELLO, web_search_options={"user_location": None})
     with pytest.raises(NotFoundError, match='no model "gpt-9"'):
         talk.create(model="gpt-9", messages=HELLO)

@@ -20,8 +20,10 @@ from edgespec.serve.client import Client, Event
 def test_what_is_refused_and_what_is_not_there_is_told(serve: Serve) -> None:
     address = serve(Speaker())
     client = Client(address)
-    with pytest.raises(UnsupportedError, match="the server refuses: wibble is not supported"):
-        list(client.stream("completions", {"prompt": "a", "wibble": 1}))
+    with pytest.raises(
+        UnsupportedError, match="the server refuses: echo must be true or false, not 1"
+    ):
+        list(client.stream("completions", {"prompt": "a", "echo": 1}))
     with pytest.raises(BackendError, match="there is no server at"):
         list(Client("http://127.0.0.1:1").stream("completions", {"prompt": "a"}))
     for wrong in ("ftp://a", "http://", "http://a:x", "http://[::1", "http://a b\x1b", "a:99999"):

@@ -18,12 +18,34 @@ def refused(call: Callable[[], object]) -> tuple[str, str | None, str | None]:
     return str(caught.value), caught.value.param, caught.value.code
 
 
-def test_what_nobody_took_is_refused_by_its_whole_name() -> None:
+def test_what_nobody_took_is_named_once_without_its_value(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger wrote the name, and may write any number of them."""
+    monkeypatch.setattr("edgespec.serve.fields._NAMED", set())
+    for _ in range(3):
+        fields = Fields({"q\n1": "secret", "inner": [{"zzz": 1}, {"zzz": 1}]})
+        for index, one in enumerate(fields.list("inner", 9)):
+            Fields(one, f"inner[{index}]").end()
+        fields.end()
+    told = [one.getMessage() for one in caplog.records]
+    assert [line.split()[4] for line in told] == ["inner[].zzz,", r"q\n1,"]
+    assert "secret" not in caplog.text
+    for number in range(2000):
+        Fields({f"q{number}": 1}).end()
+    assert len(caplog.records) <= 256
+
+
+def test_what_asks_for_nothing_is_no_problem() -> None:
     """null is as if it had been left out, at every depth."""
-    fields = Fields({"a": 1, "inner": {"b": 2, "c": None}, "d": None})
+    fields = Fields({"a": 1, "inner": {"b": 2, "c": None}, "d": None, "e": [], "f": 7})
     inner = fields.object("inner")
-    name = "inner.b"
-    assert refused(inner.end) == (f"{name} is not supported", name, "unsupported_parameter")
+    fields.refuse_set({"d": "leave it", "e": "leave it"})
+    assert refused(lambda: fields.refuse_set({"f": "leave it"})) == (
+        "f is not supported: leave it",
+        "f",
+        "unsupported_parameter",
+    )
     assert (inner.whole("b", 0, 0, 9), fields.any("a"), fields.text("d", "-")) == (2, 1, "-")
     inner.end()
     fields.end()

@@ -16,10 +16,10 @@ def taken(*messages: Any) -> list[dict[str, Any]]:
     return take_messages(Fields({"messages": list(messages)}), Limits())
 
 
-def test_parts_are_one_text_and_developers_write_the_system_message() -> None:
-    parts = [{"type": "text", "text": "Good "}, {"type": "text", "text": "day"}]
+def test_parts_are_lines_and_developers_write_the_system_message() -> None:
+    parts = [{"type": "text", "text": "Good"}, {"type": "text", "text": "day"}]
     assert taken({"role": "developer", "content": parts}, {"role": "user", "content": "Hi"}) == [
-        {"role": "system", "content": "Good day"},
+        {"role": "system", "content": "Good\nday"},
         {"role": "user", "content": "Hi"},
     ]
 
@@ -50,7 +50,10 @@ def test_a_call_that_is_sent_back_is_an_object_for_templates() -> None:
             {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
             'messages[0].content[0].type "image_url" is not supported',
         ),
-        ({"role": "user", "content": "a", "audio": {}}, "messages[0].audio is not supported"),
+        (
+            {"role": "user", "content": "a", "audio": {"id": "a"}},
+            "messages[0].audio is not supported",
+        ),
     ],
 )
 def test_a_refusal_names_the_place(message: Any, words: str) -> None:

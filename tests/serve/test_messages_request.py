@@ -60,11 +60,10 @@ def test_tools_are_called_and_answered(
     [
         ({"max_tokens": None}, "max_tokens is missing"),
         ({"messages": []}, "must have at least one message"),
-        ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "are never continued"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, '"image" is not supp'),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, '"bash_20250124" is not supp'),
         ({"tool_choice": {"type": "any"}}, "requires a tool that is not there"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "use adaptive"),
+        ({"thinking": {"type": "often"}}, "thinking.type must be enabled, adaptive or disabled"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort must be one of"),
         ({"container": "x"}, "container is not supported"),
     ],
 )

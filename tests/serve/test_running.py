@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,3 +107,26 @@ def test_a_signal_lets_answers_end_and_what_comes_after_the_server() -> None:
         assert process.wait(PATIENCE_S) == 0
         join(thread)
     assert answers[0] is not None and answers[0].status_code == 200
+
+
+def test_systemd_is_told_when_it_is_ready_and_when_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(PATIENCE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with served() as (address, process):
+            assert systemd.recv(99) == b"READY=1"
+            assert httpx.get(f"{address}/health", timeout=PATIENCE_S).status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert systemd.recv(99) == b"STOPPING=1"
+            assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.mark.parametrize("where", ["", "nowhere", "/no/such/socket", "@no such one", "/a\0b"])
+def test_who_is_not_there_to_be_told_keeps_nothing_from_going_on(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.environ", {"NOTIFY_SOCKET": where})
+    running.tell_systemd("READY=1")

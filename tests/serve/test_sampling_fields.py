@@ -37,7 +37,7 @@ def test_what_is_not_said_is_as_the_server_was_started() -> None:
 
 def test_a_penalty_has_two_names() -> None:
     assert taken(repeat_penalty=1.5) == taken(repetition_penalty=1.5)
-    with pytest.raises(Refusal, match=r"^repeat_penalty is not supported$"):
+    with pytest.raises(Refusal, match=r"^repeat_penalty is not supported: repet"):
         taken(repeat_penalty=1.5, repetition_penalty=1.2)
 
 

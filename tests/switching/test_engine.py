@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decoding_cases import Gate
+from frozen_times import free_drafts
 from switching_cases import (
     LARGE_TABLE,
     POLICIES,
@@ -19,22 +21,21 @@ from switching_cases import (
     VOCAB,
     always_switching,
     engine,
-    flat_curve,
     obvious,
     switching,
 )
+from waiting import PATIENCE_S, in_thread, join
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.writers import LARGE, SMALL
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.errors import BackendError, EdgespecWarning
+from edgespec.errors import BackendError, EdgespecWarning, UnsupportedError
 from edgespec.sampling.params import SamplingParams
 from edgespec.switching.engine import SwitchingEngine
-from edgespec.switching.entropy import entropy_nats
 from edgespec.switching.policy import SwitchPolicy
-from edgespec.switching.switch import Switch
+from edgespec.switching.switch import Switch, entropy_nats
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -169,7 +170,7 @@ class Failing(FakeBackend):
 
 
 def failing(at: int, **options: Any) -> SwitchingEngine:
-    small = Engine(Failing(at, **options), curve=flat_curve(), drafter=SuffixDrafter())
+    small = Engine(Failing(at, **options), curve=free_drafts(16), drafter=SuffixDrafter())
     policy = always_switching(up_nats=1.2, down_nats=1.0)
     return SwitchingEngine(FakeBackend(LARGE_TABLE, VOCAB), small=small, policy=policy)
 
@@ -256,25 +257,34 @@ def test_the_small_model_waits_while_the_pair_writes() -> None:
 
 
 def test_closing_a_pair_ends_its_stream_and_one_of_the_small_model() -> None:
+    gate = Gate(SMALL_TABLE, length=len(PROMPT) + 2)
+    small = Engine(FakeBackend(gate, VOCAB))
+    pair = SwitchingEngine(FakeBackend(LARGE_TABLE, VOCAB), small=small, policy=POLICIES[0])
+    running, written = in_thread(lambda: small.generate(PROMPT, max_tokens=9))
+    assert gate.reached.wait(PATIENCE_S)
+    waiting, cancelled = in_thread(lambda: pair.generate(PROMPT, max_tokens=9).finish_reason)
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    closing, _ = in_thread(pair.close)
+    join(waiting)
+    assert cancelled == ["cancelled"] and closing.is_alive()
+    gate.opened.set()
+    join(closing)
+    join(running)
+    assert (len(written[0].token_ids), written[0].finish_reason) == (3, "cancelled")
+
+
+def test_a_pairs_stream_that_is_not_read_on_is_no_deadlock() -> None:
+    """Who waits for the pair in the same thread makes its steps, and no one else has the small."""
     pair = switching(POLICIES[0])
-    of_small = iter(pair.small.stream(PROMPT, max_tokens=9))
-    next(of_small)
-    cancelled: list[str] = []
-
-    def wait_for_small() -> None:
-        cancelled.append(pair.generate(PROMPT, max_tokens=9).finish_reason)
-
-    thread = threading.Thread(target=wait_for_small, daemon=True)
-    thread.start()
-    thread.join(0.05)
-    assert thread.is_alive()
-    closing = threading.Thread(target=pair.close, daemon=True)
-    closing.start()
-    for one in (closing, thread):
-        one.join(30)
-        assert not one.is_alive()
-    assert cancelled == ["cancelled"]
-    assert list(of_small) == []
+    stream = pair.stream(PROMPT, max_tokens=60)
+    tokens = [*next(iter(stream)).token_ids]
+    with pytest.raises(UnsupportedError, match="works on its cache"):
+        pair.small.generate(PROMPT, max_tokens=3)
+    expected, _ = obvious(POLICIES[0], 60)
+    assert list(pair.generate(PROMPT, max_tokens=60).token_ids) == expected
+    assert [*tokens, *(token for chunk in stream for token in chunk.token_ids)] == expected
+    assert len(pair.small.generate(PROMPT, max_tokens=3).token_ids) == 3
 
 
 @pytest.mark.parametrize("padded", [LARGE, SMALL])

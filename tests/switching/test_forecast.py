@@ -10,9 +10,9 @@ from switching_cases import LARGE_TABLE, POLICIES, PROMPT, SMALL_TABLE, obvious,
 
 from edgespec.decode.writers import LARGE, SMALL
 from edgespec.memory.times.curve import CostCurve
-from edgespec.switching.entropy import entropy_nats
 from edgespec.switching.forecast import Trace, choose, forecast, writers
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
+from edgespec.switching.switch import entropy_nats
 
 
 def traces() -> list[Trace]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import count
 
+import numpy as np
 import pytest
 from switching_cases import always_switching
 
@@ -12,7 +13,7 @@ from edgespec.decode.writers import LARGE, SMALL
 from edgespec.drafting.proposal import Proposal
 from edgespec.memory.times.curve import CostCurve
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices
-from edgespec.switching.switch import Switch
+from edgespec.switching.switch import Switch, entropy_nats
 
 
 def test_drafts_are_worth_what_their_model_gets_to_write() -> None:
@@ -104,3 +105,24 @@ def test_entropies_that_no_decision_sees_are_not_asked_for(writer: str, unseen: 
         assert not switch.looks
         switch.sees(handing_over[writer])
     assert switch.looks and not switch.is_due
+
+
+def test_entropy_of_known_rows() -> None:
+    assert entropy_nats(np.zeros(8, np.float32)) == pytest.approx(math.log(8))
+    certain = np.array([50.0, 0.0, -np.inf], np.float32)
+    assert entropy_nats(certain) == pytest.approx(0.0, abs=1e-6)
+    halves = np.array([3.0, 3.0, -np.inf], np.float32)
+    assert entropy_nats(halves) == pytest.approx(math.log(2))
+    assert entropy_nats(np.zeros(20_001, np.float32)) == pytest.approx(math.log(20_001))
+    row = np.random.default_rng(0).normal(0.0, 3.0, 20_001).astype(np.float32)
+    row[5000:15000] = -np.inf
+    chances = np.exp(row.astype(np.float64))
+    chances = chances[chances > 0] / chances.sum()
+    expected = -(chances * np.log(chances)).sum()
+    for shift in (0.0, 40.0, 200.0, -200.0):  # softmax does not see it; float32's exp does
+        assert entropy_nats(row + np.float32(shift)) == pytest.approx(expected, rel=2e-5)
+
+
+@pytest.mark.parametrize("row", [[math.nan, 1.0], [math.inf, 1.0], [-math.inf, -math.inf]])
+def test_rows_of_which_nothing_can_be_chosen_have_no_entropy(row: list[float]) -> None:
+    assert math.isnan(entropy_nats(np.array(row, np.float32)))

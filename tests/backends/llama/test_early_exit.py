@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frozen_times import INF, Frozen, free_drafts
 from random_gguf import F32, IDS, Q4_0, Q8_0, VOCABULARY, floats, write_model, write_untrained
 
 import edgespec
@@ -25,7 +26,6 @@ from edgespec.drafting.drafters.merging import merge
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.proposal import Proposal, StepContext
 from edgespec.errors import BackendError, ModelFileError, UnsupportedError
-from edgespec.memory.times.curve import CostCurve
 from edgespec.models.exits.early_exit import read_exit
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.onnx.weights import raw_rows
@@ -103,7 +103,7 @@ def test_what_is_drafted_are_the_targets_tokens_of_the_best_rows(
 ) -> None:
     best = int(IDS[backend.verify(DraftTree.chain(TEXT))[-1].argmax()])
     backend.truncate(0)
-    curve = Cheap([float("inf"), *[1.0] * 8])
+    curve = Frozen([INF, *[1.0] * 8])
     model = ModelDrafter(backend, curve, target.vocab_size, early_exit=read_exit(drafter))
     model.begin(TEXT)
     assert model.propose(StepContext(1, 0.0, curve, depth=6, branches=False)).tokens == [best]
@@ -163,15 +163,6 @@ def test_drafting_needs_no_package_beside_llama_cpp(target: ModelSpec, drafter: 
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-class Cheap(CostCurve):
-    """A step costs the same whatever its size, and no clock corrects that."""
-
-    def observe(
-        self, num_nodes: int, depth: int, previous: int, ms: float, round_ms: float | None = None
-    ) -> None:
-        pass
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("exit_layer", [1, 3])
 def test_drafting_is_lossless(
@@ -181,11 +172,11 @@ def test_drafting_is_lossless(
     drafter = write_untrained(target, tmp_path / "exit.gguf", exit_layer)
     draft = open_draft_model(drafter, target, SETTINGS)
     info = read_exit(drafter)
-    curve = Cheap([float("inf"), *[0.01] * 8])
+    curve = Frozen([INF, *[0.01] * 8])
     model = ModelDrafter(draft, curve, target.vocab_size, early_exit=info)
     engine = Engine(
         LlamaBackend(target.path, SETTINGS),
-        curve=Cheap([float("inf"), *[1.0] * 8]),
+        curve=free_drafts(8),
         drafter=CombinedDrafter([model]),
     )
     sampling = SamplingParams(temperature=temperature, seed=1)
@@ -206,9 +197,9 @@ def drafts(
     """What a nearly perfect exit proposes where a plain step takes a second."""
     drafter = write_untrained(target, folder / "exit.gguf", 3)
     backend = open_draft_model(drafter, target, SETTINGS)
-    info, prices = read_exit(drafter), Cheap([float("inf"), *[draft_ms] * 8])
+    info, prices = read_exit(drafter), Frozen([INF, *[draft_ms] * 8])
     model = ModelDrafter(backend, prices, target.vocab_size, early_exit=info)
-    curve = Cheap([float("inf"), *(1000.0 + n for n in range(8))])
+    curve = Frozen([INF, *(1000.0 + n for n in range(8))])
     model.begin(text)
     proposal = model.propose(StepContext(7, 0.02, curve, depth=len(text), **options))
     model.close()

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from frozen_times import let_drafts_pay
 from random_gguf import LAYERS, Q8_0, VOCABULARY, write_model
 
 import edgespec
@@ -191,6 +192,7 @@ def test_a_device_with_fixed_shapes_runs_the_whole_engine(
     with edgespec.load(model, device="npu", **options) as engine:
         assert engine.backend.max_nodes == engine.backend.batch_size == 8
         assert engine.backend.capabilities.place.startswith("CPUExecutionProvider on the NPU")
+        let_drafts_pay(engine)
         plain = engine.generate(prompt, max_tokens=60, speculate=False)
         drafted = engine.generate(prompt, max_tokens=60)
     assert drafted.counters.rounds < plain.counters.rounds, "drafts were accepted"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from branching import Branching
-from frozen_times import Frozen
+from frozen_times import Frozen, free_drafts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,7 +142,7 @@ DRAFTERS: dict[str, Callable[[], list[Drafter]]] = {
 }
 
 CURVES: dict[str, Sequence[float]] = {
-    "flat": [INF, *[1.0] * 32],
+    "flat": [INF, *[1000.0] * 32],
     "three sizes of 32": [INF, 1.0, INF, INF, 1.2, INF, INF, INF, 1.5, *[INF] * 24],
     "single tokens and eight": [INF, 1.0, *[INF] * 6, 1.4],
     "as many as the largest step": [INF, 1.0, 1.05, 1.1, 1.15],
@@ -213,8 +213,7 @@ def test_forced_rounds_come_with_tokens_that_are_fed_again(drafter: str) -> None
     A forced round as large as any may follow one that others were asked for with such tokens.
     """
     backend = Witness(max_nodes=5)
-    curve = Frozen([INF, *[1000.0] * 5])  # no answer's drafts ever seem to have lost time
-    engine = Engine(backend, curve=curve, drafter=CombinedDrafter(DRAFTERS[drafter]()))
+    engine = Engine(backend, curve=free_drafts(5), drafter=CombinedDrafter(DRAFTERS[drafter]()))
     for seed in range(4):
         sampling = SamplingParams(temperature=0.4, seed=seed)
         check(engine, "letter by letter", 120, sampling)
@@ -279,8 +278,7 @@ def test_a_drafter_pauses_under_a_grammar_and_forced_text_is_drafted_all_the_sam
     asked, forced, texts = [], [], []
     for rounds in (0, 1, 1000):
         sleeper = Sleeper(rounds)
-        curve = Frozen([INF, *[1.0] * 32])
-        engine = Engine(Witness(max_nodes=32), curve=curve, drafter=sleeper)
+        engine = Engine(Witness(max_nodes=32), curve=free_drafts(32), drafter=sleeper)
         found = engine.generate(PROMPT, max_tokens=90, grammar=grammar)
         assert sleeper.text == [*PROMPT, *found.token_ids], "histories have no holes"
         asked.append(sleeper.asked)

@@ -76,7 +76,7 @@ def test_draft_rows_and_tables_are_paid_for() -> None:
 HYBRID = replace(
     SPEC,
     arch="qwen35",
-    is_hybrid=True,
+    keeps_state=True,
     is_recurrent_layer=(True, False, True, False),
     num_kv_heads=(0, 2, 0, 2),
 )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from laid_out import machine_with
+from hypothesis import given
+from hypothesis import strategies as st
+from laid_out import machine_with, sizes_by_hand
 from planning_cases import (
     SPEC,
     TABLES,
@@ -13,6 +17,10 @@ from planning_cases import (
     plan_of,
     reason,
 )
+
+from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.simulation import Answer, Wanted
+from edgespec.memory.plan.layout import largest_fitting
 
 
 @pytest.mark.parametrize("wish", [{}, {"draft_max": 200}])
@@ -49,3 +57,39 @@ def test_context_leaves_room_for_drafts_that_were_asked_for() -> None:
     plan = plan_of(budget_bytes=budget, prefer="context", kv_type="f16", draft_max=15)
     assert plan.draft_max == 15 and 2048 < plan.context_size < 4096
     assert plan.predicted_peak_bytes <= budget
+
+
+@pytest.mark.parametrize(("context", "most"), [(None, 12), (900, 14)])
+def test_few_sizes_are_simulated(context: int | None, most: int) -> None:
+    """Each is 20 ms of llama.cpp's: a plan asked of 21, and 30 under a budget."""
+    asked = set[RunShape]()
+
+    def sizes(wanted: Sequence[Wanted]) -> Sequence[Answer]:
+        asked.update(replace(one.shape, mapped=False) for one in wanted)
+        return sizes_by_hand(wanted)
+
+    budget = None if context is None else peak(context_size=20_480) + 4 * TABLES
+    plan_of(SPEC, replace(machine_with(64 << 30), sizes=sizes), budget_bytes=budget)
+    assert len(asked) <= most
+
+
+@given(
+    st.lists(st.integers(0, 10_000), min_size=1, max_size=60, unique=True).map(sorted),
+    st.lists(st.integers(0, 10**6), min_size=60, max_size=60).map(sorted),
+    st.integers(-(10**6), 10**6),
+)
+def test_the_largest_that_fits_is_found(sizes: list[int], nbytes: list[int], room: int) -> None:
+    excess = {size: taken - room for size, taken in zip(sizes, nbytes, strict=False)}
+    fitting = [size for size in sizes if excess[size] <= 0]
+    assert largest_fitting(sizes, excess.__getitem__) == max(fitting, default=None)
+
+
+def test_a_line_takes_four_questions() -> None:
+    asked = []
+
+    def excess_bytes(size: int) -> int:
+        asked.append(size)
+        return 3 * size - 50_000
+
+    assert largest_fitting(range(256, 131_072, 256), excess_bytes) == 16_640
+    assert len(asked) <= 4

@@ -43,7 +43,7 @@ def specs(draw: st.DrawFn) -> ModelSpec:
         pattern = draw(st.lists(st.booleans(), min_size=layers, max_size=layers))
         spec = replace(spec, sliding_window=draw(st.integers(1, 5000)), is_sliding=tuple(pattern))
     if draw(st.booleans()):
-        spec = replace(spec, is_recurrent=True)
+        spec = replace(spec, keeps_state=True)
     return spec
 
 

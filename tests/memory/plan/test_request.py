@@ -37,7 +37,7 @@ def test_the_context_is_what_is_needed_and_what_was_trained(
     assert plan_of(replace(SPEC, context_length=trained), **request_).context_size == context_size
 
 
-@pytest.mark.parametrize("spec", [RECURRENT, replace(SPEC, arch="jamba", is_hybrid=True)])
+@pytest.mark.parametrize("spec", [RECURRENT, replace(SPEC, arch="jamba", keeps_state=True)])
 def test_a_state_that_cannot_be_rolled_back_has_no_drafter_and_no_tables(spec: ModelSpec) -> None:
     plan = plan_of(spec)
     assert (plan.drafter, plan.draft_max) == ("none", 0)

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import pytest
-from frozen_times import Frozen
+from frozen_times import Frozen, free_drafts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,7 +82,7 @@ def rows(context: tuple[int, ...]) -> list[float]:
 
 
 def engine_of(drafter: CombinedDrafter) -> Engine:
-    return Engine(FakeBackend(rows, V), curve=Frozen([INF, *[1.0] * 16]), drafter=drafter)
+    return Engine(FakeBackend(rows, V), curve=free_drafts(16), drafter=drafter)
 
 
 def all_drafters() -> CombinedDrafter:
@@ -116,6 +116,23 @@ def test_drafters(state: dict[str, Any], data: st.DataObject) -> None:
     again = all_drafters()
     again.load_state(kept)
     assert again.state()["suffix"] == kept["suffix"]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"0": [0, 5e-324]},
+        {"0": [0.0, 0.0004], "2": [1, 2]},
+        {"0": [7, 8000], "00": [7, 8000]},
+        {"1": [1, 5000], "+1": [1, 5000]},
+    ],
+)
+def test_what_was_loaded_is_kept_as_it_is_loaded(cells: dict[str, Any]) -> None:
+    """Nothing is stored of tries that round to none, nor more than is read."""
+    tables = [Calibration(3, groups=(0, 0, 1), recents=(0, 1, 1), priors=(0.5, 0.2)) for _ in "ab"]
+    tables[0].load_json({"num_cells": 3, "cells": cells})
+    tables[1].load_json(tables[0].as_json())
+    assert tables[1].as_json() == tables[0].as_json()
 
 
 @quick

@@ -51,7 +51,9 @@ def test_a_step_that_is_made_anyway_is_estimated() -> None:
     assert curve.estimated_ms(2, 0, previous=1) == 2.75
     assert curve.estimated_ms(2, 0, previous=2) == 2.5
     falling = CostCurve([INF, 4.0, INF, 3.0])
-    assert [falling.estimated_ms(n, 0) for n in (2, 3, 4, 9)] == [3.5, 3.0, 3.0, 3.0]
+    assert [falling.estimated_ms(n, 0) for n in (2, 3, 4, 9)] == pytest.approx(
+        [3.5, 3.0, 3.02, 3.12]
+    ), "no token is free"
     single = CostCurve([INF, 4.0, INF])
     assert [single.estimated_ms(n, 0) for n in (1, 2, 5)] == [4.0, 8.0, 20.0]
     deep = CostCurve([INF, 1.0, INF, 4.0], depth_ms=0.1, depth_node_ms=0.01)
@@ -209,18 +211,18 @@ def test_a_size_is_tried_where_its_estimate_is_the_best_and_asked_for() -> None:
     assert size == 2 and rate == pytest.approx(2.8 / (10 + 8 / 3))
 
 
-def test_two_steps_measure_a_size_and_the_next_load_knows_it() -> None:
-    """A disturbed one of them does not count; times are brought to the speed of the curve."""
-    curve = CostCurve([INF, 10.0, INF, INF, 14.0], depth_node_ms=0.001, level=2.0)
-    curve.observe(3, 1000, 3, 2 * (12.0 + 3.0))
-    assert curve.step_ms(3, 0) == INF
-    curve.observe(3, 1000, 3, 2 * (60.0 + 3.0))
-    assert curve.step_ms(3, 0) == pytest.approx(15.0 - 3.0, abs=3.1)
-    stored = CostCurve([INF, 20.0, INF, INF, 28.0])
-    stored.learn(curve)
-    assert stored.base[3] == pytest.approx(2 * curve.base[3])
+def test_a_step_measures_a_size_and_the_next_load_knows_it() -> None:
+    """What is far off counts as far as is likely; times are brought to the speed of the curve."""
+    curve = CostCurve([INF, 10.0, INF, INF, 14.0], depth_node_ms=0.001, level=1.2)
+    curve.observe(3, 1000, 3, 1.2 * (60.0 + 3.0))
+    assert curve.step_ms(3, 0) == INF, "several times as long is another program's doing"
+    for _ in range(3):
+        curve.observe(3, 1000, 3, 1.2 * (12.0 + 3.0))
+        assert curve.step_ms(3, 1000) == pytest.approx(12.0 + 3.0, rel=0.1)
+    stored = CostCurve([INF, 20.0, INF, INF, 28.0]).updated(curve)
+    assert stored.base[3] / stored.base[1] == curve.base[3] / curve.base[1]
     assert stored.base[2] == INF
-    assert CostCurve.from_json(stored.as_json()).base[3] == pytest.approx(stored.base[3])
+    assert CostCurve.from_json(stored.as_json()).base[3] == stored.base[3]
 
 
 def test_an_engine_fills_the_sizes_that_a_slow_device_left_out() -> None:

@@ -1,0 +1,174 @@
+"""Who may begin, and where: the sequences of a cache, its cells, and the prefixes it keeps.
+
+Whoever begins is promised the cells for its prompt and its longest answer, so that nobody's answer
+ends because of another's. Texts of answers that have ended stay in the cache as long as their cells
+are not needed, least recently used first; who begins with the same tokens shares those cells.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from edgespec.backends.base import Backend, HoldsSequences, Rests, sequences_of
+from edgespec.errors import ContextFullError
+from edgespec.prefix import common_prefix_length
+
+_GOES_ON = 8  # a text is another's continuation where so many times more is kept than lost
+_Parts = list[tuple[int, int]]  # of a text, in order: the number of a part, and its cells
+
+
+class Slot:
+    """A sequence of the cache."""
+
+    def __init__(self, number: int, backend: Backend) -> None:
+        self.number, self.backend = number, backend
+        self.promised = 0  # cells; 0: nobody has it
+        self.last_used = 0  # the larger the later
+        # Parts that began in other slots, and the one that begins here.
+        self.shared: _Parts = []
+        self.own = 0
+
+    @property
+    def is_free(self) -> bool:
+        return self.promised == 0
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """What its cells hold."""
+        return self.backend.tokens
+
+    def parts(self, size: int) -> _Parts:
+        """The parts of its first `size` cells."""
+        found = []
+        for number, length in [*self.shared, (self.own, size)]:
+            if size > 0:
+                found.append((number, min(length, size)))
+                size -= length
+        return found
+
+    def held(self) -> _Parts:
+        """The parts that it has, or may come to have."""
+        return self.parts(self.promised or len(self.tokens))
+
+
+class Slots:
+    """All sequences of a backend's cache."""
+
+    def __init__(self, whole: Backend) -> None:
+        self._whole = whole
+        self._slots = [Slot(number, one) for number, one in enumerate(sequences_of(whole))]
+        self._cells, self.shares = whole.context_size, False
+        if isinstance(whole, HoldsSequences):
+            # Whether sequences with the same beginning hold it in the same cells.
+            self._cells, self.shares = whole.cells, whole.shares_cells
+        self._numbers = itertools.count(1)
+
+    @property
+    def count(self) -> int:
+        """Texts that may be written at once."""
+        return len(self._slots)
+
+    @property
+    def has_free(self) -> bool:
+        """Whether there is a sequence that nobody has."""
+        return any(slot.is_free for slot in self._slots)
+
+    def rest(self) -> None:
+        """The calling thread, which made steps, makes none soon."""
+        if isinstance(self._whole, Rests):
+            self._whole.rest()
+
+    def take(self, text: Sequence[int], need: int, reuse: bool) -> Slot | None:
+        """A slot for a text that grows up to `need` tokens; None until there is room.
+
+        With `reuse` the sequence holds what the cache has of the text.
+        """
+        free = [slot for slot in self._slots if slot.is_free]
+        if not free:
+            return None
+        slot, source, known = self._place(free, text, reuse)
+        shared = source.parts(known) if self.shares or source is slot else []
+        running = [part for one in self._slots if not one.is_free for part in one.held()]
+        own = need - sum(length for _, length in shared)
+        if _count([*running, *shared]) + own > self._cells:
+            return None
+        if source is not slot:
+            self._share(source, slot, known)
+        slot.shared, slot.own, slot.promised = shared, next(self._numbers), need
+        self._make_room()
+        slot.last_used = next(self._numbers)
+        return slot
+
+    def too_few(self, text: Sequence[int], limit: int) -> ContextFullError:
+        """The error where a text never fits."""
+        return ContextFullError(
+            f"the prompt has {len(text)} tokens and its answer up to {limit}, and the cache has "
+            f"room for {self._cells}",
+            hint="lower max_tokens, raise --ctx, or shorten the prompt",
+        )
+
+    def gains_by_waiting(self, text: Sequence[int], coming: Iterable[Sequence[int]]) -> bool:
+        """Whether one of the texts that are being read will have more of `text` than is there."""
+        known = max(common_prefix_length(slot.tokens, text[:-1]) for slot in self._slots)
+        return any(common_prefix_length(other, text[:-1], known) > known for other in coming)
+
+    def give_back(self, slot: Slot) -> None:
+        """Its answer has ended; what its cells hold stays, while there is room."""
+        slot.promised = 0
+        slot.last_used = next(self._numbers)
+
+    def give_back_all(self) -> None:
+        """No answer is being written any more."""
+        for slot in self._slots:
+            slot.promised = 0
+
+    def spare(self, count: int) -> Backend | None:
+        """A sequence that nobody has, emptied, and cells for `count` tokens; None without room."""
+        slot = self.take((), count, reuse=False)
+        if slot is None:
+            return None
+        slot.backend.truncate(0)
+        self.give_back(slot)
+        return slot.backend
+
+    def _place(
+        self, free: Sequence[Slot], text: Sequence[int], reuse: bool
+    ) -> tuple[Slot, Slot, int]:
+        """A free slot, the one that has most of the text, and how many tokens of it.
+
+        The free one has most itself where the text goes on from there; else it is the one that was
+        used least recently, and so far another conversation stays where it is.
+        """
+        oldest = min(free, key=lambda slot: (len(slot.tokens) > 0, slot.last_used))
+        if not reuse:
+            return oldest, oldest, 0
+        known = {slot: common_prefix_length(slot.tokens, text[:-1]) for slot in self._slots}
+        best = max(free, key=lambda slot: known[slot])
+        if known[best] >= max(1, _GOES_ON * (len(best.tokens) - known[best])):
+            return best, best, known[best]
+        if self.count == 1 or not oldest.backend.capabilities.truncate:
+            return oldest, oldest, known[oldest]
+        source = max(self._slots, key=lambda slot: (known[slot], slot is oldest))
+        return oldest, source, known[source]
+
+    def _share(self, source: Slot, target: Slot, length: int) -> None:
+        assert isinstance(self._whole, HoldsSequences), "sequences of one cache"
+        self._whole.share(source.number, target.number, length)
+
+    def _make_room(self) -> None:
+        """Empty free slots until nobody who was promised cells can miss them."""
+        for slot in sorted(self._slots, key=lambda one: one.last_used):
+            if _count(part for one in self._slots for part in one.held()) <= self._cells:
+                return
+            if slot.is_free:
+                slot.backend.truncate(0)
+                slot.shared = []
+
+
+def _count(parts: Iterable[tuple[int, int]]) -> int:
+    """Cells of some parts, each counted once."""
+    longest: dict[int, int] = {}
+    for number, length in parts:
+        longest[number] = max(length, longest.get(number, 0))
+    return sum(longest.values())

@@ -1,0 +1,81 @@
+"""Who may begin, and in which cells: promises that add up, and prefixes that are found again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.backends.fake import FakeBackend
+from edgespec.decode.slots import Slot, Slots
+
+TALK = list(range(20))
+
+
+class Copying(FakeBackend):
+    """Sequences have cells of their own."""
+
+    shares_cells = False
+
+
+def slots_of(users: int, cells: int, *, shares: bool = True) -> Slots:
+    kind = FakeBackend if shares else Copying
+    return Slots(kind(lambda _: [0.0] * 64, 64, users=users, cells=cells, context_size=cells))
+
+
+def takes(slots: Slots, text: Sequence[int], need: int, *, reuse: bool = True) -> Slot:
+    """A slot for a text, which is read."""
+    slot = slots.take(text, need, reuse)
+    assert slot is not None
+    slot.backend.truncate(len(slot.tokens) if reuse else 0)
+    slot.backend.prefill(text[len(slot.tokens) :])
+    return slot
+
+
+def test_whoever_begins_is_promised_all_that_it_may_need() -> None:
+    slots = slots_of(2, 50)
+    takes(slots, TALK, 40)
+    other = [50, 51, 52]
+    assert slots.take(other, 11, True) is None  # though only 20 cells are used so far
+    assert slots.take(other, 10, True) is not None
+    assert slots.take(other, 1, True) is None  # nobody's slot is free
+
+
+def test_shared_cells_are_promised_once() -> None:
+    """Nineteen tokens are in the cache: the last one of a prompt is always read."""
+    again = [*TALK[:19], 60]
+    slots = slots_of(2, 50)
+    takes(slots, TALK, 40)
+    assert slots.take(again, 30, True) is None
+    slot = slots.take(again, 29, True)
+    assert slot is not None and list(slot.tokens) == TALK[:19]
+    copies = slots_of(2, 50, shares=False)
+    takes(copies, TALK, 20)
+    assert copies.take(again, 31, True) is None
+    assert copies.take(again, 30, True) is not None
+
+
+def test_a_conversation_goes_on_in_its_own_slot_and_another_one_stays() -> None:
+    slots = slots_of(2, 100)
+    first = takes(slots, TALK, 30)
+    slots.give_back(first)
+    # Half of it in common is another conversation: it begins beside the first one.
+    second = takes(slots, [*TALK[:10], 60, 61], 20)
+    assert second is not first and list(first.tokens) == TALK
+    slots.give_back(second)
+    assert slots.take([*TALK, 62], 30, True) is first
+
+
+def test_texts_that_have_ended_make_room_the_oldest_first() -> None:
+    slots = slots_of(3, 60)
+    one, two = takes(slots, TALK, 20), takes(slots, [40, *TALK], 21)
+    slots.give_back(two)
+    slots.give_back(one)
+    takes(slots, [50] * 20, 25, reuse=False)
+    assert (list(one.tokens), list(two.tokens)) == (TALK, [])
+
+
+def test_waiting_pays_where_more_of_the_text_is_being_read() -> None:
+    slots = slots_of(2, 100)
+    takes(slots, TALK[:8], 30)
+    assert slots.gains_by_waiting(TALK, [[60], TALK[:12]])
+    assert not slots.gains_by_waiting(TALK, [TALK[:8], []])
+    assert not slots.gains_by_waiting(TALK[:9], [TALK])  # its last token is read anyway
