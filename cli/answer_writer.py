@@ -15,9 +15,11 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from threading import Event, Thread
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
 
-from edgespec.cli.render import write_answer
+from edgespec.cli.render import Progress, write_answer
 from edgespec.cli.tint import Tint, is_dumb
 
 if TYPE_CHECKING:
@@ -26,7 +28,23 @@ if TYPE_CHECKING:
 _MARK = re.compile(r"\x1b\[\d+m")
 _FENCE = re.compile(r"(?:```+|~~~+)([^`]*)")
 _ENDLESS = 1 << 30  # columns of a terminal that does not tell its width
+_SILENT_S, _SHOWN_EVERY_S = 1.0, 0.2  # before and between lines about a long prompt
 _TAB = 8  # columns between two stops of a tab
+
+
+class Answer(Protocol):
+    """A `Stream` of an engine, or a `Turn` of a session."""
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The prompt."""
+
+    @property
+    def num_read(self) -> tuple[int, int]:
+        """Tokens of the prompt that are in the cache, and how many were there before."""
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """What is written, as it comes."""
 
 
 def show_answer(chunks: Iterable[Chunk], color: str) -> None:
@@ -46,6 +64,35 @@ def show_answer(chunks: Iterable[Chunk], color: str) -> None:
         finally:
             if has_line:  # what failed before its first word has none
                 write_answer("\n", wrap.end() + "\n")
+
+
+def with_progress(answer: Answer) -> Iterator[Chunk]:
+    """Its chunks. A terminal sees how far the prompt is read, where that takes over a second."""
+    begun, progress = Event(), Progress()
+    began_s, total = monotonic(), len(answer.prompt_ids)
+
+    def show() -> None:
+        every_s = _SILENT_S
+        while not begun.wait(every_s):
+            read, reused = answer.num_read
+            left_s = (total - read) * (monotonic() - began_s) / max(1, read - reused)
+            if read > reused:
+                text = f"reading the prompt: {read:,} of {total:,} tokens, {left_s:.0f} s left,"
+                progress(text, read / total)
+            every_s = _SHOWN_EVERY_S
+
+    shown = Thread(target=show, name="prompt-progress", daemon=True)
+    shown.start()
+    chunks = iter(answer)
+    try:
+        first = next(chunks, None)
+    finally:
+        begun.set()
+        shown.join()
+        progress.clear()
+    if first is not None:
+        yield first
+        yield from chunks
 
 
 class Wrap:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli import options
-from edgespec.cli.answer_writer import show_answer
+from edgespec.cli.answer_writer import show_answer, with_progress
 from edgespec.cli.render import note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.cli.tint import NONE
@@ -111,7 +111,7 @@ class Chat:
                 note(f"[the context is full: {turn.dropped_turns} turns are out of sight now]")
             if self.totals.answers and not sys.stdin.isatty():
                 sys.stdout.write("\n")
-            show_answer(turn, self._color)
+            show_answer(with_progress(turn), self._color)
         self.last = turn.result
         self.totals.add(turn.result)
         self.next_line.is_after_stop = turn.result.finish_reason == "cancelled"

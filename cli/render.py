@@ -173,7 +173,7 @@ class Progress:
     """
 
     def __init__(self, line_every_s: float = math.inf) -> None:
-        self._shown = 0
+        self._line = ""
         self._enabled = sys.stderr.isatty()
         self._line_every_s, self._line_s = line_every_s, monotonic()
 
@@ -186,13 +186,14 @@ class Progress:
             return
         width = max(1, shutil.get_terminal_size().columns - 1)
         line = printable(f"{what} {fraction:4.0%}")[:width]
-        _unfiltered(sys.stderr).write("\r" + line.ljust(self._shown))
-        sys.stderr.flush()
-        self._shown = len(line)
+        if line != self._line:
+            _unfiltered(sys.stderr).write("\r" + line.ljust(len(self._line)))
+            sys.stderr.flush()
+            self._line = line
 
     def clear(self) -> None:
         """Remove the line."""
-        if self._shown:
-            _unfiltered(sys.stderr).write("\r" + " " * self._shown + "\r")
+        if self._line:
+            _unfiltered(sys.stderr).write("\r" + " " * len(self._line) + "\r")
             sys.stderr.flush()
-            self._shown = 0
+            self._line = ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli import answer_options, options
-from edgespec.cli.answer_writer import show_answer
+from edgespec.cli.answer_writer import show_answer, with_progress
 from edgespec.cli.connect import ConnectOption, RequestFields, run_connected
 from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
@@ -217,7 +217,7 @@ def _generate(
         for _ in stream:
             pass
     else:
-        show_answer(stream, color)
+        show_answer(with_progress(stream), color)
     return stream.result, stream.seed
 
 

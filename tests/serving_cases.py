@@ -17,7 +17,7 @@ from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.models.control_texts import ControlTexts
 from edgespec.serve.answer_text import Reader
-from edgespec.serve.shapes import Delta
+from edgespec.serve.shapes import Delta, joined
 
 if TYPE_CHECKING:
     from anthropic import Anthropic
@@ -105,7 +105,8 @@ def read(reader: Reader, pieces: list[str]) -> tuple[str, str, list[tuple[str, o
     """Content, reasoning and calls."""
     deltas: list[Delta] = [reader.push(piece) for piece in pieces]
     deltas.append(reader.finish())
-    calls = [(call.name, json.loads(call.arguments)) for one in deltas for call in one.calls]
+    found = joined(call for one in deltas for call in one.calls)
+    calls = [(call.name, json.loads(call.arguments)) for call in found]
     return "".join(d.content for d in deltas), "".join(d.reasoning for d in deltas), calls
 
 

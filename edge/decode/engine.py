@@ -166,7 +166,7 @@ class Engine(Models):
         params = asked.sampling or SamplingParams()
         tokenizer = self.backend.tokenizer
         sampler = Sampler(params, self.vocab_size, ids, tokenizer.token_bytes)
-        grammar = make_grammar(tokenizer, asked.answer_format)
+        grammar = make_grammar(tokenizer, asked.answer_format, asked.begun)
         is_free = params.draws_freely and grammar is None and asked.thought is None
         picks = sampler if grammar is None else ConstrainedSampler(sampler, grammar)
         return Job(

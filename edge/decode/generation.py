@@ -190,6 +190,11 @@ class Stream:
         return self._run.sampler.seed
 
     @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The prompt."""
+        return tuple(self._run.prompt)
+
+    @property
     def num_read(self) -> tuple[int, int]:
         """Tokens of the prompt that are in the cache, and how many were there before."""
         return self._run.num_read, self._run.num_reused

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         markers: Sequence[str]
         thought: ThoughtLimit | None
         prediction: str
+        begun: Sequence[int]
         cancel: threading.Event | None
 
 
@@ -59,6 +60,8 @@ class GenerationOptions:
             at its place; 0 tells of the written ones alone, None of none.
         markers: control tokens that are part of the text, by their texts; others have none.
         thought: how long the model may think before it answers; None: as long as it likes.
+        begun: tokens that the answer begins with, whatever the model would write: they count, and
+            have logprobs, so that a text can be scored. Not beside a form of the answer.
         prediction: what the answer probably is, such as a file with few changes: it is drafted.
         cancel: set it from another thread to stop after the current step.
     """
@@ -78,6 +81,7 @@ class GenerationOptions:
     markers: Sequence[str] = ()
     thought: ThoughtLimit | None = None
     prediction: str = ""
+    begun: Sequence[int] = ()
     cancel: threading.Event | None = None
 
     def __post_init__(self) -> None:
@@ -88,7 +92,10 @@ class GenerationOptions:
             raise UnsupportedError(f"max_tokens must be at least 1, not {self.max_tokens}")
         if self.logprobs is not None and self.logprobs < 0:
             raise UnsupportedError(f"logprobs must be at least 0, not {self.logprobs}")
-        if sum(one is not None for one in (self.grammar, self.json_schema, self.regex)) > 1:
+        forms = [one is not None for one in (self.grammar, self.json_schema, self.regex)]
+        if self.begun and any(forms):
+            raise UnsupportedError("an answer that begins with known tokens has no other form")
+        if sum(forms) > 1:
             raise UnsupportedError("give one of a grammar, a JSON schema and a regular expression")
 
     @property

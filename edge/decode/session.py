@@ -363,6 +363,11 @@ class Turn:
         return self._stream.seed
 
     @property
+    def num_read(self) -> tuple[int, int]:
+        """As of `Stream`."""
+        return self._stream.num_read
+
+    @property
     def result(self) -> Result:
         """The answer so far."""
         return self._stream.result

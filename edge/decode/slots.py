@@ -58,16 +58,12 @@ class Slots:
     def __init__(self, whole: Backend) -> None:
         self._whole = whole
         self._slots = [Slot(number, one) for number, one in enumerate(sequences_of(whole))]
+        self.count = len(self._slots)
         self._cells, self.shares = whole.context_size, False
         if isinstance(whole, HoldsSequences):
             # Whether sequences with the same beginning hold it in the same cells.
             self._cells, self.shares = whole.cells, whole.shares_cells
         self._numbers = itertools.count(1)
-
-    @property
-    def count(self) -> int:
-        """Texts that may be written at once."""
-        return len(self._slots)
 
     @property
     def has_free(self) -> bool:

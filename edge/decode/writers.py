@@ -16,10 +16,8 @@ ModelTurn = tuple[str, int]
 class Writers:
     """Who writes a text: one model, unless a subclass knows more."""
 
-    @property
-    def writer(self) -> str:
-        """The one that is writing; empty where there is only one."""
-        return ""
+    writer = ""  # the one that is writing; empty where there is only one
+    is_due = False  # another model writes the next token
 
     @property
     def goes_on(self) -> float:
@@ -30,11 +28,6 @@ class Writers:
     def turns(self) -> Sequence[ModelTurn]:
         """Who wrote how many tokens, in order; the last one may have written more."""
         return ()
-
-    @property
-    def is_due(self) -> bool:
-        """Whether another model writes the next token."""
-        return False
 
     def hands_over(self, row: Logits) -> bool:
         """Whether another model writes the token of this row.

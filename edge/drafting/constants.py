@@ -55,11 +55,3 @@ FIRST_CHANCE = 0.7  # of a token at any place of a chain: small models of a fami
 # for minutes, shares of 0.27, 0.42, 0.57, 0.72, 0.85, 0.93 were right 0.12, 0.24, 0.33, 0.44, 0.76
 # and 0.8 times (940 places).
 BELIEF, BELIEF_POWER, BELIEVED_TRIES = 0.8, 1.5, 6.0
-
-# -- what is loaded (setup) ----------------------------------------------------------------------
-# Predicted gain for which a head or an exit is loaded unseen. Files tell of text of their own: a
-# head that said 1.66 tokens a round had 1.38 (0.58 of its gain), an exit that said 1.57 had 1.38.
-GAIN_THAT_HOLDS = 0.6  # of what a file says that its drafts add
-GAIN_WORTH_LOADING = 1.05  # of the speed, after that; its memory has to be worth it, too
-SAVING_WORTH_LOADING = 0.01  # of the time of rounds, where savings were counted
-FLAT_SIZE, FLAT_STEP = 8, 1.5  # t(8) of a curve flat enough for branches: 1.48 on the 1.5B model

@@ -14,21 +14,66 @@ Filters look at the order or the sum of all probabilities, so with them the row 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from edgespec.backends.base import AnswerFormat, Grammar, Logits, MakesGrammars, Tokenizer
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.sampling.sampling import Sampler, cause_of
 
+_MOST_AHEAD = 1024  # known tokens that are told at once
 
-def make_grammar(tokenizer: Tokenizer, wanted: AnswerFormat | None) -> Grammar | None:
+
+def make_grammar(
+    tokenizer: Tokenizer, wanted: AnswerFormat | None, known: Sequence[int] = ()
+) -> Grammar | None:
     """What an answer is kept to by, or None where nothing is wanted.
+
+    Args:
+        known: tokens that the answer begins with; it has no other form then.
 
     Raises UnsupportedError when it cannot be read or used, or the tokenizer knows no grammars.
     """
+    if known:
+        return KnownTokens(known)
     if wanted is None:
         return None
     if not isinstance(tokenizer, MakesGrammars):
         raise UnsupportedError("a schema or a grammar needs the tokenizer of a GGUF file")
     return tokenizer.grammar(wanted)
+
+
+class KnownTokens:
+    """The grammar of an answer that begins with known tokens, and is free behind them.
+
+    So a prompt is scored: each of its tokens is an answer's, with the logprob that it has there.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._left = list(tokens[::-1])  # the next one last
+
+    def allows(self, token: int) -> bool:
+        """Whether `token` is the next one."""
+        return not self._left or token == self._left[-1]
+
+    def masked(self, logits_row: Logits) -> Logits:
+        """The row [V], in which only the known token has a chance."""
+        if not self._left:
+            return logits_row
+        row = np.full_like(logits_row, -np.inf)
+        row[self._left[-1]] = 0.0
+        return row
+
+    def accept(self, token: int) -> None:
+        """Go on."""
+        if self._left:
+            self._left.pop()
+
+    def forced(self) -> tuple[list[int], int]:
+        """As many as a step may take; all of them are sure."""
+        ahead = self._left[: -_MOST_AHEAD - 1 : -1]
+        return ahead, len(ahead)
 
 
 class ConstrainedSampler:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from edgespec.decode.generation import Result
-from edgespec.serve.shapes import Choice, Delta, ToolCall
+from edgespec.serve.shapes import Choice, Delta, ToolCall, joined
 
 
 class Reader(Protocol):
@@ -51,10 +52,10 @@ class AnswerText:
     def choice(self, result: Result) -> Choice:
         """The answer, which is complete."""
         content, reasoning = "".join(self._content), "".join(self._reasoning)
-        return Choice(self.index, content, reasoning, tuple(self._calls), result)
+        return Choice(self.index, content, reasoning, joined(self._calls), result)
 
     def _keep(self, delta: Delta) -> Delta:
         self._content.append(delta.content)
         self._reasoning.append(delta.reasoning)
         self._calls += delta.calls
-        return delta
+        return replace(delta, calls=joined(delta.calls))

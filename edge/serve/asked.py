@@ -61,7 +61,8 @@ class ChatAsked:
 class CompletionAsked:
     """A request to continue prompts as they are: texts, or token ids.
 
-    With a `suffix` what stands between each text and that is filled in.
+    With a `suffix` what stands between each text and that is filled in. Without `writes` only the
+    prompt is told, as `echo` asks for it.
     """
 
     prompts: Sequence[str | list[int]]
@@ -69,6 +70,12 @@ class CompletionAsked:
     output: Output
     echo: bool = False
     suffix: str = ""
+    writes: bool = True
+
+    @property
+    def scores(self) -> bool:
+        """Whether the tokens of the prompts have logprobs as well."""
+        return self.echo and self.options.logprobs is not None
 
 
 def take_output(fields: Fields, limits: Limits) -> Output:

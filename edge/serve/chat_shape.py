@@ -36,11 +36,11 @@ class ChatShape:
             "model": model,
             "system_fingerprint": fingerprint(),
         }
-        self._calls = 0  # of the answer that is being sent
+        self._calls = dict[str, int]()  # of the answer that is being sent: numbers by identity
 
     def begin(self, index: int) -> list[dict[str, Any]]:
         """The role."""
-        self._calls = 0
+        self._calls = {}
         return [self._chunk(index, {"role": "assistant", "content": ""})]
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
@@ -50,14 +50,11 @@ class ChatShape:
             values["reasoning_content"] = delta.reasoning
         if delta.content:
             values["content"] = delta.content
-        if delta.calls and self._output.functions:
-            values["function_call"] = _call(delta.calls[0])["function"]
-        elif delta.calls:
-            values["tool_calls"] = [
-                {"index": self._calls + place, **_call(call)}
-                for place, call in enumerate(delta.calls)
-            ]
-            self._calls += len(delta.calls)
+        parts = [self._part(call) for call in delta.calls]
+        if parts and self._output.functions:
+            values["function_call"] = parts[0]["function"]
+        elif parts:
+            values["tool_calls"] = parts
         more = {"sources": sources(chunks)} if self._output.sources else {}
         told = self._tokens.chat([one for chunk in chunks for one in chunk.logprobs])
         if not (values or more or told):
@@ -85,6 +82,14 @@ class ChatShape:
             "usage": usage(choices, self._output.choices),
             "timings": timings(choices),
         }
+
+    def _part(self, call: ToolCall) -> dict[str, Any]:
+        """A call, or more of one: arguments alone."""
+        if call.identity in self._calls:
+            more = {"arguments": call.arguments}
+            return {"index": self._calls[call.identity], "function": more}
+        self._calls[call.identity] = len(self._calls)
+        return {"index": self._calls[call.identity], **_call(call)}
 
     def _chunk(
         self, index: int, delta: Any, reason: str | None = None, logprobs: Any = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec.decode.options import GenerationOptions
-from edgespec.serve.asked import CompletionAsked, Setup, take_model, take_output
+from edgespec.serve.asked import CompletionAsked, Output, Setup, take_model, take_output
 from edgespec.serve.chat_request import NO_EFFECT, NOT_THERE, take_prediction
 from edgespec.serve.fields import Fields, shown
 from edgespec.serve.limits import Limits
@@ -24,6 +24,7 @@ def read_completion(body: Any, setup: Setup) -> CompletionAsked:
     if output.choices * len(prompts) > setup.limits.choices:
         fields.refuse("n", f"asks for more than {setup.limits.choices} answers, prompts counted")
     most = setup.defaults.max_tokens or _MAX_TOKENS
+    writes = not fields.takes_zero("max_tokens")
     options = GenerationOptions(
         max_tokens=take_max_tokens(fields, most, setup.context_size, "max_tokens"),
         sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
@@ -36,15 +37,27 @@ def read_completion(body: Any, setup: Setup) -> CompletionAsked:
     )
     echo = fields.flag("echo")
     if echo and options.logprobs is not None:
-        fields.refuse("logprobs", "of a prompt are not told: leave echo out")
+        _check_scored(fields, options, output)
     suffix = fields.text("suffix", "")
     if suffix and (echo or not all(isinstance(prompt, str) for prompt in prompts)):
         fields.refuse("suffix", "needs prompts that are texts, without echo")
+    if not writes and not echo:
+        fields.refuse("max_tokens", "must be at least 1 without echo")
     fields.ignore(*NO_EFFECT)
     fields.only("best_of", 0, 1, output.choices)
     fields.refuse_set(NOT_THERE)
     fields.end()
-    return CompletionAsked(prompts, options, output, echo, suffix)
+    return CompletionAsked(prompts, options, output, echo, suffix, writes)
+
+
+def _check_scored(fields: Fields, options: GenerationOptions, output: Output) -> None:
+    """Refuse what makes no sense beside logprobs of a prompt."""
+    if output.streams or output.choices > 1 or options.stop or options.answer_format:
+        fields.refuse(
+            "logprobs",
+            "of a prompt are told alone: leave out stream, n, stop and the form of the answer",
+            code="unsupported_value",
+        )
 
 
 def _logprobs(fields: Fields, limits: Limits) -> int | None:

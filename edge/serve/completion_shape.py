@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from math import nan
+from typing import Any, NamedTuple
 
 from edgespec.decode.generation import Chunk
 from edgespec.sampling.logprobs import TokenLogprob
@@ -21,18 +22,38 @@ from edgespec.serve.shapes import (
 from edgespec.serve.told_tokens import TextPlace, ToldTokens
 
 
+class Echo(NamedTuple):
+    """What is sent before an answer: its prompt, or nothing.
+
+    Where the prompt is scored, `text` is that of its `first` token, and the answer begins with the
+    `scored` ones.
+    """
+
+    text: str = ""
+    scored: Sequence[int] = ()
+    first: int = -1
+
+
 class CompletionShape:
     """Answers to one request.
 
     Args:
         tokens: tells logprobs, where there are any.
-        echoes: by answer, the text of the prompt that is sent before it; "" for none.
+        echoes: by answer.
+        writes: whether more than the prompts is told.
     """
 
     def __init__(
-        self, model: str, output: Output, tokens: ToldTokens, echoes: Sequence[str]
+        self,
+        model: str,
+        output: Output,
+        tokens: ToldTokens,
+        echoes: Sequence[Echo],
+        *,
+        writes: bool = True,
     ) -> None:
         self._output, self._tokens, self._echoes = output, tokens, echoes
+        self._writes = writes
         self._places = [TextPlace() for _ in echoes]
         self._head = {
             "id": new_id("cmpl-"),
@@ -44,7 +65,7 @@ class CompletionShape:
 
     def begin(self, index: int) -> list[dict[str, Any]]:
         """The prompt, where it was asked for."""
-        echo = self._echoes[index]
+        echo = self._echoes[index].text
         return [self._chunk(index, echo)] if echo else []
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
@@ -71,21 +92,31 @@ class CompletionShape:
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """All answers."""
-        answers = [
-            _choice(
-                one.index,
-                self._echoes[one.index] + one.content,
-                one.reason,
-                self._told(one.index, one.result.logprobs),
-            )
-            for one in choices
-        ]
+        told = usage(choices, self._output.choices)
+        for echo in self._echoes:  # of scored prompts, whose tokens were those of answers
+            told["prompt_tokens"] += len(echo.scored)
+            told["completion_tokens"] -= len(echo.scored)
+        if not self._writes:
+            told["completion_tokens"] = 0
+        told["total_tokens"] = told["prompt_tokens"] + told["completion_tokens"]
         return {
             **self._head,
-            "choices": answers,
-            "usage": usage(choices, self._output.choices),
+            "choices": [self._whole(one) for one in choices],
+            "usage": told,
             "timings": timings(choices),
         }
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        echo, content, logprobs = self._echoes[choice.index], choice.content, choice.result.logprobs
+        if not self._writes:
+            content = self._tokens.text_of(echo.scored) if echo.first >= 0 else ""
+            logprobs = logprobs[: len(echo.scored)]
+        told = self._told(choice.index, logprobs)
+        if echo.first >= 0:
+            told = self._tokens.columns(
+                [TokenLogprob(echo.first, nan), *logprobs], TextPlace(), with_end=True
+            )
+        return _choice(choice.index, echo.text + content, choice.reason, told)
 
     def _chunk(
         self, index: int, text: str, reason: str | None = None, logprobs: Any = None

@@ -69,7 +69,9 @@ def _reader(tools: Tools, formats: Sequence[ToolFormat], *, is_begun: bool) -> R
     most = _MOST_CALLS if tools.parallel else 1
     if HARMONY in formats and len(tools.required) < 2:
         return HarmonyReader(tools.names, most=most, begun=is_begun)
-    return ToolReader(formats, tools.schemas, most=most) if tools.offered else PlainReader()
+    if not tools.offered:
+        return PlainReader()
+    return ToolReader(formats, tools.schemas, most=most, is_calls=bool(tools.required))
 
 
 def _markers(tools: Tools, formats: Sequence[ToolFormat], *, is_thinking: bool) -> tuple[str, ...]:

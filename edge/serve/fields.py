@@ -122,6 +122,14 @@ class Fields:
             del self._left[field]
         return is_false
 
+    def takes_zero(self, field: str) -> bool:
+        """Whether it is 0, which is taken then: nothing shall be written."""
+        value = self._left.get(field)
+        is_zero = type(value) is int and value == 0
+        if is_zero:
+            del self._left[field]
+        return is_zero
+
     def refuse_set(self, hints: Mapping[str, str]) -> None:
         """Refuse fields that ask for what is not there, unless they are false or empty.
 

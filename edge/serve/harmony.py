@@ -14,9 +14,9 @@ import re
 from collections.abc import Collection
 from enum import Enum
 
-from edgespec.serve.shapes import Delta, ToolCall
+from edgespec.serve.shapes import Delta
 from edgespec.serve.tool_reader import settled
-from edgespec.serve.tool_values import tidied
+from edgespec.serve.tool_values import OpenCall
 
 _MESSAGE, _CHANNEL = "<|message|>", "<|channel|>"
 _ENDS = ("<|end|>", "<|start|>", "<|call|>", "<|return|>", _CHANNEL)
@@ -47,7 +47,8 @@ class HarmonyReader:
 
     def __init__(self, names: Collection[str], *, most: int, begun: bool = False) -> None:
         self._names, self._most = names, most
-        self._held, self._header, self._name = "", "", ""
+        self._held = ""
+        self._call, self._given = OpenCall(""), 0  # what is held that was given as its arguments
         self._part = _Part.TEXT if begun else _Part.HEADER
         self._found = 0  # calls, those left out as well
         self._tried = 0  # of the arguments: no marker before ends them
@@ -67,7 +68,7 @@ class HarmonyReader:
             is_markup = _CHANNEL in held or held.lstrip().startswith(("<|", "to="))
             return Delta("" if is_markup else held)
         if self._part is _Part.CALL:
-            return self._call(held, is_whole=_is_object(held))
+            return self._end_call(held, is_whole=_is_object(held))
         return self._shown(held)
 
     def _next(self) -> Delta | None:
@@ -104,31 +105,37 @@ class HarmonyReader:
         self._held, self._tried = rest, 0
         recipient = _RECIPIENT.search(header)
         if recipient and recipient[1] in self._names:
-            self._part, self._name = _Part.CALL, recipient[1]
+            self._call = OpenCall(recipient[1], is_left_out=self._found >= self._most)
+            self._part, self._given = _Part.CALL, 0
+            self._found += 1
         else:
             self._part = _Part.THOUGHT if f"{_CHANNEL}analysis" in header else _Part.TEXT
         return Delta()
 
     def _read_call(self) -> Delta | None:
-        """Arguments up to a marker; one that is within a text of theirs does not end them."""
+        """Arguments as they come, up to a marker; one in a text of theirs does not end them."""
         while True:
             found = [(at, end) for end in _ENDS if (at := self._held.find(end, self._tried)) >= 0]
             if not found:
                 self._tried = max(self._tried, len(self._held) - len(_CHANNEL))
-                return None
+                self._write_to(min(settled(self._held, end) for end in _ENDS))
+                written = self._call.written()
+                return Delta(calls=tuple(written)) if written else None
             place, end = min(found)
             if _is_object(self._held[:place]):
                 break
             self._tried = place + len(end)
-        call = self._call(self._held[:place], is_whole=True)
+        call = self._end_call(self._held[:place], is_whole=True)
         self._begin_header(place, end)
         return call
 
-    def _call(self, text: str, *, is_whole: bool) -> Delta:
-        self._found += 1
-        if self._found > self._most:
-            return Delta()
-        return Delta(calls=(ToolCall(self._name, tidied(text), is_whole=is_whole),))
+    def _write_to(self, place: int) -> None:
+        if place > self._given:
+            self._call.write(self._held[self._given : place])
+            self._given = place
+
+    def _end_call(self, text: str, *, is_whole: bool) -> Delta:
+        return Delta(calls=tuple(self._call.end(text[self._given :].rstrip(), is_whole=is_whole)))
 
     def _shown(self, text: str) -> Delta:
         return Delta(reasoning=text) if self._part is _Part.THOUGHT else Delta(text)

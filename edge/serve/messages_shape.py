@@ -28,7 +28,7 @@ class MessagesShape:
     def __init__(self, model: str, prompt_tokens: int) -> None:
         self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
         self._prompt_tokens = prompt_tokens
-        self._open = ""  # the kind of the block that is being written
+        self._open = ""  # the kind of the block that is being written, or the identity of its call
         self._next = 0  # number of the next block
 
     def begin(self, index: int) -> list[Event]:
@@ -43,7 +43,7 @@ class MessagesShape:
         if delta.content:
             events += self._write(_TEXT, delta.content)
         for call in delta.calls:
-            events += self._close_block() + self._call(call)
+            events += self._call(call)
         return events
 
     def end(self, choice: Choice) -> list[Event]:
@@ -91,10 +91,13 @@ class MessagesShape:
         return [*events, self._changed({"type": f"{kind}_delta", kind: text})]
 
     def _call(self, call: ToolCall) -> list[Event]:
+        events = []
+        if self._open != call.identity:
+            events = [*self._close_block(), self._started({**_begun(call), "input": {}})]
+            self._open = call.identity
         changed = {"type": "input_json_delta", "partial_json": call.arguments}
-        started = self._started({**_begun(call), "input": {}})
-        self._open = "tool_use"
-        return [started, self._changed(changed), *self._close_block()]
+        events.append(self._changed(changed))
+        return events if call.is_open else [*events, *self._close_block()]
 
     def _started(self, block: dict[str, Any]) -> Event:
         return {"type": "content_block_start", "index": self._next, "content_block": block}

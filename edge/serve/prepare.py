@@ -15,7 +15,7 @@ from edgespec.serve.asked import ChatAsked, CompletionAsked
 from edgespec.serve.chat_request import read_chat
 from edgespec.serve.chat_shape import ChatShape
 from edgespec.serve.completion_request import read_completion
-from edgespec.serve.completion_shape import CompletionShape
+from edgespec.serve.completion_shape import CompletionShape, Echo
 from edgespec.serve.conversation import Conversation, conversation_of
 from edgespec.serve.filling import Gap, fill_ids
 from edgespec.serve.histories import HISTORY
@@ -131,12 +131,32 @@ def prepare_completion(service: Service, body: Any, loop: Loop) -> Prepared:
     generations, echoes = [], []
     for prompt in asked.prompts:
         ids = _completion_ids(service, asked, prompt)
-        generations += service.generations(loop, "", ids, asked.options, asked.output.choices)
-        echo = _text_of(service, prompt) if asked.echo else ""
-        echoes += [echo] * asked.output.choices
-    shape = CompletionShape(service.setup.names[0], asked.output, _tokens(service), echoes)
+        options, echo = asked.options, _text_of(service, prompt) if asked.echo else ""
+        if asked.scores:
+            options, echo = _scoring(service, asked, ids), _text_of(service, ids[:1])
+            ids = ids[:1]
+        generations += service.generations(loop, "", ids, options, asked.output.choices)
+        echoes += [Echo(echo, options.begun, ids[0] if asked.scores else -1)] * asked.output.choices
+    shape = CompletionShape(
+        service.setup.names[0], asked.output, _tokens(service), echoes, writes=asked.writes
+    )
     streams, progress = asked.output.streams, asked.output.progress
     return Prepared(generations, shape, streams, tells_progress=progress)
+
+
+def _scoring(service: Service, asked: CompletionAsked, ids: list[int]) -> GenerationOptions:
+    """How a prompt is scored: all but its first token are an answer that is known already."""
+    size, is_end = service.setup.context_size, service.engine.backend.tokenizer.is_end
+    if len(ids) >= size:
+        raise Refusal(
+            f"the prompt has {len(ids)} tokens and the context {size}",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    if any(map(is_end, ids[1:])):
+        raise Refusal("a prompt with a token that ends answers has no logprobs", param="prompt")
+    most = asked.options.max_tokens if asked.writes else 0
+    return replace(asked.options, begun=ids[1:], max_tokens=max(1, len(ids) - 1 + most))
 
 
 def _completion_ids(service: Service, asked: CompletionAsked, prompt: str | list[int]) -> list[int]:

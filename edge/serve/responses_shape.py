@@ -61,7 +61,7 @@ class ResponsesShape:
         if delta.content:
             events += self._write("message", delta.content)
         for call in delta.calls:
-            events += self._close_item() + self._call(call)
+            events += self._call(call)
         return events
 
     def end(self, choice: Choice) -> list[Event]:
@@ -130,35 +130,43 @@ class ResponsesShape:
         is_summary = self._summarises and self._open["type"] == "reasoning"
         field = "summary" if is_summary else "content"
         item = {**self._open, "status": "completed", field: [self._part()]}
-        events = [
-            self._event(f"{self._name()}.done", **self._place(), text=self._text),
-            self._part_event("done"),
-            self._event("response.output_item.done", output_index=len(self._done), item=item),
-        ]
+        text = self._event(f"{self._name()}.done", **self._place(), text=self._text)
+        return [text, self._part_event("done"), self._item_done(item)]
+
+    def _item_done(self, item: dict[str, Any]) -> Event:
         self._done.append(item)
         self._open = None
-        return events
+        number = len(self._done) - 1
+        return self._event("response.output_item.done", output_index=number, item=item)
 
     def _call(self, call: ToolCall) -> list[Event]:
-        number = len(self._done)
-        item = {
+        """A call, or more of the one whose arguments are written."""
+        events, name = [], "response.function_call_arguments"
+        if self._open is None or self._open.get("call_id") != call.identity:
+            events = [*self._close_item(), self._open_call(call)]
+        self._text += call.arguments
+        assert self._open is not None
+        place = {"item_id": self._open["id"], "output_index": len(self._done)}
+        events.append(self._event(f"{name}.delta", **place, delta=call.arguments))
+        if call.is_open:
+            return events
+        status = "completed" if call.is_whole else "incomplete"
+        item = {**self._open, "arguments": self._text, "status": status}
+        done = self._event(f"{name}.done", **place, arguments=self._text, name=call.name)
+        return [*events, done, self._item_done(item)]
+
+    def _open_call(self, call: ToolCall) -> Event:
+        self._text = ""
+        self._open = {
             "id": new_id("fc_"),
             "type": "function_call",
             "call_id": call.identity,
             "name": call.name,
-            "arguments": call.arguments,
-            "status": "completed" if call.is_whole else "incomplete",
+            "arguments": "",
+            "status": "in_progress",
         }
-        self._done.append(item)
-        place = {"item_id": item["id"], "output_index": number}
-        begun = {**item, "arguments": "", "status": "in_progress"}
-        name = "response.function_call_arguments"
-        return [
-            self._event("response.output_item.added", output_index=number, item=begun),
-            self._event(f"{name}.delta", **place, delta=call.arguments),
-            self._event(f"{name}.done", **place, arguments=call.arguments, name=call.name),
-            self._event("response.output_item.done", output_index=number, item=item),
-        ]
+        number = len(self._done)
+        return self._event("response.output_item.added", output_index=number, item=self._open)
 
     def _place(self) -> dict[str, Any]:
         assert self._open is not None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -23,13 +23,25 @@ class ToolCall:
     """A tool that the model wants to be called.
 
     `arguments` is the text of a JSON object, or what the model wrote instead. `is_whole` is False
-    where they were cut off.
+    where they were cut off. While they are written a call comes in parts of one identity, each
+    with more of them; `is_open` is True but for the last.
     """
 
     name: str
     arguments: str
     is_whole: bool = True
     identity: str = field(default_factory=lambda: new_id("call_"))
+    is_open: bool = False
+
+
+def joined(parts: Iterable[ToolCall]) -> tuple[ToolCall, ...]:
+    """Calls with their parts put together."""
+    found: dict[str, ToolCall] = {}
+    for part in parts:
+        before = found.get(part.identity)
+        text = before.arguments + part.arguments if before else part.arguments
+        found[part.identity] = replace(part, arguments=text)
+    return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,10 @@ class ToldTokens:
         data = self._tokenizer.token_bytes(token)
         return {"token": self._text(token), "logprob": _finite(logprob), "bytes": list(data)}
 
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of several."""
+        return b"".join(map(self._tokenizer.token_bytes, tokens)).decode(errors="replace")
+
     def _text(self, token: int) -> str:
         data = self._tokenizer.token_bytes(token)
         return data.decode(errors="replace") if data else self._tokenizer.token_text(token)
@@ -61,14 +65,23 @@ class ToldTokens:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
-    def columns(self, logprobs: Sequence[TokenLogprob], place: TextPlace) -> dict[str, Any]:
-        """`logprobs` of a completion's choice, which go on at a place of its text."""
-        shown = self._shown(logprobs)
+    def columns(
+        self, logprobs: Sequence[TokenLogprob], place: TextPlace, *, with_end: bool = False
+    ) -> dict[str, Any]:
+        """`logprobs` of a completion's choice, which go on at a place of its text.
+
+        A first token, which has none, has nan. `with_end` also tells a token that ends the answer.
+        """
+        shown = list(logprobs) if with_end else self._shown(logprobs)
         return {
             "tokens": [self._name(one.token) for one in shown],
-            "token_logprobs": [_finite(one.logprob) for one in shown],
+            "token_logprobs": [
+                None if math.isnan(one.logprob) else _finite(one.logprob) for one in shown
+            ],
             "top_logprobs": [
-                {self._name(token): _finite(logprob) for token, logprob in reversed(one.best)}
+                None
+                if math.isnan(one.logprob)
+                else {self._name(token): _finite(logprob) for token, logprob in reversed(one.best)}
                 for one in shown
             ],
             "text_offset": [place.pass_by(self._tokenizer.token_bytes(one.token)) for one in shown],

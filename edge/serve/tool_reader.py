@@ -4,6 +4,11 @@ A call is complete when its arguments are, not where its end marker first stands
 have it. What does not turn out to be a call of a tool that was offered is given back as text, so
 nothing a model writes is lost. Only calls beyond those that may be made are left out.
 
+Behind a marker, the name of such a tool and the beginning of its arguments make a call, whatever
+comes then: from there on arguments are given as they are written. So are those between tags.
+Notations that are no JSON (Python's, Gemma's), and answers that are JSON without a marker, are
+given when they are complete.
+
 A reader is a generator that goes on with every piece of text: where a step needs more, it yields.
 """
 
@@ -12,20 +17,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from edgespec.serve.shapes import Delta, ToolCall
 from edgespec.serve.tool_formats import ANY, ToolFormat, pieces
 from edgespec.serve.tool_values import (
     NAME_CHARS,
+    OpenCall,
+    Value,
     arguments_text,
     gemma_arguments,
     json_text,
     mended,
     python_calls,
     tidied,
-    typed,
 )
 
 T = TypeVar("T")
@@ -35,6 +41,10 @@ _SHORTEST_OPENING = 8  # of a marker that begins a call where the one before it 
 _NAME = rf"(?P<name>{NAME_CHARS}{{1,160}})"
 _FENCE, _JSON_FENCE, _CODE_FENCE = "```", "```json", "```tool_code"
 _BETWEEN = re.compile(rf"(?:[\s;,]|{_JSON_FENCE}|{_FENCE}(?!t))*")
+_ITEMS_END = re.compile(r"[\s,\]]*")  # of a list whose first call was given
+_COMMAS = re.compile(r"[\s,]*")
+_TEXT = r'"(?:[^"\\]|\\.){0,160}"'
+_MOST_MEMBERS = 8  # of a call, before its arguments
 _SPACE = re.compile(r"\s*")
 
 
@@ -69,6 +79,7 @@ class ToolReader:
         formats: the ways calls are written.
         schemas: of the arguments of the tools that were offered, by their names.
         most: calls that are taken; further ones are left out.
+        is_calls: the answer is calls and nothing else, as its grammar makes it.
     """
 
     def __init__(
@@ -77,14 +88,18 @@ class ToolReader:
         schemas: Mapping[str, Mapping[str, Any]],
         *,
         most: int,
+        is_calls: bool = False,
     ) -> None:
-        self._schemas, self._most = schemas, most
+        self._schemas, self._most, self._is_calls = schemas, most, is_calls
+        self._first = formats[0]
         self._openings = [(text, how) for how in formats for text in _openings(how)]
         self._text, self._place = "", 0  # what is held, and how much of it was dealt with
         self._is_whole = False  # no more text comes
         self._content = list[str]()
         self._calls = list[ToolCall]()
         self._found = 0  # calls, those left out as well
+        self._open: OpenCall | None = None  # whose arguments are being written
+        self._sent = 0  # how much of the text was given as these
         self._steps = self._read()
 
     def push(self, text: str) -> Delta:
@@ -99,6 +114,8 @@ class ToolReader:
 
     def _advance(self) -> Delta:
         next(self._steps, None)
+        if self._open is not None:
+            self._calls += self._open.written()
         delta = Delta("".join(self._content), calls=tuple(self._calls))
         self._content, self._calls = [], []
         return delta
@@ -199,8 +216,11 @@ class ToolReader:
             place = max(place, len(self._text) - len(marker) + 1)
             yield
 
-    def _balanced(self, place: int, notation: _Notation) -> Steps[int]:
-        """The place after what a bracket begins; for what is broken the complement of where."""
+    def _balanced(self, place: int, notation: _Notation, *, gives: bool = False) -> Steps[int]:
+        """The place after what a bracket begins; for what is broken the complement of where.
+
+        Where `gives` is set, it is given as arguments as it comes.
+        """
         depth, quote = 0, ""
         while True:
             pattern = notation.inside[quote] if quote else notation.outside
@@ -209,6 +229,8 @@ class ToolReader:
                 if self._is_whole:
                     return ~len(self._text)
                 place = max(place, len(self._text) - notation.size + 1)
+                if gives:
+                    self._write_to(place)
                 yield
                 continue
             place, token = found.end(), found[0]
@@ -229,6 +251,24 @@ class ToolReader:
         self._calls += calls[: max(0, self._most - self._found)]
         self._found += len(calls)
 
+    def _begin(self, name: str, place: int) -> OpenCall:
+        """A call whose arguments are given as they are written, from a place on."""
+        self._open, self._sent = OpenCall(name, is_left_out=self._found >= self._most), place
+        self._found += 1
+        return self._open
+
+    def _write_to(self, place: int) -> None:
+        """Give arguments in JSON up to a place."""
+        assert self._open is not None
+        if place > self._sent:
+            self._open.write(self._text[self._sent : place])
+            self._sent = place
+
+    def _end(self, rest: str = "", *, is_whole: bool = True) -> None:
+        assert self._open is not None
+        self._calls += self._open.end(rest, is_whole=is_whole)
+        self._open = None
+
     def _known(self, name: str) -> str | None:
         """The name of an offered tool that a model means."""
         short = name.removeprefix("functions.")
@@ -243,6 +283,9 @@ class ToolReader:
         for opening, _ in self._openings:
             if (yield from self._has(opening, start)):
                 return
+        if self._is_calls and self._text[start : start + 1] in ("{", "["):
+            self._place = yield from self._json_calls(replace(self._first, closing=""), start)
+            return
         is_code = yield from self._has(_CODE_FENCE, start)
         is_fenced = not is_code and (yield from self._has(_JSON_FENCE, start))
         place = yield from self._skip(start + len(_CODE_FENCE if is_code else ""), _SPACE)
@@ -305,21 +348,89 @@ class ToolReader:
 
     def _json_calls(self, how: ToolFormat, place: int) -> Steps[int]:
         """The place after calls in JSON."""
+        is_list = False
         while self._text[place : place + 1] in ("{", "["):
+            begins_list = self._text[place] == "["
+            item = (yield from self._skip(place + 1)) if begins_list else place
+            is_given = yield from self._given(how, item)
+            if is_given and begins_list:
+                place, is_list = item, True
             end = yield from self._balanced(place, _JSON)
             if end < 0:
-                return (yield from self._broken(how, place, ~end))
-            calls = self._of_document(self._text[place:end], how.fields)
-            if not calls:
-                return place
-            self._give(calls)
+                return (yield from self._broken(how, place, ~end, is_given=is_given))
+            if not is_given:
+                calls = self._of_document(self._text[place:end], how.fields)
+                if not calls:
+                    return place
+                self._give(calls)
             place = end
-            after = yield from self._skip(place, _BETWEEN)
+            after = yield from self._skip(place, _ITEMS_END if is_list else _BETWEEN)
             if how.closing and (yield from self._has(how.closing.strip(), after)):
                 return after + len(how.closing.strip())
             if self._text[after : after + 1] in ("{", "["):
                 place = after
+            elif is_list:
+                return after
         return place
+
+    def _given(self, how: ToolFormat, place: int) -> Steps[bool]:
+        """Give the arguments of a call in JSON as they come; False where that cannot be done."""
+        found = yield from self._arguments(how, place)
+        if found is None:
+            return False
+        self._begin(*found)
+        end = yield from self._balanced(found[1], _JSON, gives=True)
+        if end >= 0:
+            self._write_to(end)
+            self._end()
+        else:
+            closed = yield from self._closed(how, place, ~end)
+            stop = closed if closed >= 0 else len(self._text)
+            rest = self._text[self._sent : stop].rstrip()
+            self._end(rest.removesuffix("}") if closed >= 0 else rest, is_whole=closed >= 0)
+        return True
+
+    def _arguments(self, how: ToolFormat, place: int) -> Steps[tuple[str, int] | None]:
+        """The name of a call in JSON and where its arguments begin; None if not in this order."""
+        name, place = None, place + len("{")
+        if self._text[place - 1 : place] != "{":
+            return None
+        for _ in range(_MOST_MEMBERS):
+            place = yield from self._skip(place, _COMMAS)
+            key, place = yield from self._string(place)
+            place = yield from self._skip(place)
+            if key is None or not (yield from self._has(":", place)):
+                return None
+            place = yield from self._skip(place + len(":"))
+            if (yield from self._has("{", place)):
+                if key == "function" and name is None:
+                    place += len("{")
+                    continue
+                is_named = key in (how.fields[1], "arguments", "parameters")
+                known = name if is_named else None if how.fields[0] else self._known(key)
+                return (known, place) if known and (yield from self._opens(place)) else None
+            value, place = yield from self._string(place)
+            if value is None:
+                return None
+            if key in (how.fields[0], "name"):
+                name = self._known(value)
+        return None
+
+    def _opens(self, place: int) -> Steps[bool]:
+        """Whether an object in JSON begins: with a key, or its end."""
+        inner = yield from self._skip(place + len("{"))
+        return self._text[inner : inner + 1] in ('"', "}")
+
+    def _string(self, place: int) -> Steps[tuple[str | None, int]]:
+        """A short text in JSON and the place after it; None for anything else."""
+        if not (yield from self._has('"', place)):
+            return None, place
+        found = yield from self._match(_TEXT, place)
+        try:
+            value = json.loads(found[0], strict=False) if found else None
+        except ValueError:
+            value = None
+        return value, found.end() if found else place
 
     def _closed(self, how: ToolFormat, place: int, broken: int) -> Steps[int]:
         """Where the marker after a value stands that is broken at a place; -1 for nowhere.
@@ -334,9 +445,11 @@ class ToolReader:
             return last if not self._text[last + len(marker) :].strip() else -1
         return found
 
-    def _broken(self, how: ToolFormat, place: int, broken: int) -> Steps[int]:
+    def _broken(self, how: ToolFormat, place: int, broken: int, *, is_given: bool) -> Steps[int]:
         """The place after a call whose JSON is not valid, or was cut off."""
         end = yield from self._closed(how, place, broken)
+        if is_given:
+            return end + len(_start(how.closing)) if end >= 0 else len(self._text)
         found = mended(self._text[place : end if end >= 0 else len(self._text)], how.fields)
         name = found and self._known(found[0])
         if not found or not name:
@@ -414,9 +527,7 @@ class ToolReader:
         if found is None or name is None:
             return None
         if how.kind == "tags":
-            arguments, end, is_whole = yield from self._tagged(how, name, found.end())
-            self._give([ToolCall(name, json_text(arguments), is_whole=is_whole)])
-            return end
+            return (yield from self._tagged(how, name, found.end()))
         return (yield from self._braced(how, name, found.end()))
 
     def _braced(self, how: ToolFormat, name: str, place: int) -> Steps[int]:
@@ -425,64 +536,83 @@ class ToolReader:
             self._give([ToolCall(name, "{}")])
             return place
         is_gemma = how.kind == "gemma"
-        end = yield from self._balanced(place, _GEMMA if is_gemma else _JSON)
+        if not is_gemma:
+            self._begin(name, place)
+        end = yield from self._balanced(place, _GEMMA if is_gemma else _JSON, gives=not is_gemma)
         closed = end if end >= 0 else (yield from self._closed(how, place, ~end))
         stop = closed if closed >= 0 else len(self._text)
+        if not is_gemma:
+            self._end(self._text[self._sent : stop].rstrip(), is_whole=closed >= 0)
+            return stop
         text = self._text[place:stop].strip()
-        if is_gemma:
-            try:
-                text = json_text(gemma_arguments(text))
-            except (ValueError, RecursionError):
-                pass  # as it is
+        try:
+            text = json_text(gemma_arguments(text))
+        except (ValueError, RecursionError):
+            pass  # as it is
         self._give([ToolCall(name, tidied(text), is_whole=closed >= 0)])
         return stop
 
-    def _tagged(
-        self, how: ToolFormat, name: str, place: int
-    ) -> Steps[tuple[dict[str, Any], int, bool]]:
-        """Arguments between tags, the place after them, and whether they have their end."""
+    def _tagged(self, how: ToolFormat, name: str, place: int) -> Steps[int]:
+        """Give arguments between tags as they come; the place after them."""
         schema = self._schemas[name]
         properties = schema.get("properties")
         known = properties if isinstance(properties, dict) else {}
-        found: dict[str, Any] = {}
-        while True:
+        call, before, is_whole = self._begin(name, place), "{", True
+        while is_whole:
             start = yield from self._skip(place)
             if not (yield from self._has(how.key, start)):
-                closed = yield from self._has(_start(how.closing), start)
-                return found, place, closed
+                is_whole = yield from self._has(_start(how.closing), start)
+                break
             key = yield from self._match(
                 rf"{_literal(how.key)}(?P<key>[^<>\n]{{1,160}}?){_literal(how.value.rstrip())}",
                 start,
             )
             if key is None:
-                return found, place, False
-            value, place, is_whole = yield from self._value(how, key.end())
+                is_whole = False
+                break
             written = key["key"].strip()
-            found[written] = typed(value, known.get(written), schema)
-            if not is_whole:
-                return found, place, False
+            call.write(f"{before}{json_text(written)}: ")
+            before = ", "
+            value = Value(call, known.get(written), schema)
+            place, is_whole = yield from self._value(how, key.end(), value)
+        self._end("}" if before == ", " else "{}", is_whole=is_whole)
+        return place
 
-    def _value(self, how: ToolFormat, place: int) -> Steps[tuple[str, int, bool]]:
-        """A value, the place after its end, and whether it has one.
+    def _value(self, how: ToolFormat, place: int, value: Value) -> Steps[tuple[int, bool]]:
+        """Give a value; the place after its end, and whether it has one.
 
         It ends where the next one, or the end of the call, follows: a value may have the marker.
         """
-        marker, start = how.value_end.strip(), place
-        while (found := (yield from self._find(marker, start))) >= 0:
+        marker, written = how.value_end.strip(), place
+        if how.value.endswith("\n"):  # the template writes one around each
+            written += len("\n") if (yield from self._has("\n", place)) else 0
+        start = written
+        while True:
+            found = self._text.find(marker, start)
+            if found < 0 and not self._is_whole:
+                start = max(start, len(self._text) - len(marker) + 1)
+                safe = written + settled(self._text[written:], marker)
+                value.write(self._text[written:safe])
+                written = safe
+                yield
+                continue
+            if found < 0:
+                value.end(_unwrapped(self._text[written:], how))
+                return len(self._text), False
             after = found + len(marker)
             start = yield from self._skip(after)
             for one in (how.key, _start(how.closing)):
                 if start == len(self._text) or (yield from self._has(one, start)):
-                    return _unwrapped(self._text[place:found], how), after, True
+                    value.end(_unwrapped(self._text[written:found], how))
+                    return after, True
             start = found + 1
-        return _unwrapped(self._text[place:], how), len(self._text), False
 
 
 def _unwrapped(value: str, how: ToolFormat) -> str:
-    """A value without the new lines that the template writes around each."""
+    """The end of a value, without the new line that the template writes behind each."""
     if not how.value.endswith("\n"):
         return value
-    return value.removeprefix("\n").removesuffix("\n")
+    return value.removesuffix("\n")
 
 
 def _openings(how: ToolFormat) -> list[str]:

@@ -10,8 +10,10 @@ import json
 import re
 from ast import literal_eval
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from edgespec.serve.shapes import ToolCall
 
 NAME_CHARS = r"[A-Za-z0-9_./:@-]"
 GEMMA_QUOTE = '<|"|>'
@@ -52,6 +54,95 @@ def tidied(text: str) -> str:
         return json_text(json.loads(text, strict=False)) if text.strip() else "{}"
     except (ValueError, RecursionError):
         return text
+
+
+class StrictText:
+    """JSON as it comes, by JSON's rules: control characters in texts are escaped."""
+
+    _PART = re.compile(r'\\.|["\x00-\x1f]', re.DOTALL)
+
+    def __init__(self) -> None:
+        self._held, self._is_text = "", False
+
+    def push(self, text: str) -> str:
+        """More of it; an escape that is not whole waits."""
+        text = self._held + text
+        kept = len(text) - len(text.rstrip("\\"))
+        self._held = "\\" if kept % 2 else ""
+        return self._PART.sub(self._strict, text[: len(text) - kept % 2])
+
+    def finish(self) -> str:
+        """What waits."""
+        return self._held
+
+    def _strict(self, part: re.Match[str]) -> str:
+        if part[0] == '"':
+            self._is_text = not self._is_text
+        elif self._is_text and len(part[0]) == 1:
+            return json.dumps(part[0])[1:-1]
+        return part[0]
+
+
+class OpenCall:
+    """A call whose arguments are given as they are written."""
+
+    def __init__(self, name: str, *, is_left_out: bool = False) -> None:
+        self._head = ToolCall(name, "", is_whole=False, is_open=True)
+        self._is_left_out = is_left_out
+        self._strict, self._parts = StrictText(), list[str]()
+        self._has_begun = False
+
+    def write(self, text: str) -> None:
+        """More of the arguments, in JSON."""
+        has_any = self._has_begun or any(self._parts)
+        self._parts.append(self._strict.push(text if has_any else text.lstrip()))
+
+    def written(self) -> list[ToolCall]:
+        """What was not given yet, as a part of the call."""
+        text = "".join(self._parts)
+        self._parts.clear()
+        self._has_begun = self._has_begun or bool(text)
+        return [replace(self._head, arguments=text)] if text and not self._is_left_out else []
+
+    def end(self, rest: str = "", *, is_whole: bool) -> list[ToolCall]:
+        """Its last part."""
+        self.write(rest)
+        self._parts.append(self._strict.finish())
+        text = "".join(self._parts)
+        text = text if text or self._has_begun else "{}"
+        last = replace(self._head, arguments=text, is_whole=is_whole, is_open=False)
+        return [] if self._is_left_out else [last]
+
+
+class Value:
+    """An argument that is written as a text: where it can be nothing else, it is given at once.
+
+    Args:
+        schema: of this argument.
+        whole: of all arguments, where its references lead.
+    """
+
+    def __init__(self, call: OpenCall, schema: Any, whole: Mapping[str, Any]) -> None:
+        self._call, self._schema, self._whole = call, schema, whole
+        self._is_text = is_text(schema, whole)
+        self._held = list[str]()
+        if self._is_text:
+            call.write('"')
+
+    def write(self, text: str) -> None:
+        """More of it."""
+        if self._is_text:
+            self._call.write(json_text(text)[1:-1])
+        else:
+            self._held.append(text)
+
+    def end(self, rest: str) -> None:
+        """The last of it."""
+        self.write(rest)
+        if self._is_text:
+            return self._call.write('"')
+        value = typed("".join(self._held), self._schema, self._whole)
+        self._call.write(json_text(value))
 
 
 def mended(text: str, fields: tuple[str, str]) -> tuple[str, str, bool] | None:
@@ -96,6 +187,12 @@ def typed(text: str, schema: Any, whole: Mapping[str, Any]) -> Any:
         return json.loads(word, strict=False)
     except (ValueError, RecursionError):
         return _WORDS[word] if word in _WORDS else _python_value(word, text)
+
+
+def is_text(schema: Any, whole: Mapping[str, Any]) -> bool:
+    """Whether a text for an argument always stands for itself."""
+    types = _types(schema, whole, 0)
+    return "string" in types and "null" not in types
 
 
 def _python_value(word: str, text: str) -> Any:

@@ -53,7 +53,7 @@ class Switch(Writers):
         saved_ms: Callable[[float, int, int], float] | None = None,
         depth: int = 0,
     ) -> None:
-        self._is_due = False  # the other model writes next
+        self.is_due = False  # the other model writes next
         self._policy = policy
         self._saved_ms = saved_ms if policy.only_where_it_pays else None
         self._depth = depth
@@ -63,37 +63,27 @@ class Switch(Writers):
         self._rows = 0  # tokens of this stay, with one that a row is there for
         self._least = 0  # of a stay; an answer may begin with either model
         self._chance: float | None = None  # of `goes_on`, when it was asked for in this stay
-        self._writer = SMALL if policy.up_nats == math.inf else LARGE
+        self.writer = SMALL if policy.up_nats == math.inf else LARGE
         if 0.0 < policy.up_nats < math.inf and self._pays():
-            self._writer = SMALL
-
-    @property
-    def writer(self) -> str:
-        """Which model is writing."""
-        return self._writer
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the other model writes next."""
-        return self._is_due
+            self.writer = SMALL
 
     @property
     def turns(self) -> list[ModelTurn]:
         """Who wrote how many tokens so far, in order."""
-        return [*self._ended, (self._writer, self._rows)]
+        return [*self._ended, (self.writer, self._rows)]
 
     @property
     def is_settled(self) -> bool:
         """Whether the writer never hands over, whatever its entropies are."""
         policy = self._policy
-        if self._writer == SMALL:
+        if self.writer == SMALL:
             return policy.up_nats == math.inf
         return policy.down_nats < 0.0 or policy.up_nats <= 0.0
 
     @property
     def looks(self) -> bool:
         """Whether the next entropy can matter: not if the mean of any decision leaves it out."""
-        row = self._rows + (self._writer == LARGE)
+        row = self._rows + (self.writer == LARGE)
         return row + self._policy.window > self._least
 
     @property
@@ -107,16 +97,16 @@ class Switch(Writers):
         return self._chance
 
     def _chance_to_go_on(self) -> float:
-        if self.is_settled or (self._writer == LARGE and not self._pays()):
+        if self.is_settled or (self.writer == LARGE and not self._pays()):
             return 1.0
         # A stay that may be of 0 tokens has a chance to end before its first one, too.
-        may_be_none = self._writer == SMALL and self._policy.min_stay == 0
-        return 1.0 - 1.0 / max(1.0, self._stays[self._writer] + may_be_none)
+        may_be_none = self.writer == SMALL and self._policy.min_stay == 0
+        return 1.0 - 1.0 / max(1.0, self._stays[self.writer] + may_be_none)
 
     def hands_over(self, row: Logits) -> bool:
         """As `sees`, of logits [V], whose entropy is computed only where it can matter."""
-        if self.is_settled or self._is_due:
-            return self._is_due
+        if self.is_settled or self.is_due:
+            return self.is_due
         return self.sees(entropy_nats(row) if self.looks else 0.0)
 
     def sees(self, nats: float) -> bool:
@@ -125,19 +115,19 @@ class Switch(Writers):
         To be told that of each token of the writer, in order, before it is picked; any number does
         where it `looks` at none.
         """
-        if self._is_due:
+        if self.is_due:
             return True
         policy = self._policy
         self._recent.append(nats)
         mean = sum(self._recent) / len(self._recent)
-        if self._writer == SMALL:
-            self._is_due = mean >= policy.up_nats and self._rows >= self._least
-            self._rows += not self._is_due
-            return self._is_due
+        if self.writer == SMALL:
+            self.is_due = mean >= policy.up_nats and self._rows >= self._least
+            self._rows += not self.is_due
+            return self.is_due
         self._rows += 1
         down = mean <= policy.down_nats and self._rows >= self._least
-        self._is_due = down and self._pays()
-        if down and not self._is_due:
+        self.is_due = down and self._pays()
+        if down and not self.is_due:
             # A few short stays must not keep it from ever being asked again.
             missing = policy.expected_stay - self._stays[SMALL]
             self._stays[SMALL] += _FORGIVING_RATE * missing
@@ -145,18 +135,18 @@ class Switch(Writers):
 
     def change(self) -> None:
         """The other model goes on."""
-        self._stays[self._writer] += _STAY_RATE * (self._rows - self._stays[self._writer])
+        self._stays[self.writer] += _STAY_RATE * (self._rows - self._stays[self.writer])
         if self._rows or self._ended:  # who begins does so with a token
-            self._ended.append((self._writer, self._rows))
+            self._ended.append((self.writer, self._rows))
         self._depth += self._rows
-        self._writer = LARGE if self._writer == SMALL else SMALL
-        self._is_due, self._rows, self._least = False, 0, self._policy.min_stay
+        self.writer = LARGE if self.writer == SMALL else SMALL
+        self.is_due, self._rows, self._least = False, 0, self._policy.min_stay
         self._chance = None
         self._recent.clear()
 
     def leave_out_small(self) -> None:
         """The large model writes all that follows."""
-        if self._writer == SMALL:
+        if self.writer == SMALL:
             self.change()
         self._policy = SwitchPolicy.always(LARGE)
 

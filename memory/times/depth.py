@@ -15,7 +15,7 @@ from edgespec.models.spec import ModelSpec
 
 _READ_FACTOR = 2.0
 _MULTIPLY_FACTOR = 8.0
-_ERROR = 1.0  # relative standard error: of these two models, 0.2 to 1.0
+_ERROR = 1.0  # relative standard error; 0.4 of these two models, more with llama.cpp's attention
 _CACHE_BYTES = 2  # of a number
 _COMPARED = 8  # nodes whose step says what further tokens take
 

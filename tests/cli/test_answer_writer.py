@@ -7,14 +7,17 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
+from threading import Event
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.cli.answer_writer import Wrap, show_answer
-from edgespec.cli.render import note
+from edgespec.cli import answer_writer
+from edgespec.cli.answer_writer import Wrap, show_answer, with_progress
+from edgespec.cli.render import Progress, note
 from edgespec.cli.tint import DRAFTED, NONE
 from edgespec.decode.generation import Chunk
 
@@ -119,6 +122,49 @@ def test_an_answer_that_breaks_shows_all_that_came(
     with pytest.raises(KeyboardInterrupt):
         show_answer(broken(), NONE)
     assert capsys.readouterr().out == ""
+
+
+class Slow:
+    """An answer whose prompt is read in pieces, until somebody has seen that."""
+
+    prompt_ids = (1,) * 4000
+
+    def __init__(self, seen: Event, problem: Exception | None = None) -> None:
+        self.num_read = 0, 0
+        self._seen, self._problem = seen, problem
+
+    def __iter__(self) -> Iterator[Chunk]:
+        self.num_read = 3000, 1000
+        assert self._seen.wait(PATIENCE_S)
+        if self._problem is not None:
+            raise self._problem
+        yield from chunks("one ", "two")
+
+
+@pytest.mark.parametrize("problem", [None, ValueError("broken")])
+def test_a_terminal_sees_how_far_a_long_prompt_is_read(
+    width: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    problem: Exception | None,
+) -> None:
+    width(80)
+    seen = Event()
+
+    class Line(Progress):
+        def __call__(self, what: str, fraction: float) -> None:
+            super().__call__(what, fraction)
+            assert fraction == 0.75
+            seen.set()
+
+    monkeypatch.setattr(answer_writer, "Progress", Line)
+    monkeypatch.setattr(answer_writer, "_SILENT_S", 0.01)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with nullcontext() if problem is None else pytest.raises(ValueError, match="broken"):
+        assert [one.text for one in with_progress(Slow(seen, problem))] == ["one ", "two"]
+    shown = capsys.readouterr().err
+    assert shown.startswith("\rreading the prompt: 3,000 of 4,000 tokens, 0 s left,  75%")
+    assert shown.endswith(" \r")
 
 
 ANSWERING = """

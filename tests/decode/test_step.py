@@ -249,7 +249,9 @@ def test_a_curve_that_promises_too_much_costs_what_the_ledger_holds(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, grammar: str | None
 ) -> None:
     """Steps over drafts take eight times as long as the curve says, with a grammar as without."""
-    monkeypatch.setattr("edgespec.decode.engine.make_grammar", lambda _, asked: asked and Lax())
+    monkeypatch.setattr(
+        "edgespec.decode.engine.make_grammar", lambda _, asked, *rest: asked and Lax()
+    )
     target = Timed(clock, lambda n: 5.0 if n == 1 else 40.0, noise, VOCAB, max_nodes=16)
     drafter = CombinedDrafter([SuffixDrafter()])
     engine = Engine(target, curve=curve_of(lambda n: 5.0 + 0.01 * n), drafter=drafter)

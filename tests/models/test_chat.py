@@ -441,3 +441,13 @@ def test_calls_are_given_in_the_form_that_a_template_takes(inner: str, text: str
         assert called == text
     else:
         assert called == answered and re.fullmatch("[0-9a-z]{9}", called)
+
+
+def test_a_system_message_in_the_middle_is_the_users_where_a_template_refuses_it() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('only first') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    said = [("system", "a"), ("user", "b"), ("system", "c"), ("user", "d"), ("assistant", "e")]
+    messages = [{"role": role, "content": text} for role, text in [*said, ("system", "f")]]
+    assert render_chat(template, messages) == "[system]a[user]b\n\nc\n\nd[assistant]e[user]f"

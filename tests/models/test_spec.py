@@ -328,3 +328,15 @@ def test_embedded_model() -> None:
     assert dict(spec.type_bytes) == {"Q4_1": 66355200, "Q8_0": 30081024, "F32": 140544}
     assert spec.weight_bytes == 96576768 == spec.file_bytes - 1785664
     assert sum(spec.layer_bytes) == spec.weight_bytes - 30081024 - 576 * 4
+
+
+def test_a_file_says_how_tokens_are_picked(tmp_path: Path) -> None:
+    """What cannot be is left out: whoever made the file wrote it."""
+    told = {"temp": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
+    found = read(tmp_path, **{f"general__sampling__{name}": one for name, one in told.items()})
+    assert found.sampling == pytest.approx(
+        {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
+    )
+    wrong = {"temp": -1.0, "top_p": 0.0, "top_k": -5, "min_p": float("nan")}
+    found = read(tmp_path, **{f"general__sampling__{name}": one for name, one in wrong.items()})
+    assert found.sampling == {}

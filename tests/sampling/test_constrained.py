@@ -11,11 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decoding_cases import END, VOCAB
 from frozen_times import INF, free_drafts
+from serving_cases import letters
 
 import edgespec
 from edgespec.backends.base import Logits
+from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
+from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.base import VerifyResult
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
 from edgespec.drafting.drafters.suffix import SuffixDrafter
@@ -23,6 +27,7 @@ from edgespec.drafting.proposal import StepContext
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.constrained import ConstrainedSampler
+from edgespec.sampling.logprobs import logprob_of
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
 
@@ -197,3 +202,20 @@ def test_documents_with_several_drafters_and_small_drafts(
             found = engine.generate(prompt, **options)
             assert found.token_ids == engine.generate(prompt, speculate=False, **options).token_ids
             assert found.counters.drafted_tokens > 0
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_known_tokens_have_the_logprobs_that_the_model_gives_them(drafts: bool) -> None:
+    """Whether they are verified several at a time, which they are where drafts are made."""
+    text = list(b"abcdefghijklmnopqrstuvwxyzabc")
+    backend = FakeBackend(letters, VOCAB, end=END, context_size=512)
+    drafter = SuffixDrafter() if drafts else None
+    curve = free_drafts(31) if drafts else None
+    with Engine(backend, drafter=drafter, curve=curve) as engine:
+        made = engine.generate(text[:1], max_tokens=40, logprobs=0, begun=text[1:])
+    assert list(made.token_ids[: len(text) - 1]) == text[1:]
+    assert len(made.token_ids) == 40
+    for place, told in enumerate(made.logprobs[: len(text) - 1], 1):
+        row = np.array(letters(tuple(text[:place])), np.float32)
+        assert told.logprob == pytest.approx(logprob_of(row, text[place], 0).logprob)
+    assert made.counters.rounds < 30 if drafts else made.counters.rounds == 39

@@ -73,3 +73,26 @@ def test_a_limit_of_a_sampled_answer_keeps_its_seed() -> None:
 def test_a_negative_limit_is_none() -> None:
     with pytest.raises(UnsupportedError, match="at least 0 tokens, not -1"):
         ThoughtLimit(-1)
+
+
+@pytest.mark.parametrize("speculate", [False, True])
+@pytest.mark.parametrize("within", [False, True])
+def test_a_schema_begins_behind_a_thought_that_was_closed(
+    exact_engine: Engine, within: bool, speculate: bool
+) -> None:
+    opening = "" if within else "<think>"
+    made = exact_engine.generate(
+        f"Rivers of France{'<think>' if within else ''}",
+        raw=True,
+        speculate=speculate,
+        max_tokens=40,
+        json_schema='{"const": "the Loire"}',
+        think_tags=(opening, "</think>"),
+        thought=ThoughtLimit(6, within=within),
+    )
+    assert made.finish_reason == "stop"
+    if within:
+        thought, _, answer = made.text.partition("\n</think>\n\n")
+        assert thought and answer == '"the Loire"'
+    else:
+        assert made.text.endswith('"the Loire"')

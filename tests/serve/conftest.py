@@ -22,7 +22,8 @@ def serve() -> Iterator[Serve]:
 
     def start(backend: FakeBackend, *, limits: Limits | None = None, **options: object) -> str:
         template = options.pop("chat_template", TEMPLATE)
-        engine = Engine(backend, chat_template=template)  # type: ignore[arg-type]
+        drafts = {name: options.pop(name, None) for name in ("drafter", "curve")}
+        engine = Engine(backend, chat_template=template, **drafts)  # type: ignore[arg-type]
         server = Server(engine, limits=limits, **options)  # type: ignore[arg-type]
         opened.append((server, engine, backend))
         return server.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from serving_cases import Connect, Serve, Speaker
 
 
@@ -14,3 +16,22 @@ def test_completions_continue_texts_and_ids(serve: Serve, client: Connect) -> No
     assert echoed.choices[0].text == "abHello"
     short = complete.create(model="edgespec", prompt="a" * 50)  # OpenAI's 16 tokens
     assert short.usage is not None and short.usage.completion_tokens == len("Hello, world!") + 1
+
+
+def test_a_prompt_is_scored(serve: Serve, client: Connect) -> None:
+    """As lm-eval asks for it; the first token has no logprob, and an end is a token, too."""
+    complete = client(serve(Speaker(""))).completions
+    prompts: Any = ["abé", [97, 98]]
+    made = complete.create(model="edgespec", prompt=prompts, max_tokens=1, echo=True, logprobs=1)
+    first, second = made.choices
+    assert first.text == "abé" and second.text == "ab"
+    told = first.logprobs
+    assert told is not None and told.token_logprobs is not None and told.top_logprobs is not None
+    assert told.tokens is not None and told.tokens[:2] == ["a", "b"]
+    assert len(told.tokens) == len("abé".encode()) + 1
+    assert told.token_logprobs[0] is None and told.top_logprobs[0] is None
+    assert told.token_logprobs[1] < -1.0 and len(told.top_logprobs[1]) == 1
+    assert [*told.top_logprobs[-1].values()] == [told.token_logprobs[-1]]  # an end is the likeliest
+    assert told.text_offset is not None and told.text_offset[:3] == [0, 1, 2]
+    assert made.usage is not None
+    assert (made.usage.prompt_tokens, made.usage.completion_tokens) == (4 + 2, 2)

@@ -13,6 +13,7 @@ from serving_cases import read
 from edgespec.decode.options import GenerationOptions
 from edgespec.serve.asked import ChatAsked, Output
 from edgespec.serve.conversation import conversation_of
+from edgespec.serve.shapes import joined
 from edgespec.serve.tools import Tools
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
@@ -142,7 +143,8 @@ def test_one_call_that_is_required_is_begun_up_to_its_arguments() -> None:
     assert "name" not in json.loads(found.options.json_schema)["properties"]
     reader = found.make_reader()
     deltas = [*map(reader.push, "{}"), reader.finish()]
-    assert [(call.name, call.arguments) for one in deltas for call in one.calls] == [("add", "{}")]
+    calls = joined(call for one in deltas for call in one.calls)
+    assert [(call.name, call.arguments) for call in calls] == [("add", "{}")]
 
 
 def test_of_several_that_are_required_one_is_json_alone_where_its_name_is_none() -> None:

@@ -102,10 +102,3 @@ def test_what_the_model_rules_out_is_a_number() -> None:
     """JSON has no infinity."""
     told = ToldTokens(ByteTokenizer(VOCAB, END)).entries([TokenLogprob(72, -math.inf)])
     assert told[0]["logprob"] == -9999.0
-
-
-def test_those_of_a_prompt_are_refused_by_name(serve: Serve) -> None:
-    body = {"prompt": "ab", "logprobs": 1, "echo": True}
-    response = httpx.post(f"{serve(Doubtful(2))}/v1/completions", json=body)
-    assert response.status_code == 400
-    assert "logprobs of a prompt are not told" in response.json()["error"]["message"]

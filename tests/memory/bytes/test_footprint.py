@@ -16,6 +16,7 @@ from edgespec.memory.bytes.footprint import (
     footprint,
     has_packed_weights,
     kv_type_fits,
+    loading_bytes,
     product_bytes,
     runtime_bytes,
     work_bytes,
@@ -48,6 +49,29 @@ def test_of_floats_only_matrices_that_steps_multiply_by_are_packed() -> None:
     )
     assert has_packed_weights(model(*floats, tensor("output.weight", (64, 16), "Q4_0")))
     assert not has_packed_weights(model(*floats))
+
+
+# ------------------------------------------------------------------------------ loading
+
+
+def test_a_table_lies_beside_its_packed_copy_while_it_is_loaded() -> None:
+    """A head of 68,000 bytes is there twice; one layer's matrix has 2,304 at the end."""
+    plain, packed = shape(512, 64, mapped=False), Bytes(500, 72_608, 0, 0)
+    assert loading_bytes(UNTIED, plain, packed) == 2 * 68_000
+    assert loading_bytes(UNTIED, plain, Bytes(200_000, 72_608, 0, 0)) == 200_000 + 72_608 + 2_304
+    assert loading_bytes(TIED, plain, packed) == 500 + 72_608 + 2_304, "llama.cpp keeps the table"
+    assert loading_bytes(UNTIED, replace(plain, mapped=True), packed) == 0
+    assert loading_bytes(UNTIED, plain, Bytes(140_000, 0, 0, 0)) == 0, "read to where it stays"
+
+
+def test_loading_counts_as_far_as_the_rest_is_smaller() -> None:
+    one = shape(512, 64, mapped=False, max_nodes=1)
+    answer = {"host": Bytes(500, 72_608, 10_000, 5_000)}
+    parts = {part.name: part.nbytes for part in footprint(UNTIED, one, answer)}
+    before = sum(size for name, size in parts.items() if name not in ("loading", "runtime"))
+    assert parts.get("loading", 0) == max(0, 2 * 68_000 - before)
+    large = {"host": Bytes(500, 72_608, 100_000, 5_000)}
+    assert "loading" not in {part.name for part in footprint(UNTIED, one, large)}
 
 
 # ------------------------------------------------------------------------------ work

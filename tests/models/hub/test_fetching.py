@@ -13,6 +13,8 @@ from hub_files import NAME, fetch, write
 from hub_server import COMMIT, Hub
 
 from edgespec.errors import DoesNotFitError, DownloadError, ModelFileError, ModelNotFoundError
+from edgespec.memory.bytes.shape import RunShape
+from edgespec.memory.bytes.simulation import Wanted, simulated
 from edgespec.models.hub import caches, fetching, resolve
 from edgespec.models.spec import ModelSpec, read_model_spec
 
@@ -65,6 +67,16 @@ def test_a_plan_reads_headers_alone(repository: Hub, data: dict[str, bytes]) -> 
         assert spec.file_bytes == len(data["Tiny-F32.gguf"])
     asked = repository.sent("Tiny-F32.gguf")
     assert [(one.first, one.last) for one in asked] == [(0, 2047), (2048, 8191)]
+
+
+@pytest.mark.model
+def test_a_header_alone_is_planned_to_the_same_bytes(repository: Hub) -> None:
+    wanted, shape = fetching.find(NAME, "F32"), RunShape(512, 64, 8)
+    with fetching.header_only(wanted) as ahead:
+        early = simulated([Wanted(ahead, shape)])
+    whole = read_model_spec(fetching.fetch(wanted))
+    assert simulated([Wanted(whole, shape)]) == early
+    assert early[0]["host"].weights + early[0]["host"].packed >= whole.weight_bytes > 0
 
 
 def test_what_does_not_fit_is_refused_before_its_weights_are_fetched(repository: Hub) -> None:
