@@ -6,20 +6,20 @@ bounded, such as sizes of tables, stands beside the tables.
 
 # -- the ledger (ledger.py) ----------------------------------------------------------------------
 ALLOWANCE = 0.004  # plain steps a round: what a useless drafter costs in the long run, 0.4%
-FIRST_BALANCE = 2.0  # plain steps: an answer of 128 tokens loses 2% at most; 4 lost 3.5%
-HIGHEST_BALANCE = 12.0  # plain steps: covers t(32) of the steepest curve; 4 cost 4% of speed there
-RESERVE = 0.5  # of a balance kept for places where the text ends as it did before (n-gram hits)
+FIRST_BALANCE = 2.0  # plain steps: in replays of first answers 1 cost up to 1.5%, 4 brought nothing
+HIGHEST_BALANCE = 12.0  # plain steps: 4 cost 5% where t(32) is 7.2, 24 is the same as 12
+RESERVE = 0.5  # of a balance kept for n-gram hits: 0 cost 0.5% where steps are steep, 1 is no better
 ASKING_TIMES = 3.0  # times its lookup that asking a table takes: choosing, counting, telling too
 ASKING_RATE = 0.1  # of a lookup in what lookups usually take: steady within some 20 rounds
 LONGEST_STEP = 3.0  # times as long as estimated: a step that took longer was disturbed
 USUAL_PROMPT = 512  # tokens: what a drafter that reads prompts can pay for from the beginning
-MOST_ROUNDS = 5000.0  # that savings are a sum of; older ones fade, texts change
-TELLING_ROUNDS = 300  # of which savings say something: two or three answers
-NO_DIFFERENCE = 1.01  # in time: 1% is less than what two runs of a benchmark differ by
+MOST_ROUNDS = 5000.0  # that savings are a sum of, older ones fade: not measured
+TELLING_ROUNDS = 300  # rounds or tokens that savings must be of: not measured, two answers or three
+NO_DIFFERENCE = 1.01  # in time: not measured; what costs less is not given up
 LASTING_S = 30 * 24 * 3600.0  # texts change: savings a month old do not decide any more
 
 # -- what is drafted at most ---------------------------------------------------------------------
-LONGEST = 16  # tokens that a model writes ahead: 0.9 of the best steps are shorter
+LONGEST = 16  # tokens that a model writes ahead: room for them is kept in its context
 MOST_DRAWN = 8  # nodes with a distribution, which is a number for each token of the vocabulary
 WIDTH = 8  # best tokens that are kept of a row (K of token recycling, arXiv 2408.08696)
 SPREAD = 5.3  # logits below the best one: a two-hundredth of its probability
@@ -50,7 +50,7 @@ RECYCLED_GUESSES = ((0.3, 0.08, 0.04, 0.02), (0.18, 0.05, 0.03, 0.02))  # by tab
 # -- drafters that write ahead (proposal_builder.py, model.py) -----------------------------------
 SHARE_BORDERS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 0.999)  # of the draft's token
 DRAFT_GUESSES = ((0.7, 0.15, 0.05), (0.6, 0.15, 0.05))  # by best or drawn, and rank
-FIRST_CHANCE = 0.7  # of a token at any place of a chain: small models of a family reach 0.6 to 0.8
+FIRST_CHANCE = 0.7  # of a token at any place of a chain, before anything was counted: a guess
 # What a draft model says of its best token holds 0.8 times to the power of 1.5: of a head trained
 # for minutes, shares of 0.27, 0.42, 0.57, 0.72, 0.85, 0.93 were right 0.12, 0.24, 0.33, 0.44, 0.76
 # and 0.8 times (940 places).
