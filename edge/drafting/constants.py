@@ -8,7 +8,7 @@ bounded, such as sizes of tables, stands beside the tables.
 ALLOWANCE = 0.004  # plain steps a round: what a useless drafter costs in the long run, 0.4%
 FIRST_BALANCE = 2.0  # plain steps: in replays of first answers 1 cost up to 1.5%, 4 brought nothing
 HIGHEST_BALANCE = 12.0  # plain steps: 4 cost 5% where t(32) is 7.2, 24 is the same as 12
-RESERVE = 0.5  # of a balance kept for n-gram hits: 0 cost 0.5% where steps are steep, 1 is no better
+RESERVE = 0.5  # of a balance, for n-gram hits: 0 cost 0.5% where steps are steep, 1 is as good
 ASKING_TIMES = 3.0  # times its lookup that asking a table takes: choosing, counting, telling too
 ASKING_RATE = 0.1  # of a lookup in what lookups usually take: steady within some 20 rounds
 LONGEST_STEP = 3.0  # times as long as estimated: a step that took longer was disturbed
