@@ -14,6 +14,7 @@ One that is not installed is named. Each makes one or two calls: a stream, a too
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import subprocess
 import sys
@@ -125,9 +126,12 @@ def aider(base: str, model: str) -> Any:
 
 def _said(arguments: list[str], variables: dict[str, str], folder: str) -> str:
     """What a program writes. Raises CalledProcessError where it fails."""
+    if importlib.util.find_spec(arguments[1]) is None:
+        raise ModuleNotFoundError(name=arguments[1])
     done = subprocess.run(
         [sys.executable, *arguments],
         check=True,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=_TIME_S,

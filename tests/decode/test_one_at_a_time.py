@@ -221,7 +221,7 @@ def test_closing_by_whoever_has_the_engine_to_itself_is_an_error_and_not_a_deadl
     engine.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 def test_a_fork_cannot_use_the_engine_and_leaves_it_to_its_owner() -> None:
     """The library's threads are not in it: a step would wait for them for ever."""
     kept: list[str] = []
@@ -247,7 +247,7 @@ def test_a_fork_cannot_use_the_engine_and_leaves_it_to_its_owner() -> None:
     assert kept == ["what it learned"]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 def test_a_fork_ends_its_streams_whoever_was_inside() -> None:
     """No thread of the fork gives back what another one had when the process forked."""
     engine = engine_of(echo_model)

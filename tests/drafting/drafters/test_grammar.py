@@ -167,7 +167,7 @@ class Witness(FakeBackend):
 def template(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "edgespec.decode.engine.make_grammar",
-        lambda _tokenizer, wanted: wanted and Template(TEMPLATES[wanted.text]),
+        lambda _, wanted, *rest: wanted and Template(TEMPLATES[wanted.text]),
     )
 
 
