@@ -32,7 +32,7 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.constants import LONGEST
+from edgespec.drafting.constants import LONGEST, REQUIRED_GAIN
 from edgespec.drafting.controller import build_tree, choose_size
 from edgespec.drafting.drafters import combined as combined_module
 from edgespec.drafting.drafters import make_drafter
@@ -346,7 +346,7 @@ def _replay(
         proposal = EMPTY if cooldown > 0 else drafter.propose(context)
         if not len(proposal) and cooldown <= 0:
             cooldown = drafter.cooldown()
-        size, _ = choose_size(proposal.probabilities, context)
+        size, _ = choose_size(proposal.probabilities, context, required_gain=REQUIRED_GAIN)
         tree = build_tree(output[done - 1], proposal, size)
         step_ms = curve.step_ms(len(tree), depth, previous)
         speculative_ms += step_ms + _HOST_MS

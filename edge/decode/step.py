@@ -26,7 +26,7 @@ from edgespec.backends.base import HoldsSequences, Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.decoding import Decoding
 from edgespec.decode.generation import Written
-from edgespec.drafting.constants import LONGEST_STEP
+from edgespec.drafting.constants import LONGEST_STEP, REQUIRED_GAIN
 from edgespec.drafting.controller import choose_size
 from edgespec.drafting.proposal import Proposal, StepContext
 
@@ -126,7 +126,16 @@ class StepPlan:
         order = [0] * len(worth)
         if len(proposals) > 1 or kept:
             worth, order = _shared_worth(proposals)
-        size, _ = choose_size(worth, context, kept=kept, spent_ms=self.draft_ms, tries=True)
+        # What a model drafted was promised before it was asked.
+        required = 1.0 if self.draft_ms else REQUIRED_GAIN
+        size, _ = choose_size(
+            worth,
+            context,
+            kept=kept,
+            spent_ms=self.draft_ms,
+            required_gain=required,
+            tries=True,
+        )
         for i in order[: size - kept]:
             self.sizes[i] += 1
 

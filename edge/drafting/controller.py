@@ -26,6 +26,7 @@ def choose_size(
     spent_ms: float = 0.0,
     node_ms: float = 0.0,
     drafted: int = 0,
+    required_gain: float = 1.0,
     tries: bool = False,
 ) -> tuple[int, float]:
     """How many of the proposed nodes to verify, possibly none, and the tokens/ms to expect.
@@ -41,6 +42,7 @@ def choose_size(
         spent_ms: time this round has taken already, by a clock.
         node_ms: time it takes to draft one more node, by a clock.
         drafted: nodes that are drafted already; those behind them take `node_ms` each.
+        required_gain: times the tokens/ms without drafts that a choice of more must promise.
         tries: whether a size that was not measured is taken where its estimate is the best. Two
             such steps measure it, so that few are lost where the estimate was too good.
     """
@@ -50,7 +52,7 @@ def choose_size(
     spent_ms += max(0, kept - drafted) * node_ms
     curve, extra, depth, previous = context.curve, context.extra, context.depth, context.previous
     rate = expected / (spent_ms + curve.estimated_ms(1 + kept + extra, depth, previous))
-    best, best_rate, least = kept, rate, rate
+    best, best_rate, least, required = kept, rate, rate, required_gain * rate
     step_ms = curve.estimated_ms if tries else curve.step_ms
     doubt = context.doubt(1 + kept)  # which what is compared with has, too
     for size in range(kept + 1, min(len(probabilities), context.max_nodes) + 1):
@@ -59,7 +61,7 @@ def choose_size(
             spent_ms += node_ms
         ms = step_ms(size + 1 + extra, depth, previous)
         rate = expected / (spent_ms + ms)
-        if rate > least:
+        if rate > least and rate >= required:
             unsure = max(0.0, context.doubt(size + 1) - doubt)
             cautious = expected / (spent_ms + ms * (1.0 + unsure))
             if cautious > least:
