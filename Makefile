@@ -78,7 +78,7 @@ define INSTALL
 @touch $@
 endef
 
-.PHONY: run test install clean
+.PHONY: run test install size clean
 
 run: $(if $(wildcard $(STAMP)),,$(RUN_STAMP))
 ifdef PROMPT
@@ -96,6 +96,10 @@ test: $(STAMP)
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 install: $(STAMP)
+
+# Lines, words, and how many files a token passes: to look at, not a check.
+size: $(STAMP)
+	@$(BIN)/python benchmarks/size.py
 
 $(RUN_STAMP):
 	$(call INSTALL,$(RUN_EXTRAS))

@@ -14,11 +14,12 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from edgespec.cli import settings
+from edgespec.cli.log import log_options, start_log
 from edgespec.cli.render import note
 from edgespec.paths import text_of
 
 # Titles of groups, in this order, and the options of each by parameter; others come last.
-_ARGUMENTS, _OTHERS = "Arguments", "Options"
+_ARGUMENTS, _OTHERS, _LOG = "Arguments", "Options", "Log"
 _GROUPS = {
     "Model and prompt": (
         *("model", "named", "hf_repo", "prompt", "asked", "file", "system", "raw", "load"),
@@ -60,14 +61,16 @@ _GROUPS = {
         ),
         *("large_share", "quality"),
     ),
-    "Output": ("color", "verbose", "html", "csv_file", "as_json", "output"),
+    "Output": ("color", "html", "csv_file", "as_json", "output"),
 }
 _TITLES = {name: title for title, names in _GROUPS.items() for name in names}
+_TITLES |= dict.fromkeys(("verbose", "log_file", "log_format", "log_prompts"), _LOG)
 # What stands for a value in help, by what the library calls its type.
 _VALUES = {
     **{"str": "TEXT", "list[str]": "TEXT", "path": "FILE", "float": "X", "float range": "X"},
     **{"int": "N", "int range": "N"},
 }
+_FEW = 12  # options, of a command that needs no note on other places to set them
 _NARROW = 60  # columns under which the help of an option stands below it
 _NOTE = (
     "Every option can also be set by a variable (EDGESPEC_CTX=8192) or a line of edgespec.toml "
@@ -113,8 +116,9 @@ class Command(TyperCommand):
 
     def __init__(self, name: str | None, **more: Any) -> None:
         super().__init__(name, **more)
+        self.params += log_options()
         settings.take_variables(self.params, name or "")
-        self.epilog = self.epilog or (_NOTE if len(self.params) > len(_GROUPS) else None)
+        self.epilog = self.epilog or (_NOTE if len(self.params) > _FEW else None)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
@@ -131,10 +135,15 @@ class Command(TyperCommand):
         _require_text(context.params)
         return context
 
+    def invoke(self, ctx: Any) -> Any:
+        """As usual, with a log as wanted."""
+        start_log(**{name: ctx.params.pop(name) for name in ("verbose", "log_file", "log_format")})
+        return super().invoke(ctx)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Arguments, then options under the titles of their groups."""
         sections: dict[str, list[tuple[str, str]]]
-        sections = {title: [] for title in (_ARGUMENTS, *_GROUPS, _OTHERS)}
+        sections = {title: [] for title in (_ARGUMENTS, *_GROUPS, _OTHERS, _LOG)}
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:
                 is_argument = parameter.param_type_name == "argument"

@@ -16,8 +16,10 @@ import typer
 
 from edgespec.cli import settings
 from edgespec.cli.command import Command, Group
-from edgespec.cli.render import error, printable_streams, show_warnings
+from edgespec.cli.log import stop_log
+from edgespec.cli.render import NOTES, error, printable_streams, show_warnings
 from edgespec.errors import EdgespecError
+from edgespec.log import places_of
 from edgespec.models.writing import is_full, reason
 
 # Modules of this folder: each has a function of its name, or a group of commands.
@@ -89,7 +91,10 @@ def main() -> None:
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # closed from the start
     show_warnings()
     with printable_streams():
-        _run()
+        try:
+            _run()
+        finally:
+            stop_log()
 
 
 def _run() -> None:
@@ -109,6 +114,9 @@ def _run() -> None:
         error(_in_a_sentence(problem))
         _drop_output()
         sys.exit(1)
+    except Exception as problem:  # a bug: Python prints all of it, the log has no prompt
+        NOTES.error("the command failed: %s", places_of(problem))
+        raise
 
 
 def _needed() -> tuple[str, ...]:

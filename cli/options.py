@@ -15,7 +15,6 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from edgespec.cli.render import note, printable
 from edgespec.drafting.drafters import NAMES
 from edgespec.memory.bytes.shape import KV_TYPE_BYTES
 from edgespec.memory.plan.options import (
@@ -103,14 +102,6 @@ class ModelOptions:
 
 
 EMBEDDED = ModelOptions()
-
-
-def _show_library_log(is_wanted: bool) -> bool:
-    if is_wanted:
-        from edgespec.backends.llama.library import LibraryLog
-
-        LibraryLog.listener = staticmethod(lambda line: note(printable(line)))
-    return is_wanted
 
 
 @dataclass(frozen=True)
@@ -251,12 +242,6 @@ class PlanOptions:
             "--remember", help="Keep prompts and answers on disk, to draft from them later."
         ),
     ] = False
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose", "-v", callback=_show_library_log, help="Show the messages of llama.cpp."
-        ),
-    ] = False
 
     def request(
         self, *, prompt_tokens: int = 0, max_tokens: int = 0, is_plain_greedy: bool = False
@@ -276,7 +261,7 @@ class PlanOptions:
         values["budget_bytes"] = None if budget is None else size_bytes("--budget", budget)
         for name in ("draft_model", "switch"):
             values[name] = None if values[name] is None else model_path(values[name])
-        del values["cache_type_k"], values["cache_type_v"], values["verbose"]
+        del values["cache_type_k"], values["cache_type_v"]
         values["kv_type"] = None if kv_type == "auto" else kv_type
         values["drafter"] = "none" if self.drafter == PLAIN else self.drafter
         values["override_tensor"] = self._overrides()

@@ -8,6 +8,7 @@ steer a terminal out of all that is printed, by whomever.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import shutil
 import sys
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from edgespec.memory.plan.plan import Plan
 
 _MIBI, _GIBI = 1 << 20, 1 << 30
+NOTES = logging.getLogger("edgespec.cli")  # what a person is told, for a log of it
 _STEERING = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")})
 
 
@@ -83,8 +85,14 @@ def _unfiltered(stream: TextIO) -> TextIO:
     return cast(TextIO, getattr(stream, "unfiltered", stream))
 
 
-def note(text: str) -> None:
-    """One line for the person, on stderr; broken between words where a terminal is narrower."""
+def note(text: str, level: int = logging.INFO) -> None:
+    """One line for the person, on stderr; broken between words where a terminal is narrower.
+
+    It is in the log, too, which takes its place where stderr has lines of JSON.
+    """
+    NOTES.log(level, text.strip())
+    if any(getattr(one, "has_notes", False) for one in logging.getLogger("edgespec").handlers):
+        return
     if sys.stderr.isatty() and (columns := shutil.get_terminal_size((0, 0)).columns):
         text = "\n".join(_fitting(line, columns) for line in text.split("\n"))
     print(text, file=sys.stderr, flush=True)
@@ -108,14 +116,15 @@ def show_warnings() -> None:
         in_an_answer = issubclass(category, DraftModelWarning)
         if in_an_answer and sys.stdout.isatty() and sys.stderr.isatty():
             print(file=sys.stderr)  # it stands on this line
-        note(f"warning: {message}")
+        note(f"warning: {message}", logging.WARNING)
 
     warnings.showwarning = show
 
 
 def error(problem: EdgespecError) -> None:
     """A failure: one sentence, and what to do next."""
-    note(f"error: {problem}".replace("\n", "\n  "))  # no line of it passes for a hint
+    text = f"error: {problem}".replace("\n", "\n  ")  # no line of it passes for a hint
+    note(text, logging.ERROR)
     if problem.hint:
         note(f"\nhint: {problem.hint}")
 

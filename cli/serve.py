@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import threading
 from dataclasses import replace
@@ -15,6 +16,7 @@ from edgespec.cli import answer_options, options
 from edgespec.cli.render import note
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.errors import UnsupportedError
+from edgespec.log import PROMPTS
 
 if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
@@ -88,6 +90,10 @@ def serve(
             help="Most tokens of a thought, before the answer begins. Default: no limit.",
         ),
     ] = None,
+    log_prompts: Annotated[
+        bool,
+        typer.Option("--log-prompts", help="Log prompts and answers, too (-v or --log-file)."),
+    ] = False,
     users: options.UsersOption = "auto",
     latency: Annotated[
         float,
@@ -113,6 +119,8 @@ def serve(
     from edgespec.serve.defaults import Defaults
     from edgespec.serve.server import Server, address_of, bind
 
+    if log_prompts:
+        PROMPTS.setLevel(logging.INFO)
     given = [*_given_keys(context, api_key), *_keys_of(api_key_file)]
     keys = checked_keys(given) if given else ()
     check_exposure(host, keys)
@@ -149,7 +157,6 @@ def serve(
         ):
             gc.freeze()  # what is there stays: to look it through for garbage takes several steps
             note(f"listening on {address_of(listener)}; Ctrl-C stops")
-            _log_to_stderr(each_request=plan_options.verbose)
             server.run(listener)
             from edgespec.serve.running import end_within
 
@@ -179,17 +186,6 @@ def _given_keys(context: typer.Context, keys: list[str] | None) -> list[str]:
     if (source is None or source.name != "COMMANDLINE") and _KEY_VARIABLE in os.environ:
         return [os.environ[_KEY_VARIABLE]]
     return keys or []
-
-
-def _log_to_stderr(*, each_request: bool) -> None:
-    """What failed and who was refused; each request where that is wanted."""
-    import logging
-
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger = logging.getLogger("edgespec")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO if each_request else logging.WARNING)
 
 
 def _import_server() -> None:

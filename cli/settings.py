@@ -40,8 +40,8 @@ _SAID_ALONE = {"worker": ("host",)}
 
 _PATHS = ("path", "file", "filename", "directory")
 _WHOLE, _NUMBERS = ("int", "integer", "int range", "integer range"), ("float", "float range")
-# Of a project's file: numbers name nothing but for this one; these texts are sampling or sizes.
-_OUTWARD_NUMBERS = ("port",)
+# Of a project's file: numbers but these name nothing; these texts are sampling or sizes.
+_OUTWARD_NUMBERS = ("port", "verbose")
 _PROJECT_TEXTS = (
     *("budget", "cache-type-k", "cache-type-v", "gpu-layers", "kv-type", "prefer", "users"),
     *("dry-sequence-breaker", "logit-bias", "samplers", "stop"),

@@ -12,7 +12,9 @@ import inspect
 import json
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -59,9 +61,14 @@ def _commands(_rest: str) -> str:
 
 
 def _options(_rest: str) -> str:
-    return "\n".join(
-        _command_text(name, one) for name, one in _every_command(typer.main.get_command(app), "")
-    )
+    """Every command with its own options, and in front a table of those that several have."""
+    commands = _every_command(typer.main.get_command(app), "")
+    rows = {name: _option_rows(one) for name, one in commands}
+    shared = {row for row, count in Counter(chain(*rows.values())).items() if count > 2}
+    ordered = [row for row in dict.fromkeys(chain(*rows.values())) if row in shared]
+    common = _table("option", ordered)
+    texts = [_command_text(name, one, rows[name], shared) for name, one in commands]
+    return f"## Options of several commands\n\n{common}\n" + "\n".join(texts)
 
 
 def _every_command(command: Any, name: str) -> list[tuple[str, Any]]:
@@ -74,26 +81,45 @@ def _every_command(command: Any, name: str) -> list[tuple[str, Any]]:
     return found
 
 
-def _command_text(name: str, command: Any) -> str:
-    words = [f"edgespec {name}"]
+def _option_rows(command: Any) -> list[tuple[str, str]]:
+    """The names and the help of each option."""
     rows = []
     for parameter in command.params:
-        if isinstance(parameter, click.Argument) or parameter.param_type_name == "argument":
-            words.append(f"[{parameter.name.upper()}]")
-            rows.append((parameter.name.upper(), getattr(parameter, "help", "") or ""))
-        else:
+        if not _is_argument(parameter):
             longs_first = sorted(parameter.opts, key=lambda option: not option.startswith("--"))
             names = ", ".join(f"`{option}`" for option in longs_first)
-            rows.append((names, (parameter.help or "") + _default(parameter)))
-    table = "".join(f"| {left} | {_one_line(right)} |\n" for left, right in rows)
-    head = "| argument or option | |\n| --- | --- |\n" if rows else ""
+            rows.append((names, _one_line((parameter.help or "") + _default(parameter))))
+    return rows
+
+
+def _command_text(
+    name: str, command: Any, options: list[tuple[str, str]], shared: set[tuple[str, str]]
+) -> str:
+    given = [one for one in command.params if _is_argument(one)]
+    call = " ".join([f"edgespec {name}", *(f"[{one.name.upper()}]" for one in given), "[OPTIONS]"])
+    rows = [(one.name.upper(), _one_line(getattr(one, "help", "") or "")) for one in given]
+    own = [row for row in options if row not in shared]
     about = "\n\n".join(
         textwrap.fill(_one_line(part), 110, break_on_hyphens=False)
         for part in (command.help or "").split("\n\n")
     )
-    return (
-        f"## edgespec {name}\n\n    {' '.join([*words, '[OPTIONS]'])}\n\n{about}\n\n{head}{table}"
-    )
+    text = f"## edgespec {name}\n\n    {call}\n\n{about}\n\n"
+    text += _table("argument or option", rows + own)
+    also = ", ".join(names.split(",")[0] for names, help in options if (names, help) in shared)
+    if also:
+        text += "\n" + textwrap.fill(f"Also: {also}.", 110, break_on_hyphens=False) + "\n"
+    return text
+
+
+def _is_argument(parameter: Any) -> bool:
+    return isinstance(parameter, click.Argument) or parameter.param_type_name == "argument"
+
+
+def _table(head: str, rows: list[tuple[str, str]]) -> str:
+    if not rows:
+        return ""
+    text = "".join(f"| {left} | {right} |\n" for left, right in rows)
+    return f"| {head} | |\n| --- | --- |\n{text}"
 
 
 def _default(parameter: Any) -> str:
@@ -176,15 +202,16 @@ def _peers(file: str) -> str:
     return "".join(rows)
 
 
-def _categories(file: str) -> str:
-    """edgespec over the best setting of each peer, by category."""
-    found = json.loads((RESULTS / file).read_text())
-    peers = list(found["best_of_peers"])
-    head = "".join(f" over the best of {peer} [95%] | which |" for peer in peers)
-    text = f"| category |{head}\n| --- |{' --- | --- |' * len(peers)}\n"
-    for task in found["best_of_peers"][peers[0]]:
-        cells = (found["best_of_peers"][peer][task] for peer in peers)
-        text += f"| {task} |" + "".join(f" {_ratio(c)} | {c['name']} |" for c in cells) + "\n"
+def _categories(files: str) -> str:
+    """edgespec over the best setting of llama-server, by category: a column for each file."""
+    found = [(file, json.loads((RESULTS / file).read_text())) for file in files.split()]
+    heads = [
+        f"{one['model'].removesuffix('.gguf')}, {_processor(file, one)}" for file, one in found
+    ]
+    columns = [one["best_of_peers"]["server"] for _, one in found]
+    text = f"| category | {' | '.join(heads)} |\n| --- |{' --- |' * len(heads)}\n"
+    for task in columns[0]:
+        text += f"| {task} | {' | '.join(_ratio(column[task]) for column in columns)} |\n"
     return text
 
 

@@ -15,9 +15,13 @@ from waiting import PATIENCE_S
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import ByteTokenizer, FakeBackend
 from edgespec.backends.tree import DraftTree
+from edgespec.decode.generation import Result
+from edgespec.decode.stats import Counters
 from edgespec.models.control_texts import ControlTexts
-from edgespec.serve.answer_text import Reader
-from edgespec.serve.shapes import Delta, joined
+from edgespec.serve.answer_reader import AnswerReader
+from edgespec.serve.shapes import Delta, Shape, joined
+from edgespec.serve.tool_formats import HERMES
+from edgespec.serve.tool_reader import ToolReader
 
 if TYPE_CHECKING:
     from anthropic import Anthropic
@@ -101,13 +105,43 @@ Connect: TypeAlias = "Callable[[str], OpenAI]"  # a client of the server at an a
 ConnectAnthropic: TypeAlias = "Callable[..., Anthropic]"  # the same, with a key
 
 
-def read(reader: Reader, pieces: list[str]) -> tuple[str, str, list[tuple[str, object]]]:
+def read(reader: ToolReader, pieces: list[str]) -> tuple[str, str, list[tuple[str, object]]]:
     """Content, reasoning and calls."""
     deltas: list[Delta] = [reader.push(piece) for piece in pieces]
     deltas.append(reader.finish())
     found = joined(call for one in deltas for call in one.calls)
     calls = [(call.name, json.loads(call.arguments)) for call in found]
     return "".join(d.content for d in deltas), "".join(d.reasoning for d in deltas), calls
+
+
+def events_of(shape: Shape, reader: AnswerReader, text: str) -> list[dict[str, Any]]:
+    """Events of an answer that comes by characters."""
+    events = shape.begin(0)
+    for delta in [*map(reader.push, text), reader.finish()]:
+        events += shape.add(0, delta, ()) if delta else []
+    result = Result(text, tuple(text.encode()), "stop", Counters(generated_tokens=len(text)))
+    choice = reader.choice(0, result)
+    return events + shape.end(choice) + shape.close([choice])
+
+
+CALLS = (
+    '<think>Hm.</think>I look.\n<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}'
+    '</tool_call><tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+)
+
+
+def calling_reader() -> AnswerReader:
+    """Of answers that call `weather`."""
+    return AnswerReader([HERMES], {"weather": {}}, most=9)
+
+
+class Failing(Speaker):
+    """Says some letters, then fails."""
+
+    def verify(self, tree: DraftTree) -> Logits:
+        if self.steps_made > 4:
+            raise RuntimeError
+        return super().verify(tree)
 
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]

@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from decimal import Decimal
-from itertools import combinations, islice
+from itertools import combinations, groupby, islice
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
@@ -302,11 +302,18 @@ def _behind_thought(
 
 
 def _tag(tag: str, tokenizer: Vocabulary, engine: LLTokenizer) -> str:
-    """How Lark's notation names a tag: as a token of its own, or as text."""
+    """How Lark's notation names a tag: its control tokens by their ids, the rest as text."""
     ids = tokenizer.encode(tag, add_special=False) if tag else []
-    if len(ids) == 1 and engine.is_special_token(ids[0]):
-        return f"<[{ids[0]}]>"
-    return json.dumps(tag) if tag else ""
+    if not any(map(engine.is_special_token, ids)):
+        return json.dumps(tag) if tag else ""
+    parts = []
+    for is_special, run in groupby(ids, engine.is_special_token):
+        if is_special:
+            parts += [f"<[{token}]>" for token in run]
+        else:
+            text = b"".join(map(tokenizer.token_bytes, run)).decode(errors="replace")
+            parts.append(json.dumps(text))
+    return " ".join(parts)
 
 
 # -- JSON schemas ------------------------------------------------------------------------------

@@ -7,21 +7,24 @@ for the whole context and hides the sequence functions.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType, ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from edgespec.errors import BackendError, MissingDependencyError
 from edgespec.memory.device import host, llama_binary
 
+_LOGGER = logging.getLogger("edgespec.llama")
 _INFO, _WARN, _ERROR, _CONTINUATION = 2, 3, 4, 5  # values of ggml_log_level
 _BUFFER_LINE = re.compile(r"(\S+) +(model|KV|RS|compute) buffer size = +([\d.]+) MiB")
+_CACHE_LINE = re.compile(r": size = +([\d.]+) MiB")  # of keys and values, or of states
 REPACKED = ("CPU_REPACK", "CPU_EDGESPEC")  # buffer types of weights that kernels read
 # Linux's names of what llama.cpp's kernels may be built with on x86-64.
 _FLAGS = {
@@ -36,7 +39,8 @@ _COMPONENT = {"model": "weights", "KV": "kv_cache", "RS": "kv_cache"}
 class LibraryLog(threading.local):
     """What llama.cpp said lately: error text for exceptions, buffer sizes for reports.
 
-    It says things in the thread that called it, and each thread hears of its own calls alone.
+    All of it goes to the log. It says things in the thread that called it, and each thread hears of
+    its own calls alone.
     """
 
     def __init__(self) -> None:
@@ -44,8 +48,7 @@ class LibraryLog(threading.local):
         self._line = ""
         self._problems: deque[str] = deque(maxlen=8)
         self._buffers: list[tuple[str, str, int]] = []  # device, component, bytes
-
-    listener: ClassVar[Callable[[str], None] | None] = None  # is told every line, of any thread
+        self.cache_mebibytes: list[float] = []  # of each cache, since `clear`
 
     def write(self, level: int, text: bytes | None) -> None:
         """Take one piece of log output; pieces of a line arrive one by one."""
@@ -56,19 +59,22 @@ class LibraryLog(threading.local):
             self._line = ""
 
     def _end_line(self, line: str) -> None:
-        if LibraryLog.listener is not None and line and self._level >= _INFO:
-            LibraryLog.listener(line)
+        if line:
+            _LOGGER.log(logging.INFO if self._level >= _INFO else logging.DEBUG, "%s", line)
         if self._level in (_WARN, _ERROR) and line:
             self._problems.append(line)
         elif match := _BUFFER_LINE.search(line):
             device, kind, mebibytes = match.groups()
             size_bytes = round(float(mebibytes) * 2**20)
             self._buffers.append((device, _COMPONENT.get(kind, kind), size_bytes))
+        elif match := _CACHE_LINE.search(line):
+            self.cache_mebibytes.append(float(match[1]))
 
     def clear(self) -> None:
         """Forget everything; called before a model or a context is made."""
         self._problems.clear()
         self._buffers.clear()
+        self.cache_mebibytes.clear()
 
     def problem(self) -> str:
         """The last error or warning lines in one sentence, or ``""``."""

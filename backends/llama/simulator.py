@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -23,13 +22,12 @@ from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.hidden_rows import keep_layer_input
 from edgespec.backends.llama.kernels import attach_uncompared, kernels
-from edgespec.backends.llama.library import LOG, REPACKED, LibraryLog
+from edgespec.backends.llama.library import LOG, REPACKED
 from edgespec.memory.bytes.shape import HOST, Device, RunShape
 from edgespec.memory.bytes.simulation import Bytes
 from edgespec.memory.device.kernels import open_library
 from edgespec.models.processes import messages_out
 
-_CACHE_LINE = re.compile(r": size = +([\d.]+) MiB")  # of keys and values, or of states
 _LAY_OUT = "_ZN13llama_context13sched_reserveEv"  # llama_context::sched_reserve()
 _ROUNDED = 0.005  # MiB that a number of the log may be too small by
 _MOST_SECONDS = 6  # for an answer: 0.02 usually, and 2 where a GPU's driver starts
@@ -127,7 +125,6 @@ class SimulatedContext(LlamaContext):
 
     def __init__(self, shape: RunShape, tied_bytes: int) -> None:
         self._shape, self._tied_bytes = shape, tied_bytes
-        self._caches: list[int] = []
         settings = LlamaSettings(
             context_size=shape.context_size,
             batch_size=shape.batch_size,
@@ -168,10 +165,10 @@ class SimulatedContext(LlamaContext):
                 params.ctx_other = beside.handle
 
         LOG.clear()
-        LibraryLog.listener = self._hear
         # Weights that lie nowhere ask again; a head asks about the packed table of its model.
         with kernels(self.settings.kernels, tied=True):
             self._make_context(adjust)
+            self._cache_bytes = sum((one + _ROUNDED) * 2**20 for one in LOG.cache_mebibytes)
             if self._shape.captured:
                 self._capture(self._shape.captured)
 
@@ -196,10 +193,6 @@ class SimulatedContext(LlamaContext):
         except OSError:
             return self._said_by_log()
 
-    def _hear(self, line: str) -> None:
-        if found := _CACHE_LINE.search(line):
-            self._caches.append(_bytes_of(found[1]))
-
     def _said_by_log(self) -> dict[str, Bytes]:
         """As much as the log tells: buffers and caches, rounded up to hundredths of a MiB.
 
@@ -216,7 +209,7 @@ class SimulatedContext(LlamaContext):
             prefix = "" if label == HOST else f"{label}_"
             part = count / everything
             compute = told.get(f"{prefix}compute", 0)
-            found[label] = Bytes(0, round(part * weights), round(part * sum(self._caches)), compute)
+            found[label] = Bytes(0, round(part * weights), round(part * self._cache_bytes), compute)
         return found
 
     def close(self) -> None:
@@ -224,10 +217,6 @@ class SimulatedContext(LlamaContext):
         if self.handle:
             self.lib.llama_free(self.handle)
         self.handle = self._model = None
-
-
-def _bytes_of(mebibytes: str) -> int:
-    return round((float(mebibytes) + _ROUNDED) * 2**20)
 
 
 def allocated(context: LlamaContext) -> dict[str, Bytes]:

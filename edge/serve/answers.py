@@ -13,7 +13,7 @@ import anyio
 from starlette.types import Receive, Scope, Send
 
 from edgespec.decode.generation import Chunk
-from edgespec.serve.answer_text import AnswerText, PlainReader, Reader
+from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.generation import Generation
 from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import COME_AGAIN, Refusal, openai_error, refusal_of
@@ -38,7 +38,7 @@ class Prepared:
     generations: Sequence[Generation]
     shape: Shape
     streams: bool
-    make_reader: Callable[[], Reader] = PlainReader
+    make_reader: Callable[[], AnswerReader] = AnswerReader
     names_events: bool = False  # each event has a line with its type; there is no [DONE] then
     tell: Callable[[Refusal], dict[str, Any]] = openai_error  # what failed
     fail: Callable[[Refusal], dict[str, Any]] | None = None  # the same as an event, if another one
@@ -82,7 +82,7 @@ class Answer:
     async def _whole(self, send: Send) -> None:
         try:
             choices = [
-                await _choice(generation, AnswerText(index, self._prepared.make_reader()))
+                await _choice(index, generation, self._prepared.make_reader())
                 for index, generation in enumerate(self._prepared.generations)
             ]
             status, document = 200, self._prepared.shape.whole(choices)
@@ -116,7 +116,7 @@ class Answer:
         shape, named = self._prepared.shape, self._prepared.names_events
         choices = []
         for index, generation in enumerate(self._prepared.generations):
-            text, events = AnswerText(index, self._prepared.make_reader()), shape.begin(index)
+            reader, events = self._prepared.make_reader(), shape.begin(index)
             if events:
                 yield _events(events, named)
             progress = _Progress(generation, events) if self._prepared.tells_progress else None
@@ -124,12 +124,12 @@ class Answer:
                 if isinstance(more, bytes):
                     yield more
                     continue
-                delta = text.push("".join(chunk.text for chunk in more))
+                delta = reader.push("".join(chunk.text for chunk in more))
                 if events := shape.add(index, delta, more):
                     yield _events(events, named)
-            rest = text.finish()
+            rest = reader.finish()
             events = shape.add(index, rest, ()) if rest else []
-            choices.append(text.choice(generation.result))
+            choices.append(reader.choice(index, generation.result))
             yield _events(events + shape.end(choices[-1]), named)
         if last := _events(shape.close(choices), named) + (b"" if named else _DONE):
             yield last
@@ -197,11 +197,11 @@ async def send_json(send: Send, status: int, document: Any) -> None:
     await send({**_BODY, "body": body})
 
 
-async def _choice(generation: Generation, text: AnswerText) -> Choice:
+async def _choice(index: int, generation: Generation, reader: AnswerReader) -> Choice:
     async for chunks in generation.batches():
-        text.push("".join(chunk.text for chunk in chunks))
-    text.finish()
-    return text.choice(generation.result)
+        reader.push("".join(chunk.text for chunk in chunks))
+    reader.finish()
+    return reader.choice(index, generation.result)
 
 
 def _events(documents: Sequence[dict[str, Any]], named: bool) -> bytes:

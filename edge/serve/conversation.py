@@ -10,13 +10,17 @@ from typing import Any
 from edgespec.decode.options import GenerationOptions
 from edgespec.models.chat import continues
 from edgespec.sampling.params import ThoughtLimit
-from edgespec.serve.answer_text import PlainReader, Reader
+from edgespec.serve.answer_reader import THINK, AnswerReader, ThinkTags, think_tags
 from edgespec.serve.asked import ChatAsked
-from edgespec.serve.harmony import HARMONY_THOUGHT, HarmonyReader
 from edgespec.serve.prompts import Prompts
-from edgespec.serve.reasoning import CLOSING, OPENING, ReasoningReader
-from edgespec.serve.tool_formats import HARMONY, HERMES, ToolFormat, format_of, knows_tools
-from edgespec.serve.tool_reader import ToolReader
+from edgespec.serve.tool_formats import (
+    HARMONY,
+    HERMES,
+    ToolFormat,
+    format_of,
+    knows_tools,
+    markers_in,
+)
 from edgespec.serve.tools import Tools, instructions
 
 _MOST_CALLS = 128
@@ -28,7 +32,7 @@ class Conversation:
 
     text: str
     options: GenerationOptions
-    make_reader: Callable[[], Reader]
+    make_reader: Callable[[], AnswerReader]
 
 
 def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conversation:
@@ -41,42 +45,70 @@ def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conver
     else:
         messages, formats = _without_tools(messages, tools), [HERMES, *formats]
     text, options = prompts.text_of(messages, variables), asked.options
-    within = text.rstrip().endswith(OPENING) or _is_thought(messages)
-    begun = ""
+    tags = think_tags(template, formats)
+    within = text.rstrip().endswith(tags.opening) or _is_thought(messages)
+    begun, header = "", formats[0].text and formats[0].opening
     if tools.required:
         begun, schema = _required(tools, formats[0])
-        text = (f"{text.rstrip()}\n\n{CLOSING}\n\n" if within else text) + begun
+        text = f"{text.rstrip()}\n\n{tags.closing}\n\n" if within else text
+        text += begun.removeprefix(header) if header and text.endswith(header) else begun
         options, within = replace(options, json_schema=schema), False
-    elif options.answer_format and CLOSING in template and not text.rstrip().endswith(CLOSING):
-        options = replace(options, think_tags=("" if within else OPENING, CLOSING))
-    is_answer = not begun and HARMONY in formats and not text.endswith("assistant")
-    thinks = not tools.required and not is_answer and _may_think(options)
+    elif header and text.endswith(header):
+        begun = header
+    is_text = not begun and HARMONY in formats and not text.endswith("assistant")
+    if options.answer_format and not tools.required and not is_text:
+        options = replace(
+            options, think_tags=_before_form(text, template, formats, tags, within=within)
+        )
+    thinks = not tools.required and not is_text and _may_think(options)
+    budget = asked.think_budget if thinks else None
     options = replace(
         options,
-        thought=_limit_of(asked.think_budget, formats, within=within) if thinks else None,
-        markers=_markers(tools, formats, is_thinking=not tools.required),
+        thought=None if budget is None else ThoughtLimit(budget, within, *tags[:3]),
+        markers=_markers(tools, formats, None if tools.required else tags),
     )
 
-    def make_reader() -> Reader:
-        reader = _reader(tools, formats, is_begun=is_answer)
+    def make_reader() -> AnswerReader:
+        reader = _reader(tools, formats, tags, within=within, is_text=is_text)
         reader.push(begun)
-        return reader if tools.required else ReasoningReader(reader, within=within)
+        return reader
 
     return Conversation(text, options, make_reader)
 
 
-def _reader(tools: Tools, formats: Sequence[ToolFormat], *, is_begun: bool) -> Reader:
-    most = _MOST_CALLS if tools.parallel else 1
-    if HARMONY in formats and len(tools.required) < 2:
-        return HarmonyReader(tools.names, most=most, begun=is_begun)
-    if not tools.offered:
-        return PlainReader()
-    return ToolReader(formats, tools.schemas, most=most, is_calls=bool(tools.required))
+def _before_form(
+    text: str, template: str, formats: Sequence[ToolFormat], tags: ThinkTags, *, within: bool
+) -> tuple[str, str] | None:
+    """What a thought stands between before an answer of a given form; None for no thought."""
+    if HARMONY not in formats and tags.closing not in template:
+        return None
+    is_over = text.rstrip().endswith(tags.closing)
+    return None if is_over else ("" if within else tags.opening, tags.closing + tags.after)
 
 
-def _markers(tools: Tools, formats: Sequence[ToolFormat], *, is_thinking: bool) -> tuple[str, ...]:
+def _reader(
+    tools: Tools, formats: Sequence[ToolFormat], tags: ThinkTags, *, within: bool, is_text: bool
+) -> AnswerReader:
+    if HARMONY in formats and len(tools.required) > 1:
+        formats = [HERMES]  # calls are JSON alone
+    elif not tools.offered:
+        formats = [how for how in formats if how is HARMONY or how.text]
+    return AnswerReader(
+        formats,
+        tools.schemas,
+        most=_MOST_CALLS if tools.parallel else 1,
+        is_calls=bool(tools.required),
+        tags=tags,
+        within=within,
+        is_text=is_text,
+    )
+
+
+def _markers(
+    tools: Tools, formats: Sequence[ToolFormat], tags: ThinkTags | None
+) -> tuple[str, ...]:
     """Control tokens that a reader has to see."""
-    found = {OPENING, CLOSING} if is_thinking else set[str]()
+    found = markers_in(*THINK, *tags) if tags else set[str]()
     for how in formats:
         if tools.offered or how is HARMONY:
             found |= how.markers
@@ -86,17 +118,6 @@ def _markers(tools: Tools, formats: Sequence[ToolFormat], *, is_thinking: bool) 
 def _may_think(options: GenerationOptions) -> bool:
     """Whether a thought is possible; where the form of the answer is given, before that."""
     return options.answer_format is None or options.think_tags is not None
-
-
-def _limit_of(
-    budget: int | None, formats: Sequence[ToolFormat], *, within: bool
-) -> ThoughtLimit | None:
-    """How long the model may think, in its own tags."""
-    if budget is None:
-        return None
-    if HARMONY in formats:
-        return ThoughtLimit(budget, within, *HARMONY_THOUGHT)
-    return ThoughtLimit(budget, within, OPENING, CLOSING)
 
 
 def _is_thought(messages: Sequence[dict[str, Any]]) -> bool:

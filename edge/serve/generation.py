@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from edgespec.decode.generation import Chunk, Result, Stream
+from edgespec.log import REQUEST_ID
 
 # Between two wake-ups of the event loop: it shares its cores, and the interpreter's lock, with the
 # steps, and sending an event takes 0.4 ms. What a faster model writes meanwhile is sent together.
@@ -69,6 +70,7 @@ class Generation:
     ) -> None:
         self.stream = stream
         self.text, self.prompt_ids = text, prompt_ids
+        self.request_id = REQUEST_ID.get()  # of who asked for it
         self.num_tokens = 0  # so far
         self.slot = 0  # which of those that run at once it is; set when it begins
         self._stop = _Stop(cancel, most_s)

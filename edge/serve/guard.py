@@ -14,10 +14,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgespec.log import REQUEST_ID
 from edgespec.serve.access import Access
 from edgespec.serve.answers import send_json
 from edgespec.serve.histories import HISTORY, history_of
-from edgespec.serve.refusal import LOGGER, REQUEST_ID, Refusal, refusal_of
+from edgespec.serve.refusal import LOGGER, Refusal, refusal_of
 from edgespec.serve.shapes import new_id
 
 _OPEN_PATHS = ("/", "/health", "/v1/health")  # for everybody: they tell nothing of anybody
@@ -138,15 +139,20 @@ class _Exchange:
         """Say what was asked and how it ended; those that were refused with their address."""
         peer = (self._scope.get("client") or ("?",))[0]
         is_refused = self.status in _REFUSED
+        fields = {
+            "request_id": self.request_id,
+            "method": _shown(self._scope["method"]),
+            "path": _shown(self._scope["path"]),
+            "status": self.status,
+            "ms": round((perf_counter() - self._began_s) * 1e3),
+        }
         LOGGER.log(
             logging.WARNING if is_refused else logging.INFO,
-            "%s %s %s %s %.0f ms%s",
-            self.request_id,
-            _shown(self._scope["method"]),
-            _shown(self._scope["path"]),
-            self.status or "closed",
-            (perf_counter() - self._began_s) * 1e3,
+            "%s %s %s %s %s ms%s",
+            *(value or "closed" for value in [*fields.values()][:-1]),
+            fields["ms"],
             f" from {_shown(str(peer))}" if is_refused else "",
+            extra={"fields": fields},
         )
 
 

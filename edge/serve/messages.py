@@ -1,128 +1,333 @@
-"""Messages of a conversation, as chat templates take them."""
+"""`/v1/messages`, Anthropic's interface: from a request to what it wants, and its answers."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
-from edgespec.serve.fields import Fields, shown
+from edgespec.decode.generation import Chunk, Result
+from edgespec.decode.options import GenerationOptions
+from edgespec.serve.asked import ChatAsked, Output, Setup, take_model
+from edgespec.serve.chat import take_effort, take_thinking, text_of
+from edgespec.serve.fields import Fields, note_ignored, shown
+from edgespec.serve.generation_fields import (
+    AnswerForm,
+    take_max_tokens,
+    take_sampling,
+    take_stops,
+    typed_format,
+)
 from edgespec.serve.limits import Limits
-from edgespec.serve.tools import call_arguments
+from edgespec.serve.shapes import Choice, Delta, ToolCall, new_id
+from edgespec.serve.tools import Tools, checked, take_function
 
-_THOUGHTS = ("thinking", "reasoning")  # parts of an assistant's message
-_ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "tool",
+Messages = list[dict[str, Any]]
+_NOT_THERE = {
+    "container": "nothing is run here: offer a tool that does",
+    "mcp_servers": "offer their tools in tools",
 }
 
 
-def take_messages(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
-    """The field `messages`. Raises Refusal."""
+def read_messages(body: Any, setup: Setup, *, counts: bool = False) -> ChatAsked:
+    """What a request wants. Raises Refusal for a field that is wrong or not supported.
+
+    Args:
+        counts: only the tokens of its prompt are asked for.
+    """
+    fields = Fields(body)
+    take_model(fields, setup)
+    messages = _messages(fields, setup.limits)
+    if not counts and "max_tokens" not in fields:
+        fields.refuse("max_tokens", "is missing", code="missing_required_parameter")
+    budget, variables = _thinking(fields, setup)
+    options = GenerationOptions(
+        max_tokens=take_max_tokens(fields, None, setup.context_size, "max_tokens"),
+        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
+        stop=take_stops(fields, setup.limits, "stop_sequences"),
+        raw=True,
+        reuse=True,
+        **_format(fields, setup.limits),
+    )
+    tools = _tools(fields, setup.limits)
+    if tools.offered and options.answer_format is not None:
+        fields.refuse("output_config", "is not supported beside tools", code="unsupported_value")
+    output = Output(streams=fields.flag("stream"))
+    fields.ignore("metadata", "service_tier", "context_management", "betas")
+    fields.ignore("speed", "inference_geo", "diagnostics")
+    fields.refuse_set(_NOT_THERE)
+    fields.end()
+    return ChatAsked(messages, options, output, variables, tools, budget)
+
+
+# -- messages ------------------------------------------------------------------------------
+
+
+def _messages(fields: Fields, limits: Limits) -> Messages:
+    found: Messages = []
+    if "system" in fields:
+        found.append({"role": "system", "content": text_of(fields, "system", may_lack=True)})
     values = fields.list("messages", limits.messages)
     if not values:
         fields.refuse("messages", "must have at least one message")
-    return [
-        _message(Fields(value, f"messages[{index}]"), limits) for index, value in enumerate(values)
-    ]
+    for index, value in enumerate(values):
+        found += _message(Fields(value, f"messages[{index}]"), limits)
+    return found
 
 
-def text_of(
-    fields: Fields, field: str, kinds: tuple[str, ...] = ("text",), *, may_lack: bool = False
-) -> str:
-    """A text, or a list of parts that are texts, which become lines.
-
-    Args:
-        may_lack: "" where there is none; else that is refused.
-    """
-    return "\n".join(_texts(fields, field, kinds, may_lack, []))
-
-
-def _texts(
-    fields: Fields, field: str, kinds: tuple[str, ...], may_lack: bool, thoughts: list[str]
-) -> list[str]:
-    """The texts of a field; those of thoughts are put into `thoughts`."""
-    value = fields.any(field, "" if may_lack else None)
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        fields.refuse(field, f"must be a text or a list of text parts, not {shown(value)}")
-    texts = []
-    for index, part in enumerate(value):
-        if isinstance(part, str):
-            texts.append(part)
-            continue
-        inner = Fields(part, f"{fields.name(field)}[{index}]")
-        kind = inner.text("type", "text")
-        if kind in _THOUGHTS and may_lack:
-            thoughts.append(inner.text(kind, "") or inner.text("text", ""))
-        elif kind == "refusal" and may_lack:
-            texts.append(inner.text("refusal", ""))
-        elif kind in kinds:
-            texts.append(inner.text("text", ""))
-        else:
-            inner.refuse("type", f"{shown(kind)} is not supported", code="unsupported_value")
-        inner.ignore("annotations", "logprobs", "signature", "citations", "id")
-        inner.end()
-    return texts
-
-
-def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
+def _message(fields: Fields, limits: Limits) -> Messages:
     role = fields.text("role")
-    if role not in _ROLES:
-        fields.refuse("role", f"must be one of {', '.join(_ROLES)}, not {shown(role)}")
-    message: dict[str, Any] = {"role": _ROLES[role]}
-    is_answer, thoughts = role == "assistant", list[str]()
-    may_lack = _ROLES[role] in ("assistant", "tool")
-    message["content"] = "\n".join(_texts(fields, "content", ("text",), may_lack, thoughts))
-    if is_answer:
-        if calls := _calls(fields, limits):
-            message["tool_calls"] = calls
-        message["content"] = message["content"] or fields.text("refusal", "")
-        if thought := _thought_of(fields) or "\n".join(thoughts):
-            message["reasoning_content"] = thought
-    if may_lack and not is_answer:
-        message["tool_call_id"] = fields.text("tool_call_id", "")
-    if "name" in fields:
-        message["name"] = fields.text("name")
-    fields.ignore("id", "annotations", "refusal", "provider_specific_fields")
-    fields.refuse_set(dict.fromkeys(("audio", "images"), "this model reads text alone"))
+    if role not in ("user", "assistant", "system"):
+        fields.refuse("role", f"must be user or assistant, not {shown(role)}")
+    content = fields.any("content")
     fields.end()
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list):
+        fields.refuse("content", f"must be a text or a list of blocks, not {shown(content)}")
+    if len(content) > limits.messages:
+        fields.refuse("content", f"has {len(content)} blocks, and {limits.messages} are the limit")
+    blocks = [
+        Fields(block, f"{fields.name('content')}[{index}]") for index, block in enumerate(content)
+    ]
+    return [_of_assistant(blocks)] if role == "assistant" else _of_user(blocks, role)
+
+
+def _of_user(blocks: list[Fields], role: str) -> Messages:
+    """Results of tools are messages of their own; texts between them are one each."""
+    found: Messages = []
+    for block in blocks:
+        kind = _kind(block, "text", "tool_result")
+        if kind == "tool_result":
+            identity = block.text("tool_use_id", "")
+            block.flag("is_error")  # its text says what went wrong
+            text = text_of(block, "content", may_lack=True)
+            found.append({"role": "tool", "content": text, "tool_call_id": identity})
+        elif found and found[-1]["role"] == role:
+            found[-1]["content"] += "\n" + block.text("text")
+        else:
+            found.append({"role": role, "content": block.text("text")})
+        block.ignore("citations")
+        block.end()
+    return found or [{"role": role, "content": ""}]
+
+
+def _of_assistant(blocks: list[Fields]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    for block in blocks:
+        kind = _kind(block, "text", "tool_use", "thinking", "redacted_thinking")
+        if kind == "text":
+            text = block.text("text")
+            message["content"] += f"\n{text}" if message["content"] else text
+            block.ignore("citations")
+        elif kind == "thinking":
+            thought = message.get("reasoning_content", "") + block.text("thinking")
+            message["reasoning_content"] = thought
+            block.ignore("signature")
+        elif kind == "redacted_thinking":
+            block.ignore("data")  # nobody here can read it
+        else:
+            message.setdefault("tool_calls", []).append(_call(block))
+        block.end()
     return message
 
 
-def _thought_of(fields: Fields) -> str:
-    """What was thought before an answer that is sent back, under any of its names."""
-    fields.ignore("reasoning_details", "thinking_blocks", "reasoning_signature")
-    names = ("reasoning_content", "reasoning", "thinking")
-    found = [value for name in names if isinstance(value := fields.any(name), str)]
-    return next(filter(None, found), "")
+def _call(block: Fields) -> dict[str, Any]:
+    identity, name, arguments = block.text("id", ""), block.text("name"), block.any("input", {})
+    if not isinstance(arguments, dict):
+        block.refuse("input", f"must be an object, not {shown(arguments)}")
+    block.ignore("caller")
+    function = {"name": name, "arguments": arguments}
+    return {"type": "function", "id": identity, "function": function}
 
 
-def _calls(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
-    values = fields.list("tool_calls", limits.tools)
-    calls = [
-        _call(Fields(value, f"{fields.name('tool_calls')}[{index}]"))
-        for index, value in enumerate(values)
-    ]
-    if function := fields.any("function_call"):  # as it was before there were tools
-        calls.append(_call(Fields({"function": function}, fields.path)))
-    return calls
+def _kind(block: Fields, *kinds: str) -> str:
+    kind = block.text("type")
+    if kind not in kinds:
+        block.refuse("type", f"{shown(kind)} is not supported", code="unsupported_value")
+    return kind
 
 
-def _call(fields: Fields) -> dict[str, Any]:
-    """A call of a tool; templates take its arguments as an object, clients send their text."""
-    fields.only("type", "function")
-    fields.ignore("index")
-    identity = fields.text("id", "")
-    function = fields.object("function")
-    name, arguments = function.text("name"), call_arguments(function)
-    function.end()
-    fields.end()
+# -- how to answer -------------------------------------------------------------------------
+
+
+def _tools(fields: Fields, limits: Limits) -> Tools:
+    values = fields.list("tools", limits.tools)
+    offered = []
+    for index, value in enumerate(values):
+        inner = Fields(value, f"tools[{index}]")
+        kind = inner.text("type", "custom")
+        if kind != "custom":  # a tool of the other server's: the model does without
+            note_ignored(f"tools[].type {kind}")
+            continue
+        inner.ignore("eager_input_streaming", "input_examples", "defer_loading", "allowed_callers")
+        offered.append(take_function(inner, "input_schema"))
+    choice = fields.object("tool_choice")
+    kind, names = choice.text("type", "auto"), [one["function"]["name"] for one in offered]
+    parallel = not choice.flag("disable_parallel_tool_use")
+    required: tuple[str, ...] = ()
+    if kind == "any":
+        required = tuple(names)
+    elif kind == "tool":
+        required, parallel = (choice.text("name"),), False
+    elif kind not in ("auto", "none"):
+        choice.refuse("type", f"must be auto, any, tool or none, not {shown(kind)}")
+    choice.end()
+    if kind in ("any", "tool") and (not names or not set(required) <= set(names)):
+        fields.refuse("tool_choice", "requires a tool that is not there")
+    if kind == "none":
+        return Tools()
+    return checked(Tools(tuple(offered), required, parallel), limits)
+
+
+def _format(fields: Fields, limits: Limits) -> AnswerForm:
+    outer = fields.object("output_config")
+    outer.ignore("effort", "task_budget")
+    form = typed_format(outer.object("format"), limits) if "format" in outer else AnswerForm()
+    outer.end()
+    return form
+
+
+def _thinking(fields: Fields, setup: Setup) -> tuple[int | None, dict[str, Any]]:
+    """As `take_thinking`; the effort is a part of how to answer here."""
+    value = fields.any_of("output_config")
+    config = Fields(value if value is not None else {}, "output_config")
+    effort = take_effort(config, "effort")
+    thinking = fields.any("thinking")
+    told = {"thinking": thinking, "reasoning_effort": effort or None}
+    return take_thinking(Fields(told), setup)
+
+
+Event = dict[str, Any]
+_REASONS = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "context_full": "model_context_window_exceeded",
+}
+_THOUGHT, _TEXT = "thinking", "text"
+
+
+class MessagesShape:
+    """The answer to one request; there is only one choice.
+
+    Args:
+        prompt_tokens: what a stream begins with; what was in the cache is only known at its end.
+    """
+
+    def __init__(self, model: str, prompt_tokens: int) -> None:
+        self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
+        self._prompt_tokens = prompt_tokens
+        self._open = ""  # the kind of the block that is being written, or the identity of its call
+        self._next = 0  # number of the next block
+
+    def begin(self, index: int) -> list[Event]:
+        """A message without content."""
+        usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
+        message = self._message([], None, None, usage)
+        return [{"type": "message_start", "message": message}]
+
+    def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[Event]:
+        """Thoughts, text and calls, each in a block of its own."""
+        events = self._write(_THOUGHT, delta.reasoning) if delta.reasoning else []
+        if delta.content:
+            events += self._write(_TEXT, delta.content)
+        for call in delta.calls:
+            events += self._call(call)
+        return events
+
+    def end(self, choice: Choice) -> list[Event]:
+        """The reason and the usage."""
+        delta = {
+            "stop_reason": _reason(choice),
+            "stop_sequence": choice.result.stop_string,
+        }
+        last = {"type": "message_delta", "delta": delta, "usage": _usage(choice.result)}
+        return [*self._close_block(), last, {"type": "message_stop"}]
+
+    def close(self, choices: Sequence[Choice]) -> list[Event]:
+        """Nothing more."""
+        return []
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The answer, for who asked for no stream."""
+        choice = choices[0]
+        blocks: list[dict[str, Any]] = []
+        if choice.reasoning:
+            blocks.append({"type": _THOUGHT, "thinking": choice.reasoning, "signature": ""})
+        if choice.content:
+            blocks.append({"type": _TEXT, "text": choice.content})
+        for call in choice.calls:
+            blocks.append({**_begun(call), "input": _object(call.arguments)})
+        reason, stop = _reason(choice), choice.result.stop_string
+        return self._message(blocks, reason, stop, _usage(choice.result))
+
+    def _message(
+        self, content: Any, reason: str | None, stop: str | None, usage: Any
+    ) -> dict[str, Any]:
+        ended = {"stop_reason": reason, "stop_sequence": stop}
+        return {**self._head, "content": content, **ended, "usage": usage}
+
+    # -- blocks ----------------------------------------------------------------------------
+
+    def _write(self, kind: str, text: str) -> list[Event]:
+        events = []
+        if self._open != kind:
+            empty = {"type": kind, kind: ""}
+            if kind == _THOUGHT:
+                empty["signature"] = ""
+            events = [*self._close_block(), self._started(empty)]
+            self._open = kind
+        return [*events, self._changed({"type": f"{kind}_delta", kind: text})]
+
+    def _call(self, call: ToolCall) -> list[Event]:
+        events = []
+        if self._open != call.identity:
+            events = [*self._close_block(), self._started({**_begun(call), "input": {}})]
+            self._open = call.identity
+        changed = {"type": "input_json_delta", "partial_json": call.arguments}
+        events.append(self._changed(changed))
+        return events if call.is_open else [*events, *self._close_block()]
+
+    def _started(self, block: dict[str, Any]) -> Event:
+        return {"type": "content_block_start", "index": self._next, "content_block": block}
+
+    def _changed(self, delta: dict[str, Any]) -> Event:
+        return {"type": "content_block_delta", "index": self._next, "delta": delta}
+
+    def _close_block(self) -> list[Event]:
+        if not self._open:
+            return []
+        self._open = ""
+        self._next += 1
+        return [{"type": "content_block_stop", "index": self._next - 1}]
+
+
+def _begun(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.identity, "name": call.name}
+
+
+def _object(text: str) -> dict[str, Any]:
+    """What a model wrote as arguments; a text that is no object is an argument itself."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"arguments": text}
+
+
+def _reason(choice: Choice) -> str:
+    choice.check_complete()
+    if choice.is_calling:
+        return "tool_use"
+    if choice.result.stop_string is not None:
+        return "stop_sequence"
+    return _REASONS[choice.result.finish_reason]
+
+
+def _usage(result: Result) -> dict[str, int]:
+    counters = result.counters
     return {
-        "type": "function",
-        "id": identity,
-        "function": {"name": name, "arguments": arguments},
+        "input_tokens": counters.prompt_tokens - counters.reused_tokens,
+        "cache_read_input_tokens": counters.reused_tokens,
+        "output_tokens": counters.generated_tokens,
     }

@@ -12,25 +12,27 @@ from edgespec.decode.options import GenerationOptions
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.answers import Prepared
 from edgespec.serve.asked import ChatAsked, CompletionAsked
-from edgespec.serve.chat_request import read_chat
-from edgespec.serve.chat_shape import ChatShape
-from edgespec.serve.completion_request import read_completion
-from edgespec.serve.completion_shape import CompletionShape, Echo
+from edgespec.serve.chat import ChatShape, read_chat
+from edgespec.serve.completions import CompletionShape, Echo, read_completion
 from edgespec.serve.conversation import Conversation, conversation_of
-from edgespec.serve.filling import Gap, fill_ids
+from edgespec.serve.generation_fields import biases_by_id
 from edgespec.serve.histories import HISTORY
-from edgespec.serve.llama_request import LlamaAsked, Prompt, read_infill, read_llama
-from edgespec.serve.llama_shape import LlamaPrompt, LlamaShape
-from edgespec.serve.messages_request import read_messages
-from edgespec.serve.messages_shape import MessagesShape
+from edgespec.serve.llama import (
+    Gap,
+    LlamaAsked,
+    LlamaPrompt,
+    LlamaShape,
+    Prompt,
+    fill_ids,
+    read_infill,
+    read_llama,
+)
+from edgespec.serve.messages import MessagesShape, read_messages
 from edgespec.serve.refusal import Refusal, anthropic_error
-from edgespec.serve.responses_request import read_response
-from edgespec.serve.responses_shape import ResponsesShape
-from edgespec.serve.sampling_fields import biases_by_id
+from edgespec.serve.responses import ResponsesShape, read_response
 from edgespec.serve.service import Service
-from edgespec.serve.shapes import Shape
+from edgespec.serve.shapes import Shape, ToldTokens
 from edgespec.serve.status import settings_of
-from edgespec.serve.told_tokens import ToldTokens
 
 Loop = asyncio.AbstractEventLoop
 _ANSWER_SHARE = 4  # of the context, kept free for an answer whose length nobody said

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Mapping
-from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
 
@@ -16,10 +14,9 @@ from edgespec.errors import (
     ModelFileError,
     UnsupportedError,
 )
+from edgespec.log import REQUEST_ID, places_of
 
 LOGGER = logging.getLogger("edgespec.serve")
-LOGGER.addHandler(logging.NullHandler())  # who uses the package says where messages go
-REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")  # of the request being answered
 
 COME_AGAIN = (429, 503)  # answers with these say when
 _KINDS = {
@@ -31,6 +28,7 @@ _KINDS = {
     501: "not_supported_error",
     503: "overloaded_error",
 }
+_ANTHROPIC_KINDS = {413: "request_too_large", 500: "api_error", 501: "api_error"}  # others alike
 
 
 class Refusal(Exception):
@@ -70,7 +68,9 @@ def openai_error(refusal: Refusal) -> dict[str, Any]:
 
 def anthropic_error(refusal: Refusal) -> dict[str, Any]:
     """The error object of Anthropic's interface; it has what OpenAI's has as well."""
-    return {"type": "error", **refusal.document}
+    error = refusal.document["error"]
+    kind = _ANTHROPIC_KINDS.get(refusal.status, error["type"])
+    return {"type": "error", "error": {**error, "type": kind}}
 
 
 def refusal_of(problem: Exception, param: str | None = None) -> Refusal:
@@ -92,18 +92,6 @@ def refusal_of(problem: Exception, param: str | None = None) -> Refusal:
 def _failed(problem: Exception, known: str) -> Refusal:
     """Log a failure of the server, and name the request by which it is found in the log."""
     request_id = REQUEST_ID.get()
-    LOGGER.error("%s failed: %s\n%s", request_id or "a request", known, _places(problem))
+    LOGGER.error("%s failed: %s\n%s", request_id or "a request", known, places_of(problem))
     where = f" (request {request_id})" if request_id else ""
     return Refusal(f"the server failed: {known}{where}", status=500)
-
-
-def _places(problem: BaseException) -> str:
-    """Where a problem, and what it came of, was raised.
-
-    Its message is left out, since it may quote what a client sent.
-    """
-    earlier = problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
-    before = "" if earlier is None else f"{_places(earlier)}\nwhich led to:\n"
-    return (
-        f"{before}{type(problem).__name__}\n{''.join(traceback.format_tb(problem.__traceback__))}"
-    )

@@ -13,17 +13,18 @@ from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.errors import ContextFullError, UnsupportedError
+from edgespec.log import PROMPTS, REQUEST_ID
 from edgespec.memory.plan.plan import Plan
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.asked import Setup
 from edgespec.serve.defaults import Defaults
 from edgespec.serve.generation import Generation
+from edgespec.serve.generation_fields import seed_of_choice
 from edgespec.serve.histories import HISTORY
-from edgespec.serve.kept_responses import KeptResponses
 from edgespec.serve.limits import Limits
 from edgespec.serve.prompts import Prompts
-from edgespec.serve.refusal import Refusal
-from edgespec.serve.sampling_fields import seed_of_choice
+from edgespec.serve.refusal import LOGGER, Refusal
+from edgespec.serve.responses import KeptResponses
 from edgespec.serve.totals import Totals
 from edgespec.serve.worker import Worker
 
@@ -91,6 +92,7 @@ class Service:
         Raises Refusal for a prompt that does not fit, and as `Engine.stream`.
         """
         made = []
+        PROMPTS.info("%s prompt: %s", REQUEST_ID.get(), text or ids)
         for index in range(choices):
             cancel = threading.Event()
             sampling = seed_of_choice(options.sampling or SamplingParams(), index)
@@ -112,6 +114,30 @@ class Service:
 
     def _ended(self, generation: Generation, result: Result) -> None:
         is_cancelled = result.finish_reason == "cancelled" and not generation.ran_out
-        self.totals.add(result.counters, cancelled=is_cancelled)
+        counters = result.counters
+        self.totals.add(counters, cancelled=is_cancelled)
+        LOGGER.info(
+            "%s %s: prompt %d tokens, %d of them kept, %.2f s; answer %d tokens, %.1f tokens/s, "
+            "%.2f tokens a step",
+            generation.request_id,
+            result.finish_reason,
+            counters.prompt_tokens,
+            counters.reused_tokens,
+            counters.time_to_first_token_s,
+            counters.generated_tokens,
+            counters.tokens_per_s,
+            counters.acceptance_length,
+            extra={
+                "fields": {
+                    "request_id": generation.request_id,
+                    "finish_reason": result.finish_reason,
+                    "prompt_tokens": counters.prompt_tokens,
+                    "cached_tokens": counters.reused_tokens,
+                    "generated_tokens": counters.generated_tokens,
+                    "tokens_per_s": round(counters.tokens_per_s, 2),
+                }
+            },
+        )
+        PROMPTS.info("%s answer: %s", generation.request_id, result.text)
         if generation.text and result.token_ids:
             self.prompts.learn(generation.text, generation.prompt_ids, result)

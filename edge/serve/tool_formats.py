@@ -8,8 +8,9 @@ json      <tool_call>{"name": ..., "arguments": {...}}</tool_call>; one, several
 named     [TOOL_CALLS]name[ARGS]{...}; the name outside of the JSON text of the arguments
 tags      <function=name><parameter=key>value</parameter></function>; values are texts
 python    <|tool_call_start|>[name(key="value")]<|tool_call_end|>
+nested    <invoke name="name"><key>value</key></invoke>; tags have the names of keys, at any depth
 gemma     <|tool_call>call:name{key:<|"|>value<|"|>}<tool_call|>
-harmony   <|channel|>commentary to=functions.name<|message|>{...}; a reader of its own
+harmony   <|channel|>commentary to=functions.name<|message|>{...}; texts and thoughts have channels
 
 Templates that leave out calls, or tell of them in words alone, are known by a text in them.
 """
@@ -26,10 +27,14 @@ from typing import Any
 from edgespec.errors import EdgespecError
 from edgespec.models.chat import render_chat
 from edgespec.prefix import common_prefix_length
+from edgespec.serve.tool_values import NAME_CHARS
 
 ANY = "…"  # in a marker: a few characters that differ from call to call
+NAME = rf"(?P<name>{NAME_CHARS}{{1,160}})"  # a pattern
+_SHORTEST_OPENING = 8  # of a marker that begins a call where the one before it was left out
 _MARKER = re.compile(r"<[^<>\s…]{1,60}>|\[[A-Z_/]{2,40}\]")
-_PIECE = re.compile(r"(?<!<)(?=<)|(?=\[[A-Z_/]{2,40}\])")
+# Before a marker; not within MiniMax's, which are ]<]minimax[>[<name>.
+_PIECE = re.compile(r"(?<![<\]\[])(?=<)|(?=\[[A-Z_/]{2,40}\])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class ToolFormat:
         last: what comes after the last call besides.
         fields: of the name and of the arguments, in JSON; the name itself is a key where "".
         is_list: calls in JSON are the items of one list.
+        text: what comes before a text, where one has a header as calls have.
     """
 
     name: str
@@ -63,13 +69,15 @@ class ToolFormat:
     last: str = ""
     fields: tuple[str, str] = ("name", "arguments")
     is_list: bool = False
+    text: str = ""
 
     @property
     def markers(self) -> frozenset[str]:
         """Texts in it that may be control tokens of a vocabulary."""
         own = (self.opening, self.begin, self.after, self.key, self.value, self.value_end)
-        found = _MARKER.findall("\n".join((*own, self.closing, self.last)))
-        return frozenset([*found, *_MORE_MARKERS.get(self.kind, ())])
+        marks = [self.key] if self.kind == "nested" and self.key else []
+        found = markers_in(*own, self.closing, self.last)
+        return frozenset([*found, *marks, *_MORE_MARKERS.get(self.kind, ())])
 
     def header(self, name: str) -> str:
         """What comes before the arguments of a call; "" where that cannot be said beforehand."""
@@ -94,7 +102,7 @@ _MORE_MARKERS = {
 HERMES = ToolFormat("hermes", "json", "<tool_call>\n", closing="\n</tool_call>")
 LLAMA = ToolFormat("llama", "json", "<|python_tag|>", fields=("name", "parameters"))
 MISTRAL = ToolFormat("mistral", "json", "[TOOL_CALLS]", is_list=True)
-HARMONY = ToolFormat("harmony", "harmony", "<|channel|>")
+HARMONY = ToolFormat("harmony", "harmony", "<|channel|>", closing="<|call|>")
 
 
 def _marker(what: str) -> str:
@@ -122,8 +130,10 @@ _KIMI = ToolFormat(
 )
 _LFM = ToolFormat("lfm", "python", "<|tool_call_start|>", closing="<|tool_call_end|>")
 _GRANITE = ToolFormat("granite", "json", "<|tool_call|>", is_list=True)
+_FUNCTIONARY = ToolFormat("functionary", "named", ">>>", after="\n", text=">>>all\n")
 # What templates have in them whose calls cannot be read out, the surest texts first.
 _KNOWN = (
+    (">>>${recipient}", _FUNCTIONARY),
     ("<|tool_calls_section_begin|>", _KIMI),
     (_marker("calls▁begin"), _DEEPSEEK),
     ("<|tool_list_start|>", _LFM),
@@ -137,14 +147,19 @@ _KNOWN = (
 )
 
 
+def markers_in(*texts: str) -> set[str]:
+    """Parts of texts that may be control tokens."""
+    return set(_MARKER.findall("\n".join(texts)))
+
+
 @lru_cache(maxsize=8)
 def format_of(template: str) -> ToolFormat:
     """The way that a template's model was taught."""
     if "<|channel|>" in template and "<|message|>" in template:
         return HARMONY
     known = next((how for text, how in _KNOWN if text in template), HERMES)
-    if known is _KIMI:
-        return known  # newer templates of it write the ids of calls, in which the names are
+    if known in (_KIMI, _FUNCTIONARY):
+        return known  # of the one newer templates write ids in which the names are
     found = _found(template)
     if found is None:
         return known
@@ -166,6 +181,7 @@ def knows_tools(template: str) -> bool:
 _NAMES, _KEYS = ("xqfuna", "xqfunb"), ("xqargc", "xqargd")
 _TEXT, _OTHER, _NUMBER = "xqtexte", "xqtextf", 7919
 _SAID, _ASKED = "xqsaid", "xqasked"
+_FENCE = re.compile(r"(?<=\S)\s*```(json)?\s*$")  # which models may leave out
 _THOUGHT_ENDS = ("</think>", "<|END_THINKING|>", "[/THINK]", "</seed:think>", "</mm:think>")
 
 
@@ -186,7 +202,7 @@ def _found(template: str) -> ToolFormat | None:
     several = _after_thought(two[start:]) if two and _NAMES[1] in two else ""
     if _KEYS[0] not in call:  # the marks are in what both begin with
         return None
-    return _of_json(call) or _of_named(call, several) or _of_tags(call, several)
+    return _of_json(call) or _of_named(call, several) or _of_nested(call) or _of_tags(call, several)
 
 
 def _before_marker(text: str, place: int) -> int:
@@ -201,7 +217,8 @@ def _after_marker(text: str, place: int) -> int:
 
 
 def _rendered(template: str, answer: dict[str, Any], *, whole: bool = False) -> str | None:
-    properties = {_KEYS[0]: {"type": "string"}, _KEYS[1]: {"type": "integer"}}
+    kinds = {_KEYS[0]: "string", _KEYS[1]: "integer"}
+    properties = {name: {"type": kind, "description": ""} for name, kind in kinds.items()}
     schema = {"type": "object", "properties": properties, "required": []}
     tools = [
         {"type": "function", "function": {"name": name, "description": "", "parameters": schema}}
@@ -245,7 +262,7 @@ def _of_json(call: str) -> ToolFormat | None:
         item = document[0] if isinstance(document, list) and document else document
         fields = _fields(item)
         if fields:
-            opening, closing = call[:place], _first(call[end:])
+            opening, closing = _FENCE.sub("", call[:place]), _first(call[end:])
             is_list = isinstance(document, list)
             return ToolFormat(
                 "json", "json", opening, closing=closing, fields=fields, is_list=is_list
@@ -295,6 +312,29 @@ def _of_named(call: str, several: str) -> ToolFormat | None:
     rest = several and _json_at(several, several.find("{", several.find(_NAMES[0])))
     made = ToolFormat("named", "named", "", after=_numbered(call[name + len(_NAMES[0]) : brace]))
     return _framed(made, call[:name], call[found[1] :], several[rest[1] :] if rest else "")
+
+
+def _of_nested(call: str) -> ToolFormat | None:
+    """Calls whose arguments are between tags of their names, each behind a mark or without one."""
+    found = re.search(rf"<{_KEYS[0]}>{_TEXT}(\S*)</{_KEYS[0]}>", call)
+    first = found.start() - len(found[1]) if found else 0
+    name = call.rfind(_NAMES[0], 0, first)
+    if found is None or name < 0 or not call.startswith(found[1], first):
+        return None
+    mark, after = found[1], call[name + len(_NAMES[0]) : first]
+    before = call[:name]
+    place = max(0, before.rfind(f"{mark}<"))
+    ends = re.findall(rf"{re.escape(mark)}</[^<>]+>", call[call.rfind(f"</{_KEYS[1]}>") + 1 :])
+    return ToolFormat(
+        "nested",
+        "nested",
+        before[:place] or before,
+        before[place:] if place else "",
+        after=after,
+        key=mark,
+        closing=ends[0] if ends else "",
+        last=ends[1] if len(ends) > 1 else "",
+    )
 
 
 def _numbered(after: str) -> str:
@@ -384,3 +424,64 @@ def _merged(one: str, other: str) -> str:
     start = common_prefix_length(one, other)
     end = common_prefix_length(one[start:][::-1], other[start:][::-1])
     return f"{one[:start]}{ANY}{one[len(one) - end :]}"
+
+
+# -- what a reader looks for ---------------------------------------------------------------
+
+
+def unwrapped(value: str, how: ToolFormat) -> str:
+    """The end of a value, without the new line that the template writes behind each."""
+    if not how.value.endswith("\n"):
+        return value
+    return value.removesuffix("\n")
+
+
+def openings(how: ToolFormat) -> list[str]:
+    """Markers that calls begin with: the first one, or a second one where it was left out."""
+    first, *others = (one.strip() for one in pieces(how.opening))
+    is_own = how.kind == "tags" and others and len(others[-1]) >= _SHORTEST_OPENING
+    return [first, others[-1]] if is_own else [first]
+
+
+def first_piece(markers: str) -> str:
+    """The first of several markers."""
+    return next((one.strip() for one in pieces(markers)), "").partition(ANY)[0]
+
+
+def header_pattern(how: ToolFormat, *, first: bool) -> str:
+    """A pattern of what comes before the arguments of a call."""
+    name = rf"(?:call:)?{NAME}" if how.kind == "gemma" else NAME
+    before = [*pieces(how.opening), *pieces(how.begin)] if first else pieces(how.begin)
+    texts = [literal_pattern(one) for one in before]
+    if len(before) > 1 and how.kind == "tags":
+        texts[0] = f"(?:{texts[0]})?"
+    return rf"\s*{''.join(texts)}\s*{name}{literal_pattern(how.after)}\s*"
+
+
+def followed_by(how: ToolFormat) -> str:
+    """A pattern of what shows that a header is whole."""
+    begins = how.key if how.kind in ("tags", "nested") else "{"
+    ends = [begins, first_piece(how.closing)]
+    return "|".join(re.escape(one) for one in ends if one)
+
+
+def literal_pattern(marker: str) -> str:
+    """A pattern of a marker, with any white space where it has some."""
+    parts = [rf"{re.escape(one)}" for one in re.split(r"(\s+|…)", marker)]
+    made = [
+        r"[^<>\n]{0,80}?" if part == re.escape(ANY) else re.sub(r"^(?:\\?\s)+$", r"\\s*", part)
+        for part in parts
+    ]
+    return "".join(made) + r"\s*"
+
+
+def once(pattern: str) -> str:
+    """A pattern without white space twice in a row, whose ways to match would multiply."""
+    return re.sub(r"(?:\\s\*)+", r"\\s*", pattern)
+
+
+def settled(text: str, marker: str) -> int:
+    """How much of `text` is neither the beginning of `marker` nor white space before one."""
+    most = min(len(text), len(marker) - 1)
+    kept = next((size for size in range(most, 0, -1) if text.endswith(marker[:size])), 0)
+    return len(text[: len(text) - kept].rstrip())

@@ -16,12 +16,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from edgespec.serve.shapes import Delta, ToolCall
-from edgespec.serve.tool_formats import ANY, ToolFormat, pieces
+from edgespec.serve.shapes import Delta, ToolCall, joined
+from edgespec.serve.tool_formats import (
+    NAME,
+    ToolFormat,
+    first_piece,
+    followed_by,
+    header_pattern,
+    literal_pattern,
+    once,
+    openings,
+    pieces,
+    settled,
+    unwrapped,
+)
 from edgespec.serve.tool_values import (
     NAME_CHARS,
     OpenCall,
@@ -30,15 +44,15 @@ from edgespec.serve.tool_values import (
     gemma_arguments,
     json_text,
     mended,
+    nested_arguments,
     python_calls,
     tidied,
 )
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
+TEXT, THOUGHT = "text", "thought"  # kinds of what is said
 _LONGEST_HEADER = 512  # characters from the marker of a call to its arguments
-_SHORTEST_OPENING = 8  # of a marker that begins a call where the one before it was left out
-_NAME = rf"(?P<name>{NAME_CHARS}{{1,160}})"
 _FENCE, _JSON_FENCE, _CODE_FENCE = "```", "```json", "```tool_code"
 _BETWEEN = re.compile(rf"(?:[\s;,]|{_JSON_FENCE}|{_FENCE}(?!t))*")
 _ITEMS_END = re.compile(r"[\s,\]]*")  # of a list whose first call was given
@@ -91,11 +105,12 @@ class ToolReader:
         is_calls: bool = False,
     ) -> None:
         self._schemas, self._most, self._is_calls = schemas, most, is_calls
-        self._first = formats[0]
-        self._openings = [(text, how) for how in formats for text in _openings(how)]
+        self._formats = formats
+        # The first one of several formats that begin alike.
+        self._openings = {text: how for how in reversed(formats) for text in openings(how)}
         self._text, self._place = "", 0  # what is held, and how much of it was dealt with
         self._is_whole = False  # no more text comes
-        self._content = list[str]()
+        self._said: dict[str, list[str]] = {TEXT: [], THOUGHT: []}
         self._calls = list[ToolCall]()
         self._found = 0  # calls, those left out as well
         self._open: OpenCall | None = None  # whose arguments are being written
@@ -116,49 +131,48 @@ class ToolReader:
         next(self._steps, None)
         if self._open is not None:
             self._calls += self._open.written()
-        delta = Delta("".join(self._content), calls=tuple(self._calls))
-        self._content, self._calls = [], []
+        delta = Delta("".join(self._said[TEXT]), "".join(self._said[THOUGHT]), joined(self._calls))
+        self._said, self._calls = {TEXT: [], THOUGHT: []}, []
         return delta
 
     def _read(self) -> Steps[None]:
-        yield from self._alone()
+        if self._schemas:
+            yield from self._alone()
         while True:
-            self._text, self._place = self._text[self._place :], 0
-            found = yield from self._words()
-            if found is None:
+            self._forget()
+            opening = yield from self._until(list(self._openings))
+            if opening is None:
                 return
-            opening, how = found
-            if not (yield from self._called(how, opening)):
-                self._say(self._place + len(opening))
+            if not (yield from self._called(self._openings[opening], opening)):
+                self._say((yield from self._skip(self._place)) + len(opening))
 
     # -- text ------------------------------------------------------------------------------
 
-    def _say(self, end: int) -> None:
-        """Give what is held up to a place as text."""
-        self._content.append(self._text[self._place : end])
+    def _say(self, end: int, kind: str = TEXT) -> None:
+        """Give what is held up to a place as text, or as a thought."""
+        self._said[kind].append(self._text[self._place : end])
         self._place = end
 
-    def _words(self) -> Steps[tuple[str, ToolFormat] | None]:
-        """Give out text up to where a call may begin; None at the end of the answer."""
+    def _forget(self) -> None:
+        """Hold no longer what was dealt with."""
+        self._text, self._place = self._text[self._place :], 0
+
+    def _until(self, markers: Sequence[str], kind: str = TEXT) -> Steps[str | None]:
+        """Give text up to the first of some markers; None at the end of the answer."""
         while True:
-            found = [
-                (place, text, how)
-                for text, how in self._openings
-                if (place := self._text.find(text, self._place)) >= 0
-            ]
+            found = [(at, one) for one in markers if (at := self._text.find(one, self._place)) >= 0]
             if found:
-                place, text, how = min(found, key=lambda one: one[0])
-                self._say(len(self._text[:place].rstrip()))
-                return text, how
-            if self._is_whole:
-                if not self._found or self._text[self._place :].strip():
-                    self._say(len(self._text))
-                return None
+                place, marker = min(found)
+                self._say(len(self._text[:place].rstrip()), kind)
+                return marker
             held = self._text[self._place :]
-            self._say(
-                self._place + min((settled(held, text) for text, _ in self._openings), default=0)
-            )
-            self._text, self._place = self._text[self._place :], 0
+            if self._is_whole:
+                if not self._found or held.strip():
+                    self._say(len(self._text), kind)
+                return None
+            sizes = [settled(held, one) for one in markers]
+            self._say(self._place + min(sizes, default=len(held)), kind)
+            self._forget()
             yield
 
     def _has(self, marker: str, place: int) -> Steps[bool]:
@@ -195,7 +209,7 @@ class ToolReader:
         return place
 
     def _match(self, pattern: str, place: int) -> Steps[re.Match[str] | None]:
-        compiled = re.compile(_once(pattern))
+        compiled = re.compile(once(pattern))
         while True:
             found = compiled.match(self._text, place, place + 2 * _LONGEST_HEADER)
             if found or self._is_whole or len(self._text) - place > _LONGEST_HEADER:
@@ -280,11 +294,11 @@ class ToolReader:
     def _alone(self) -> Steps[None]:
         """An answer that is calls alone, without markers."""
         start = yield from self._skip(0)
-        for opening, _ in self._openings:
+        for opening in self._openings:
             if (yield from self._has(opening, start)):
                 return
         if self._is_calls and self._text[start : start + 1] in ("{", "["):
-            self._place = yield from self._json_calls(replace(self._first, closing=""), start)
+            self._place = yield from self._json_calls(replace(self._formats[0], closing=""), start)
             return
         is_code = yield from self._has(_CODE_FENCE, start)
         is_fenced = not is_code and (yield from self._has(_JSON_FENCE, start))
@@ -306,7 +320,7 @@ class ToolReader:
         place = yield from self._skip(place + 1)
         if not re.match(r"[A-Za-z_]", self._text[place : place + 1]):
             return False
-        found = yield from self._match(rf"{_NAME}\(|.{{161}}|{NAME_CHARS}*[^(]", place)
+        found = yield from self._match(rf"{NAME}\(|.{{161}}|{NAME_CHARS}*[^(]", place)
         return found is not None and self._known(found["name"] or "") is not None
 
     def _json_alone(self, place: int) -> Steps[list[ToolCall]]:
@@ -330,7 +344,12 @@ class ToolReader:
     def _called(self, how: ToolFormat, opening: str) -> Steps[bool]:
         """Take calls that begin with an opening; whether there are any."""
         start = yield from self._skip(self._place)
-        inner = yield from self._skip(start + len(opening), _BETWEEN)
+        if how.text and (yield from self._has(how.text, start)):
+            self._place = start + len(how.text)
+            return True
+        rest = how.opening.strip().removeprefix(opening) if how.kind == "json" else ""
+        inner = yield from self._pass(rest, start + len(opening))
+        inner = yield from self._skip(inner, _BETWEEN)
         is_json = how.kind == "json" or (
             how.kind != "python" and self._text[inner : inner + 1] in ("{", "[")
         )
@@ -437,7 +456,7 @@ class ToolReader:
 
         In a value that was cut off it stands for itself, unless it is the last of the answer.
         """
-        marker = _start(how.closing)
+        marker = first_piece(how.closing)
         found = (yield from self._find(marker, broken)) if marker else -1
         if found < 0:
             yield from self._rest()
@@ -449,14 +468,14 @@ class ToolReader:
         """The place after a call whose JSON is not valid, or was cut off."""
         end = yield from self._closed(how, place, broken)
         if is_given:
-            return end + len(_start(how.closing)) if end >= 0 else len(self._text)
+            return end + len(first_piece(how.closing)) if end >= 0 else len(self._text)
         found = mended(self._text[place : end if end >= 0 else len(self._text)], how.fields)
         name = found and self._known(found[0])
         if not found or not name:
             return place
         text = found[1] if found[2] or end < 0 else found[1].removesuffix("}")
         self._give([ToolCall(name, text, is_whole=found[2] or end >= 0)])
-        return end + len(_start(how.closing)) if end >= 0 else len(self._text)
+        return end + len(first_piece(how.closing)) if end >= 0 else len(self._text)
 
     def _of_document(self, text: str, fields: tuple[str, str]) -> list[ToolCall]:
         """The calls that are all of a text; none where it is not that."""
@@ -504,7 +523,7 @@ class ToolReader:
 
     def _headed_calls(self, how: ToolFormat, place: int) -> Steps[int]:
         """The place after calls whose names stand before their arguments."""
-        header = _header(how, first=True)
+        header = header_pattern(how, first=True)
         while True:
             end = yield from self._headed_call(how, header, place)
             if end is None:
@@ -513,21 +532,23 @@ class ToolReader:
             start = yield from self._skip(place)
             if how.last and (yield from self._has(how.last, start)):
                 return start + len(how.last)
-            if not how.begin or not (yield from self._has(_start(how.begin), start)):
+            if not how.begin or not (yield from self._has(first_piece(how.begin), start)):
                 return place
-            header = _header(how, first=False)
+            header = header_pattern(how, first=False)
 
     def _headed_call(self, how: ToolFormat, header: str, place: int) -> Steps[int | None]:
         """The place after the arguments of a call; None where there is no call."""
-        follows = _follows(how)
+        follows = followed_by(how)
         found = yield from self._match(f"{header}(?={follows})", place)
-        header = _once(header)
+        header = once(header)
         found = found or re.compile(header).match(self._text, place, place + 2 * _LONGEST_HEADER)
         name = self._known(found["name"]) if found else None
         if found is None or name is None:
             return None
         if how.kind == "tags":
             return (yield from self._tagged(how, name, found.end()))
+        if how.kind == "nested":
+            return (yield from self._nested(how, name, found.end()))
         return (yield from self._braced(how, name, found.end()))
 
     def _braced(self, how: ToolFormat, name: str, place: int) -> Steps[int]:
@@ -544,12 +565,24 @@ class ToolReader:
         if not is_gemma:
             self._end(self._text[self._sent : stop].rstrip(), is_whole=closed >= 0)
             return stop
-        text = self._text[place:stop].strip()
-        try:
-            text = json_text(gemma_arguments(text))
-        except (ValueError, RecursionError):
-            pass  # as it is
-        self._give([ToolCall(name, tidied(text), is_whole=closed >= 0)])
+        self._give([self._parsed(name, self._text[place:stop], gemma_arguments, closed >= 0)])
+        return stop
+
+    def _parsed(
+        self, name: str, text: str, parse: Callable[[str], dict[str, Any]], is_whole: bool
+    ) -> ToolCall:
+        """A call whose arguments are no JSON; what cannot be read stays as it is."""
+        text = text.strip()
+        with suppress(ValueError, RecursionError):
+            text = json_text(parse(text))
+        return ToolCall(name, tidied(text), is_whole=is_whole)
+
+    def _nested(self, how: ToolFormat, name: str, place: int) -> Steps[int]:
+        """The place after arguments in tags of their names."""
+        end = yield from self._find(how.closing, place)
+        stop = end if end >= 0 else len(self._text)
+        parse = partial(nested_arguments, mark=how.key, schema=self._schemas[name])
+        self._give([self._parsed(name, self._text[place:stop], parse, end >= 0)])
         return stop
 
     def _tagged(self, how: ToolFormat, name: str, place: int) -> Steps[int]:
@@ -561,10 +594,10 @@ class ToolReader:
         while is_whole:
             start = yield from self._skip(place)
             if not (yield from self._has(how.key, start)):
-                is_whole = yield from self._has(_start(how.closing), start)
+                is_whole = yield from self._has(first_piece(how.closing), start)
                 break
             key = yield from self._match(
-                rf"{_literal(how.key)}(?P<key>[^<>\n]{{1,160}}?){_literal(how.value.rstrip())}",
+                rf"{literal_pattern(how.key)}(?P<key>[^<>\n]{{1,160}}?){literal_pattern(how.value.rstrip())}",
                 start,
             )
             if key is None:
@@ -597,69 +630,12 @@ class ToolReader:
                 yield
                 continue
             if found < 0:
-                value.end(_unwrapped(self._text[written:], how))
+                value.end(unwrapped(self._text[written:], how))
                 return len(self._text), False
             after = found + len(marker)
             start = yield from self._skip(after)
-            for one in (how.key, _start(how.closing)):
+            for one in (how.key, first_piece(how.closing)):
                 if start == len(self._text) or (yield from self._has(one, start)):
-                    value.end(_unwrapped(self._text[written:found], how))
+                    value.end(unwrapped(self._text[written:found], how))
                     return after, True
             start = found + 1
-
-
-def _unwrapped(value: str, how: ToolFormat) -> str:
-    """The end of a value, without the new line that the template writes behind each."""
-    if not how.value.endswith("\n"):
-        return value
-    return value.removesuffix("\n")
-
-
-def _openings(how: ToolFormat) -> list[str]:
-    """Markers that calls begin with: the first one, or a second one where it was left out."""
-    first, *others = (one.strip() for one in pieces(how.opening))
-    is_own = how.kind == "tags" and others and len(others[-1]) >= _SHORTEST_OPENING
-    return [first, others[-1]] if is_own else [first]
-
-
-def _start(markers: str) -> str:
-    """The first of several markers."""
-    return next((one.strip() for one in pieces(markers)), "").partition(ANY)[0]
-
-
-def _header(how: ToolFormat, *, first: bool) -> str:
-    """A pattern of what comes before the arguments of a call."""
-    name = rf"(?:call:)?{_NAME}" if how.kind == "gemma" else _NAME
-    before = [*pieces(how.opening), *pieces(how.begin)] if first else pieces(how.begin)
-    optional = len(before) > 1 and how.kind == "tags"
-    texts = [rf"(?:{_literal(one)})?" if optional and not i else _literal(one) for i, one in
-             enumerate(before)]  # fmt: skip
-    return rf"\s*{''.join(texts)}\s*{name}{_literal(how.after)}\s*"
-
-
-def _follows(how: ToolFormat) -> str:
-    """A pattern of what shows that a header is whole."""
-    ends = [how.key, _start(how.closing)] if how.kind == "tags" else ["{", _start(how.closing)]
-    return "|".join(re.escape(one) for one in ends if one)
-
-
-def _literal(marker: str) -> str:
-    """A pattern of a marker, with any white space where it has some."""
-    parts = [rf"{re.escape(one)}" for one in re.split(r"(\s+|…)", marker)]
-    made = [
-        r"[^<>\n]{0,80}?" if part == re.escape(ANY) else re.sub(r"^(?:\\?\s)+$", r"\\s*", part)
-        for part in parts
-    ]
-    return "".join(made) + r"\s*"
-
-
-def _once(pattern: str) -> str:
-    """A pattern without white space twice in a row, whose ways to match would multiply."""
-    return re.sub(r"(?:\\s\*)+", r"\\s*", pattern)
-
-
-def settled(text: str, marker: str) -> int:
-    """How much of `text` is neither the beginning of `marker` nor white space before one."""
-    most = min(len(text), len(marker) - 1)
-    kept = next((size for size in range(most, 0, -1) if text.endswith(marker[:size])), 0)
-    return len(text[: len(text) - kept].rstrip())

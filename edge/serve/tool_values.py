@@ -269,6 +269,76 @@ def gemma_arguments(text: str) -> dict[str, Any]:
     return reader.members("}", ":")
 
 
+def nested_arguments(text: str, mark: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that are written as `<key>value</key>`, at any depth; a mark is before each tag.
+
+    Args:
+        schema: of all arguments, which says what is a text, a number or a list.
+    """
+    tag = re.compile(rf"\s*{re.escape(mark)}<([^<>/\s][^<>]{{0,160}})>")
+    reader = _Tags(text, mark, tag, schema)
+    members = dict(reader.members(schema, 0))
+    if text[reader.place :].strip():
+        raise ValueError("more than arguments")
+    return members
+
+
+@dataclass(slots=True)
+class _Tags:
+    """Reads values between tags from a place on; `tag` is the pattern of one that opens."""
+
+    text: str
+    mark: str
+    tag: re.Pattern[str]
+    schema: Mapping[str, Any]
+    place: int = 0
+
+    def members(self, schema: Any, level: int) -> list[tuple[str, Any]]:
+        """Keys and values up to what is none."""
+        found = []
+        while tag := self.tag.match(self.text, self.place):
+            self.place = tag.end()
+            inner = _schema_of(schema, self.schema, tag[1], 0)
+            found.append((tag[1], self._value(inner, f"{self.mark}</{tag[1]}>", level + 1)))
+        return found
+
+    def _value(self, schema: Any, end: str, level: int) -> Any:
+        if level > _MOST_LEVELS:
+            raise ValueError("too deep")
+        types = _types(schema, self.schema, 0)
+        if not is_text(schema, self.schema) and self.tag.match(self.text, self.place):
+            members = self.members(schema, level)
+            self._pass_end(end, len(self.text) - len(self.text[self.place :].lstrip()))
+            is_list = "object" not in types and all(key == "item" for key, _ in members)
+            return [value for _, value in members] if is_list else dict(members)
+        start, found = self.place, self.text.find(end, self.place)
+        self._pass_end(end, found)
+        written = self.text[start:found]
+        if not written.strip() and types & {"array", "object"} and "string" not in types:
+            return [] if "array" in types else {}
+        return typed(written, schema, self.schema)
+
+    def _pass_end(self, end: str, place: int) -> None:
+        if place < 0 or not self.text.startswith(end, place):
+            raise ValueError(f"no {end}")
+        self.place = place + len(end)
+
+
+def _schema_of(schema: Any, whole: Mapping[str, Any], key: str, level: int) -> Any:
+    """The schema of a member, or of the items of a list; None where it is not said."""
+    if not isinstance(schema, dict) or level > _MOST_LEVELS:
+        return None
+    if isinstance(schema.get("$ref"), str):
+        return _schema_of(resolved(whole, schema["$ref"]), whole, key, level + 1)
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and key in properties:
+        return properties[key]
+    for one in (one for name in ("anyOf", "oneOf", "allOf") for one in _list(schema.get(name))):
+        if (found := _schema_of(one, whole, key, level + 1)) is not None:
+            return found
+    return schema.get("items") if key == "item" else schema.get("additionalProperties")
+
+
 @dataclass(slots=True)
 class _Values:
     """Reads values of a text from a place on."""

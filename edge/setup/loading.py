@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from edgespec.backends.base import Backend, KeepsSnapshots
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
 
     from edgespec.memory.plan.options import LoadKeywords
 
+_LOGGER = logging.getLogger("edgespec.setup")
 # Together with warm-up and one large step too many these stay below two seconds.
 _CURVE_SECONDS = 1.1
 _TRIES = 4  # to plan with what is free, where other programs take it meanwhile
@@ -146,8 +149,14 @@ def load_plan(
         raise _taken_meanwhile(plan)
     with ExitStack() as failed:
         failed.callback(release)
+        began_s = perf_counter()
         engine = _load(spec, plan, report, switch_policy)
         failed.pop_all()
+    _LOGGER.info(
+        "loaded %s in %.1f s: %s, %d tokens of context, %d threads, kernels %s, drafter %s",
+        *(spec.path.name, perf_counter() - began_s, plan.backend, plan.context_size, plan.threads),
+        *(plan.kernels, plan.drafter),
+    )
     return engine
 
 

@@ -13,7 +13,7 @@ def test_help_is_in_groups_and_every_option_is_in_one(say: Command) -> None:
     titles = [line for line in out.splitlines() if line.endswith(":") and line[0] != " "]
     assert titles == [
         *("Arguments:", "Model and prompt:", "Sampling:", "Form of the answer:"),
-        *("Memory and device:", "Drafts:", "Output:", "Options:"),
+        *("Memory and device:", "Drafts:", "Output:", "Options:", "Log:"),
     ]
     last = out.split("\nOptions:\n")[1].split("\n\n")[0]
     assert last.strip() == "-h, --help  Show this message and exit."

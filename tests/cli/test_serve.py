@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,11 +11,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from command_line import Command
+from command_line import Command, start
 from waiting import PATIENCE_S
 
 from edgespec.cli.serve import _keys_of
 from edgespec.errors import UnsupportedError
+from edgespec.models.embedded import embedded_model
+from edgespec.models.gguf.reader import read_gguf
+from edgespec.quantize.gguf_writer import i32, keys_of, text
 
 # As where the extra was not installed: these packages are found nowhere.
 PROGRAM = """
@@ -56,6 +60,11 @@ def test_a_file_of_other_bytes_has_no_keys(tmp_path: Path) -> None:
     (tmp_path / "keys").write_bytes(b"caf\xe9\n")
     with pytest.raises(UnsupportedError, match="keys is not UTF-8 text: byte 3 is 0xe9"):
         _keys_of(tmp_path / "keys")
+
+
+def f32(key: str, value: float) -> bytes:
+    """A key of a GGUF file with a number."""
+    return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<If", 6, value)
 
 
 KEYS = "EDGESPEC_API_KEY"
@@ -138,3 +147,35 @@ def test_a_server_logs_and_a_second_one_is_told_at_once(
         first.terminate()
         rest = first.communicate(timeout=PATIENCE_S)[1]
     assert first.returncode == 0 and "stopped" in rest
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_defaults_of_requests_are_those_of_the_file(tmp_path: Path, measured: str) -> None:
+    """Unless the command line says otherwise."""
+    source = embedded_model()
+    document = read_gguf(source)
+    data = source.read_bytes()
+    head = data[: document.data_offset]
+    count, keys = keys_of(document, head)
+    key = i32("general.sampling.top_k", 33) + f32("general.sampling.temp", 0.25)
+    key += f32("general.sampling.top_p", 0.75)
+    key += text("filler", "x" * (-(len(key) + 8 + 6 + 4 + 8) % 32))  # data stays aligned
+    more = struct.pack("<Q", count + 4)
+    (tmp_path / "model.gguf").write_bytes(
+        head[:16] + more + keys + key + head[24 + len(keys) :] + data[document.data_offset :]
+    )
+    server = start(
+        ["serve", str(tmp_path / "model.gguf"), "--ctx", "256", "--port", "0", "--top-p", "0.5"],
+        measured,
+    )
+    assert server.stderr is not None
+    try:
+        lines = iter(server.stderr.readline, b"")
+        address = next(one for one in lines if b"listening on" in one).split()[2].rstrip(b";")
+        told = httpx.get(f"{address.decode()}/props").json()["default_generation_settings"]
+        found = {name: told["params"][name] for name in ("temperature", "top_k", "top_p")}
+        assert found == pytest.approx({"temperature": 0.25, "top_k": 33, "top_p": 0.5})
+    finally:
+        server.terminate()
+        server.communicate(timeout=PATIENCE_S)

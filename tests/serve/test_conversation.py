@@ -162,3 +162,63 @@ def test_a_template_that_is_not_told_of_tools_may_still_call_in_its_own_way() ->
         reader = found.make_reader()
         deltas = [reader.push(text), reader.finish()]
         assert [call.name for one in deltas for call in one.calls] == ["add"]
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing", "after"),
+    [
+        ("<think>", "</think>", ""),
+        ("<|START_THINKING|>", "<|END_THINKING|>", ""),
+        ("[THINK]", "[/THINK]", ""),
+        ("<seed:think>", "</seed:think>", ""),
+        ("<mm:think>", "</mm:think>", ""),
+        ("<|channel>thought", "<channel|>", ""),
+        (
+            "<|channel|>analysis<|message|>",
+            "<|end|>",
+            "<|start|>assistant<|channel|>final<|message|>",
+        ),
+    ],
+)
+def test_a_schema_is_the_answers_in_every_way_to_think(
+    opening: str, closing: str, after: str
+) -> None:
+    """The thought is free up to its end, the form begins then, and a budget ends the thought."""
+    options = GenerationOptions(json_schema="{}")
+    asked = ChatAsked(
+        [{"role": "user", "content": "Hi"}], options, Output(), {}, Tools(), think_budget=3
+    )
+    template = f"{{{{ messages }}}}{opening}{closing}"
+    told: Any = Told("<user>Hi<|start|>assistant")
+    found = conversation_of(asked, told, template)
+    assert found.options.think_tags == (opening, closing + after)
+    assert found.options.thought is not None and found.options.thought.opening == opening
+    assert closing in found.options.thought.forced and after in found.options.thought.forced
+    answer = read(found.make_reader(), list(f'{opening}Hm.{closing}{after}{{"a": 1}}'))
+    assert answer == ('{"a": 1}', "Hm.", [])
+    begun = conversation_of(asked, Told(f"<user>Hi<assistant>{opening}\n"), template)  # type: ignore[arg-type]
+    if not after:  # of gpt-oss none begins in the prompt
+        assert begun.options.think_tags == ("", closing)
+        assert read(begun.make_reader(), list(f"Hm.{closing}{{}}")) == ("{}", "Hm.", [])
+
+
+FUNCTIONARY = "{{ tools }}>>>${recipient}"
+
+
+def test_a_prompt_that_ends_in_a_header_is_gone_on_with() -> None:
+    found = conversation(Told("<user>Hi<assistant>>>>"), FUNCTIONARY, Tools((TOOL,)))
+    expected: dict[str, Any] = {
+        "all\nYes.": ("Yes.", "", []),
+        "add\n{}": ("", "", [("add", {})]),
+        "all\nWell.>>>add\n{}": ("Well.", "", [("add", {})]),
+    }
+    for answer, parts in expected.items():
+        assert read(found.make_reader(), list(answer)) == parts
+    alone = conversation(Told("<user>Hi<assistant>>>>"), FUNCTIONARY, Tools())
+    assert read(alone.make_reader(), list("all\nYes.")) == ("Yes.", "", [])
+
+
+def test_a_call_that_is_required_has_one_header() -> None:
+    found = conversation(Told("<user>Hi<assistant>>>>"), FUNCTIONARY, Tools((TOOL,), ("add",)))
+    assert found.text == "<user>Hi<assistant>>>>add\n"
+    assert read(found.make_reader(), list("{}")) == ("", "", [("add", {})])

@@ -10,7 +10,9 @@ import pytest
 from decoding_cases import VOCAB
 from queue_cases import CHAT, HELLO
 from serving_cases import Serve, Speaker
+from waiting import until
 
+from edgespec.log import PROMPTS
 from edgespec.serve import app
 
 
@@ -78,3 +80,20 @@ def test_biases_that_leave_no_token_are_the_clients_to_mend(
     assert told.status_code == 200  # which was said before anything could fail
     assert '"error"' in told.text and "every one is forbidden" in told.text
     assert not [one for one in caplog.records if one.levelno == logging.ERROR]
+
+
+def test_prompts_and_answers_are_logged_only_when_asked_for(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "edgespec")
+    address = serve(Speaker())
+    body = {"messages": [{"role": "user", "content": "private"}], "max_tokens": 4}
+    answer = httpx.post(address + CHAT, json=body)
+    until(lambda: "prompt " in caplog.text)
+    (line,) = [one for one in caplog.records if "finish_reason" in getattr(one, "fields", {})]
+    assert line.__dict__["fields"]["request_id"] == answer.headers["x-request-id"]
+    assert "private" not in caplog.text
+    caplog.set_level(logging.INFO, PROMPTS.name)
+    httpx.post(address + CHAT, json=body)
+    until(lambda: "answer: " in caplog.text)
+    assert "private" in caplog.text

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 from serving_cases import read
 
-from edgespec.serve.harmony import HarmonyReader
+from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.shapes import joined
 from edgespec.serve.tool_formats import HARMONY, HERMES, ToolFormat, format_of, knows_tools
-from edgespec.serve.tool_reader import ToolReader
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "weather": {
@@ -82,6 +81,7 @@ _INVOKE = (
     '<param name="days" text="false">3</param>\n'
     '<param name="more" text="false">{"a": [1, true, null]}</param>\n'
 )
+_MARK = "]<]minimax[>["
 FAMILIES = {
     "hermes": Family(
         f'{_EACH}<tool_call>\n{{"name": "{_NAME}", "arguments": {_ARGUMENTS}}}\n</tool_call>'
@@ -216,6 +216,45 @@ FAMILIES = {
         _rome("<|call|>"),
         "harmony",
     ),
+    "gigachat": Family(
+        f"{_EACH}<|message_sep|>\n\nfunction call<|role_sep|>\n"
+        f'{{"name": "{_NAME}", "arguments": {_ARGUMENTS}}}{_END}',
+        "One moment.<|message_sep|>\n\nfunction call<|role_sep|>\n"
+        f'{{"name": "weather", "arguments": {_text("<|message_sep|>")}}}<|message_sep|>\n\n'
+        'function call<|role_sep|>\n{"name": "time", "arguments": {}}',
+        "One moment.",
+        _rome("<|message_sep|>"),
+    ),
+    "command": Family(
+        "{% for t in tools %}{% for k, v in t.function.parameters.properties.items() %}"
+        "{% set told = k + v.description %}{% endfor %}{% endfor %}"
+        f"Action:\n```json\n[\n{_EACH}{{\n"
+        f'    "tool_name": "{_NAME}",\n    "parameters": {_ARGUMENTS}\n}}'
+        "{{ '' if loop.last else ',\n' }}{% endfor %}\n]```\n",
+        'I look.\nAction: ```json\n[\n{"tool_name": "weather", "parameters": '
+        f'{_text("]```")}}},\n{{"tool_name": "time", "parameters": {{}}}}\n]```\n',
+        "I look.",
+        _rome("]```"),
+    ),
+    "functionary": Family(
+        f"{{# >>>${{recipient}} #}}{_EACH}>>>{_NAME}\n{{{{ f.arguments | string }}}}{_END}",
+        f">>>all\nI see.\n>>>weather\n{_text('>>>time')}>>>time\n{{}}",
+        "I see.",
+        _rome(">>>time"),
+        "named",
+    ),
+    "minimax": Family(
+        f'{_MARK}<tool_call>\n{_EACH}{_MARK}<invoke name="{_NAME}">{_PAIRS}{_MARK}<{{{{ k }}}}>'
+        f"{_VALUE}{_MARK}</{{{{ k }}}}>{{% endfor %}}{_MARK}</invoke>\n{_END}{_MARK}</tool_call>",
+        f'Yes.{_MARK}<tool_call>\n{_MARK}<invoke name="weather">{_MARK}<city>7 "hills" </city>\n'
+        f"{{[{_MARK}</city>{_MARK}<days>3{_MARK}</days>{_MARK}<more>{_MARK}<a>{_MARK}<item>1{_MARK}"
+        f"</item>{_MARK}<item>true{_MARK}</item>{_MARK}<item>null{_MARK}</item>{_MARK}</a>{_MARK}"
+        f'</more>{_MARK}</invoke>\n{_MARK}<invoke name="time">{_MARK}</invoke>\n'
+        f"{_MARK}</tool_call>",
+        "Yes.",
+        _rome("</city>"),
+        "nested",
+    ),
     "another one": Family(
         f'<<CALLS>>{_EACH}{{"tool": "{_NAME}", "input": {_ARGUMENTS}}}{_END}<</CALLS>>',
         f'<<CALLS>>{{"tool": "weather", "input": {_text("<</CALLS>>")}}}'
@@ -239,9 +278,7 @@ def _format(name: str) -> ToolFormat:
 
 
 def _reader(how: ToolFormat, most: int = 9) -> Any:
-    if how is HARMONY:
-        return HarmonyReader(SCHEMAS, most=most)
-    return ToolReader([how], SCHEMAS, most=most)
+    return AnswerReader([how], SCHEMAS, most=most)
 
 
 @EVERY
@@ -336,7 +373,8 @@ def test_hostile_answers_take_a_time_that_grows_with_their_length(name: str) -> 
             reader.finish()
 
 
-_IN_PARTS = [name for name, family in FAMILIES.items() if family.kind not in ("gemma", "python")]
+WHOLE = ("gemma", "nested", "python")
+_IN_PARTS = [name for name, family in FAMILIES.items() if family.kind not in WHOLE]
 _IN_PARTS.remove("llama, bare")  # which has no marker: what is JSON alone may be a text
 
 

@@ -190,6 +190,22 @@ def test_special_tokens_close_a_thought(tokenizer: VocabularyTokenizer) -> None:
     assert not grammar.allows(tag) and takes(tokenizer, grammar, "1")
 
 
+def test_tags_of_several_tokens_close_a_thought(tokenizer: VocabularyTokenizer) -> None:
+    """As gpt-oss has them: the answer begins behind the header of its channel."""
+    opening, closing = "<|im_start|>analysis<|im_start|>", "<file_sep><|im_start|>final<|im_start|>"
+    for text, fits in (
+        (f"{opening}Hm.{closing}1", True),
+        ("1", True),
+        (f"{opening}Hm.<file_sep>1", False),
+        (f"{opening}Hm.1", False),
+    ):
+        grammar = made(tokenizer, {"const": 1}, "json_schema", (opening, closing))
+        tokens = [*tokenizer.encode(text, add_special=False), tokenizer.encode("<|im_end|>")[0]]
+        while tokens and grammar.allows(tokens[0]):
+            grammar.accept(tokens.pop(0))
+        assert (not tokens) is fits, text
+
+
 # -- objects are closed ------------------------------------------------------------------------
 
 A, B = {"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "integer"}}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import signal
 import subprocess
@@ -392,14 +393,11 @@ def test_a_library_of_another_processor_is_found_before_its_first_step(
         assert missing_instructions(info) == missing
 
 
-def test_whoever_listens_hears_what_a_person_may_read() -> None:
-    heard: list[str] = []
-    LibraryLog.listener = staticmethod(heard.append)
-    try:
-        log_of((DEBUG, "a\n"), (INFO, "b"), (CONTINUATION, "c\n"), (WARN, "\n"), (ERROR, "d\n"))
-    finally:
-        LibraryLog.listener = None
-    assert heard == ["bc", "d"]
+def test_what_it_says_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "edgespec.llama")
+    log_of((DEBUG, "a\n"), (INFO, "b"), (CONTINUATION, "c\n"), (WARN, "\n"), (ERROR, "d\n"))
+    said = [(one.levelno, one.getMessage()) for one in caplog.records]
+    assert said == [(logging.DEBUG, "a"), (logging.INFO, "bc"), (logging.INFO, "d")]
 
 
 def test_a_library_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:

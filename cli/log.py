@@ -1,0 +1,142 @@
+"""Where the log goes: `-v`, `-vv`, `--log-file` and `--log-format` of every command.
+
+stderr has warnings and failures, with `-v` what is done and what llama.cpp says, with `-vv`
+everything. A file has what `-v` shows, and what a person is told. See `edgespec.log` for who says
+what. stdout has none of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from datetime import datetime, timezone
+
+import typer
+from typer.core import TyperOption
+
+from edgespec.cli.render import NOTES, printable
+from edgespec.errors import UnsupportedError
+from edgespec.log import PROMPTS, REQUEST_ID
+from edgespec.models.writing import reason
+
+_FORMATS = _TEXT, _JSON = ("text", "json")
+_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by the number of -v
+_ROOT = logging.getLogger("edgespec")
+
+
+def log_options() -> list[TyperOption]:
+    """What every command takes."""
+    return [
+        TyperOption(
+            param_decls=["verbose", "--verbose", "-v"],
+            count=True,
+            default=0,
+            help="Log on stderr what is done and what llama.cpp says; -vv: more of it.",
+        ),
+        TyperOption(
+            param_decls=["log_file", "--log-file"],
+            type=str,
+            metavar="FILE",
+            help="Append the log to this file. It has no prompts and no answers.",
+        ),
+        TyperOption(
+            param_decls=["log_format", "--log-format"],
+            type=str,
+            default=_TEXT,
+            help="text, or json: one document a line, on stderr and in the file.",
+        ),
+    ]
+
+
+def start_log(verbose: int, log_file: str | None, log_format: str) -> None:
+    """From now on the log goes where the options say, until `stop_log`.
+
+    Raises UnsupportedError for a file that cannot be written.
+    """
+    if log_format not in _FORMATS:
+        raise typer.BadParameter(f"--log-format is {' or '.join(_FORMATS)}, not {log_format}")
+    stop_log()
+    level = _LEVELS[min(verbose, len(_LEVELS) - 1)]
+    handlers: list[logging.Handler] = [_ToStderr(level, is_json=log_format == _JSON)]
+    if log_file is not None:
+        handlers.append(_to_file(log_file, min(level, logging.INFO)))
+    _ROOT.setLevel(min(one.level for one in handlers))
+    NOTES.setLevel(logging.INFO)
+    for one in handlers:
+        one.setFormatter(_JsonLine() if log_format == _JSON else _TextLine())
+        _ROOT.addHandler(one)
+
+
+def stop_log() -> None:
+    """As before `start_log`."""
+    for one in [*_ROOT.handlers]:
+        if not isinstance(one, logging.NullHandler):
+            _ROOT.removeHandler(one)
+            with contextlib.suppress(OSError):  # what a full disk did not take was told
+                one.close()
+    _ROOT.setLevel(logging.NOTSET)
+    NOTES.setLevel(logging.NOTSET)
+    PROMPTS.setLevel(logging.CRITICAL)
+
+
+class _ToStderr(logging.Handler):
+    """Writes to what stderr is at that time. Notes are printed already, but for JSON."""
+
+    def __init__(self, level: int, *, is_json: bool) -> None:
+        super().__init__(min(level, logging.INFO) if is_json else level)
+        self._least, self.has_notes = level, is_json
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        is_note = record.name == NOTES.name
+        if self.has_notes if is_note else record.levelno >= self._least:
+            print(self.format(record), file=sys.stderr, flush=True)
+
+
+def _to_file(path: str, level: int) -> logging.Handler:
+    """Appends; a file that was moved away by a program that rotates logs is made anew."""
+    from logging.handlers import WatchedFileHandler
+
+    class _ToFile(WatchedFileHandler):
+        def handleError(self, record: logging.LogRecord) -> None:
+            """Once: a full disk ends no answer."""
+            problem = sys.exc_info()[1]
+            self.setLevel(logging.CRITICAL + 1)
+            print(f"warning: cannot write the log {path}: {problem}", file=sys.stderr, flush=True)
+
+    try:
+        handler = _ToFile(path, encoding="utf-8")
+    except OSError as problem:
+        raise UnsupportedError(f"cannot write the log {path}: {reason(problem)}") from problem
+    handler.setLevel(level)
+    return handler
+
+
+class _TextLine(logging.Formatter):
+    """Time, level, who says it, what."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Without what could steer the terminal of who reads it."""
+        return printable(super().format(record))
+
+
+class _JsonLine(logging.Formatter):
+    """One document: `time` (UTC), `level`, `logger`, `message`, `request_id`, and what is known."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """On one line."""
+        time = datetime.fromtimestamp(record.created, timezone.utc)
+        document = {
+            "time": time.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **({"request_id": REQUEST_ID.get()} if REQUEST_ID.get() else {}),
+            **getattr(record, "fields", {}),
+        }
+        return json.dumps(document)

@@ -1,0 +1,438 @@
+"""`/v1/chat/completions`: from the fields of a request to what it wants, and its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from edgespec.decode.generation import Chunk
+from edgespec.decode.options import GenerationOptions
+from edgespec.serve.asked import ChatAsked, Output, Setup, take_model, take_output
+from edgespec.serve.fields import Fields, shown
+from edgespec.serve.generation_fields import take_format, take_max_tokens, take_sampling, take_stops
+from edgespec.serve.limits import Limits
+from edgespec.serve.shapes import (
+    Choice,
+    Delta,
+    ToldTokens,
+    ToolCall,
+    fingerprint,
+    new_id,
+    now_s,
+    sources,
+    timings,
+    usage,
+)
+from edgespec.serve.tools import call_arguments, take_tools
+
+# Fields that change no answer here, whatever they say.
+NO_EFFECT = (
+    *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("store", "service_tier", "verbosity", "cache_prompt", "reasoning_format", "keep_alive"),
+    *("extra_body", "provider", "transforms", "route", "usage", "include_reasoning", "plugins"),
+    *("parse_tool_calls", "timings_per_token", "id_slot", "continue_final_message"),
+)
+# What an answer would lack, unless these are false or empty; and what to do instead.
+NOT_THERE = {
+    "audio": "answers are text",
+    "web_search_options": "offer a tool that searches",
+    "prompt_logprobs": "ask /v1/completions, with echo and logprobs",
+    "image_data": "this model reads text alone",
+    "mm_processor_kwargs": "this model reads text alone",
+    "use_beam_search": "set temperature to 0 for the likeliest tokens",
+    "lora": "merge the adapter into the file of the model",
+    "ignore_eos": "/completion has it",
+    "min_tokens": "ask for the length in words",
+    "stop_token_ids": "name texts in stop",
+    "allowed_token_ids": "use guided_regex or guided_choice",
+    "bad_words": "use logit_bias",
+    "truncate_prompt_tokens": "send a shorter prompt",
+}
+# Tokens that a model may think for: none at all, or a little. Others leave it the server's default.
+_EFFORTS: dict[str, int | None] = {
+    **{"none": 0, "minimal": 0, "low": 1024},
+    **dict.fromkeys(("medium", "high", "xhigh", "max", "default", "auto")),
+}
+_BUDGETS = (
+    "thinking_budget",
+    "thinking_budget_tokens",
+    "thinking_token_budget",
+    "reasoning_budget",
+)
+_MOST_BUDGET = 1 << 31
+_OLD_NAMES = ("functions", "function_call")
+
+
+def read_chat(body: Any, setup: Setup) -> ChatAsked:
+    """What a request wants. Raises Refusal for a field that is wrong or not supported."""
+    fields = Fields(_of_today(body))
+    fields.ignore(*_OLD_NAMES)  # where there are tools, or none
+    take_model(fields, setup)
+    messages = take_messages(fields, setup.limits)
+    output = take_output(fields, setup.limits)
+    output = replace(output, functions=_has_functions(body))
+    options = GenerationOptions(
+        max_tokens=take_max_tokens(
+            fields,
+            setup.defaults.max_tokens,
+            setup.context_size,
+            "max_completion_tokens",
+            "max_tokens",
+        ),
+        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
+        stop=take_stops(fields, setup.limits),
+        raw=True,
+        reuse=True,
+        logprobs=_logprobs(fields, setup.limits),
+        prediction=take_prediction(fields),
+        **take_format(fields, setup.limits),
+    )
+    tools = take_tools(fields, setup.limits)
+    if tools.offered and options.answer_format is not None:
+        fields.refuse("response_format", "is not supported beside tools", code="unsupported_value")
+    budget, variables = take_thinking(fields, setup)
+    fields.only("modalities", ["text"], [])
+    fields.ignore(*NO_EFFECT)
+    fields.refuse_set(NOT_THERE)
+    fields.end()
+    return ChatAsked(messages, options, output, variables, tools, budget)
+
+
+def _logprobs(fields: Fields, limits: Limits) -> int | None:
+    """Best tokens to be told at each place; None for no logprobs at all."""
+    is_asked = fields.flag("logprobs")
+    count = fields.whole("top_logprobs", 0, 0, limits.logprobs)
+    if count and not is_asked:
+        fields.refuse("top_logprobs", "needs logprobs: set it to true as well")
+    return count if is_asked else None
+
+
+def take_prediction(fields: Fields) -> str:
+    """`prediction`: what the answer probably is, which is drafted."""
+    if "prediction" not in fields:
+        return ""
+    inner = fields.object("prediction")
+    inner.only("type", "content")
+    text = text_of(inner, "content")
+    inner.end()
+    return text
+
+
+def _of_today(body: Any) -> Any:
+    """The same request with `tools` for `functions`, as they were called before."""
+    if not _has_functions(body):
+        return body
+    rest = {name: body[name] for name in body if name not in _OLD_NAMES}
+    choice = body.get("function_call")
+    if isinstance(choice, dict):
+        choice = {"type": "function", "function": choice}
+    functions = [{"type": "function", "function": one} for one in body["functions"]]
+    return {**rest, "tools": functions, "tool_choice": choice, "parallel_tool_calls": False}
+
+
+def _has_functions(body: Any) -> bool:
+    if not isinstance(body, dict) or body.get("tools"):
+        return False
+    functions = body.get("functions")
+    return isinstance(functions, list) and bool(functions)
+
+
+# -- thoughts ------------------------------------------------------------------------------
+
+
+def take_thinking(fields: Fields, setup: Setup) -> tuple[int | None, dict[str, Any]]:
+    """How many tokens a model may think for, None for no limit, and a template's variables.
+
+    Clients say it in several ways; the fewest tokens hold.
+    """
+    variables = fields.any("chat_template_kwargs", {})
+    if not isinstance(variables, dict) or len(variables) > setup.limits.stops:
+        fields.refuse("chat_template_kwargs", f"must be a small object, not {shown(variables)}")
+    effort = take_effort(fields, "reasoning_effort")
+    budgets = [_budget(fields, name) for name in _BUDGETS if name in fields]
+    thinks = fields.flag("enable_thinking") if "enable_thinking" in fields else None
+    if isinstance(fields.any_of("think"), str):
+        effort = take_effort(fields, "think") or effort
+    elif "think" in fields:
+        thinks = fields.flag("think")
+    for name in ("reasoning", "thinking"):
+        if name in fields:
+            inner = fields.object(name)
+            effort = take_effort(inner, "effort") or effort
+            budgets += [
+                _budget(inner, one) for one in ("max_tokens", "budget_tokens") if one in inner
+            ]
+            thinks = inner.flag("enabled") if "enabled" in inner else thinks
+            kind = inner.any("type")
+            if kind is not None and kind not in ("enabled", "adaptive", "disabled"):
+                inner.refuse("type", f"must be enabled, adaptive or disabled, not {shown(kind)}")
+            thinks = kind != "disabled" if kind is not None else thinks
+            inner.ignore("summary", "generate_summary", "exclude", "display", "encrypted_content")
+            inner.end()
+    return _thinking(setup, variables, effort, [one for one in budgets if one is not None], thinks)
+
+
+def _thinking(
+    setup: Setup, variables: dict[str, Any], effort: str, budgets: list[int], thinks: bool | None
+) -> tuple[int | None, dict[str, Any]]:
+    said = variables.get("enable_thinking", thinks)
+    of_effort = _EFFORTS.get(effort)
+    if of_effort is not None:
+        budgets = [*budgets, of_effort]
+    budget = min(budgets) if budgets else setup.defaults.think_budget
+    if said is True and not budgets and budget == 0:
+        budget = None  # a request that asks for thoughts gets them
+    if said is False or budget == 0:
+        return 0, {"enable_thinking": False, **_told(effort), **variables}
+    told = {} if said is None else {"enable_thinking": said}
+    return budget, {**told, **_told(effort), **variables}
+
+
+def _told(effort: str) -> dict[str, str]:
+    """What templates that have efforts know: low, medium and high."""
+    known = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}.get(effort, effort)
+    return {"reasoning_effort": known} if known in ("low", "medium", "high") else {}
+
+
+def take_effort(fields: Fields, field: str) -> str:
+    """How hard a model shall think; "" where nothing is said."""
+    effort = fields.text(field, "")
+    if effort and effort not in _EFFORTS:
+        fields.refuse(field, f"must be one of {', '.join(_EFFORTS)}, not {shown(effort)}")
+    return effort
+
+
+def _budget(fields: Fields, field: str) -> int | None:
+    """Tokens; None where it is -1, which is no limit."""
+    found = fields.whole(field, -1, -1, _MOST_BUDGET)
+    return None if found < 0 else found
+
+
+_THOUGHTS = ("thinking", "reasoning")  # parts of an assistant's message
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+def take_messages(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
+    """The field `messages`. Raises Refusal."""
+    values = fields.list("messages", limits.messages)
+    if not values:
+        fields.refuse("messages", "must have at least one message")
+    return [
+        _message(Fields(value, f"messages[{index}]"), limits) for index, value in enumerate(values)
+    ]
+
+
+def text_of(
+    fields: Fields, field: str, kinds: tuple[str, ...] = ("text",), *, may_lack: bool = False
+) -> str:
+    """A text, or a list of parts that are texts, which become lines.
+
+    Args:
+        may_lack: "" where there is none; else that is refused.
+    """
+    return "\n".join(_texts(fields, field, kinds, may_lack, []))
+
+
+def _texts(
+    fields: Fields, field: str, kinds: tuple[str, ...], may_lack: bool, thoughts: list[str]
+) -> list[str]:
+    """The texts of a field; those of thoughts are put into `thoughts`."""
+    value = fields.any(field, "" if may_lack else None)
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        fields.refuse(field, f"must be a text or a list of text parts, not {shown(value)}")
+    texts = []
+    for index, part in enumerate(value):
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        inner = Fields(part, f"{fields.name(field)}[{index}]")
+        kind = inner.text("type", "text")
+        if kind in _THOUGHTS and may_lack:
+            thoughts.append(inner.text(kind, "") or inner.text("text", ""))
+        elif kind == "refusal" and may_lack:
+            texts.append(inner.text("refusal", ""))
+        elif kind in kinds:
+            texts.append(inner.text("text", ""))
+        else:
+            inner.refuse("type", f"{shown(kind)} is not supported", code="unsupported_value")
+        inner.ignore("annotations", "logprobs", "signature", "citations", "id")
+        inner.end()
+    return texts
+
+
+def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
+    role = fields.text("role")
+    if role not in _ROLES:
+        fields.refuse("role", f"must be one of {', '.join(_ROLES)}, not {shown(role)}")
+    message: dict[str, Any] = {"role": _ROLES[role]}
+    is_answer, thoughts = role == "assistant", list[str]()
+    may_lack = _ROLES[role] in ("assistant", "tool")
+    message["content"] = "\n".join(_texts(fields, "content", ("text",), may_lack, thoughts))
+    if is_answer:
+        if calls := _calls(fields, limits):
+            message["tool_calls"] = calls
+        message["content"] = message["content"] or fields.text("refusal", "")
+        if thought := _thought_of(fields) or "\n".join(thoughts):
+            message["reasoning_content"] = thought
+    if may_lack and not is_answer:
+        message["tool_call_id"] = fields.text("tool_call_id", "")
+    if "name" in fields:
+        message["name"] = fields.text("name")
+    fields.ignore("id", "annotations", "refusal", "provider_specific_fields")
+    fields.refuse_set(dict.fromkeys(("audio", "images"), "this model reads text alone"))
+    fields.end()
+    return message
+
+
+def _thought_of(fields: Fields) -> str:
+    """What was thought before an answer that is sent back, under any of its names."""
+    fields.ignore("reasoning_details", "thinking_blocks", "reasoning_signature")
+    names = ("reasoning_content", "reasoning", "thinking")
+    found = [value for name in names if isinstance(value := fields.any(name), str)]
+    return next(filter(None, found), "")
+
+
+def _calls(fields: Fields, limits: Limits) -> list[dict[str, Any]]:
+    values = fields.list("tool_calls", limits.tools)
+    calls = [
+        _call(Fields(value, f"{fields.name('tool_calls')}[{index}]"))
+        for index, value in enumerate(values)
+    ]
+    if function := fields.any("function_call"):  # as it was before there were tools
+        calls.append(_call(Fields({"function": function}, fields.path)))
+    return calls
+
+
+def _call(fields: Fields) -> dict[str, Any]:
+    """A call of a tool; templates take its arguments as an object, clients send their text."""
+    fields.only("type", "function")
+    fields.ignore("index")
+    identity = fields.text("id", "")
+    function = fields.object("function")
+    name, arguments = function.text("name"), call_arguments(function)
+    function.end()
+    fields.end()
+    return {
+        "type": "function",
+        "id": identity,
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+class ChatShape:
+    """Answers to one request.
+
+    Args:
+        tokens: tells logprobs, where there are any.
+    """
+
+    def __init__(self, model: str, output: Output, tokens: ToldTokens) -> None:
+        self._output, self._tokens = output, tokens
+        self._head = {
+            "id": new_id("chatcmpl-"),
+            "created": now_s(),
+            "model": model,
+            "system_fingerprint": fingerprint(),
+        }
+        self._calls = dict[str, int]()  # of the answer that is being sent: numbers by identity
+
+    def begin(self, index: int) -> list[dict[str, Any]]:
+        """The role."""
+        self._calls = {}
+        return [self._chunk(index, {"role": "assistant", "content": ""})]
+
+    def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
+        """One event."""
+        values: dict[str, Any] = {}
+        if delta.reasoning:
+            values["reasoning_content"] = delta.reasoning
+        if delta.content:
+            values["content"] = delta.content
+        parts = [self._part(call) for call in delta.calls]
+        if parts and self._output.functions:
+            values["function_call"] = parts[0]["function"]
+        elif parts:
+            values["tool_calls"] = parts
+        more = {"sources": sources(chunks)} if self._output.sources else {}
+        told = self._tokens.chat([one for chunk in chunks for one in chunk.logprobs])
+        if not (values or more or told):
+            return []
+        return [{**self._chunk(index, values, logprobs=told), **more}]
+
+    def end(self, choice: Choice) -> list[dict[str, Any]]:
+        """The reason, with the timings of this answer."""
+        last = self._chunk(choice.index, {}, self._reason(choice))
+        return [{**last, "timings": timings([choice])}]
+
+    def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+        """The usage, where it was asked for."""
+        if not self._output.usage:
+            return []
+        head = self._document("chat.completion.chunk", [])
+        return [
+            {**head, "usage": usage(choices, self._output.choices), "timings": timings(choices)}
+        ]
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """All answers."""
+        return {
+            **self._document("chat.completion", [self._whole(choice) for choice in choices]),
+            "usage": usage(choices, self._output.choices),
+            "timings": timings(choices),
+        }
+
+    def _part(self, call: ToolCall) -> dict[str, Any]:
+        """A call, or more of one: arguments alone."""
+        if call.identity in self._calls:
+            more = {"arguments": call.arguments}
+            return {"index": self._calls[call.identity], "function": more}
+        self._calls[call.identity] = len(self._calls)
+        return {"index": self._calls[call.identity], **_call_document(call)}
+
+    def _chunk(
+        self, index: int, delta: Any, reason: str | None = None, logprobs: Any = None
+    ) -> Any:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        chunk = self._document("chat.completion.chunk", [choice])
+        return {**chunk, "usage": None} if self._output.usage else chunk
+
+    def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head, "object": kind, "choices": choices}
+
+    def _reason(self, choice: Choice) -> str:
+        is_function = choice.is_calling and self._output.functions
+        return "function_call" if is_function else choice.reason
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if choice.calls and not choice.content else choice.content,
+            "refusal": None,
+        }
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if choice.calls and self._output.functions:
+            message["function_call"] = _call_document(choice.calls[0])["function"]
+        elif choice.calls:
+            message["tool_calls"] = [_call_document(call) for call in choice.calls]
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": self._tokens.chat(choice.result.logprobs),
+            "finish_reason": self._reason(choice),
+        }
+
+
+def _call_document(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.identity, "type": "function", "function": function}

@@ -1,0 +1,532 @@
+"""`/v1/responses`: from the fields of a request to what it wants, its answers, and those kept.
+
+Responses that later requests go on from are in memory, and only as many as fit.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.decode.generation import Chunk
+from edgespec.decode.options import GenerationOptions
+from edgespec.serve.asked import ChatAsked, Output, Setup, take_model
+from edgespec.serve.chat import take_thinking, text_of
+from edgespec.serve.fields import Fields, note_ignored, shown
+from edgespec.serve.generation_fields import (
+    AnswerForm,
+    take_max_tokens,
+    take_sampling,
+    typed_format,
+)
+from edgespec.serve.limits import Limits
+from edgespec.serve.refusal import Refusal
+from edgespec.serve.shapes import Choice, Delta, ToolCall, new_id, now_s, timings, usage
+from edgespec.serve.tools import call_arguments, take_tools
+
+Items = list[dict[str, Any]]
+
+_PARTS = ("input_text", "output_text", "summary_text", "reasoning_text", "text")
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_REPEATED = (
+    *("instructions", "metadata", "tools", "tool_choice", "temperature", "top_p", "reasoning"),
+    *("max_output_tokens", "previous_response_id", "parallel_tool_calls", "text", "truncation"),
+)
+# What tools of other servers left in a conversation: nothing that this model called.
+_SKIPPED = (
+    *("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call"),
+    *("computer_call", "computer_call_output", "local_shell_call", "local_shell_call_output"),
+    *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
+    *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
+    *("compaction", "tool_search_call", "tool_search_output"),
+)
+
+_NOT_THERE = {
+    "background": "leave it out, and wait or read the stream",
+    "conversation": "use previous_response_id",
+    "prompt": "send its text as instructions",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What an answer says besides its text.
+
+    `repeats` are fields of the request, `items` the conversation up to the answer, which is kept
+    with it where `keeps`. `summarises` tells thoughts as summaries.
+    """
+
+    repeats: dict[str, Any]
+    items: Items
+    keeps: bool
+    summarises: bool
+
+
+def read_response(
+    body: Any, setup: Setup, kept: KeptResponses, owner: str
+) -> tuple[ChatAsked, Told]:
+    """What a request wants, and what its answer says of it. Raises Refusal.
+
+    Args:
+        kept: responses that it may go on from, which are those of the same `owner`.
+    """
+    Fields(body)
+    fields = Fields({**body, "tools": _known_tools(body.get("tools"))})
+    take_model(fields, setup)
+    items = _items(fields, setup.limits, kept, owner)
+    messages = _messages(fields, items)
+    told = Told(
+        {name: body.get(name) for name in _REPEATED},
+        items,
+        fields.flag("store", True),
+        _wants_summary(fields.any_of("reasoning")),
+    )
+    budget, variables = take_thinking(fields, setup)
+    options = GenerationOptions(
+        max_tokens=take_max_tokens(
+            fields, setup.defaults.max_tokens, setup.context_size, "max_output_tokens"
+        ),
+        sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
+        raw=True,
+        reuse=True,
+        **_format(fields, setup.limits),
+    )
+    tools = take_tools(fields, setup.limits)
+    if tools.offered and options.answer_format is not None:
+        fields.refuse("text", "is not supported beside tools", code="unsupported_value")
+    output = Output(streams=fields.flag("stream"))
+    _end(fields, setup.limits)
+    return ChatAsked(messages, options, output, variables, tools, budget), told
+
+
+def _known_tools(tools: Any) -> Any:
+    """Tools without those of kinds that are not here, such as a search of the web."""
+    if not isinstance(tools, list):
+        return tools
+    known = []
+    for one in tools:
+        kind = one.get("type", "function") if isinstance(one, dict) else "function"
+        if kind == "function":
+            known.append(one)
+        else:
+            note_ignored(f"tools[].type {str(kind)[:40]}")
+    return known
+
+
+def _wants_summary(reasoning: Any) -> bool:
+    names = ("summary", "generate_summary")
+    return isinstance(reasoning, dict) and any(
+        reasoning.get(name) not in (None, "none") for name in names
+    )
+
+
+def _items(fields: Fields, limits: Limits, kept: KeptResponses, owner: str) -> Items:
+    """The items of a conversation: those that are kept, and the new ones."""
+    previous = fields.text("previous_response_id", "")
+    found: Items = kept.items(owner, previous) if previous else []
+    value = fields.any("input", [] if previous else None)
+    new = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    if not isinstance(new, list) or not (new or found):
+        fields.refuse("input", f"must be a text or a list of items, not {shown(value)}")
+    if len(found) + len(new) > limits.messages:
+        count = len(found) + len(new)
+        fields.refuse("input", f"has {count} items, and at most {limits.messages} are taken")
+    for index, item in enumerate(new):
+        found.append(_resolved(Fields(item, f"input[{index}]"), item, kept, owner))
+    return found
+
+
+def _resolved(
+    fields: Fields, item: dict[str, Any], kept: KeptResponses, owner: str
+) -> dict[str, Any]:
+    """An item, or the one that it refers to."""
+    if item.get("type") != "item_reference":
+        return item
+    found = kept.item(owner, fields.text("id"))
+    if found is None:
+        fields.refuse("id", f"{shown(item.get('id'))} is no item that is kept here: send the item")
+    return found
+
+
+def _messages(fields: Fields, items: Items) -> list[dict[str, Any]]:
+    instructions = fields.text("instructions", "")
+    found = [{"role": "system", "content": instructions}] if instructions else []
+    for index, item in enumerate(items):
+        found += _item(Fields(item, f"input[{index}]"), found)
+    if not found:
+        fields.refuse("input", "has no message")
+    return found
+
+
+def _item(fields: Fields, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The message of an item; thoughts, text and calls of one answer are one message."""
+    kind = fields.text("type", "message")
+    fields.ignore("id", "status", "phase", "encrypted_content", "created_by")
+    last = before[-1] if before and before[-1]["role"] == "assistant" else None
+    if kind == "message":
+        role = fields.text("role")
+        if role not in _ROLES:
+            fields.refuse("role", f"must be one of {', '.join(_ROLES)}, not {shown(role)}")
+        content = _content(fields, role)
+        fields.end()
+        if role == "assistant" and last is not None and not last["content"]:
+            last["content"] = content
+            return []
+        return [{"role": _ROLES[role], "content": content}]
+    if kind == "function_call":
+        call = _call(fields)
+        if last is not None:
+            last.setdefault("tool_calls", []).append(call)
+            return []
+        return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    if kind == "function_call_output":
+        identity, output = fields.text("call_id", ""), _content(fields, "tool", "output")
+        fields.end()
+        return [{"role": "tool", "content": output, "tool_call_id": identity}]
+    if kind == "reasoning":
+        return _thought(fields)
+    if kind in _SKIPPED:
+        note_ignored(f"input[].type {kind}")
+        return []
+    fields.refuse("type", f"{shown(kind)} is not supported", code="unsupported_value")
+
+
+def _content(fields: Fields, role: str, field: str = "content") -> str:
+    return text_of(fields, field, _PARTS, may_lack=role in ("assistant", "tool"))
+
+
+def _thought(fields: Fields) -> list[dict[str, Any]]:
+    """A thought in plain words; one that another server encrypted is left out."""
+    content, summary = (
+        text_of(fields, name, _PARTS, may_lack=True) for name in ("content", "summary")
+    )
+    fields.end()
+    thought = content or summary
+    return [{"role": "assistant", "content": "", "reasoning_content": thought}] if thought else []
+
+
+def _call(fields: Fields) -> dict[str, Any]:
+    function = {"name": fields.text("name"), "arguments": call_arguments(fields)}
+    identity = fields.text("call_id", "")
+    fields.end()
+    return {"type": "function", "id": identity, "function": function}
+
+
+def _format(fields: Fields, limits: Limits) -> AnswerForm:
+    outer = fields.object("text")
+    outer.ignore("verbosity")
+    form = typed_format(outer.object("format"), limits) if "format" in outer else AnswerForm()
+    outer.end()
+    return form
+
+
+def _end(fields: Fields, limits: Limits) -> None:
+    """What changes nothing is taken; what an answer would lack is refused."""
+    fields.ignore("user", "metadata", "safety_identifier", "prompt_cache_key", "client_metadata")
+    fields.ignore("prompt_cache_retention", "service_tier", "truncation", "max_tool_calls")
+    fields.ignore("context_management", "stream_options", "verbosity")
+    for one in fields.list("include", limits.stops):
+        if one == "message.output_text.logprobs":
+            fields.refuse("include", f"{one} is not supported", code="unsupported_value")
+    fields.only("top_logprobs", 0)
+    fields.refuse_set(_NOT_THERE)
+    fields.end()
+
+
+Event = dict[str, Any]
+
+
+class ResponsesShape:
+    """The answer to one request; there is only one choice.
+
+    Args:
+        told: fields of the request that the answer repeats.
+        keep: is given the answer when it is complete; None where it is not kept.
+        summarises: tells thoughts as summaries of what was thought, in full.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        told: dict[str, Any],
+        keep: Callable[[Event], None] | None = None,
+        *,
+        summarises: bool = False,
+    ) -> None:
+        self._keep, self._summarises = keep, summarises
+        self._head = {
+            "id": new_id("resp_"),
+            "object": "response",
+            "created_at": now_s(),
+            "model": model,
+            "error": None,
+            **told,
+            "metadata": told.get("metadata") or {},
+            "tools": told.get("tools") or [],
+            "tool_choice": told.get("tool_choice") or "auto",
+            "parallel_tool_calls": told.get("parallel_tool_calls") is not False,
+            "truncation": told.get("truncation") or "disabled",
+            "store": keep is not None,
+        }
+        self._number = 0
+        self._done: list[dict[str, Any]] = []  # items of the output
+        self._open: dict[str, Any] | None = None  # the item that is being written
+        self._text = ""  # of it
+
+    def begin(self, index: int) -> list[Event]:
+        """An answer without content."""
+        response = self._response("in_progress", [])
+        kinds = ("response.created", "response.in_progress")
+        return [self._event(kind, response=response) for kind in kinds]
+
+    def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[Event]:
+        """Thoughts, text and calls, each in an item of its own."""
+        events = self._write("reasoning", delta.reasoning) if delta.reasoning else []
+        if delta.content:
+            events += self._write("message", delta.content)
+        for call in delta.calls:
+            events += self._call(call)
+        return events
+
+    def end(self, choice: Choice) -> list[Event]:
+        """The whole answer."""
+        events = self._close_item()
+        reason = choice.reason
+        response = self._finished(choice, self._done)
+        kind = "response.incomplete" if reason == "length" else "response.completed"
+        return [*events, self._event(kind, response=response)]
+
+    def failed(self, refusal: Refusal) -> Event:
+        """The last event of an answer that failed."""
+        response = self._response("failed", self._done)
+        error = {"code": refusal.code or "server_error", "message": str(refusal)}
+        return self._event("response.failed", response={**response, "error": error})
+
+    def close(self, choices: Sequence[Choice]) -> list[Event]:
+        """Nothing more."""
+        return []
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The answer, for who asked for no stream."""
+        choice = choices[0]
+        self.add(0, Delta(reasoning=choice.reasoning), ())
+        self.add(0, Delta(choice.content, calls=choice.calls), ())
+        self._close_item()
+        return self._finished(choice, self._done)
+
+    # -- items -----------------------------------------------------------------------------
+
+    def _write(self, kind: str, text: str) -> list[Event]:
+        """Text of an item, which is opened where another one was written."""
+        events = []
+        if self._open is None or self._open["type"] != kind:
+            events = self._close_item() + self._open_item(kind)
+        self._text += text
+        return [*events, self._event(f"{self._name()}.delta", **self._place(), delta=text)]
+
+    def _name(self) -> str:
+        """How events of the item that is written begin."""
+        assert self._open is not None
+        if self._open["type"] == "message":
+            return "response.output_text"
+        return f"response.reasoning_{'summary_' * self._summarises}text"
+
+    def _part_event(self, kind: str) -> Event:
+        assert self._open is not None
+        is_summary = self._summarises and self._open["type"] == "reasoning"
+        name = "reasoning_summary_part" if is_summary else "content_part"
+        return self._event(f"response.{name}.{kind}", **self._place(), part=self._part())
+
+    def _open_item(self, kind: str) -> list[Event]:
+        item: dict[str, Any] = {"id": new_id("msg_"), "type": "message", "role": "assistant"}
+        if kind == "reasoning":
+            item = {"id": new_id("rs_"), "type": "reasoning", "summary": []}
+        self._open = {**item, "status": "in_progress", "content": []}
+        self._text = ""
+        added = self._event(
+            "response.output_item.added", output_index=len(self._done), item=self._open
+        )
+        return [added, self._part_event("added")]
+
+    def _close_item(self) -> list[Event]:
+        if self._open is None:
+            return []
+        is_summary = self._summarises and self._open["type"] == "reasoning"
+        field = "summary" if is_summary else "content"
+        item = {**self._open, "status": "completed", field: [self._part()]}
+        text = self._event(f"{self._name()}.done", **self._place(), text=self._text)
+        return [text, self._part_event("done"), self._item_done(item)]
+
+    def _item_done(self, item: dict[str, Any]) -> Event:
+        self._done.append(item)
+        self._open = None
+        number = len(self._done) - 1
+        return self._event("response.output_item.done", output_index=number, item=item)
+
+    def _call(self, call: ToolCall) -> list[Event]:
+        """A call, or more of the one whose arguments are written."""
+        events, name = [], "response.function_call_arguments"
+        if self._open is None or self._open.get("call_id") != call.identity:
+            events = [*self._close_item(), self._open_call(call)]
+        self._text += call.arguments
+        assert self._open is not None
+        place = {"item_id": self._open["id"], "output_index": len(self._done)}
+        events.append(self._event(f"{name}.delta", **place, delta=call.arguments))
+        if call.is_open:
+            return events
+        status = "completed" if call.is_whole else "incomplete"
+        item = {**self._open, "arguments": self._text, "status": status}
+        done = self._event(f"{name}.done", **place, arguments=self._text, name=call.name)
+        return [*events, done, self._item_done(item)]
+
+    def _open_call(self, call: ToolCall) -> Event:
+        self._text = ""
+        self._open = {
+            "id": new_id("fc_"),
+            "type": "function_call",
+            "call_id": call.identity,
+            "name": call.name,
+            "arguments": "",
+            "status": "in_progress",
+        }
+        number = len(self._done)
+        return self._event("response.output_item.added", output_index=number, item=self._open)
+
+    def _place(self) -> dict[str, Any]:
+        assert self._open is not None
+        is_summary = self._summarises and self._open["type"] == "reasoning"
+        index = "summary_index" if is_summary else "content_index"
+        return {"item_id": self._open["id"], "output_index": len(self._done), index: 0}
+
+    def _part(self) -> dict[str, Any]:
+        assert self._open is not None
+        if self._open["type"] == "reasoning":
+            kind = "summary_text" if self._summarises else "reasoning_text"
+            return {"type": kind, "text": self._text}
+        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": []}
+
+    # -- the answer ------------------------------------------------------------------------
+
+    def _event(self, kind: str, **values: Any) -> Event:
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number - 1, **values}
+
+    def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head, "status": status, "output": output, "incomplete_details": None}
+
+    def _finished(self, choice: Choice, output: list[dict[str, Any]]) -> dict[str, Any]:
+        is_cut = choice.reason == "length"
+        response = self._response("incomplete" if is_cut else "completed", output)
+        if is_cut:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        tokens = usage([choice], 1)
+        response |= {
+            "usage": {
+                "input_tokens": tokens["prompt_tokens"],
+                "input_tokens_details": tokens["prompt_tokens_details"],
+                "output_tokens": tokens["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": tokens["total_tokens"],
+            },
+            "timings": timings([choice]),
+        }
+        if self._keep is not None:
+            self._keep(response)
+        return response
+
+
+_EXTRA_BYTES = 512  # of a response, besides its text
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    text: bytes  # of a JSON list: the document, and all items up to its own
+    item_ids: tuple[str, ...]  # of its output
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.text) + _EXTRA_BYTES * (1 + len(self.item_ids))
+
+
+class KeptResponses:
+    """Responses by the API key that they were asked for with, the least recently used first.
+
+    A key sees its own alone: to another one a response is not there.
+
+    Args:
+        most_bytes: of all of them; a larger one is not kept.
+        most: how many.
+    """
+
+    def __init__(self, most_bytes: int, most: int) -> None:
+        self._most_bytes, self._most = most_bytes, most
+        self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
+        self._of_item: dict[tuple[str, str], str] = {}  # the response of an item
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of those that are kept."""
+        return self._bytes
+
+    def add(self, owner: str, document: dict[str, Any], items: list[Any]) -> None:
+        """Keep a response; `items` is the conversation with its output at the end."""
+        item_ids = tuple(str(one.get("id")) for one in document["output"])
+        kept = _Kept(json.dumps([document, items], ensure_ascii=False).encode(), item_ids)
+        if kept.nbytes > self._most_bytes:
+            return
+        with self._lock:
+            self._kept[owner, document["id"]] = kept
+            self._of_item |= {(owner, one): document["id"] for one in item_ids}
+            self._bytes += kept.nbytes
+            while self._bytes > self._most_bytes or len(self._kept) > self._most:
+                self._drop(next(iter(self._kept)))
+
+    def document(self, owner: str, identity: str) -> dict[str, Any]:
+        """A response. Raises Refusal where it is not there."""
+        found: dict[str, Any] = json.loads(self._text(owner, identity))[0]
+        return found
+
+    def items(self, owner: str, identity: str) -> list[Any]:
+        """The conversation up to a response, its output included. Raises as `document`."""
+        found: list[Any] = json.loads(self._text(owner, identity))[1]
+        return found
+
+    def item(self, owner: str, identity: str) -> dict[str, Any] | None:
+        """An item of the output of any of them; None where it is not there."""
+        response = self._of_item.get((owner, identity))
+        if response is None:
+            return None
+        output: list[dict[str, Any]] = self.document(owner, response)["output"]
+        return next((one for one in output if one.get("id") == identity), None)
+
+    def remove(self, owner: str, identity: str) -> None:
+        """Forget one. Raises as `document`."""
+        self._text(owner, identity)
+        with self._lock:
+            if (owner, identity) in self._kept:
+                self._drop((owner, identity))
+
+    def _text(self, owner: str, identity: str) -> bytes:
+        with self._lock:
+            kept = self._kept.get((owner, identity))
+            if kept is not None:
+                self._kept.move_to_end((owner, identity))
+                return kept.text
+        raise Refusal(
+            "there is no such response here: responses are kept in memory, the last ones, and "
+            "only with store: true; send the whole conversation as input",
+            status=404,
+            code="response_not_found",
+        )
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        kept = self._kept.pop(key)
+        self._bytes -= kept.nbytes
+        for one in kept.item_ids:
+            self._of_item.pop((key[0], one), None)

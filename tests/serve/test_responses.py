@@ -1,0 +1,208 @@
+"""Responses through the `openai` client: requests, events, and those that are kept."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openai import BadRequestError, NotFoundError
+from serving_cases import (
+    CALL,
+    CALLS,
+    WEATHER,
+    Connect,
+    Failing,
+    Serve,
+    Speaker,
+    calling_reader,
+    events_of,
+)
+
+from edgespec.serve.refusal import Refusal
+from edgespec.serve.responses import KeptResponses, ResponsesShape
+
+
+def test_a_conversation_of_items(serve: Serve, client: Connect) -> None:
+    made = client(serve(Speaker())).responses.create(
+        model="edgespec",
+        input=[
+            {"role": "user", "content": "Hi"},
+            {"type": "function_call", "call_id": "a", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "Sun"},
+        ],
+    )
+    assert made.output_text == "Hello, world!"
+
+
+def test_a_response_goes_on_from_one_that_is_kept(serve: Serve, client: Connect) -> None:
+    backend = Speaker()
+    talk = client(serve(backend)).responses
+    first = talk.create(model="edgespec", input="Hi", instructions="Be brief")
+    assert first.store  # type: ignore[attr-defined]
+    talk.create(model="edgespec", input="More", previous_response_id=first.id)
+    assert backend.prompt_length == len("<user>Hi<assistant>Hello, world!<user>More<assistant>")
+    item: Any = {"type": "item_reference", "id": first.output[0].id}
+    talk.create(model="edgespec", input=[item, {"role": "user", "content": "So"}])
+    assert backend.prompt_length == len("<assistant>Hello, world!<user>So<assistant>")
+    assert talk.retrieve(first.id).output_text == "Hello, world!"
+    talk.delete(first.id)
+    with pytest.raises(NotFoundError, match="there is no such response here"):
+        talk.retrieve(first.id)
+
+
+def test_responses_are_of_the_key_that_asked_for_them(serve: Serve) -> None:
+    address = serve(Speaker(), keys=["one-key-of-many", "another-key-of-it"])
+    mine, other = (
+        {"authorization": f"Bearer {key}"} for key in ("one-key-of-many", "another-key-of-it")
+    )
+    made = httpx.post(f"{address}/v1/responses", json={"input": "Hi"}, headers=mine).json()
+    path = f"{address}/v1/responses/{made['id']}"
+    assert httpx.get(path, headers=mine).json()["id"] == made["id"]
+    assert httpx.get(path, headers=other).status_code == 404
+    body = {"input": "Hi", "previous_response_id": made["id"]}
+    assert httpx.post(f"{address}/v1/responses", json=body, headers=other).status_code == 404
+
+
+def test_what_is_not_kept_is_not_there(serve: Serve, client: Connect) -> None:
+    talk = client(serve(Speaker())).responses
+    made = talk.create(model="edgespec", input="Hi", store=False)
+    with pytest.raises(NotFoundError):
+        talk.create(model="edgespec", input="Hi", previous_response_id=made.id)
+    with pytest.raises(BadRequestError, match="background is not supported"):
+        talk.create(model="edgespec", input="Hi", background=True)
+
+
+def test_embeddings_say_the_way_out(serve: Serve) -> None:
+    told = httpx.post(f"{serve(Speaker())}/v1/embeddings", json={"input": "a"})
+    assert told.status_code == 404
+    assert "serve one that was made for them" in told.json()["error"]["message"]
+
+
+def test_responses(serve: Serve, client: Connect) -> None:
+    made = client(serve(Speaker())).responses.create(
+        model="edgespec", input="Hi", instructions="Be brief", max_output_tokens=5
+    )
+    assert made.output_text == "Hello"
+    assert made.status == "incomplete"
+    assert made.usage is not None and made.usage.output_tokens == 5
+
+
+def test_a_stream_of_a_response(serve: Serve, client: Connect) -> None:
+    tool: Any = {"type": "function", **WEATHER["function"], "strict": False}
+    stream = client(serve(Speaker(f"Look. {CALL}"))).responses.create(
+        model="edgespec",
+        input=[{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}],
+        tools=[tool],
+        stream=True,
+    )
+    events: list[Any] = list(stream)
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    assert "response.function_call_arguments.done" in kinds
+    final: Any = events[-1]
+    assert [item.type for item in final.response.output] == ["message", "function_call"]
+    assert final.response.output_text == "Look."
+    numbers = [event.sequence_number for event in events]
+    assert numbers == list(range(len(numbers)))
+
+
+def document(number: int, text: str = "") -> dict[str, Any]:
+    return {"id": f"resp_{number}", "output": [{"id": f"msg_{number}", "text": text}]}
+
+
+def is_there(kept: KeptResponses, number: int, owner: str = "me") -> bool:
+    try:
+        return bool(kept.document(owner, f"resp_{number}"))
+    except Refusal as refusal:
+        assert (refusal.status, refusal.code) == (404, "response_not_found")
+        return False
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    kept = KeptResponses(1 << 20, 2)
+    kept.add("me", document(1), [])
+    kept.add("me", document(2), [])
+    assert is_there(kept, 1)
+    kept.add("me", document(3), [])
+    assert [is_there(kept, number) for number in (1, 2, 3)] == [True, False, True]
+    assert kept.item("me", "msg_2") is None and kept.item("me", "msg_3") is not None
+
+
+def test_bytes_are_bounded_whatever_is_kept() -> None:
+    kept = KeptResponses(20_000, 1000)
+    for number in range(300):
+        kept.add("me", document(number, "é" * (number * 37 % 6000)), [{"n": number}])
+        assert kept.nbytes <= 20_000
+    kept.add("me", document(999, "a" * 30_000), [])
+    assert not is_there(kept, 999)
+    for number in range(300):
+        if is_there(kept, number):
+            kept.remove("me", f"resp_{number}")
+    assert kept.nbytes == 0
+
+
+def test_a_key_has_its_own() -> None:
+    kept = KeptResponses(1 << 20, 10)
+    kept.add("me", document(1), [{"role": "user"}])
+    assert kept.items("me", "resp_1") == [{"role": "user"}]
+    assert not is_there(kept, 1, "you") and kept.item("you", "msg_1") is None
+    with pytest.raises(Refusal):
+        kept.remove("you", "resp_1")
+    assert is_there(kept, 1)
+
+
+def kinds_of(events: list[dict[str, Any]]) -> list[str]:
+    """Types of events, those of texts once for any number."""
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    return [one for place, one in enumerate(kinds) if kinds[place - 1 : place] != [one]]
+
+
+@pytest.mark.parametrize("summarises", [False, True])
+def test_every_part_of_an_answer_has_its_events(summarises: bool) -> None:
+    """A thought is told as a text of its item, or as its summary where that is asked for."""
+    shape = ResponsesShape("m", {}, summarises=summarises)
+    events = events_of(shape, calling_reader(), CALLS)
+    text = ["reasoning_text.delta", "reasoning_text.done"]
+    thought = ["content_part.added", *text, "content_part.done"]
+    if summarises:
+        text = ["reasoning_summary_text.delta", "reasoning_summary_text.done"]
+        thought = ["reasoning_summary_part.added", *text, "reasoning_summary_part.done"]
+    part = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
+    call = [f"function_call_arguments.{one}" for one in ("delta", "done")]
+    items = [
+        ["output_item.added", *inner, "output_item.done"] for inner in (thought, part, call, call)
+    ]
+    middle = [kind for item in items for kind in item]
+    assert kinds_of(events) == ["created", "in_progress", *middle, "completed"]
+    assert [one["sequence_number"] for one in events] == list(range(len(events)))
+    output = events[-1]["response"]["output"]
+    assert output[0]["summary" if summarises else "content"][0]["text"] == "Hm."
+    assert output[1]["content"][0]["text"] == "I look."
+    assert [one["arguments"] for one in output[2:]] == ['{"city": "Rome"}', "{}"]
+    for number in (2, 3):
+        told = [one for one in events if one.get("output_index") == number and "delta" in one]
+        assert "".join(one["delta"] for one in told) == output[number]["arguments"]
+        assert {one["item_id"] for one in told} == {output[number]["id"]}
+    assert sum("arguments.delta" in one["type"] for one in events) > 10
+
+
+def test_a_summary_of_thoughts_is_asked_for(serve: Serve) -> None:
+    address = serve(Speaker("<think>Hm.</think>Yes."))
+    body = {"input": "Hi", "stream": True, "reasoning": {"summary": "auto"}}
+    told = httpx.post(f"{address}/v1/responses", json=body).text
+    assert "event: response.reasoning_summary_text.delta" in told
+    del body["reasoning"]
+    assert "summary_text" not in httpx.post(f"{address}/v1/responses", json=body).text
+
+
+def test_an_answer_that_fails_ends_with_its_event(serve: Serve) -> None:
+    """With what was written, and what failed; nothing comes after it."""
+    body = {"input": "Hi", "stream": True}
+    told = httpx.post(f"{serve(Failing())}/v1/responses", json=body).text
+    *_, last = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: ")]
+    assert last["type"] == "response.failed" and last["response"]["status"] == "failed"
+    assert last["response"]["error"]["code"] == "server_error"
+    assert "the server failed: RuntimeError" in last["response"]["error"]["message"]
