@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
     from edgespec.sampling.params import SamplingParams
 
+_LOG = logging.getLogger("edgespec.drafts")
 _WORTH_TELLING = 0.1  # of the steps
 
 
@@ -124,8 +126,7 @@ def run(
             checked = _check(engine, messages, sampling, seed_used, arguments, result)
             checked = None if cancel.is_set() else checked  # then it compared only a part
         measured = _report(plan, engine, result, seed_used, checked)
-        if plan_options.verbose:
-            note(f"drafts: {_reasons(plan, engine)}")
+        _LOG.info("drafts: %s", _reasons(plan, engine))
         measured |= energy.as_json(len(result.token_ids))
     if as_json:
         print(json.dumps(measured))
