@@ -111,7 +111,7 @@ def test_it_is_used_where_it_pays(target: ModelSpec, shipped: Path) -> None:
     plan = plan_of(target)
     share = read_model_spec(shipped).weight_bytes / target.weight_bytes
     value, reason = choice(plan)
-    rates = [(1 + sum(OFTEN[:n])) / (FLAT[n] + n * share) for n in range(1, len(OFTEN) + 1)]
+    rates = [(1 + 0.6 * sum(OFTEN[:n])) / (FLAT[n] + n * share) for n in range(1, len(OFTEN) + 1)]
     assert value == "used" and reason.startswith(f"{max(rates):.2f}x of plain decoding predicted: ")
     assert reason.endswith(f"{share:.2f} plain steps a draft, 1.05 for two tokens")
     assert (plan.drafter, plan.draft_model) == ("suffix,model", shipped)
@@ -130,12 +130,12 @@ def test_it_is_not_used_where_steps_are_dear(target: ModelSpec, shipped: Path) -
 def test_what_a_file_promises_has_to_be_more_than_it_flatters(
     target: ModelSpec, drafter: Path, two_ms: float, said: str
 ) -> None:
-    """1.8 tokens a round of one draft over 1.4 or 1.5 plain steps: 1.29x and 1.2x."""
+    """1.8 tokens a round of one draft, so 1.48 of people's prompts, over 1.4 or 1.5 plain steps."""
     certain = exit_file(target, drafter, gains=[0.8])
     measured(target, [1.0, two_ms, *[9.0] * 14])
     drafts_measured(target, certain, 0.1)
     value, reason = choice(plan_of(target, draft_model=certain))
-    assert value == said and "1.80 tokens a round" in reason
+    assert value == said and "1.48 tokens a round" in reason
 
 
 def test_a_curve_of_single_tokens_is_enough_to_say_no(target: ModelSpec, shipped: Path) -> None:
@@ -318,7 +318,7 @@ def test_without_room_for_drafts_the_model_is_loaded_without_it(
 def test_a_shipped_one_is_loaded_once_the_target_was_measured(
     target: ModelSpec, shipped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.setup.drafter_choice._WORTH_TRYING", 0.0)
+    monkeypatch.setattr("edgespec.setup.drafter_choice.NO_DIFFERENCE", 0.0)
     names = []
     for _ in range(2):
         with edgespec.load(
