@@ -150,13 +150,13 @@ def load_plan(
     with ExitStack() as failed:
         failed.callback(release)
         began_s = perf_counter()
-        engine = _load(spec, plan, report, switch_policy)
+        engine = failed.enter_context(closing(_load(spec, plan, report, switch_policy)))
+        _LOGGER.info(
+            "loaded %s in %.1f s: %s, %d tokens of context, %d threads, kernels %s, drafter %s",
+            *(spec.path.name, perf_counter() - began_s, plan.backend, plan.context_size),
+            *(plan.threads, plan.kernels, plan.drafter),
+        )
         failed.pop_all()
-    _LOGGER.info(
-        "loaded %s in %.1f s: %s, %d tokens of context, %d threads, kernels %s, drafter %s",
-        *(spec.path.name, perf_counter() - began_s, plan.backend, plan.context_size, plan.threads),
-        *(plan.kernels, plan.drafter),
-    )
     return engine
 
 
