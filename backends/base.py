@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_check
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import ContextFullError
 from edgespec.models.control_texts import ControlTexts
+from edgespec.models.images import Image
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,11 +77,13 @@ class AnswerFormat(NamedTuple):
         text: of it.
         think_tags: what opens and closes a thought, which may come before the answer and is free.
             The opening one is "" where the prompt ends with it. None for no thought.
+        free_after: text that an answer may begin with, which is free behind it; "" for none.
     """
 
     kind: str
     text: str
     think_tags: tuple[str, str] | None = None
+    free_after: str = ""
 
 
 class Grammar(Protocol):
@@ -240,6 +243,45 @@ class HoldsSequences(Protocol):
         """Let sequence `target` hold the first `length` committed tokens of another, and no others.
 
         Cells are shared where the cache can do that. Only where sequences can be truncated.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRun:
+    """A piece of an image in a prompt, which is read at once.
+
+    Args:
+        ids: what stands for its cells in the tokens of a text: negative numbers that are made of
+            the hash of the image's bytes, so that equal ids are the same image.
+        positions: how many it takes of the text's; with M-RoPE fewer than cells.
+        image: what it is of.
+        index: which piece of it, from 0.
+    """
+
+    ids: tuple[int, ...]
+    positions: int
+    image: Image
+    index: int
+
+
+@runtime_checkable
+class SeesImages(Protocol):
+    """A backend whose model may have been loaded with a projector for images."""
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether it was."""
+
+    def image_pieces(self, image: Image) -> Sequence[Sequence[int] | ImageRun]:
+        """What an image becomes in a prompt: token ids, and runs of cells.
+
+        Raises UnsupportedError for an image that cannot be decoded.
+        """
+
+    def read_image(self, run: ImageRun) -> Logits:
+        """Append a piece of an image as `prefill` does; the logits of its last cell, [V].
+
+        Raises ContextFullError before anything is computed when it does not fit.
         """
 
 

@@ -62,6 +62,7 @@ def _one(model: Path, budget: int) -> dict[str, Any]:
         sys.exit(f"status {done.returncode} at {budget} bytes: {done.stderr}")
     found = json.loads(done.stdout)
     plan = found["plan"]
+    options += ["--ctx", str(plan["context_size"]["value"])]  # a plan is made for longer answers
     predicted = json.loads(_edgespec("plan", str(model), "--json", *options).stdout)
     return {
         "budget_bytes": budget,

@@ -23,8 +23,14 @@ import edgespec
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.bench.switch_calibration import forced_rows
 from edgespec.memory.device.host import usable_cores
-from edgespec.models.exits.eagle import Unrolled, head_shape
-from edgespec.models.exits.eagle_file import HeadInfo, check_made_for, read_head, values_of
+from edgespec.models.exits.eagle import (
+    HeadInfo,
+    Unrolled,
+    check_made_for,
+    head_shape,
+    read_head,
+    values_of,
+)
 from edgespec.models.exits.early_exit import CONTEXT, WINDOW, read_exit
 from edgespec.models.exits.network import (
     Weights,

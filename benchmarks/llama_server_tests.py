@@ -1,9 +1,11 @@
 """llama.cpp's own server tests, run against `edgespec serve`: a table by file.
 
-    python benchmarks/llama_server_tests.py LLAMA_CPP [--only FILE ...] [--failures]
+    python benchmarks/llama_server_tests.py LLAMA_CPP [--only FILE ...] [--failures] [--kept FILE]
 
 LLAMA_CPP is its source tree; the source package of llama-cpp-python has one in vendor/llama.cpp.
-Needs pytest, requests, openai and filelock. Nothing is downloaded.
+Needs pytest, requests, openai and filelock. Nothing is downloaded. What became of each test is
+written down at once: the table comes as well where the run is interrupted, and --kept FILE goes on
+with what earlier runs found.
 
 The tests start llama-server with tiny models of a hub. Here their start options become those of
 `edgespec serve`, on two layers of the embedded model, which write nonsense quickly. Where
@@ -20,12 +22,15 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import types
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +114,17 @@ def main() -> None:
     parser.add_argument("source", type=Path, help="llama.cpp's source tree")
     parser.add_argument("--only", nargs="+", default=_FILES, metavar="FILE")
     parser.add_argument("--failures", action="store_true", help="say why each of them failed")
+    parser.add_argument("--kept", type=Path, help="outcomes of earlier runs, which this one joins")
     asked = parser.parse_args()
     names = [f"test_{name.removeprefix('test_')}.py" for name in asked.only]
     with tempfile.TemporaryDirectory() as folder:
         tests = _tree(asked.source, Path(folder))
         model = _small_model(Path(folder) / "small.gguf")
-        settings = {"model": str(model), "folder": folder}
+        out = (asked.kept or Path(folder) / "outcomes.json").resolve()
+        settings = {"model": str(model), "folder": folder, "out": str(out)}
         changed = _adapt(tests)
         found = _run(tests, [f"unit/{name}" for name in names], settings)
-    _print(found, changed, names)
+    _print(found, changed, sorted({name.partition("::")[0][len("unit/") :] for name in found}))
     if asked.failures:
         for name, (outcome, why) in found.items():
             if outcome == "failed":
@@ -178,16 +185,32 @@ def _functions(source: str) -> dict[str, str]:
 
 def _run(tests: Path, names: list[str], settings: dict[str, str]) -> dict[str, tuple[str, str]]:
     """Outcome and reason of each test, by its id."""
-    out = Path(settings["folder"]) / "outcomes.json"
     paths = [str(tests), str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
     command = [
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"),
         *("-p", Path(__file__).stem, "--tb=no", *names),
     ]
-    shimmed = {"SHIM": json.dumps({**settings, "out": str(out)}), "PORT": str(_free_port())}
+    shimmed = {"SHIM": json.dumps(settings), "PORT": str(_free_port())}
     env = {**os.environ, **shimmed, "PYTHONPATH": os.pathsep.join(paths)}
-    subprocess.run(command, cwd=tests, env=env, stdout=sys.stderr, check=False)
-    return {name: (outcome, why) for name, (outcome, why) in json.loads(out.read_text()).items()}
+    with suppress(KeyboardInterrupt), _interrupted_by_sigterm():
+        subprocess.run(command, cwd=tests, env=env, stdout=sys.stderr, check=False)
+    return _read(Path(settings["out"]))
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """As by Ctrl-C: `timeout` ends a command this way."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _read(path: Path) -> dict[str, tuple[str, str]]:
+    """Outcome and reason of each test, by its id, as far as they are known."""
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    return {name: (outcome, why) for name, (outcome, why) in kept.items()}
 
 
 def _free_port() -> int:
@@ -242,14 +265,17 @@ def _install() -> None:
 
 def _ask_otherwise(server_class: Any) -> None:
     """What `_ADAPTED` leaves to requests: thinking, what a template makes, null for no text."""
+    from requests.structures import CaseInsensitiveDict
+
     ask, stream = server_class.make_request, server_class.make_stream_request
 
     def make_request(
         server: Any, method: str, path: str, data: Any = None, *more: Any, **named: Any
     ) -> Any:
-        if getattr(server, "thinks", None) is False:
+        if data is not None and getattr(server, "thinks", None) is False:
             data = {**data, "chat_template_kwargs": {"enable_thinking": False}}
         answer = ask(server, method, path, data, *more, **named)
+        answer.headers = CaseInsensitiveDict(answer.headers)  # as HTTP has them
         if server.debug == "template" and path == "/chat/completions":
             answer.body["__verbose"] = ask(server, method, "/apply-template", data).body
         return answer
@@ -337,10 +363,11 @@ def _with_template(server: Any, model: Path, folder: Path) -> Path:
 
 
 class _Outcomes:
-    """What became of each test, written down when all have ended."""
+    """What became of each test, written down as soon as it is known."""
 
     def __init__(self, path: str) -> None:
-        self._path, self._found = Path(path), dict[str, tuple[str, str]]()
+        self._path = Path(path)
+        self._found = _read(self._path)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """One of set-up, call and tear-down."""
@@ -348,10 +375,7 @@ class _Outcomes:
             crash = getattr(report.longrepr, "reprcrash", None)
             why = crash.message if crash else ""
             self._found[report.nodeid] = (report.outcome, " ".join(why.split())[:300])
-
-    def pytest_sessionfinish(self) -> None:
-        """All have ended."""
-        self._path.write_text(json.dumps(self._found))
+            self._path.write_text(json.dumps(self._found))
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def bench(
         chosen = first_of_each_task(chosen, per_task)
     spec = read_model(model.path(settings.each[0][1]))
     longest = most_prompt_tokens(spec, (prompt.text for prompt in chosen))
-    sizes = {"prompt_tokens": longest, "max_tokens": max_tokens}
+    sizes: dict[str, Any] = {"prompt_tokens": longest, "max_tokens": max_tokens}
     requests = [(label, one.request(**sizes, is_plain_greedy=True)) for label, one in settings.each]
     progress = Progress()
     try:

@@ -65,7 +65,7 @@ def chat(
 
     spec = read_model(model.path(plan_options))
     request = plan_options.request(
-        prompt_tokens=most_prompt_tokens(spec, [system or ""]), max_tokens=max_tokens
+        prompt_tokens=most_prompt_tokens(spec, [system or ""]), max_tokens=max_tokens, sees=True
     )
     request = replace(request, interface_bytes=interface_bytes(), keeps_to_form=any(texts.values()))
     with Chat(model.name, request, color=color, answer_format=texts) as talk:

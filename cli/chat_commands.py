@@ -12,6 +12,7 @@ from edgespec.cli.options import PLAIN
 from edgespec.cli.render import models_text, note, printable, size_text, table
 from edgespec.drafting.drafters import drafter_names
 from edgespec.errors import UnsupportedError
+from edgespec.models.images import read_image
 from edgespec.paths import expanded
 
 _WHOLE_NUMBERS = (
@@ -192,7 +193,17 @@ def _edit(chat: Chat, argument: str) -> None:
     users = [m["content"] for m in chat.session.messages if m["role"] == "user"]
     if not users:
         raise UnsupportedError("there is no message to edit", hint="say something first")
-    chat.next_line.draft, chat.next_line.replaces = users[-1], True
+    parts = users[-1] if isinstance(users[-1], list) else [{"text": users[-1]}]
+    chat.images = [part["image"] for part in parts if "image" in part]
+    chat.next_line.draft = "".join(part.get("text", "") for part in parts)
+    chat.next_line.replaces = True
+
+
+def _image(chat: Chat, argument: str) -> None:
+    if not argument:
+        raise UnsupportedError("no file is named", hint="/image FILE")
+    chat.images.append(read_image(expanded(argument)))
+    note(f"{len(chat.images)} image{'s' * (len(chat.images) > 1)} with the next message")
 
 
 def _save(chat: Chat, argument: str) -> None:
@@ -231,6 +242,7 @@ COMMANDS: dict[str, tuple[Callable[[Chat, str], None], str]] = {
     "/undo": (_undo, "take the last message and its answer back"),
     "/retry": (_retry, "answer the last message again"),
     "/edit": (_edit, "change the last message and answer it again"),
+    "/image": (_image, "show a file to the model with the next message"),
     "/save": (_save, "write the conversation to a file"),
     "/load": (_load, "go on with a saved conversation"),
     "/clear": (_clear, "forget the conversation"),

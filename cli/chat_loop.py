@@ -16,7 +16,7 @@ from edgespec.cli.answer_writer import show_answer, with_progress
 from edgespec.cli.render import note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.cli.tint import NONE
-from edgespec.decode.session import Session
+from edgespec.decode.session import Content, Session
 from edgespec.errors import UnsupportedError
 from edgespec.memory.device.track import peak_resident_bytes
 from edgespec.models.onnx.folder import read_model
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edgespec.decode.generation import Result
     from edgespec.memory.plan.plan import Plan
     from edgespec.memory.plan.request import Request
+    from edgespec.models.images import Image
 
 
 @dataclass
@@ -82,6 +83,7 @@ class Chat:
         self.totals = Totals()
         self.next_line = NextLine()
         self.file: Path | None = None
+        self.images: list[Image] = []  # that the next message shows
         self._color = color
         self.plan, self.engine = self._load(model, request)
         try:
@@ -103,10 +105,13 @@ class Chat:
         self.next_line.replaces = False
         with stoppable() as cancel:
             how = {"speculate": self.speculate, "cancel": cancel, **self._format}
+            content = self._content(text)
             if text is None or instead:
-                turn = self.session.retry(text, **how)
+                turn = self.session.retry(content, **how)
             else:
-                turn = self.session.stream(text, **how)
+                assert content is not None, "there is a text"
+                turn = self.session.stream(content, **how)
+            self.images = []
             if turn.dropped_turns:
                 note(f"[the context is full: {turn.dropped_turns} turns are out of sight now]")
             if self.totals.answers and not sys.stdin.isatty():
@@ -117,6 +122,13 @@ class Chat:
         self.next_line.is_after_stop = turn.result.finish_reason == "cancelled"
         if ending := self._ending(turn.result):
             note(f"[{ending}]")
+
+    def _content(self, text: str | None) -> Content | None:
+        """What is sent: a text, with images before it."""
+        if text is None or not self.images:
+            return text
+        shown = [{"type": "image", "image": image} for image in self.images]
+        return [*shown, {"type": "text", "text": text}]
 
     def _ending(self, result: Result) -> str:
         if result.finish_reason == "cancelled":

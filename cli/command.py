@@ -22,10 +22,13 @@ from edgespec.paths import text_of
 _ARGUMENTS, _OTHERS, _LOG = "Arguments", "Options", "Log"
 _GROUPS = {
     "Model and prompt": (
-        *("model", "named", "hf_repo", "prompt", "asked", "file", "system", "raw", "load"),
+        *("model", "named", "hf_repo", "prompt", "asked", "file", "image", "system", "raw", "load"),
         *("max_tokens", "stop", "no_shift", "prompts", "per_task", "connect"),
     ),
-    "Server": ("host", "port", "api_key", "api_key_file", "cors", "allowed_host", "alias"),
+    "Server": (
+        *("host", "port", "api_key", "api_key_file", "cors", "allowed_host", "alias", "folder"),
+        *("any_here", "keep_alive", "pin"),
+    ),
     "Sampling": (
         *("seed", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma"),
         *("xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "mirostat"),
@@ -35,8 +38,20 @@ _GROUPS = {
     ),
     "Form of the answer": ("grammar", "grammar_file", "json_schema", "json_schema_file", "regex"),
     "Memory and device": (
-        *("budget", "prefer", "ctx", "kv_type", "cache_type_k", "cache_type_v", "gpu_layers"),
         *(
+            "budget",
+            "prefer",
+            "mmproj",
+            "image_max_tokens",
+            "ctx",
+            "kv_type",
+            "cache_type_k",
+            "cache_type_v",
+            "gpu_layers",
+        ),
+        *(
+            "mmproj",
+            "image_max_tokens",
             "cpu_moe",
             "n_cpu_moe",
             "override_tensor",

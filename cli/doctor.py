@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import importlib.util
 import json
+import os
 import platform
+import re
 import sys
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from edgespec.cli import options
-from edgespec.cli.render import printable, size_text, table
+from edgespec.cli.render import note, printable, size_text, table
+from edgespec.errors import EdgespecError, UnsupportedError
+from edgespec.memory.device.llama_binary import PACKAGE, TESTED, is_tested, package_version
+from edgespec.models.writing import reason
 
 # Package, what it is for, and the command that installs it.
 _PACKAGES = (
-    ("llama-cpp-python", "llama_cpp", "runs GGUF files", "pip install llama-cpp-python==0.3.36"),
+    ("llama-cpp-python", "llama_cpp", "runs GGUF files", f"pip install {PACKAGE}"),
     ("onnxruntime", "onnxruntime", "--backend onnx", "pip install 'edgespec[onnx]'"),
     ("onnx", "onnx", "converts files for it", "pip install 'edgespec[onnx]'"),
     ("numpy", "numpy", "sampling and acceptance", "pip install numpy"),
@@ -27,16 +37,64 @@ _PACKAGES = (
     ("starlette", "starlette", "edgespec serve", "pip install 'edgespec[serve]'"),
     ("matplotlib", "matplotlib", "plots of --html", "pip install 'edgespec[report]'"),
 )
+_VARIABLES = ("EDGESPEC_", "LLAMA_", "GGML_", "OMP_", "CUDA_", "HF_", "OLLAMA_", "CMAKE_ARGS")
 _GPU_BUILDS = (
     ("nvidia", "/proc/driver/nvidia/version", "-DGGML_CUDA=ON"),
     ("amd", "/dev/kfd", "-DGGML_HIP=ON"),
 )
 
 
-def doctor(as_json: options.JsonOption = False) -> None:
+def doctor(
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", help="Write a file for a bug report: no prompts, no names, no paths."
+        ),
+    ] = None,
+    as_json: options.JsonOption = False,
+) -> None:
     """Show what is installed, what this machine has, and what will be used."""
     found = _document()
-    print(json.dumps(found) if as_json else _text(found))
+    if report is not None:
+        _write_report(report, found)
+    else:
+        print(json.dumps(found) if as_json else _text(found))
+
+
+def _write_report(path: Path, found: dict[str, Any]) -> None:
+    """What somebody else needs to find a fault. Raises UnsupportedError where it cannot be written.
+
+    Step times are by device, file and settings, and a file is named by its fingerprint. Of
+    variables only the names are told: keys may be among them.
+    """
+    from edgespec.memory.store import cache
+
+    document = {
+        "edgespec": version("edgespec"),
+        **found,
+        "variables": sorted(one for one in os.environ if one.startswith(_VARIABLES)),
+        "step_times_ms": {
+            one["key"]: one.get("base_ms") for one in cache.documents("curves") if "key" in one
+        },
+    }
+    text = without_names(json.dumps(document, indent=1, ensure_ascii=False))
+    try:
+        path.write_text(f"{text}\n", encoding="utf-8")
+    except OSError as problem:
+        raise UnsupportedError(f"cannot write {path}: {reason(problem)}") from problem
+    note(f"wrote {path}; look it through before you give it away")
+
+
+def without_names(text: str) -> str:
+    """`text` without folders of users, and without the names of this user and this machine."""
+    for folder in (str(Path.home()), json.dumps(str(Path.home()))[1:-1]):
+        text = text.replace(folder, "~") if len(folder) > 1 else text
+    text = re.sub(r"((?:/home|/Users|[A-Za-z]:\\+Users)[/\\]+)[^/\\\s\"']+", r"\1USER", text)
+    with contextlib.suppress(OSError, KeyError, ImportError):
+        user = getpass.getuser()
+        text = re.sub(rf"\b{re.escape(user)}\b", "USER", text) if user != "root" else text
+    host = platform.node().partition(".")[0]
+    return re.sub(rf"\b{re.escape(host)}\b", "HOST", text) if host else text
 
 
 def _document() -> dict[str, Any]:
@@ -51,6 +109,9 @@ def _document() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "llama_cpp": package_version(),
+        "llama_cpp_tested": list(TESTED),
+        "off": _off(),
         "packages": [_package(*one) for one in _PACKAGES],
         "cpu": host.cpu_name(),
         "cores": host.usable_cores(),
@@ -82,6 +143,21 @@ def _document() -> dict[str, Any]:
     }
 
 
+def _off() -> list[str]:
+    """What edgespec does without on this build of llama.cpp, and why."""
+    from edgespec.backends.llama.hidden_rows import missing_rows
+    from edgespec.backends.llama.kernels import attach
+    from edgespec.backends.llama.library import library
+
+    try:
+        off = [f"edgespec's kernels: {why}"] if (why := attach()) else []
+        return off + ["heads that draft (this llama.cpp hides what they read)"] * missing_rows(
+            library()
+        )
+    except EdgespecError as problem:
+        return [f"models of GGUF files: {problem}; {problem.hint}"]
+
+
 def _package(name: str, module: str, purpose: str, command: str) -> dict[str, Any]:
     try:
         installed = version(name) if importlib.util.find_spec(module) else None
@@ -107,14 +183,12 @@ def _build(arguments: str) -> str:
     """The command that builds llama.cpp in another way."""
     return (
         f'CMAKE_ARGS="{arguments}" pip install --force-reinstall --no-cache-dir '
-        "--no-binary llama-cpp-python llama-cpp-python==0.3.36"
+        f"--no-binary llama-cpp-python {PACKAGE}"
     )
 
 
 def _unused_gpu(used: bool) -> dict[str, str] | None:
     """A GPU the system has a driver for and llama.cpp was not built for."""
-    from pathlib import Path
-
     if used:
         return None
     for vendor, path, flag in _GPU_BUILDS:
@@ -203,6 +277,11 @@ def _use_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if providers:
         rows.append(("onnx device", _onnx_place(found["onnx_devices"])))
+    if not is_tested(found["llama_cpp"]):
+        tried = " to ".join(dict.fromkeys(found["llama_cpp_tested"]))
+        text = f"llama-cpp-python {found['llama_cpp']} is not tested, {tried} is"
+        rows.append(("llama.cpp", text))
+    rows += [("off", one) for one in found["off"]]
     return [
         *rows,
         ("threads", f"{found['cores']}: one a physical core, more slow a decode step down"),

@@ -19,7 +19,7 @@ from edgespec.errors import UnsupportedError
 from edgespec.paths import expanded
 
 if TYPE_CHECKING:
-    from edgespec.models.exits.eagle_file import HeadInfo
+    from edgespec.models.exits.eagle import HeadInfo
     from edgespec.models.spec import ModelSpec
 
 _KINDS = ("exit", "eagle3")
@@ -182,7 +182,7 @@ def info(
     as_json: options.JsonOption = False,
 ) -> None:
     """Show what a drafter file was made from, and how."""
-    from edgespec.models.exits.eagle_file import read_head
+    from edgespec.models.exits.eagle import read_head
     from edgespec.models.exits.early_exit import read_exit
     from edgespec.models.spec import read_model_spec
 

@@ -23,7 +23,18 @@ from edgespec.log import places_of
 from edgespec.models.writing import is_full, reason
 
 # Modules of this folder: each has a function of its name, or a group of commands.
-_COMMANDS = ("run", "chat", "serve", "plan", "profile", "bench", "worker", "doctor", "remembered")
+_COMMANDS = (
+    "run",
+    "chat",
+    "serve",
+    "embed",
+    "plan",
+    "profile",
+    "bench",
+    "worker",
+    "doctor",
+    "remembered",
+)
 _GROUPS = ("config", "draft", "models", "quantize")
 
 

@@ -36,7 +36,8 @@ def list_(
     """List the models on this machine, with what they would take and how fast they would be.
 
     Looks into the caches of the Hugging Face hub, llama.cpp, Ollama and LM Studio, and into the
-    folders that EDGESPEC_MODELS names. Speeds are of files that were measured here.
+    folders that EDGESPEC_MODELS names. Speeds are of files that were measured here. Which of them
+    fit at once: edgespec plan A B C
     """
     from edgespec.cli.models_list import list_models
 
@@ -114,7 +115,7 @@ def show(
         print(json.dumps(told, default=str))
         return
     heads = f"{max(spec.num_heads)} heads, {max(spec.num_kv_heads)} for keys and values"
-    window = f", window of {spec.sliding_window} tokens" if spec.sliding_window else ""
+    window = f", window of {spec.sliding_window} tokens" if any(spec.is_sliding) else ""
     types = ", ".join(f"{kind} {size_text(size)}" for kind, size in spec.type_bytes)
     rows: list[tuple[str, Any]] = [
         ("name", spec.name or "(none)"),

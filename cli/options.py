@@ -61,33 +61,26 @@ def users_of(text: str) -> int | None:
     return int(text)
 
 
+_Named = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", help="The model, instead of the argument.", autocompletion=_names_here
+    ),
+]
+_HubRepo = Annotated[
+    str | None,
+    typer.Option("--hf-repo", "-hf", help="A model of the Hugging Face hub: OWNER/REPO[:QUANT]."),
+]
+_WHICH = "GGUF file, ONNX folder, hf:OWNER/REPO[:QUANT], ollama:NAME[:TAG]. Default: embedded."
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """Which model a command is about, for every command that takes one."""
 
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="GGUF file, ONNX folder, hf:OWNER/REPO[:QUANT], ollama:NAME[:TAG]. "
-            "Default: embedded.",
-            autocompletion=_names_here,
-        ),
-    ] = None
-    named: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            help="The model, instead of the argument.",
-            autocompletion=_names_here,
-        ),
-    ] = None
-    hf_repo: Annotated[
-        str | None,
-        typer.Option(
-            "--hf-repo", "-hf", help="A model of the Hugging Face hub: OWNER/REPO[:QUANT]."
-        ),
-    ] = None
+    model: Annotated[str | None, typer.Argument(help=_WHICH, autocompletion=_names_here)] = None
+    named: _Named = None
+    hf_repo: _HubRepo = None
 
     @property
     def name(self) -> str | None:
@@ -101,6 +94,29 @@ class ModelOptions:
         return model_path(self.name, plan_options)
 
 
+@dataclass(frozen=True)
+class ModelsOptions:
+    """The same, for commands that take several."""
+
+    models: Annotated[list[str] | None, typer.Argument(help=_WHICH, autocompletion=_names_here)] = (
+        None
+    )
+    named: _Named = None
+    hf_repo: _HubRepo = None
+
+    @property
+    def names(self) -> list[str]:
+        """What was named; nothing is the embedded model."""
+        other = ModelOptions(None, self.named, self.hf_repo).name
+        return self.models or ([] if other is None else [other])
+
+    def paths(self, plan_options: PlanOptions | None = None) -> list[Path]:
+        """The files or folders; see `model_path`."""
+        named = [ModelOptions(one) for one in self.names] or [EMBEDDED]
+        return [one.path(plan_options) for one in named]
+
+
+SEVERAL = ModelsOptions()
 EMBEDDED = ModelOptions()
 
 
@@ -236,6 +252,24 @@ class PlanOptions:
         typer.Option("--exact", help="Use only settings whose output equals plain decoding's."),
     ] = False
 
+    mmproj: Annotated[
+        str | None,
+        typer.Option(
+            "--mmproj",
+            "-mm",
+            help="GGUF file of the projector that sees images, or none. Default: the one mmproj "
+            "file beside the model.",
+        ),
+    ] = None
+    image_max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--image-max-tokens",
+            min=1,
+            max=1 << 16,
+            help="Most tokens of an image, where the projector leaves it open.",
+        ),
+    ] = None
     remember: Annotated[
         bool,
         typer.Option(
@@ -244,9 +278,18 @@ class PlanOptions:
     ] = False
 
     def request(
-        self, *, prompt_tokens: int = 0, max_tokens: int = 0, is_plain_greedy: bool = False
+        self,
+        *,
+        prompt_tokens: int = 0,
+        max_tokens: int = 0,
+        is_plain_greedy: bool = False,
+        sees: bool = False,
+        images: int = 0,
     ) -> Request:
-        """A planner's request; a text that is no value of its option is misuse."""
+        """A planner's request; a text that is no value of its option is misuse.
+
+        A projector is looked for where the command `sees` images, or the prompt has some.
+        """
         one_of("--backend", self.backend, BACKENDS)
         one_of("--device", self.device, DEVICES)
         check_drafter(self.drafter)
@@ -261,6 +304,7 @@ class PlanOptions:
         values["budget_bytes"] = None if budget is None else size_bytes("--budget", budget)
         for name in ("draft_model", "switch"):
             values[name] = None if values[name] is None else model_path(values[name])
+        values["mmproj"] = self.mmproj or (None if sees or images else "none")
         del values["cache_type_k"], values["cache_type_v"]
         values["kv_type"] = None if kv_type == "auto" else kv_type
         values["drafter"] = "none" if self.drafter == PLAIN else self.drafter
@@ -274,6 +318,7 @@ class PlanOptions:
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
             is_plain_greedy=is_plain_greedy,
+            images=images,
         )
 
     def _overrides(self) -> tuple[str, ...] | None:

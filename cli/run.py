@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +20,7 @@ from edgespec.cli.render import memory_json, models_text, note, size_text
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.cli.tint import COLORS, NONE, ColorOption
 from edgespec.errors import UnsupportedError
-from edgespec.paths import read_stdin, read_text
+from edgespec.paths import expanded, read_stdin, read_text
 
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine, Prompt
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from edgespec.memory.plan.plan import Plan
     from edgespec.memory.plan.request import Request
     from edgespec.models.chat import Message
+    from edgespec.models.images import Image
     from edgespec.models.spec import ModelSpec
     from edgespec.sampling.params import SamplingParams
 
@@ -49,6 +50,10 @@ def run(
         Path | None, typer.Option("--file", "-f", help="Read the prompt from this file.")
     ] = None,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    image: Annotated[
+        list[str] | None,
+        typer.Option("--image", help="Show this image with the prompt; - reads it from stdin."),
+    ] = None,
     raw: Annotated[
         bool,
         typer.Option("--raw", help="Send the prompt as it is, without the model's chat format."),
@@ -84,9 +89,7 @@ def run(
 
     options.one_of("--color", color, COLORS)
     if connect is not None:
-        if check or trace_drafts is not None:
-            name = "--check" if check else "--trace-drafts"
-            raise typer.BadParameter(f"{name} needs a model that is loaded here, not a server's")
+        _refuse_connected(check, image, trace_drafts)
         model, prompt = _served_and_prompt(model, prompt, asked)
         settings = RequestFields.of(
             model, max_tokens, stop, plan_options, sampling_options, format_options
@@ -95,19 +98,21 @@ def run(
         run_connected(connect, settings, system, text, raw=raw, color=color, as_json=as_json)
         return
     model, prompt = _model_and_prompt(model, prompt, asked)
+    images = _images(image or [])
     text = _prompt_text(prompt, file)
     sampling = sampling_options.params()
     texts = format_options.texts()
     spec = read_model(model.path(plan_options))
-    messages = text if raw else _messages(system, text, spec)
+    messages = text if raw else _messages(system, text, spec, images)
     request = plan_options.request(
         prompt_tokens=most_prompt_tokens(spec, [messages], raw=raw),
         max_tokens=max_tokens,
+        images=len(images),
         is_plain_greedy=sampling.is_plain_greedy and not any(texts.values()),
     )
     request = dataclasses.replace(request, keeps_to_form=any(texts.values()))
     if check:
-        _require_comparable(request, sampling)
+        _require_comparable(request, sampling, images)
     cancel = cancel_on_interrupt()
     plan, engine = load_engine(spec, request, cancel, quiet=as_json)
     with engine, _traced(engine, trace_drafts):
@@ -116,6 +121,7 @@ def run(
             "stop": stop or (),
             "raw": raw,
             "cancel": cancel,
+            "images": images if isinstance(messages, str) else (),
             **texts,
         }
         shown = None if as_json else color
@@ -184,16 +190,45 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
     return prompt
 
 
-def _messages(system: str | None, text: str, spec: ModelSpec) -> str | list[Message]:
+def _refuse_connected(check: bool, image: list[str] | None, trace_drafts: Path | None) -> None:
+    if trace_drafts is not None:
+        raise typer.BadParameter("--trace-drafts needs a model of this process")
+    if check:
+        raise typer.BadParameter("--check decodes plainly, which a server is not asked to do")
+    if image:
+        raise typer.BadParameter("--image is for a model of this process")
+
+
+def _messages(
+    system: str | None, text: str, spec: ModelSpec, images: Sequence[Image]
+) -> str | list[Message]:
     if system is None:
         return text
     if spec.chat_template is None:
         raise UnsupportedError("this model has no chat template, so --system has no place")
-    return [{"role": "system", "content": system}, {"role": "user", "content": text}]
+    shown = [{"type": "image", "image": image} for image in images]
+    content = [*shown, {"type": "text", "text": text}] if shown else text
+    return [{"role": "system", "content": system}, {"role": "user", "content": content}]
 
 
-def _require_comparable(request: Request, sampling: SamplingParams) -> None:
+def _images(names: Sequence[str]) -> list[Image]:
+    """The images of files, or of stdin; each is shown once. Raises UnsupportedError."""
+    from edgespec.models.images import MAX_BYTES, read_image
+
+    if names.count("-") > 1:
+        raise typer.BadParameter("--image - reads stdin, which there is once")
+    return [
+        read_image(sys.stdin.buffer.read(MAX_BYTES + 1) if name == "-" else expanded(name))
+        for name in names
+    ]
+
+
+def _require_comparable(
+    request: Request, sampling: SamplingParams, images: Sequence[Image]
+) -> None:
     """Raise UnsupportedError where another text than plain decoding's is no mistake."""
+    if images:
+        raise UnsupportedError("--check compares texts alone", hint="leave out --image")
     if request.draft_model is not None and not sampling.is_greedy:
         raise UnsupportedError(
             "--check compares token by token, and drafts that a model draws give the same seed "

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import socket
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.cli import answer_options, options
+from edgespec.cli.embed import PoolingOption, embedding_server
 from edgespec.cli.render import note
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.errors import UnsupportedError
@@ -21,6 +24,7 @@ from edgespec.log import PROMPTS
 if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
     from edgespec.sampling.params import SamplingParams
+    from edgespec.serve.server import Server
 
 _KEY_VARIABLE = "EDGESPEC_API_KEY"
 _END_S = 5  # that the model has to be freed, and the process to end
@@ -33,7 +37,26 @@ _TEMPERATURE = 0.8  # llama.cpp's, where neither the command nor the file has on
 @options.takes_shared_options
 def serve(
     context: typer.Context,
-    model: options.ModelOptions = options.EMBEDDED,
+    models: options.ModelsOptions = options.SEVERAL,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--models", help="Folder of GGUF files, which are loaded when asked for."),
+    ] = None,
+    any_here: Annotated[
+        bool, typer.Option("--any", help="Load any model that `models list` knows when asked for.")
+    ] = False,
+    keep_alive: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keep-alive",
+            help="How long an idle model stays: 5m, 0 or always; for one model NAME=5m. Default: "
+            "until others need its memory.",
+        ),
+    ] = None,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option("--pin", help="Name of a model that is loaded at once and stays."),
+    ] = None,
     host: Annotated[
         str,
         typer.Option(
@@ -67,7 +90,11 @@ def serve(
     ] = None,
     alias: Annotated[
         list[str] | None,
-        typer.Option("--alias", help="Name of the model for clients. Default: the file's name."),
+        typer.Option(
+            "--alias",
+            help="Name of the model for clients; of several models NAME=ALIAS. Default: the "
+            "file's name.",
+        ),
     ] = None,
     max_tokens: Annotated[
         int | None,
@@ -94,6 +121,7 @@ def serve(
         bool,
         typer.Option("--log-prompts", help="Log prompts and answers, too (-v or --log-file)."),
     ] = False,
+    pooling: PoolingOption = None,
     users: options.UsersOption = "auto",
     latency: Annotated[
         float,
@@ -108,16 +136,19 @@ def serve(
 ) -> None:
     """Serve OpenAI's interface and a chat page. Example: edgespec serve model.gguf --port 8080
 
-    OpenAI's interface is below /v1, a page to chat with at /. Sampling options are the defaults of
-    requests that do not say otherwise. Ctrl-C stops it, and again at once. -v logs each request.
+    OpenAI's interface is below /v1, a page to chat with at /. Several models share one --budget:
+    each is loaded when a request names it, and leaves when others need its memory. Sampling options
+    are the defaults of requests. Ctrl-C stops it, and again at once. -v logs each request.
     """
     from edgespec.serve.packages import require_packages
 
     require_packages()
+    from edgespec.cli.serve_pool import PoolChoice, make_pool
+    from edgespec.memory.plan.embedding import embeds
     from edgespec.models.onnx.folder import read_model
     from edgespec.serve.access import check_exposure, checked_keys, checked_origins
     from edgespec.serve.defaults import Defaults
-    from edgespec.serve.server import Server, address_of, bind
+    from edgespec.serve.server import Server, bind
 
     if log_prompts:
         PROMPTS.setLevel(logging.INFO)
@@ -125,42 +156,52 @@ def serve(
     keys = checked_keys(given) if given else ()
     check_exposure(host, keys)
     origins = checked_origins(cors or ())
-    spec = read_model(model.path(plan_options))
-    sampling = _sampling(context, sampling_options, spec)
     request = replace(
         plan_options.request(max_tokens=max_tokens or 0),
         users=options.users_of(users),
         latency=latency,
         keeps_to_form=True,  # whatever is asked for
+        interface_bytes=_INTERFACE_BYTES,
     )
-    with bind(host, port, keys) as listener:  # before loading: a port in use is told at once
-        threading.Thread(target=_import_server, daemon=True).start()
-        plan, engine = load_engine(
-            spec,
-            replace(request, interface_bytes=_INTERFACE_BYTES),
-            cancel_on_interrupt(),
-            quiet=False,
-        )
-        with (
-            engine,
-            Server(
-                engine,
-                names=alias or [spec.path.stem],
-                keys=keys or None,
-                origins=origins,
-                hosts=allowed_host or (),
-                defaults=Defaults(sampling, max_tokens, think_budget),
-                any_model=any_model,
-                plan=plan,
-                file_name=spec.path.name,
-            ) as server,
-        ):
-            gc.freeze()  # what is there stays: to look it through for garbage takes several steps
-            note(f"listening on {address_of(listener)}; Ctrl-C stops")
-            server.run(listener)
-            from edgespec.serve.running import end_within
 
-            end_within(_END_S)  # a thread that reads a request may never end
+    def defaults(spec: ModelSpec) -> Defaults:
+        return Defaults(_sampling(context, sampling_options, spec), max_tokens, think_budget)
+
+    access: dict[str, Any] = {"keys": keys or None, "origins": origins, "hosts": allowed_host or ()}
+    with bind(host, port, keys) as listener, ExitStack() as opened:
+        # Bound before loading: a port in use is told at once.
+        threading.Thread(target=_import_server, daemon=True).start()
+        choice = PoolChoice(
+            models.names, folder, any_here, keep_alive or (), pin or (), alias or ()
+        )
+        if choice.is_pool:
+            if pooling is not None:
+                raise typer.BadParameter("--pooling serves one model")
+            pool, shared = make_pool(choice, request, plan_options, defaults, any_model)
+            _run(opened.enter_context(Server.of_pool(pool, shared, **access)), listener)
+            return
+        spec = read_model(models.paths(plan_options)[0])
+        if pooling is not None or embeds(spec):
+            names = alias or [spec.path.stem]
+            made = embedding_server(spec, request, pooling, names, any_model, access)
+            _run(opened.enter_context(made), listener)
+            return
+        plan, engine = load_engine(spec, request, cancel_on_interrupt(), quiet=False)
+        opened.enter_context(engine)
+        access |= {"names": alias or [spec.path.stem], "defaults": defaults(spec), "plan": plan}
+        access |= {"any_model": any_model, "file_name": spec.path.name}
+        _run(opened.enter_context(Server(engine, **access)), listener)
+
+
+def _run(server: Server, listener: socket.socket) -> None:
+    """Answer until it is stopped."""
+    from edgespec.serve.running import end_within
+    from edgespec.serve.server import address_of
+
+    gc.freeze()  # what is there stays: to look it through for garbage takes several steps
+    note(f"listening on {address_of(listener)}; Ctrl-C stops")
+    server.run(listener)
+    end_within(_END_S)  # a thread that reads a request may never end
     note("stopped")
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from edgespec.sampling.logprobs import TokenLogprob
     from edgespec.sampling.params import SamplingParams
     from edgespec.serve.server import Server
+    from edgespec.setup.embedding import Embedder, embed
     from edgespec.setup.loading import load, plan
     from edgespec.switching.policy import SwitchPolicy
 
@@ -47,6 +48,7 @@ __all__ = [
     "DraftModelWarning",
     "EdgespecError",
     "EdgespecWarning",
+    "Embedder",
     "Engine",
     "GenerationOptions",
     "LoadOptions",
@@ -59,12 +61,14 @@ __all__ = [
     "Server",
     "Session",
     "SessionFileError",
+    "SlowerWarning",
     "Span",
     "Stream",
     "SwitchPolicy",
     "TokenLogprob",
     "Turn",
     "UnsupportedError",
+    "embed",
     "load",
     "plan",
 ]
@@ -72,6 +76,7 @@ __all__ = [
 _MODULES = {
     "Chunk": "decode.generation",
     "Counters": "decode.stats",
+    "Embedder": "setup.embedding",
     "Engine": "decode.engine",
     "GenerationOptions": "decode.options",
     "LoadOptions": "memory.plan.options",
@@ -85,6 +90,7 @@ _MODULES = {
     "SwitchPolicy": "switching.policy",
     "TokenLogprob": "sampling.logprobs",
     "Turn": "decode.session",
+    "embed": "setup.embedding",
     "load": "setup.loading",
     "plan": "setup.loading",
 }

@@ -69,5 +69,6 @@ def _told(hint: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(_told, parts)))
     if origin in (tuple, Sequence):
-        return "a list of texts" if parts[0] is str else "a list of pairs"
+        pairs = "a list of pairs" if typing.get_args(parts[0]) else "a list of texts"
+        return "a list of images" if bytes in typing.get_args(parts[0]) else pairs
     return _WORDS.get(origin) or str(origin.__name__)

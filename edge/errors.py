@@ -11,10 +11,11 @@
     ├── MissingDependencyError (ImportError)  an optional package is not installed
     └── BackendError          (RuntimeError)  the inference library failed
 
-And one warning, where it goes on without:
+And warnings, where it goes on:
 
     EdgespecWarning           (RuntimeWarning)  something was left out; what was asked for goes on
-    └── DraftModelWarning                       a draft model failed: it is not asked any more
+    ├── DraftModelWarning                       a draft model failed: it is not asked any more
+    └── SlowerWarning                           an update made steps slower on this device
 
 Each message is one sentence with the values in it; `hint` says what to do next. The command line
 prints both and never a traceback. A class also inherits the builtin a caller would catch.
@@ -73,3 +74,7 @@ class EdgespecWarning(RuntimeWarning):
 
 class DraftModelWarning(EdgespecWarning):
     """A draft model failed; answers go on without it, as `Engine.draft_failure` says."""
+
+
+class SlowerWarning(EdgespecWarning):
+    """Steps take longer than before on this device; the message says how to go back."""

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from edgespec.errors import EdgespecError, ModelFileError, UnsupportedError
 from edgespec.models.control_texts import NO_CONTROLS, ControlTexts
+from edgespec.models.images import with_marks
 
 # `role` and `content` as OpenAI's interface has them; content is text or a list of text parts.
 Message = Mapping[str, Any]
@@ -262,12 +263,16 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_message(message: Message) -> dict[str, Any]:
-    """The message with its content as one string. Raises UnsupportedError for anything else."""
+    """The message with its content as one string, in which images are marks.
+
+    Raises UnsupportedError for anything else.
+    """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise UnsupportedError(
             f"a message needs a role, got {str(message)[:80]!r}",
             hint='a message is {"role": "user", "content": "text"}',
         )
+    message = {name: value for name, value in message.items() if name != "images"}
     content = message.get("content")
     if content is None and message["role"] == "assistant" and _has_more(message):
         content = ""
@@ -277,13 +282,14 @@ def plain_message(message: Message) -> dict[str, Any]:
     if isinstance(content, str):
         return {**message, "content": content}
     parts = content if isinstance(content, Sequence) and not isinstance(content, bytes) else ()
-    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
-    if len(texts) != len(parts) or not texts or not all(isinstance(text, str) for text in texts):
+    text = with_marks(parts) if parts else None
+    if text is None:
         raise UnsupportedError(
-            f"the content of a message must be text, got {str(content)[:80]!r}",
-            hint='a string, or a list of {"type": "text", "text": "..."}; images are not supported',
+            f"the content of a message must be text and images, got {str(content)[:80]!r}",
+            hint='a string, or a list of {"type": "text", "text": "..."} and '
+            '{"type": "image", "image": "photo.jpg"}',
         )
-    return {**message, "content": "".join(str(text) for text in texts)}
+    return {**message, "content": text}
 
 
 class _Refused(Exception):

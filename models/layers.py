@@ -181,7 +181,13 @@ class Layers:
 
     @property
     def window(self) -> int:
-        """Tokens that a sliding layer sees; 0 where none slides."""
+        """Tokens that a sliding layer sees; 0 where none slides.
+
+        A small Exaone 4 has the window of its file all the same, as in llama.cpp: it verifies
+        chains alone.
+        """
+        if self.keys.arch == "exaone4" and self.num_trunk != _EXAONE4_SLIDING:
+            return self.keys.integer("attention.sliding_window", 0)
         return self._window if any(self.is_sliding) else 0
 
     @cached_property

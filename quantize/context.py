@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgespec.backends.llama.kernels import model_params
 from edgespec.backends.llama.library import LOG, interrupts_kept, library
 from edgespec.errors import BackendError
+from edgespec.memory.device.llama_binary import PACKAGE
 
 Observe = Callable[[int, bool, Any], bool]
 _FLASH_ATTENTION_ON = 1
@@ -64,8 +65,7 @@ class EvalContext:
             if not self._model:
                 raise BackendError(
                     f"llama.cpp cannot load {parts[0].name}: {LOG.problem() or 'no reason'}",
-                    hint="the file may be of a newer architecture than llama-cpp-python 0.3.36 "
-                    "knows",
+                    hint=f"the file may be of a newer architecture than {PACKAGE} knows",
                 )
             self._make_context(context_size, threads, sequences, kv_type, observe)
             vocabulary = lib.llama_model_get_vocab(self._model)

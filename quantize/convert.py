@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, UnsupportedError
+from edgespec.memory.device.llama_binary import PACKAGE
 from edgespec.models.gguf.ggml_types import GGML_TYPES, GgmlType
 from edgespec.models.gguf.reader import Gguf, GgufTensor, read_gguf
 from edgespec.models.gguf.shards import read_gguf_shards
@@ -325,5 +326,5 @@ def _failure(
         problem = f"stopped by {signal.Signals(-code).name}"
     return BackendError(
         f"llama.cpp cannot convert {source}: {problem or 'no reason given'}",
-        hint="the file may be damaged, or newer than llama-cpp-python 0.3.36",
+        hint=f"the file may be damaged, or newer than {PACKAGE}",
     )

@@ -31,7 +31,7 @@ def compile_kernels(folder: Path, compiler: str, *options: str) -> list[Path]:
     command = [found, *FLAGS, *options, "-c", *map(str, sources)]
     with FileLock(folder / "lock"):
         if not all(path.exists() for path in objects):
-            built = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
+            built = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=folder)
             assert (built.returncode, built.stderr) == (0, "")
     return objects
 

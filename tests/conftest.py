@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 from shared_folders import shared_folder
 
@@ -90,6 +91,19 @@ def fresh_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 def measured_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One cache directory for tests that need measurements, but not to make them themselves."""
     return shared_folder(tmp_path_factory, "measured-cache")
+
+
+@pytest.fixture(scope="session")
+def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and projector of each of `vision_gguf.KINDS`."""
+    from vision_gguf import KINDS, write_vision
+
+    folder = shared_folder(tmp_path_factory, "vision")
+    with FileLock(folder / ".lock"):
+        for name in KINDS:
+            if not (folder / f"{name}.gguf").exists():
+                write_vision(folder, name)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,11 @@ import numpy as np
 from exit_texts import written_texts
 from random_gguf import VOCABULARY
 
-from edgespec.models.exits.eagle import layers_read
-from edgespec.models.exits.eagle_file import HeadInfo, read_head, write_head
+from edgespec.models.exits.eagle import HeadInfo, layers_read, read_head, write_head
 from edgespec.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from edgespec.models.exits.eagle_training import EagleTrainer
+    from edgespec.models.exits.trainer import EagleTrainer
     from edgespec.models.exits.training_texts import TrainingText
 
 
@@ -27,8 +26,8 @@ def texts_of(target: ModelSpec, count: int = 60) -> list[TrainingText]:
 
 
 def trainer_of(target: ModelSpec, folder: Path) -> EagleTrainer:
-    from edgespec.models.exits.eagle_training import EagleTrainer
     from edgespec.models.exits.target_states import StoredStates
+    from edgespec.models.exits.trainer import EagleTrainer
     from edgespec.models.exits.training_texts import (
         load_training_texts,
         save_training_texts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-F32, Q4_0, Q4_K, Q2_K = 0, 2, 12, 10
+F32, Q4_0, Q4_K, IQ3_S = 0, 2, 12, 21
 FAR = 0.02  # root mean square of the difference, over that of the product
 
 

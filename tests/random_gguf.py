@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,15 @@ def write_model(
     reads_bytes: bool = False,
     tensors_per_part: int = 0,
     name: str = "",
+    controls: Sequence[str] = (),
+    template: str = "",
 ) -> Path:
     """Random weights of type `kind`; gemma3 layers slide over 48 tokens, every other one.
 
     No text has tokens, unless it `reads_bytes`. Parts lie beside `path`, by llama.cpp's names.
+    The vocabulary ends with the `controls`.
     """
+    vocabulary = VOCABULARY + len(controls)
     source = np.random.default_rng(seed)
 
     def normal(rows: int, columns: int) -> NDArray[np.float32]:
@@ -65,18 +70,26 @@ def write_model(
             "attention.sliding_window": 48,
             "attention.sliding_window_pattern": 2,
         }
+    if arch == "qwen3vl":
+        integers |= {"attention.key_length": 32, "attention.value_length": 32}
+        integers |= {"n_deepstack_layers": 2}
     for key, value in integers.items():
         writer.add_uint32(f"{arch}.{key}", value)
+    if arch in ("qwen2vl", "qwen3vl"):
+        writer.add_rope_dimension_sections([4, 6, 6, 0])
+    if template:
+        writer.add_chat_template(template)
     writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)
     writer.add_float32(f"{arch}.rope.freq_base", 10_000.0)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     tokens = [*(byte_tokens() if reads_bytes else ()), *(f"<{i}>" for i in range(VOCABULARY))]
-    writer.add_token_list(tokens[:VOCABULARY])
-    writer.add_token_types([gguf.TokenType.NORMAL] * VOCABULARY)
+    writer.add_token_list([*tokens[:VOCABULARY], *controls])
+    types = [gguf.TokenType.NORMAL] * VOCABULARY + [gguf.TokenType.CONTROL] * len(controls)
+    writer.add_token_types(types)
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(VOCABULARY - 1)
-    matrices = {"token_embd": normal(VOCABULARY, WIDTH), "output": 8 * normal(VOCABULARY, WIDTH)}
+    matrices = {"token_embd": normal(vocabulary, WIDTH), "output": 8 * normal(vocabulary, WIDTH)}
     vectors = {"output_norm.weight": WIDTH}
     for layer in range(LAYERS):
         for name, rows, columns in (
@@ -89,12 +102,13 @@ def write_model(
             ("ffn_down", WIDTH, HIDDEN),
         ):
             matrices[f"blk.{layer}.{name}"] = normal(rows, columns)
-            if arch == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
+            if arch in ("qwen2", "qwen2vl") and name in ("attn_q", "attn_k", "attn_v"):
                 writer.add_tensor(f"blk.{layer}.{name}.bias", normal(1, rows)[0])
         vectors |= {f"blk.{layer}.{name}.weight": WIDTH for name in ("attn_norm", "ffn_norm")}
         if arch == "gemma3":
             names = ("post_attention_norm", "post_ffw_norm")
             vectors |= {f"blk.{layer}.{name}.weight": WIDTH for name in names}
+        if arch in ("gemma3", "qwen3vl"):
             vectors |= {f"blk.{layer}.attn_{name}_norm.weight": 32 for name in "qk"}
     for name, values in matrices.items():
         data = gguf.quants.quantize(values, kind)

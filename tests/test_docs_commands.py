@@ -25,6 +25,7 @@ ELSEWHERE = {
     r"edgespec \w+ ollama:": "tests/models/hub, in folders laid out like Ollama's",
     r"edgespec serve": "tests/cli/test_serve.py",
     r"edgespec worker|.*--workers": "tests/cli/test_worker.py, tests/backends/llama",
+    r"edgespec plan \S+\.gguf \S+\.gguf": "tests/cli/test_serve_pool.py",
     r".*-ngl [1-9]": "tests/backends/llama/test_full_device.py, where there is a GPU",
     r".*--draft-model eagle3-": "tests/backends/llama/test_eagle_head.py",
     r".*--draft-model dflash-": "tests/backends/llama/test_block_head.py",

@@ -30,7 +30,7 @@ constexpr int64_t kMostColumns = 128;
 // The groups of one panel whose weights are unpacked at a time: small enough for the first cache.
 struct alignas(64) Chunk {
     int8_t weights[kChunk][8][64];
-    float scales[kChunk][16], minimums[kChunk][16], small[kChunk][2][16];
+    float scales[kChunk][16], minimums[kChunk][2][16], small[kChunk][2][16];
 };
 
 // Tile registers: 0 sums, 1 activations, 2 weights; 3, 4 and 5 those of a second half. Written as numbers,
@@ -59,9 +59,7 @@ void set_tiles(int columns, int quads) {
 
 template <class F, int I>
 INLINE void unpack_quad(const uint8_t* group, int8_t (*to)[64]) {
-    constexpr int above = F::type == Q4_0::type ? 8 : F::type == Q6_K::type ? 32
-                          : F::type == Q8_0::type || F::type == IQ4_NL::type ? 128 : 0;
-    _mm512_store_si512(to[I], _mm512_sub_epi8(quad<Avx512, F, I>(group), _mm512_set1_epi8(char(above))));
+    _mm512_store_si512(to[I], _mm512_sub_epi8(quad<Avx512, F, I>(group), _mm512_set1_epi8(char(F::traits.offset))));
 }
 
 template <class F, int... I>
@@ -74,9 +72,10 @@ INLINE void unpack_group(const uint8_t* block, const uint8_t* group, Chunk& to, 
     using V = Avx512;
     unpack_quads<F>(group, to.weights[i], std::make_integer_sequence<int, 8>());
     V::store(to.scales[i], scale_of<V, F>(block, group));
-    if constexpr (F::header == 64) V::store(to.minimums[i], minimum_of<V, F>(block, group));
-    if constexpr (F::type == Q6_K::type)
-        for (int half = 0; half < 2; half++) V::store(to.small[i][half], V::signed_bytes(group + 16 * half));
+    for (int half = 0; half < (F::has_halves ? 2 : 1); half++) {
+        if constexpr (F::traits.has_minimum) V::store(to.minimums[i][half], minimum_of<V, F>(block, group, half));
+        if constexpr (F::has_halves) V::store(to.small[i][half], small_of<V, F>(group, half));
+    }
 }
 
 template <class F>
@@ -98,7 +97,7 @@ INLINE void multiply_group(const int8_t (*weights)[64], const ActivationBlock* x
     _tile_loadd(2, weights, 64);
     _tile_dpbssd(0, 1, 2);
     _tile_stored(0, to, 64);
-    if constexpr (F::type == Q6_K::type) {
+    if constexpr (F::has_halves) {
         _tile_zero(3);
         _tile_loadd(4, x->values + 16, row);
         _tile_loadd(5, weights + 4, 64);
@@ -116,13 +115,14 @@ INLINE void add_floats(const Chunk& chunk, int i, const int32_t* products, const
         // The next column's address is an addition, not one of 16 that are kept and do not fit the registers.
         asm("" : "+r"(x));
         __m512 value = V::to_float(_mm512_load_si512(products + 16 * t));
-        if constexpr (F::type == Q6_K::type) {
+        if constexpr (F::has_halves) {
             __m512 other = V::to_float(_mm512_load_si512(products + 16 * (kWidest + t)));
             value = V::add_product(other, _mm512_load_ps(chunk.small[i][1]), V::times(value, _mm512_load_ps(chunk.small[i][0])));
         }
         sums[t] = V::add_product(value, V::times(scale, V::all(x->scale)), sums[t]);
-        if constexpr (F::header == 64)
-            sums[t] = V::add_product(_mm512_load_ps(chunk.minimums[i]), V::all(x->scaled_sum), sums[t]);
+        if constexpr (F::traits.has_minimum)
+            for (int half = 0; half < (F::has_halves ? 2 : 1); half++)
+                sums[t] = V::add_product(_mm512_load_ps(chunk.minimums[i][half]), V::all(sum_of<F>(*x, half)), sums[t]);
     }
 }
 
@@ -178,7 +178,7 @@ void panel_product(const uint8_t* panel, int64_t groups, Activations x, int64_t 
 template <class F>
 const Format& few_columns() {
     for (const Format& format : kAvx512Vnni.formats)
-        if (format.type == F::type) return format;
+        if (format.type == F::traits.type) return format;
     __builtin_unreachable();
 }
 
@@ -190,7 +190,7 @@ struct Multiply {
         int64_t passes = (n + kMostColumns - 1) / kMostColumns, blocks = k / F::columns;
         for (int64_t pass = 0, t = 0; pass < passes; pass++) {
             int64_t size = (n - t + passes - pass - 1) / (passes - pass), tiles = (size + kWidest - 1) / kWidest;
-            set_tiles(int((size + tiles - 1) / tiles), F::type == Q6_K::type ? 4 : 8);
+            set_tiles(int((size + tiles - 1) / tiles), F::has_halves ? 4 : 8);
             for (int64_t p = first; p < end; p++)
                 panel_product<F>(panels + p * blocks * F::bytes, k / 32, {x.blocks + t * x.stride, x.stride}, size,
                                  out + t * out_stride + p * kRows, out_stride);

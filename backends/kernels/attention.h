@@ -51,7 +51,7 @@ struct Attention {
 
 constexpr int64_t kAttentionTokens = 8;  // of one pass over the cache
 constexpr int64_t kCellBlock = 32;       // the number of cells is a multiple of it
-constexpr int64_t kMostHeadSize = 256;
+constexpr int64_t kMostHeadSize = 576;  // keys of latent attention: 512 that values share, and 64 that turn
 constexpr uint16_t kHidden = 0xfc00;      // in a mask: minus infinity
 constexpr int64_t kListHead = 16;         // numbers before a list of cells
 

@@ -27,7 +27,7 @@ struct Pairs {
         asm("" : "+x"(sum));
         return sum;
     }
-    static constexpr int room(int weight_bits) { return 8 >> (weight_bits == 8 ? 3 : weight_bits - 4); }
+    static constexpr int room(int weight_bits) { return 8 >> (weight_bits == 8 ? 3 : std::max(0, weight_bits - 4)); }
     static INLINE __m256i begin(__m256i) { return _mm256_setzero_si256(); }
     static INLINE __m256i finish(__m256i sum, __m256i before) {
         return in_order(_mm256_add_epi32(before, _mm256_madd_epi16(sum, _mm256_set1_epi16(1))));

@@ -27,21 +27,37 @@ struct Vector256 {
     static INLINE Bytes lookup(const uint8_t* table, Bytes x) {
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table)), x);
     }
-    static INLINE Bytes all_quads(const int8_t* x) {
+    // Quad I of activations, for `dot`.
+    template <int I>
+    static INLINE Bytes quads_with(const int8_t* x) {
         int32_t four;
-        memcpy(&four, x, 4);
+        memcpy(&four, x + 4 * I, 4);
         return _mm256_set1_epi32(four);
     }
     static constexpr int room(int weight_bits) { return Dot::room(weight_bits); }
     static INLINE Partial begin(Int sum) { return Dot::begin(sum); }
     static INLINE Int finish(Partial sum, Int before) { return Dot::finish(sum, before); }
-    template <bool wide>
+    template <bool wide, int>
     static INLINE Partial dot(Partial sum, Bytes weights, Bytes x) { return Dot::template add<wide>(sum, weights, x); }
     static INLINE Int all(int32_t x) { return _mm256_set1_epi32(x); }
 
     static INLINE __m128i eight(const uint8_t* at) { return _mm_loadl_epi64((const __m128i*)(at + 8 * Half)); }
     static INLINE Float signed_bytes(const uint8_t* at) { return to_float(_mm256_cvtepi8_epi32(eight(at))); }
     static INLINE Float unsigned_bytes(const uint8_t* at) { return to_float(_mm256_cvtepu8_epi32(eight(at))); }
+    static INLINE Float low_nibbles(const uint8_t* at) {
+        return to_float(_mm256_cvtepu8_epi32(_mm_and_si128(eight(at), _mm_set1_epi8(15))));
+    }
+    static INLINE Float high_nibbles(const uint8_t* at) {
+        return to_float(_mm256_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16(eight(at), 4), _mm_set1_epi8(15))));
+    }
+    static INLINE Float e8m0(const uint8_t* at) {
+        __m128i exponents = _mm_subs_epu8(eight(at), _mm_set1_epi8(1));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(exponents), 23));
+    }
+    // As halves whose exponents are too small.
+    static INLINE Float e4m3(const uint8_t* at) {
+        return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(eight(at)), 7));
+    }
     static INLINE Float negative(Float x) { return _mm256_xor_ps(x, _mm256_set1_ps(-0.0f)); }
     static INLINE Float halves(const uint8_t* at) {
         return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(at + 16 * Half)));

@@ -11,7 +11,7 @@ struct Avx512 {
     // Columns of a tile: their integer and float sums fill the registers.
     template <class F>
     static constexpr int widest(int panels) {
-        return F::type == Q6_K::type ? (panels == 2 ? 4 : 8) : (panels == 2 ? 6 : 12);
+        return F::has_halves ? (panels == 2 ? 4 : 8) : (panels == 2 ? 6 : 12);
     }
     static constexpr bool signed_wide = false, pairs = false;
 
@@ -31,15 +31,17 @@ struct Avx512 {
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), x);
     }
 
-    static INLINE Bytes all_quads(const int8_t* x) {
+    // Quad I of activations, for `dot`.
+    template <int I>
+    static INLINE Bytes quads_with(const int8_t* x) {
         int32_t four;
-        memcpy(&four, x, 4);
+        memcpy(&four, x + 4 * I, 4);
         return _mm512_set1_epi32(four);
     }
     static constexpr int room(int) { return 8; }
     static INLINE Partial begin(Int sum) { return sum; }
     static INLINE Int finish(Partial sum, Int) { return sum; }
-    template <bool wide>
+    template <bool wide, int>
     static INLINE Partial dot(Int sum, Bytes weights, Bytes x) { return _mm512_dpbusd_epi32(sum, weights, x); }
     static INLINE Int all(int32_t x) { return _mm512_set1_epi32(x); }
 
@@ -48,6 +50,21 @@ struct Avx512 {
     }
     static INLINE Float unsigned_bytes(const uint8_t* at) {
         return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)at)));
+    }
+    static INLINE Float low_nibbles(const uint8_t* at) {
+        return to_float(_mm512_cvtepu8_epi32(_mm_and_si128(_mm_loadu_si128((const __m128i*)at), _mm_set1_epi8(15))));
+    }
+    static INLINE Float high_nibbles(const uint8_t* at) {
+        __m128i bytes = _mm_srli_epi16(_mm_loadu_si128((const __m128i*)at), 4);
+        return to_float(_mm512_cvtepu8_epi32(_mm_and_si128(bytes, _mm_set1_epi8(15))));
+    }
+    static INLINE Float e8m0(const uint8_t* at) {
+        __m128i exponents = _mm_subs_epu8(_mm_loadu_si128((const __m128i*)at), _mm_set1_epi8(1));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(exponents), 23));
+    }
+    // As halves whose exponents are too small.
+    static INLINE Float e4m3(const uint8_t* at) {
+        return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)at)), 7));
     }
     static INLINE Float negative(Float x) { return _mm512_xor_ps(x, _mm512_set1_ps(-0.0f)); }
     static INLINE Float halves(const uint8_t* at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at)); }

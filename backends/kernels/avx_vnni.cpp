@@ -18,7 +18,7 @@ namespace {
 struct Quads {
     static constexpr bool signed_wide = false;
     template <class F>
-    static constexpr int widest(int panels) { return panels == 2 ? 4 : F::type == Q6_K::type ? 3 : 6; }
+    static constexpr int widest(int panels) { return panels == 2 ? 4 : F::has_halves ? 3 : 6; }
 
     static constexpr int room(int) { return 8; }
     static INLINE __m256i begin(__m256i sum) { return sum; }

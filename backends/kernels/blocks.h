@@ -13,7 +13,7 @@ INLINE float largest_of(int32_t bits) {
 // A block without values. Its products are zero, or not a number if one of its activations is not finite.
 INLINE void set_empty(ActivationBlock& to, float largest) {
     memset(&to, 0, sizeof to);
-    to.scale = to.scaled_sum = 0 * largest;
+    to.scale = to.scaled_sum = to.scaled_half[0] = to.scaled_half[1] = 0 * largest;
 }
 
 INLINE void set_sums(ActivationBlock& to, float scale, int32_t first_half, int32_t second_half) {
@@ -24,6 +24,8 @@ INLINE void set_sums(ActivationBlock& to, float scale, int32_t first_half, int32
     to.less_128 = -128 * sum;
     to.less_32[0] = -32 * first_half;
     to.less_32[1] = -32 * second_half;
+    to.scaled_half[0] = scale * float(first_half);
+    to.scaled_half[1] = scale * float(second_half);
 }
 
 // In loops that compilers turn into vectors of any set.

@@ -35,10 +35,10 @@ Parameters parameters(const Tensor* op) {
 
 bool cache_type(const Tensor* cache, CacheType& type) {
     switch (cache->type) {
-        case ggml::kF16: type = CacheType::f16; break;
-        case ggml::kBf16: type = CacheType::bf16; break;
-        case ggml::kQ8_0: type = CacheType::q8_0; break;
-        case ggml::kQ4_0: type = CacheType::q4_0; break;
+        case ggml::GGML_TYPE_F16: type = CacheType::f16; break;
+        case ggml::GGML_TYPE_BF16: type = CacheType::bf16; break;
+        case ggml::GGML_TYPE_Q8_0: type = CacheType::q8_0; break;
+        case ggml::GGML_TYPE_Q4_0: type = CacheType::q4_0; break;
         default: return false;
     }
     return cache->nb[0] == functions.type_size(cache->type);
@@ -56,7 +56,7 @@ bool has_sizes(const Tensor* op) {
 
 bool has_types(const Tensor* op) {
     const Tensor *q = op->src[0], *mask = op->src[3];
-    return q->type == ggml::kF32 && q->nb[0] == sizeof(float) && mask && mask->type == ggml::kF16 &&
+    return q->type == ggml::GGML_TYPE_F32 && q->nb[0] == sizeof(float) && mask && mask->type == ggml::GGML_TYPE_F16 &&
            mask->nb[0] == sizeof(uint16_t);
 }
 
@@ -178,7 +178,7 @@ void compute_passes(ComputeParams* params, const Attention& a, uint8_t* memory) 
 }  // namespace
 
 bool attends(const Tensor* op, const ggml::BufferType* packed) {
-    return op->op == ggml::kFlashAttention && has_types(op) && has_sizes(op) && comes_from(op->src[0], packed);
+    return op->op == ggml::GGML_OP_FLASH_ATTN_EXT && has_types(op) && has_sizes(op) && comes_from(op->src[0], packed);
 }
 
 size_t attention_work_bytes(const AttentionSizes& s, int threads) {

@@ -1,6 +1,9 @@
 // Finding ggml's functions, and making sure that its structures are those that we declare.
 #include "ggml_structures.h"
 
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #ifndef _WIN32
@@ -58,23 +61,21 @@ bool is_commit(const char* said) {
 bool tensor_fits() {
     void* context = functions.init({1 << 16, nullptr, true});
     if (!context) return false;
-    const Tensor* made = functions.new_tensor_2d(context, kI32, 24, 7);
-    bool fits = made->type == kI32 && made->ne[0] == 24 && made->ne[1] == 7 && made->ne[3] == 1 &&
-                made->nb[0] == 4 && made->nb[1] == 96 && made->nb[2] == 672 && made->op == kNone &&
+    const Tensor* made = functions.new_tensor_2d(context, GGML_TYPE_I32, 24, 7);
+    bool fits = made->type == GGML_TYPE_I32 && made->ne[0] == 24 && made->ne[1] == 7 && made->ne[3] == 1 &&
+                made->nb[0] == 4 && made->nb[1] == 96 && made->nb[2] == 672 && made->op == GGML_OP_NONE &&
                 !made->buffer && !made->src[0] && !made->view_src && !made->data && !made->extra;
     functions.free(context);
     return fits;
 }
 
 bool operations_fit() {
-    return strcmp(functions.op_name(kConcat), "CONCAT") == 0 &&
-           strcmp(functions.op_name(kMulMat), "MUL_MAT") == 0 &&
-           strcmp(functions.op_name(kMulMatId), "MUL_MAT_ID") == 0 &&
-           strcmp(functions.op_name(kCpy), "CPY") == 0 &&
-           strcmp(functions.op_name(kGetRows), "GET_ROWS") == 0 &&
-           strcmp(functions.op_name(kSetRows), "SET_ROWS") == 0 &&
-           strcmp(functions.op_name(kFill), "FILL") == 0 &&
-           strcmp(functions.op_name(kFlashAttention), "FLASH_ATTN_EXT") == 0;
+    return strcmp(functions.op_name(GGML_OP_MUL_MAT), "MUL_MAT") == 0 &&
+           strcmp(functions.op_name(GGML_OP_MUL_MAT_ID), "MUL_MAT_ID") == 0 &&
+           strcmp(functions.op_name(GGML_OP_GET_ROWS), "GET_ROWS") == 0 &&
+           strcmp(functions.op_name(GGML_OP_SET_ROWS), "SET_ROWS") == 0 &&
+           strcmp(functions.op_name(GGML_OP_FILL), "FILL") == 0 &&
+           strcmp(functions.op_name(GGML_OP_FLASH_ATTN_EXT), "FLASH_ATTN_EXT") == 0;
 }
 
 bool buffer_fits() {
@@ -88,6 +89,16 @@ bool buffer_fits() {
 }
 
 }  // namespace
+
+void fail(const char* format, ...) {
+    va_list values;
+    va_start(values, format);
+    fputs("edgespec's kernels: ", stderr);
+    vfprintf(stderr, format, values);
+    fputc('\n', stderr);
+    va_end(values);
+    std::abort();
+}
 
 const char* find_functions(void* library) {
     Functions found;

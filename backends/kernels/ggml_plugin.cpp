@@ -4,6 +4,7 @@
 // is supported there. What we take is packed as it is read and multiplied inside the CPU backend's own step, by
 // its own threads: the graph is not cut, and nothing is copied.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -12,8 +13,6 @@
 
 #if defined(__linux__)
 #include <malloc.h>
-#include <sys/mman.h>
-#include <unistd.h>
 #elif defined(__APPLE__)
 #include <malloc/malloc.h>
 #endif
@@ -21,7 +20,6 @@
 #include "attention.h"
 #include "ggml_attention.h"
 #include "ggml_products.h"
-#include "ggml_snapshots.h"
 #include "ggml_spreading.h"
 
 #ifdef _WIN32
@@ -48,21 +46,22 @@ thread_local bool is_enabled = false;
 thread_local bool packs_table = false;  // the embedding table, which is the head, too
 thread_local int loading_threads = 1;
 
+std::atomic<bool> has_heads = false;  // with a vocabulary of their own, in this process
+
 class PackedBufferType : public ggml::ExtraBufferType {
    public:
     bool supports_op(ggml::Device*, const Tensor* op) override {
         const Buffer* buffer = op->src[0] ? op->src[0]->buffer : nullptr;
         if (!buffer || buffer->type != packed_type()) return false;
         bool is_question = buffer->size == 0;  // about a weight that lies nowhere yet
-        bool is_wanted = is_enabled && (packs_table || op->op != ggml::kGetRows);
+        bool is_wanted = is_enabled && (packs_table || op->op != ggml::GGML_OP_GET_ROWS);
         return (is_wanted || !is_question) && computes(op);
     }
 
     ggml::TensorTraits* get_tensor_traits(const Tensor* op) override {
-        if (op->op == ggml::kFlashAttention) return attends(op, packed_type()) ? &attention_ : nullptr;
-        if (op->op == ggml::kCpy) return is_useless_snapshot(op, packed_type()) ? &left_out_ : nullptr;
-        if (op->op == ggml::kFill || op->op == ggml::kSetRows) return spreads(op) ? &spreading_ : nullptr;
-        if (op->op != ggml::kMulMat && op->op != ggml::kMulMatId && op->op != ggml::kGetRows) return nullptr;
+        if (op->op == ggml::GGML_OP_FLASH_ATTN_EXT) return attends(op, packed_type()) ? &attention_ : nullptr;
+        if (op->op == ggml::GGML_OP_FILL || op->op == ggml::GGML_OP_SET_ROWS) return has_heads && spreads(op) ? &spreading_ : nullptr;
+        if (op->op != ggml::GGML_OP_MUL_MAT && op->op != ggml::GGML_OP_MUL_MAT_ID && op->op != ggml::GGML_OP_GET_ROWS) return nullptr;
         const Buffer* buffer = op->src[0]->buffer;
         return buffer && buffer->type == packed_type() ? &traits_ : nullptr;
     }
@@ -70,7 +69,6 @@ class PackedBufferType : public ggml::ExtraBufferType {
    private:
     PackedTraits traits_;
     AttentionTraits attention_;
-    LeftOutTraits left_out_;
     SpreadingTraits spreading_;
 };
 
@@ -85,8 +83,8 @@ void pack_rows(const Format& f, const uint8_t* file, int64_t first, int64_t end,
     int64_t threads = std::max<int64_t>(1, std::min<int64_t>(loading_threads, (end - first) / kRowsAThread));
     auto pack_share = [&](int64_t i) {
         int64_t from = count * i / threads, to = count * (i + 1) / threads;
-        f.pack(file + from * f.panel_rows * int64_t(f.row_bytes(k)), (to - from) * f.panel_rows, k,
-               panels + (first / f.panel_rows + from) * int64_t(f.panel_bytes(k)));
+        pack(f, file + from * f.panel_rows * int64_t(f.row_bytes(k)), (to - from) * f.panel_rows, k,
+             panels + (first / f.panel_rows + from) * int64_t(f.panel_bytes(k)));
     };
     std::vector<std::thread> others;
     for (int64_t i = 1; i < threads; i++) others.emplace_back(pack_share, i);
@@ -94,25 +92,15 @@ void pack_rows(const Format& f, const uint8_t* file, int64_t first, int64_t end,
     for (std::thread& other : others) other.join();
 }
 
-// llama.cpp reads every tensor into one buffer, which stays as large as the largest until all are loaded. What
-// was packed is not read again: its pages go back before weights take the place.
-void give_back([[maybe_unused]] const void* data, [[maybe_unused]] size_t size) {
-#ifdef __linux__
-    size_t page = size_t(sysconf(_SC_PAGESIZE)), first = reinterpret_cast<size_t>(data);
-    size_t begin = (first + page - 1) / page * page, end = (first + size) / page * page;
-    if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
-#endif
-}
-
 // Whole panels at a time; llama.cpp sets whole tensors.
 void set_tensor(Buffer*, Tensor* tensor, const void* data, size_t offset, size_t size) {
     const Format& f = *static_cast<const Format*>(tensor->extra);
     size_t panel = f.row_bytes(tensor->ne[0]) * size_t(f.panel_rows);
-    if (offset % panel != 0 || size % panel != 0) std::abort();
+    if (offset % panel != 0 || size % panel != 0)
+        ggml::fail("%zu bytes at %zu of %s are not whole panels of %zu", size, offset, tensor->name, panel);
     int64_t first = int64_t(offset / panel) * f.panel_rows;
     pack_rows(f, static_cast<const uint8_t*>(data), first, first + int64_t(size / panel) * f.panel_rows,
               tensor->ne[0], static_cast<uint8_t*>(tensor->data));
-    if (is_enabled) give_back(data, size);  // not what others set, who may use it again
 }
 
 const char* get_name(BufferType*) { return "CPU_EDGESPEC"; }
@@ -234,6 +222,9 @@ EXPORTED void edgespec_kernels_enable(int enabled, int is_tied, int threads) {
     edgespec::loading_threads = threads;
 }
 
+// A head of fewer tokens than its model's is in use: its logits are spread over the vocabulary by the kernels.
+EXPORTED void edgespec_kernels_spread() { edgespec::has_heads = true; }
+
 EXPORTED const char* edgespec_kernels_instructions() { return edgespec::chosen(); }
 
 // Bytes that a matrix takes when it is packed, or 0 for one that stays with llama.cpp.
@@ -245,6 +236,12 @@ EXPORTED size_t edgespec_kernels_packed_bytes(int ggml_type, int64_t rows, int64
 // Bytes of work memory for a product with `tokens` columns of `k` activations.
 EXPORTED size_t edgespec_kernels_work_bytes(int64_t k, int64_t tokens) {
     return edgespec::multiplication_work_bytes(k, tokens);
+}
+
+// Bytes of work memory for a product of experts; see ExpertSizes.
+EXPORTED size_t edgespec_kernels_expert_bytes(int64_t k, int64_t experts, int64_t slots, int64_t columns, int64_t tokens,
+                                              int threads) {
+    return edgespec::expert_work_bytes({k, experts, slots, columns, tokens}, threads);
 }
 
 // Whether there is attention for keys and values of these lengths, in caches of f16.

@@ -16,6 +16,8 @@ constexpr int kMostHops = 16;             // from a value to the weights that ma
 constexpr int64_t kChunkBytes = 128 << 10;  // of weights: what a thread takes at a time
 constexpr int64_t kSharedBytes = 1 << 20;   // of floats for each thread: less is split evenly
 constexpr int64_t kRowsAThread = 8;         // of floats
+constexpr int64_t kTileColumns = 64;        // of an expert, gathered
+constexpr int64_t kResults = 16 << 10;      // of an expert's tile, before they go to their places
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -57,10 +59,12 @@ void quantize_share(const ComputeParams* params, const Tensor* x, int64_t i2, in
 struct Chunks {
     int64_t panels, size, count;
 
-    Chunks(int64_t panels, size_t panel_bytes, int threads) : panels(panels) {
+    // `most`: panels of a chunk at most, where that is given.
+    Chunks(int64_t panels, size_t panel_bytes, int threads, int64_t most = 0) : panels(panels) {
         int64_t fair = (panels + 4 * threads - 1) / (4 * threads);
         size = std::min(fair, kChunkBytes / int64_t(panel_bytes));
         size = threads == 1 ? panels : std::max<int64_t>(2, (size + 1) / 2 * 2);  // products take panels in pairs
+        if (most) size = std::min(size, most);
         count = (panels + size - 1) / size;
     }
 };
@@ -130,43 +134,71 @@ void multiply_matrix(const ComputeParams* params, const Tensor* op) {
     }
 }
 
-// One token of a step that goes to an expert: column `x` gives row `slot` of token `token`.
+// A column of a product of experts: column `from` of all activations gives row `slot` of token `token`.
 struct Routed {
-    int32_t slot, token;
+    int32_t slot, token, from;
+};
+
+// An expert with columns: they are routed[first..end).
+struct Used {
+    int64_t expert, first, end;
 };
 
 // Experts: op[rows, slots, tokens] = weights[k, rows, experts](ids[slots, tokens]) x[k, slots or 1, tokens].
+// The work memory has the used experts, their columns, the activations, and for each thread a tile of these.
 struct Routing {
-    int64_t experts, slots, tokens, columns;  // columns of x for each token
+    ExpertSizes sizes;
 
     explicit Routing(const Tensor* op)
-        : experts(op->src[0]->ne[2]), slots(op->src[2]->ne[0]), tokens(op->src[2]->ne[1]), columns(op->src[1]->ne[1]) {}
+        : sizes{op->src[0]->ne[0], op->src[0]->ne[2], op->src[2]->ne[0], op->src[1]->ne[1], op->src[2]->ne[1]} {}
 
-    size_t bytes() const { return aligned(size_t(experts + 1) * sizeof(int64_t)) + aligned(size_t(slots * tokens) * sizeof(Routed)); }
-    int64_t* starts(uint8_t* memory) const { return reinterpret_cast<int64_t*>(memory); }
-    Routed* routed(uint8_t* memory) const {
-        return reinterpret_cast<Routed*>(memory + aligned(size_t(experts + 1) * sizeof(int64_t)));
+    Used* used(uint8_t* memory) const { return reinterpret_cast<Used*>(memory); }
+    Routed* routed(uint8_t* memory) const { return reinterpret_cast<Routed*>(memory + used_bytes(sizes)); }
+    Activations activations(uint8_t* memory) const {
+        return activations_at(memory + used_bytes(sizes) + routed_bytes(sizes), sizes.k);
+    }
+    Activations tile(uint8_t* memory, int thread) const {
+        const Activations all = activations(memory);
+        return {all.blocks + (sizes.columns * sizes.tokens + thread * tile_columns(sizes)) * all.stride, all.stride};
+    }
+
+    static size_t used_bytes(const ExpertSizes& s) { return aligned(size_t(s.experts + 1) * sizeof(Used)); }
+    static size_t routed_bytes(const ExpertSizes& s) { return aligned(size_t(s.slots * s.tokens) * sizeof(Routed)); }
+    // An expert has no token twice.
+    static int64_t tile_columns(const ExpertSizes& s) { return std::min(s.tokens, kTileColumns); }
+    static size_t bytes(const ExpertSizes& s, int threads) {
+        const int64_t columns = s.columns * s.tokens + (s.tokens > 1 ? threads * tile_columns(s) : 0);
+        return used_bytes(s) + routed_bytes(s) + activation_bytes(s.k, columns) + kAlignment;
     }
 };
 
-int32_t expert_of(const Tensor* ids, int64_t slot, int64_t token) {
+int64_t expert_of(const Tensor* ids, const ExpertSizes& sizes, int64_t slot, int64_t token) {
     int32_t expert;
     memcpy(&expert, static_cast<const char*>(ids->data) + slot * ids->nb[0] + token * ids->nb[1], sizeof expert);
+    if (expert < 0 || expert >= sizes.experts) ggml::fail("a token was sent to expert %d of %d", expert, int(sizes.experts));
     return expert;
 }
 
-// Sorts the tokens by expert: those of expert e are routed[starts[e]..starts[e + 1]).
+// A counting sort by expert. Behind the used experts comes one without columns.
 void route(const Tensor* ids, const Routing& routing, uint8_t* memory) {
-    int64_t* starts = routing.starts(memory);
+    const ExpertSizes& s = routing.sizes;
+    Used* used = routing.used(memory);
     Routed* routed = routing.routed(memory);
-    int64_t next = 0;
-    for (int64_t e = 0; e < routing.experts; e++) {
-        starts[e] = next;
-        for (int64_t t = 0; t < routing.tokens; t++)
-            for (int64_t s = 0; s < routing.slots; s++)
-                if (expert_of(ids, s, t) == e) routed[next++] = {int32_t(s), int32_t(t)};
+    for (int64_t e = 0; e <= s.experts; e++) used[e] = {e, 0, 0};
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t i = 0; i < s.slots; i++) used[expert_of(ids, s, i, t)].end++;
+    for (int64_t e = 0, next = 0; e < s.experts; e++) {
+        const int64_t count = used[e].end;
+        used[e].first = used[e].end = next;
+        next += count;
     }
-    starts[routing.experts] = next;
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t i = 0; i < s.slots; i++)
+            routed[used[expert_of(ids, s, i, t)].end++] = {int32_t(i), int32_t(t), int32_t(t * s.columns + i % s.columns)};
+    int64_t kept = 0;
+    for (int64_t e = 0; e < s.experts; e++)
+        if (used[e].first < used[e].end) used[kept++] = used[e];
+    used[kept] = {s.experts, 0, 0};
 }
 
 void quantize_all_columns(const ComputeParams* params, const Tensor* x, Activations to) {
@@ -175,34 +207,70 @@ void quantize_all_columns(const ComputeParams* params, const Tensor* x, Activati
         quantize_blocks(column(x, c % x->ne[1], c / x->ne[1], 0), 0, x->ne[0] / 32, to.blocks + c * to.stride);
 }
 
-void multiply_experts(const ComputeParams* params, const Tensor* op) {
-    const Tensor *weights = op->src[0], *x = op->src[1];
+// Some panels of an expert.
+struct ExpertPart {
+    int64_t expert, first, end;  // panels
+    const Routed* routed;
+    int64_t count;  // columns
+};
+
+// Columns are gathered, for these are tiles as of any product, and results go to their places.
+void multiply_expert(const Tensor* op, const ExpertPart& part, Activations x, Activations tile, int64_t tile_columns) {
+    alignas(64) float results[kResults];
+    const Tensor* weights = op->src[0];
     const Format& f = format(weights);
-    Routing routing(op);
-    int64_t k = weights->ne[0], rows = weights->ne[1] / f.panel_rows;
-    uint8_t* memory = work(params);
-    Activations activations = activations_at(memory + routing.bytes(), k);
-    if (!f.multiply_floats) quantize_all_columns(params, x, activations);
-    if (params->ith == 0) route(op->src[2], routing, memory);
-    start_sharing(params);
-    const int64_t* starts = routing.starts(memory);
-    const Routed* routed = routing.routed(memory);
-    // Panels of all experts in one row. A panel stays in the first cache for all tokens of its expert.
-    Chunks chunks(rows * routing.experts, f.panel_bytes(k), params->nth);
-    share(params, chunks, [&](int64_t first, int64_t end) {
-        for (int64_t p = first; p < end; p++) {
-            for (int64_t i = starts[p / rows]; i < starts[p / rows + 1]; i++) {
-                const uint8_t* matrix = panels(weights, p / rows);
-                float* out = result(op, routed[i].slot, routed[i].token, 0);
-                int64_t slot = routed[i].slot % routing.columns, from = routed[i].token * routing.columns + slot;
-                Activations one = {activations.blocks + from * activations.stride, activations.stride};
-                if (f.multiply_floats)
-                    f.multiply_floats(matrix, p % rows, p % rows + 1, k, column(x, slot, routed[i].token, 0), 0, 1, out, 0);
-                else
-                    f.multiply(matrix, p % rows, p % rows + 1, k, one, 1, out, 0);
-            }
+    const int64_t k = weights->ne[0], row = part.first * f.panel_rows, rows = (part.end - part.first) * f.panel_rows;
+    const uint8_t* panel = panels(weights, part.expert) + part.first * int64_t(f.panel_bytes(k));
+    const int64_t most = std::min(tile_columns, kResults / rows);
+    for (int64_t i = 0, n; i < part.count; i += n) {
+        const Routed* routed = part.routed + i;
+        n = std::min(part.count - i, most);
+        Activations columns = {x.blocks + routed->from * x.stride, x.stride};
+        if (n > 1) {
+            for (int64_t t = 0; t < n; t++)
+                memcpy(tile.blocks + t * tile.stride, x.blocks + routed[t].from * x.stride, size_t(k / 32) * sizeof(ActivationBlock));
+            columns = tile;
         }
-    });
+        f.multiply(panel, 0, part.end - part.first, k, columns, n, results, rows);
+        for (int64_t t = 0; t < n; t++)
+            memcpy(result(op, routed[t].slot, routed[t].token, 0) + row, results + t * rows, size_t(rows) * sizeof(float));
+    }
+}
+
+// The same of weights that stay floats, column by column.
+void multiply_float_expert(const Tensor* op, const ExpertPart& part) {
+    const Tensor *weights = op->src[0], *x = op->src[1];
+    for (int64_t i = 0; i < part.count; i++) {
+        const Routed& r = part.routed[i];
+        format(weights).multiply_floats(panels(weights, part.expert), part.first, part.end, weights->ne[0],
+                                        column(x, r.slot % x->ne[1], r.token, 0), 0, 1, result(op, r.slot, r.token, 0), 0);
+    }
+}
+
+void multiply_experts(const ComputeParams* params, const Tensor* op) {
+    const Tensor* weights = op->src[0];
+    const Format& f = format(weights);
+    const Routing routing(op);
+    const int64_t rows = weights->ne[1] / f.panel_rows;
+    uint8_t* memory = work(params);
+    const Activations x = routing.activations(memory), tile = routing.tile(memory, params->ith);
+    if (params->ith == 0) route(op->src[2], routing, memory);
+    if (!f.multiply_floats) quantize_all_columns(params, op->src[1], x);
+    start_sharing(params);
+    const Chunks chunks(rows, f.panel_bytes(routing.sizes.k), params->nth, kResults / kTileColumns * 4 / f.panel_rows);
+    const Used* used = routing.used(memory);
+    int64_t before = 0;  // chunks of the used experts before this one
+    for (int64_t c = params->ith;; c = functions.take_chunk(params->threadpool, 1)) {
+        for (; used->end && c >= before + chunks.count; before += chunks.count) used++;
+        if (!used->end) return;
+        const int64_t first = (c - before) * chunks.size;
+        const ExpertPart part = {used->expert, first, std::min(rows, first + chunks.size), routing.routed(memory) + used->first,
+                                 used->end - used->first};
+        if (f.multiply_floats)
+            multiply_float_expert(op, part);
+        else
+            multiply_expert(op, part, x, tile, Routing::tile_columns(routing.sizes));
+    }
 }
 
 // Rows of an embedding table: op[k, n] = table[k, rows](ids[n]).
@@ -215,7 +283,7 @@ void look_up(const ComputeParams* params, const Tensor* op) {
     }
 }
 
-bool has_float_rows(const Tensor* x) { return x->type == ggml::kF32 && x->nb[0] == sizeof(float); }
+bool has_float_rows(const Tensor* x) { return x->type == ggml::GGML_TYPE_F32 && x->nb[0] == sizeof(float); }
 
 }  // namespace
 
@@ -234,7 +302,7 @@ size_t packed_bytes(const Tensor* weights) {
 // The queries of a quantized cache are rotated: that product's second factor leads on.
 bool comes_from(const Tensor* x, const ggml::BufferType* packed) {
     for (int hop = 0; x && hop < kMostHops; hop++) {
-        const bool is_product = x->op == ggml::kMulMat;
+        const bool is_product = x->op == ggml::GGML_OP_MUL_MAT;
         if (is_product && x->src[0]->buffer && x->src[0]->buffer->type == packed) return true;
         x = x->src[is_product ? 1 : 0];
     }
@@ -243,30 +311,33 @@ bool comes_from(const Tensor* x, const ggml::BufferType* packed) {
 
 size_t multiplication_work_bytes(int64_t k, int64_t n) { return activation_bytes(k, n) + kAlignment; }
 
+size_t expert_work_bytes(const ExpertSizes& sizes, int threads) { return Routing::bytes(sizes, threads); }
+
 bool computes(const Tensor* op) {
     const Tensor *weights = op->src[0], *x = op->src[1];
-    if (op->op != ggml::kMulMat && op->op != ggml::kMulMatId && op->op != ggml::kGetRows) return false;
+    if (op->op != ggml::GGML_OP_MUL_MAT && op->op != ggml::GGML_OP_MUL_MAT_ID && op->op != ggml::GGML_OP_GET_ROWS) return false;
     if (!format_of(weights) || !has_float_rows(op)) return false;
     if (x->buffer && !functions.is_host(x->buffer->type)) return false;
-    if (op->op == ggml::kGetRows) return x->type == ggml::kI32 && weights->ne[2] == 1 && x->ne[1] == 1 && x->ne[2] == 1;
+    if (op->op == ggml::GGML_OP_GET_ROWS) return x->type == ggml::GGML_TYPE_I32 && weights->ne[2] == 1 && x->ne[1] == 1 && x->ne[2] == 1;
     if (!has_float_rows(x)) return false;
-    if (op->op == ggml::kMulMatId) return x->ne[3] == 1 && op->src[2]->type == ggml::kI32;
+    if (op->op == ggml::GGML_OP_MUL_MAT_ID) return x->ne[3] == 1 && op->src[2]->type == ggml::GGML_TYPE_I32;
     return weights->ne[2] == 1;
 }
 
-bool PackedTraits::work_size(int, const Tensor* op, size_t& size) {
-    const Tensor* x = op->src[1];
-    if (op->op == ggml::kGetRows) return true;
-    int64_t columns = op->op == ggml::kMulMatId ? x->ne[1] * x->ne[2] : x->ne[1];
-    size = format(op->src[0]).multiply_floats ? kAlignment : multiplication_work_bytes(x->ne[0], columns);
-    if (op->op == ggml::kMulMatId) size += Routing(op).bytes();
+bool PackedTraits::work_size(int threads, const Tensor* op, size_t& size) {
+    if (op->op == ggml::GGML_OP_GET_ROWS) return true;
+    const bool are_floats = format(op->src[0]).multiply_floats;
+    if (op->op == ggml::GGML_OP_MUL_MAT_ID)
+        size = expert_work_bytes(Routing(op).sizes, threads);
+    else
+        size = are_floats ? kAlignment : multiplication_work_bytes(op->src[1]->ne[0], op->src[1]->ne[1]);
     return true;
 }
 
 bool PackedTraits::compute_forward(ComputeParams* params, Tensor* op) {
-    if (op->op == ggml::kMulMat) multiply_matrix(params, op);
-    if (op->op == ggml::kMulMatId) multiply_experts(params, op);
-    if (op->op == ggml::kGetRows) look_up(params, op);
+    if (op->op == ggml::GGML_OP_MUL_MAT) multiply_matrix(params, op);
+    if (op->op == ggml::GGML_OP_MUL_MAT_ID) multiply_experts(params, op);
+    if (op->op == ggml::GGML_OP_GET_ROWS) look_up(params, op);
     return true;
 }
 

@@ -15,6 +15,14 @@ size_t packed_bytes(const ggml::Tensor* weights);
 // Bytes of work memory for n columns of k activations.
 size_t multiplication_work_bytes(int64_t k, int64_t n);
 
+// A product of experts: `columns` of k activations for each of the `tokens`, which go to `slots` experts each.
+struct ExpertSizes {
+    int64_t k, experts, slots, columns, tokens;
+};
+
+// Bytes of work memory for it.
+size_t expert_work_bytes(const ExpertSizes& sizes, int threads);
+
 // Whether a value was computed from a product with weights in this buffer type: its model uses the kernels.
 bool comes_from(const ggml::Tensor* x, const ggml::BufferType* packed);
 

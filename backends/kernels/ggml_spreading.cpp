@@ -3,7 +3,6 @@
 #include "ggml_spreading.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
 namespace edgespec {
@@ -46,7 +45,7 @@ void set_rows(const ComputeParams* params, Tensor* op) {
         const float* values = static_cast<const float*>(from->data) + plane * count;
         float* to = static_cast<float*>(op->data) + plane * size;
         for (int64_t i = rows.first; i < rows.end; i++) {
-            if (places[i] < 0 || places[i] >= size) std::abort();
+            if (places[i] < 0 || places[i] >= size) ggml::fail("row %lld of %lld", (long long)places[i], (long long)size);
             to[places[i]] = values[i];
         }
     }
@@ -55,19 +54,19 @@ void set_rows(const ComputeParams* params, Tensor* op) {
 }  // namespace
 
 bool spreads(const Tensor* op) {
-    if (!is_dense(op, ggml::kF32, sizeof(float))) return false;
-    if (op->op == ggml::kFill) return true;
-    if (op->op != ggml::kSetRows || !is_dense(op->src[0], ggml::kF32, sizeof(float))) return false;
+    if (!is_dense(op, ggml::GGML_TYPE_F32, sizeof(float))) return false;
+    if (op->op == ggml::GGML_OP_FILL) return true;
+    if (op->op != ggml::GGML_OP_SET_ROWS || !is_dense(op->src[0], ggml::GGML_TYPE_F32, sizeof(float))) return false;
     const Tensor* ids = op->src[1];  // the same for all planes
-    return ids->type == ggml::kI64 && ids->nb[0] == sizeof(int64_t) && ids->ne[0] == op->src[0]->ne[1] &&
+    return ids->type == ggml::GGML_TYPE_I64 && ids->nb[0] == sizeof(int64_t) && ids->ne[0] == op->src[0]->ne[1] &&
            num_values(ids) == ids->ne[0];
 }
 
 bool SpreadingTraits::work_size(int, const Tensor*, size_t&) { return true; }
 
 bool SpreadingTraits::compute_forward(ComputeParams* params, Tensor* op) {
-    if (op->op == ggml::kFill) fill(params, op);
-    if (op->op == ggml::kSetRows) set_rows(params, op);
+    if (op->op == ggml::GGML_OP_FILL) fill(params, op);
+    if (op->op == ggml::GGML_OP_SET_ROWS) set_rows(params, op);
     return true;
 }
 

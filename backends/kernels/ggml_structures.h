@@ -12,9 +12,24 @@ constexpr const char* kVersion = "0.25.3";
 constexpr const char* kCommit = "0c1e570";  // of llama.cpp, as it says it where it was built with git
 
 // Values of ggml's enumerations.
-constexpr int kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8, kI32 = 26, kI64 = 27, kBf16 = 30;
-constexpr int kNone = 0, kConcat = 22, kMulMat = 29, kMulMatId = 30, kCpy = 34, kGetRows = 40;
-constexpr int kSetRows = 42, kFill = 73, kFlashAttention = 74;
+enum Type : int {
+    GGML_TYPE_F32 = 0,
+    GGML_TYPE_F16 = 1,
+    GGML_TYPE_Q4_0 = 2,
+    GGML_TYPE_Q8_0 = 8,
+    GGML_TYPE_I32 = 26,
+    GGML_TYPE_I64 = 27,
+    GGML_TYPE_BF16 = 30,
+};
+enum Operation : int {
+    GGML_OP_NONE = 0,
+    GGML_OP_MUL_MAT = 29,
+    GGML_OP_MUL_MAT_ID = 30,
+    GGML_OP_GET_ROWS = 40,
+    GGML_OP_SET_ROWS = 42,
+    GGML_OP_FILL = 73,
+    GGML_OP_FLASH_ATTN_EXT = 74,
+};
 constexpr int kSuccess = 0;
 
 struct Buffer;
@@ -76,6 +91,9 @@ struct BufferType {
     Device* device;
     void* context;  // an ExtraBufferType
 };
+
+// Ends the process with a message: for what only a fault of ours or of llama.cpp's can cause.
+[[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 // What one thread of a step is told.
 struct ComputeParams {

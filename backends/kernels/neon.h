@@ -13,7 +13,7 @@ struct Neon {
     static constexpr bool signed_wide = true, pairs = false;
 
     template <class F>
-    static constexpr int widest(int panels) { return panels == 2 ? 0 : F::type == Q6_K::type ? 4 : 6; }
+    static constexpr int widest(int panels) { return panels == 2 ? 0 : F::has_halves ? 4 : 6; }
 
     static INLINE Bytes load(const uint8_t* at) { return {{vld1q_u8(at + 32 * Half), vld1q_u8(at + 32 * Half + 16)}}; }
     static INLINE Bytes masked(Bytes x, char mask) {
@@ -34,11 +34,9 @@ struct Neon {
         const uint8x16_t values = vld1q_u8(table);
         return {{vqtbl1q_u8(values, x.val[0]), vqtbl1q_u8(values, x.val[1])}};
     }
-    static INLINE int8x16_t all_quads(const int8_t* x) {
-        int32_t four;
-        memcpy(&four, x, 4);
-        return vreinterpretq_s8_s32(vdupq_n_s32(four));
-    }
+    // Quads of activations with quad I among them, which `dot` picks.
+    template <int I>
+    static INLINE int8x16_t quads_with(const int8_t* x) { return vld1q_s8(x + I / 4 * 16); }
     // Weights up to 63 are signed bytes as they are; those of 8 bits lose the 128 that was added to them.
     template <bool wide>
     static INLINE int8x16_t signed_weights(uint8x16_t weights) {
@@ -47,26 +45,37 @@ struct Neon {
     static constexpr int room(int) { return 8; }
     static INLINE Partial begin(Int sum) { return sum; }
     static INLINE Int finish(Partial sum, Int) { return sum; }
-    template <bool wide>
+    template <bool wide, int I>
     static INLINE Partial dot(Int sum, Bytes weights, int8x16_t x) {
-        return {{vdotq_s32(sum.val[0], signed_weights<wide>(weights.val[0]), x),
-                 vdotq_s32(sum.val[1], signed_weights<wide>(weights.val[1]), x)}};
+        return {{vdotq_laneq_s32(sum.val[0], signed_weights<wide>(weights.val[0]), x, I % 4),
+                 vdotq_laneq_s32(sum.val[1], signed_weights<wide>(weights.val[1]), x, I % 4)}};
     }
     static INLINE Int all(int32_t x) { return {{vdupq_n_s32(x), vdupq_n_s32(x)}}; }
 
-    static INLINE Float signed_bytes(const uint8_t* at) {
-        int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(vld1_u8(at + 8 * Half)));
-        return to_float({{vmovl_s16(vget_low_s16(wide)), vmovl_s16(vget_high_s16(wide))}});
+    static INLINE uint8x8_t eight(const uint8_t* at) { return vld1_u8(at + 8 * Half); }
+    static INLINE Float wide_bytes(int16x8_t x) {
+        return to_float({{vmovl_s16(vget_low_s16(x)), vmovl_s16(vget_high_s16(x))}});
     }
-    static INLINE Float unsigned_bytes(const uint8_t* at) {
-        int16x8_t wide = vreinterpretq_s16_u16(vmovl_u8(vld1_u8(at + 8 * Half)));
-        return to_float({{vmovl_s16(vget_low_s16(wide)), vmovl_s16(vget_high_s16(wide))}});
-    }
-    static INLINE Float negative(Float x) { return {{vnegq_f32(x.val[0]), vnegq_f32(x.val[1])}}; }
-    static INLINE Float halves(const uint8_t* at) {
-        float16x8_t x = vreinterpretq_f16_u8(vld1q_u8(at + 16 * Half));
+    static INLINE Float wide_halves(float16x8_t x) {
         return {{vcvt_f32_f16(vget_low_f16(x)), vcvt_f32_f16(vget_high_f16(x))}};
     }
+    static INLINE Float signed_bytes(const uint8_t* at) { return wide_bytes(vmovl_s8(vreinterpret_s8_u8(eight(at)))); }
+    static INLINE Float unsigned_bytes(const uint8_t* at) { return wide_bytes(vreinterpretq_s16_u16(vmovl_u8(eight(at)))); }
+    static INLINE Float low_nibbles(const uint8_t* at) {
+        return wide_bytes(vreinterpretq_s16_u16(vmovl_u8(vand_u8(eight(at), vdup_n_u8(15)))));
+    }
+    static INLINE Float high_nibbles(const uint8_t* at) {
+        return wide_bytes(vreinterpretq_s16_u16(vmovl_u8(vshr_n_u8(eight(at), 4))));
+    }
+    static INLINE Float e8m0(const uint8_t* at) {
+        const uint16x8_t exponents = vmovl_u8(vqsub_u8(eight(at), vdup_n_u8(1)));
+        return {{vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vget_low_u16(exponents)), 23)),
+                 vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vget_high_u16(exponents)), 23))}};
+    }
+    // As halves whose exponents are too small.
+    static INLINE Float e4m3(const uint8_t* at) { return wide_halves(vreinterpretq_f16_u16(vshlq_n_u16(vmovl_u8(eight(at)), 7))); }
+    static INLINE Float negative(Float x) { return {{vnegq_f32(x.val[0]), vnegq_f32(x.val[1])}}; }
+    static INLINE Float halves(const uint8_t* at) { return wide_halves(vreinterpretq_f16_u8(vld1q_u8(at + 16 * Half))); }
     static INLINE Float to_float(Int x) { return {{vcvtq_f32_s32(x.val[0]), vcvtq_f32_s32(x.val[1])}}; }
     static INLINE Float times(Float a, Float b) {
         return {{vmulq_f32(a.val[0], b.val[0]), vmulq_f32(a.val[1], b.val[1])}};

@@ -56,12 +56,11 @@ INLINE int8x16_t zipped(uint8x16_t a, uint8x16_t b, bool second) {
 // Quads I and I + 1 side by side are 8 weights of each row.
 template <class V, class F, int I, int N>
 INLINE void add_two_quads(const uint8_t* group, const ActivationBlock* x, int64_t stride, int32x4_t (*sums)[4]) {
-    constexpr bool wide = F::type == Q8_0::type || F::type == IQ4_NL::type;
     const uint8x16x2_t a = quad<V, F, I>(group), b = quad<V, F, I + 1>(group);
     int8x16_t rows[4];
     for (int i = 0; i < 4; i++) {
         rows[i] = zipped(a.val[i / 2], b.val[i / 2], i % 2);
-        if (wide) rows[i] = veorq_s8(rows[i], vdupq_n_s8(-128));
+        if (F::is_wide) rows[i] = veorq_s8(rows[i], vdupq_n_s8(-128));
     }
     UNROLL for (int pair = 0; pair < (N + 1) / 2; pair++) {
         const int8x16_t both = vcombine_s8(vld1_s8(at<N>(x, stride, 2 * pair).values + 4 * I),
@@ -85,16 +84,19 @@ INLINE void NeonPairs<Half>::group_products(const uint8_t* group, const Activati
     start_pairs<V, F, N>(x, stride, 0, sums);
     add_two_quads<V, F, 0, N>(group, x, stride, sums);
     add_two_quads<V, F, 2, N>(group, x, stride, sums);
-    if constexpr (F::type == Q6_K::type) {
+    if constexpr (F::has_halves) {
         UNROLL for (int t = 0; t < N; t++)
-            to[t][0] = V::times(column_of<V>(sums[t / 2], t % 2), V::signed_bytes(group));
+            to[t][0] = V::times(column_of<V>(sums[t / 2], t % 2), small_of<V, F>(group, 0));
         start_pairs<V, F, N>(x, stride, 1, sums);
     }
     add_two_quads<V, F, 4, N>(group, x, stride, sums);
     add_two_quads<V, F, 6, N>(group, x, stride, sums);
     UNROLL for (int t = 0; t < N; t++) {
         const float32x4x2_t value = column_of<V>(sums[t / 2], t % 2);
-        to[t][0] = F::type == Q6_K::type ? V::add_product(value, V::signed_bytes(group + 16), to[t][0]) : value;
+        if constexpr (F::has_halves)
+            to[t][0] = V::add_product(value, small_of<V, F>(group, 1), to[t][0]);
+        else
+            to[t][0] = value;
     }
 }
 

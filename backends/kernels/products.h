@@ -19,7 +19,7 @@ struct alignas(64) ActivationBlock {
     int32_t less_8;      // -8 x sum
     int32_t less_128;    // -128 x sum
     int32_t less_32[2];  // -32 x sum of each half
-    int32_t unused[2];
+    float scaled_half[2];  // scale x sum of each half
 };
 
 // n columns of k activations. A view: the caller owns the memory.
@@ -54,9 +54,6 @@ struct Format {
     size_t panel_bytes(int64_t k) const { return size_t(k / block_columns) * panel_block_bytes; }
     size_t row_bytes(int64_t k) const { return size_t(k / block_columns) * file_block_bytes; }
 
-    // Rearranges `rows` rows of the file (a multiple of panel_rows) to panels.
-    void (*pack)(const uint8_t* file, int64_t rows, int64_t k, uint8_t* panels);
-
     // out[column * out_stride + row] for the rows of panels [first, end). `panels` and `out` are those of
     // panel 0 and row 0. nullptr for types of floats:
     void (*multiply)(const uint8_t* panels, int64_t first, int64_t end, int64_t k, Activations x, int64_t n,
@@ -65,6 +62,9 @@ struct Format {
     // The same for weights that stay floats: a panel is a row of the file, and columns are not quantized.
     MultiplyFloats multiply_floats;
 };
+
+// Rearranges `rows` rows of the file (a multiple of panel_rows) to panels.
+void pack(const Format& format, const uint8_t* file, int64_t rows, int64_t k, uint8_t* panels);
 
 // Values [k] of one row of panels, as floats.
 void unpack_row(const Format& format, const uint8_t* panels, int64_t row, int64_t k, float* values);

@@ -5,24 +5,31 @@
 namespace edgespec {
 namespace {
 
-// Values as ggml converts them: scale x small scale x weight, less the minimum.
+// Values as ggml converts them: scale x small scale x weight, and the minimum.
 template <class F>
 void row_values(const uint8_t* panels, int64_t row, int64_t k, float* values) {
-    int64_t blocks = k / F::columns;
-    int at = int(row % kRows);
+    const int64_t blocks = k / F::columns;
+    const int at = int(row % kRows);
     const uint8_t* block = panels + row / kRows * blocks * int64_t(F::bytes);
     for (int64_t b = 0; b < blocks; b++, block += F::bytes) {
         for (int column = 0; column < F::columns; column++) {
             const uint8_t* group = block + F::header + column / 32 * F::group_bytes;
-            float scale = half(block + 2 * at), minimum = F::header == 64 ? half(block + 32 + 2 * at) : 0;
-            if (F::type == Q6_K::type) scale *= float(int8_t(group[column % 32 / 16 * 16 + at]));
-            if (F::type == Q4_K::type || F::type == Q5_K::type) {
-                scale *= float(group[at]);
-                minimum *= -float(group[16 + at]);
-            }
+            const int in_half = column % 32 / 16;
+            float scale = scale_of<F>(block, group, at);
+            if (F::has_halves) scale *= small_of<F>(group, at, in_half);
+            const float minimum = F::traits.has_minimum ? minimum_of<F>(block, group, at, in_half) : 0;
             *values++ = scale * float(weight<F>(group, at, column % 32)) + minimum;
         }
     }
+}
+
+using Unpack = void (*)(const uint8_t*, int64_t, int64_t, float*);
+
+template <class... F>
+Unpack unpack_of(Types<F...>, int type) {
+    Unpack found = nullptr;
+    ((F::traits.type == type ? void(found = row_values<F>) : void()), ...);
+    return found;
 }
 
 // Of weights of two bytes that stayed as they were.
@@ -34,16 +41,10 @@ void float_values(float (*value)(const uint8_t*), const uint8_t* rows, int64_t r
 
 void unpack_row(const Format& format, const uint8_t* panels, int64_t row, int64_t k, float* values) {
     switch (format.type) {
-        case Q4_0::type: return row_values<Q4_0>(panels, row, k, values);
-        case Q4_1::type: return row_values<Q4_1>(panels, row, k, values);
-        case Q8_0::type: return row_values<Q8_0>(panels, row, k, values);
-        case Q4_K::type: return row_values<Q4_K>(panels, row, k, values);
-        case Q5_K::type: return row_values<Q5_K>(panels, row, k, values);
-        case Q6_K::type: return row_values<Q6_K>(panels, row, k, values);
-        case IQ4_NL::type: return row_values<IQ4_NL>(panels, row, k, values);
-        case 0: memcpy(values, panels + row * k * 4, size_t(k) * 4); return;
-        case 1: return float_values(half, panels, row, k, values);
-        case 30: return float_values(bf16, panels, row, k, values);
+        case GGML_TYPE_F32: memcpy(values, panels + row * k * 4, size_t(k) * 4); return;
+        case GGML_TYPE_F16: return float_values(half, panels, row, k, values);
+        case GGML_TYPE_BF16: return float_values(bf16, panels, row, k, values);
+        default: unpack_of(AllTypes(), format.type)(panels, row, k, values);
     }
 }
 

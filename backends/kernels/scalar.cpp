@@ -20,17 +20,15 @@ int32_t dot(const uint8_t* group, int row, const int8_t* x, int first, int end) 
 template <class F>
 float add_group(float sum, const uint8_t* block, int g, int row, const ActivationBlock& x) {
     const uint8_t* group = block + F::header + g * F::group_bytes;
-    float scale = half(block + 2 * row);
     float product = float(dot<F>(group, row, x.values, 0, 32));
-    if (F::type == Q6_K::type)
-        product = std::fma(float(dot<F>(group, row, x.values, 16, 32)), float(int8_t(group[16 + row])),
-                           float(dot<F>(group, row, x.values, 0, 16)) * float(int8_t(group[row])));
-    if (F::type == Q4_K::type || F::type == Q5_K::type) scale = scale * float(group[row]);
-    sum = std::fma(product, scale * x.scale, sum);
-    if (F::header < 64) return sum;
-    float minimum = half(block + 32 + 2 * row);
-    if (F::groups > 1) minimum = minimum * -float(group[16 + row]);
-    return std::fma(minimum, x.scaled_sum, sum);
+    if (F::has_halves)
+        product = std::fma(float(dot<F>(group, row, x.values, 16, 32)), small_of<F>(group, row, 1),
+                           float(dot<F>(group, row, x.values, 0, 16)) * small_of<F>(group, row, 0));
+    sum = std::fma(product, scale_of<F>(block, group, row) * x.scale, sum);
+    if (!F::traits.has_minimum) return sum;
+    if (!F::has_halves) return std::fma(minimum_of<F>(block, group, row, 0), x.scaled_sum, sum);
+    for (int half = 0; half < 2; half++) sum = std::fma(minimum_of<F>(block, group, row, half), x.scaled_half[half], sum);
+    return sum;
 }
 
 template <class F>
@@ -105,6 +103,7 @@ void quantize_block(const float* x, ActivationBlock& to) {
     to.less_128 = -128 * (sums[0] + sums[1]);
     to.less_32[0] = -32 * sums[0];
     to.less_32[1] = -32 * sums[1];
+    for (int half = 0; half < 2; half++) to.scaled_half[half] = to.scale * float(sums[half]);
 }
 
 void quantize_scalar(const float* x, int64_t first, int64_t end, ActivationBlock* to) {

@@ -21,7 +21,7 @@ struct FloatProducts {
     MultiplyFloats f32, f16, bf16;
 };
 
-constexpr int kFormats = 10;
+constexpr int kFormats = AllTypes::count + 3;
 
 struct InstructionSet {
     const char* name;
@@ -34,27 +34,31 @@ struct InstructionSet {
 // The row of the table for one type: `Multiply<F>::run` is its product.
 template <template <class> class Multiply, class F>
 constexpr Format row(const char* instructions) {
-    return {F::type, F::name, instructions, F::columns, F::file_bytes, kRows, F::bytes, pack<F>, Multiply<F>::run,
-            nullptr};
+    const Traits& t = F::traits;
+    return {t.type, t.name, instructions, t.columns, t.file_bytes, kRows, F::bytes, Multiply<F>::run, nullptr};
 }
 
 // The row for a type of floats.
-template <int type, int bytes>
-constexpr Format float_row(const char* name, const char* instructions, MultiplyFloats multiply) {
-    return {type, name, instructions, 16, 16 * bytes, 1, 16 * bytes, keep_rows<bytes>, nullptr, multiply};
+constexpr Format float_row(Type type, size_t bytes, const char* name, const char* instructions, MultiplyFloats multiply) {
+    return {type, name, instructions, 16, 16 * bytes, 1, 16 * bytes, nullptr, multiply};
+}
+
+template <template <class> class Multiply, class... F>
+constexpr InstructionSet table_of(Types<F...>, const char* name, bool (*runs_here)(), Quantize quantize,
+                                  const AttentionStages* attention, FloatProducts floats) {
+    return {name,
+            runs_here,
+            quantize,
+            attention,
+            {row<Multiply, F>(name)..., float_row(GGML_TYPE_F32, 4, "F32", name, floats.f32),
+             float_row(GGML_TYPE_F16, 2, "F16", name, floats.f16),
+             float_row(GGML_TYPE_BF16, 2, "BF16", name, floats.bf16)}};
 }
 
 template <template <class> class Multiply>
 constexpr InstructionSet table(const char* name, bool (*runs_here)(), Quantize quantize,
                                const AttentionStages* attention, FloatProducts floats) {
-    return {name,
-            runs_here,
-            quantize,
-            attention,
-            {row<Multiply, Q4_0>(name), row<Multiply, Q4_1>(name), row<Multiply, Q8_0>(name),
-             row<Multiply, Q4_K>(name), row<Multiply, Q5_K>(name), row<Multiply, Q6_K>(name),
-             row<Multiply, IQ4_NL>(name), float_row<0, 4>("F32", name, floats.f32),
-             float_row<1, 2>("F16", name, floats.f16), float_row<30, 2>("BF16", name, floats.bf16)}};
+    return table_of<Multiply>(AllTypes(), name, runs_here, quantize, attention, floats);
 }
 
 extern const InstructionSet kScalar;

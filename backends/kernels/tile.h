@@ -5,16 +5,17 @@
 // Quad I of a group: 4 unsigned weights of 16 rows.
 template <class V, class F, int I>
 INLINE typename V::Bytes quad(const uint8_t* group) {
-    if constexpr (F::type == Q8_0::type) {
+    constexpr int low_bits = F::traits.low_bits, high_bits = F::traits.high_bits;
+    if constexpr (low_bits == 8) {
         return V::load(group + 64 * I);
     } else {
-        typename V::Bytes pair = V::load(group + F::low + 64 * (I % 4));
-        typename V::Bytes low = V::masked(V::template left<I < 4 ? 0 : -4>(pair), 15);
-        if constexpr (F::type == IQ4_NL::type) return V::lookup(kIq4nl, low);
-        if constexpr (F::type == Q5_K::type)
-            return V::with_bits(low, V::template left<4 - I>(V::load(group + F::high)), 0x10);
-        if constexpr (F::type == Q6_K::type)
-            return V::with_bits(low, V::template left<4 - I % 4 * 2>(V::load(group + F::high + 64 * (I / 4))), 0x30);
+        constexpr int plane = low_bits == 4 ? I % 4 : I / 4, shift = low_bits == 4 ? I / 4 * 4 : I % 4 * 2;
+        const auto low = V::masked(V::template left<-shift>(V::load(group + F::low + 64 * plane)), (1 << low_bits) - 1);
+        if constexpr (F::traits.table_bits > 0) return V::lookup(F::traits.table, low);
+        if constexpr (high_bits == 1)
+            return V::with_bits(low, V::template left<low_bits - I>(V::load(group + F::high)), 1 << low_bits);
+        if constexpr (high_bits == 2)
+            return V::with_bits(low, V::template left<low_bits - I % 4 * 2>(V::load(group + F::high + 64 * (I / 4))), 3 << low_bits);
         return low;
     }
 }
@@ -22,9 +23,12 @@ INLINE typename V::Bytes quad(const uint8_t* group) {
 // What a column's integer sum starts with: unsigned weights are that much too large.
 template <class V, class F>
 INLINE int32_t start(const ActivationBlock& x, int half) {
-    if (F::type == Q4_0::type) return x.less_8;
-    if (F::type == Q8_0::type || F::type == IQ4_NL::type) return V::signed_wide ? 0 : x.less_128;
-    return F::type == Q6_K::type ? x.less_32[half] : 0;
+    constexpr int offset = F::traits.offset;
+    if constexpr (offset == 0 || (F::is_wide && V::signed_wide)) return 0;
+    if constexpr (offset == 128) return x.less_128;
+    if constexpr (F::has_halves) return x.less_32[half] / (32 / offset);
+    if constexpr (offset >= 8) return x.less_8 * (offset / 8);
+    return x.less_8 / (8 / offset);
 }
 
 // One quad for all columns and P panels before the next quad: sums do not wait for each other, and every
@@ -32,12 +36,11 @@ INLINE int32_t start(const ActivationBlock& x, int half) {
 template <class V, class F, int I, int P, int N>
 INLINE void add_quad(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
                      typename V::Partial (*sums)[P]) {
-    constexpr bool wide = F::type == Q8_0::type || F::type == IQ4_NL::type;
     typename V::Bytes weights[P];
     for (int p = 0; p < P; p++) weights[p] = quad<V, F, I>(group + p * apart);
     UNROLL for (int t = 0; t < N; t++) {
-        auto four = V::all_quads(x[t * stride].values + 4 * I);
-        for (int p = 0; p < P; p++) sums[t][p] = V::template dot<wide>(sums[t][p], weights[p], four);
+        auto four = V::template quads_with<I>(x[t * stride].values);
+        for (int p = 0; p < P; p++) sums[t][p] = V::template dot<F::is_wide, I>(sums[t][p], weights[p], four);
     }
 }
 
@@ -47,19 +50,12 @@ INLINE void add_quads(const uint8_t* group, int64_t apart, const ActivationBlock
     (add_quad<V, F, First + I, P, N>(group, apart, x, stride, sums), ...);
 }
 
-// The bits of a type's stored weights, which say how many products a partial sum has room for.
-template <class F>
-constexpr int weight_bits() {
-    if (F::type == Q8_0::type || F::type == IQ4_NL::type) return 8;
-    return F::type == Q6_K::type ? 6 : F::type == Q5_K::type ? 5 : 4;
-}
-
 // Integer sums of quads [First, End), of which all have one scale. Sets that add in 16 bits make whole sums of
 // them before these overflow.
 template <class V, class F, int First, int End, int P, int N>
 INLINE void sum_quads(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
                       typename V::Int (*sums)[P]) {
-    constexpr int whole = F::type == Q6_K::type ? 4 : 8, room = V::room(weight_bits<F>());
+    constexpr int whole = F::has_halves ? 4 : 8, room = V::room(F::bits);
     constexpr int count = std::min(End - First, room);
     typename V::Partial partial[N][P];
     auto sum_before = [&](int t, int p) {
@@ -73,20 +69,29 @@ INLINE void sum_quads(const uint8_t* group, int64_t apart, const ActivationBlock
     if constexpr (First + count < End) sum_quads<V, F, First + count, End, P, N>(group, apart, x, stride, sums);
 }
 
+// The scale of half a group.
+template <class V, class F>
+INLINE typename V::Float small_of(const uint8_t* group, int half) {
+    const uint8_t* at = group + kRows * half;
+    if constexpr (F::traits.small == Small::halves_e4m3) return V::e4m3(at);
+    if constexpr (F::traits.small == Small::halves_with_minimum) return V::low_nibbles(at);
+    return V::signed_bytes(at);
+}
+
 // Products of a group and a block of N columns as floats; all are exact.
 template <class V, class F, int P, int N>
 INLINE void group_products(const uint8_t* group, int64_t apart, const ActivationBlock* x, int64_t stride,
                            typename V::Float (*to)[P]) {
     typename V::Int sums[N][P];
-    if constexpr (F::type == Q6_K::type) {
+    if constexpr (F::has_halves) {
         sum_quads<V, F, 0, 4, P, N>(group, apart, x, stride, sums);
         for (int p = 0; p < P; p++) {
-            typename V::Float small = V::signed_bytes(group + p * apart);
+            typename V::Float small = small_of<V, F>(group + p * apart, 0);
             UNROLL for (int t = 0; t < N; t++) to[t][p] = V::times(V::to_float(sums[t][p]), small);
         }
         sum_quads<V, F, 4, 8, P, N>(group, apart, x, stride, sums);
         for (int p = 0; p < P; p++) {
-            typename V::Float small = V::signed_bytes(group + p * apart + 16);
+            typename V::Float small = small_of<V, F>(group + p * apart, 1);
             UNROLL for (int t = 0; t < N; t++) to[t][p] = V::add_product(V::to_float(sums[t][p]), small, to[t][p]);
         }
     } else {
@@ -96,17 +101,29 @@ INLINE void group_products(const uint8_t* group, int64_t apart, const Activation
     }
 }
 
+// The scale of a block and group.
 template <class V, class F>
 INLINE typename V::Float scale_of(const uint8_t* block, const uint8_t* group) {
-    if constexpr (F::groups > 1 && F::header == 64) return V::times(V::halves(block), V::unsigned_bytes(group));
+    constexpr Traits t = F::traits;
+    if constexpr (t.scale == Scale::none) return V::all(kSmallFloats);
+    if constexpr (t.scale == Scale::e8m0) return V::e8m0(block);
+    if constexpr (t.small == Small::one) return V::times(V::halves(block), V::signed_bytes(group));
+    if constexpr (t.small == Small::with_minimum) return V::times(V::halves(block), V::unsigned_bytes(group));
     return V::halves(block);
 }
 
+// What is added to the weights of half a group.
 template <class V, class F>
-INLINE typename V::Float minimum_of(const uint8_t* block, const uint8_t* group) {
-    if constexpr (F::groups > 1) return V::times(V::halves(block + 32), V::negative(V::unsigned_bytes(group + 16)));
-    return V::halves(block + 32);
+INLINE typename V::Float minimum_of(const uint8_t* block, const uint8_t* group, int half) {
+    const typename V::Float minimum = V::halves(block + F::minimum);
+    if constexpr (F::traits.small == Small::with_minimum)
+        return V::times(minimum, V::negative(V::unsigned_bytes(group + kRows)));
+    if constexpr (F::has_halves) return V::times(minimum, V::negative(V::high_nibbles(group + kRows * half)));
+    return minimum;
 }
+
+template <class F>
+INLINE float sum_of(const ActivationBlock& x, int half) { return F::has_halves ? x.scaled_half[half] : x.scaled_sum; }
 
 template <class V, class F, int P, int N>
 INLINE void add_group(const uint8_t* block, int g, int64_t apart, const ActivationBlock* x, int64_t stride,
@@ -122,10 +139,12 @@ INLINE void add_group(const uint8_t* block, int g, int64_t apart, const Activati
         typename V::Float scale = scale_of<V, F>(block, group);
         UNROLL for (int t = 0; t < N; t++)
             sums[t][p] = V::add_product(values[t][p], V::times(scale, V::all(x[t * stride].scale)), sums[t][p]);
-        if constexpr (F::header == 64) {
-            typename V::Float minimum = minimum_of<V, F>(block, group);
-            UNROLL for (int t = 0; t < N; t++)
-                sums[t][p] = V::add_product(minimum, V::all(x[t * stride].scaled_sum), sums[t][p]);
+        if constexpr (F::traits.has_minimum) {
+            for (int half = 0; half < (F::has_halves ? 2 : 1); half++) {
+                const typename V::Float minimum = minimum_of<V, F>(block, group, half);
+                UNROLL for (int t = 0; t < N; t++)
+                    sums[t][p] = V::add_product(minimum, V::all(sum_of<F>(x[t * stride], half)), sums[t][p]);
+            }
         }
     }
 }

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.base import Logits, no_room, require_room
+from edgespec.backends.base import ImageRun, Logits, no_room, require_room
 from edgespec.backends.llama.batch import Batch, Embed
 from edgespec.backends.llama.branches import Branches
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
@@ -27,6 +27,7 @@ from edgespec.backends.llama.library import LOG
 from edgespec.backends.llama.team import end_team
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import BackendError, ModelNotFoundError, UnsupportedError
+from edgespec.models.images import Image
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class LlamaSequence:
         self.tokenizer, self.capabilities = context.tokenizer, context.capabilities
         self._length = 0  # cells in the cache
         self._tokens: list[int] = []  # committed ids, the pending ones included
+        self._images: list[tuple[int, int, int]] = []  # first cell, cells and positions of each
         self._pending: list[int] = []  # accepted tokens that the next step feeds again
         self._tree: DraftTree | None = None  # verified and not committed yet
 
@@ -69,6 +71,17 @@ class LlamaSequence:
     @property
     def pending(self) -> int:
         return len(self._pending)
+
+    @property
+    def _position(self) -> int:
+        """Where the next cell stands: with M-RoPE an image takes fewer positions than cells."""
+        return self._position_of(self._length)
+
+    def _position_of(self, length: int) -> int:
+        if not self._images:
+            return length
+        held = [(count, places) for first, count, places in self._images if first < length]
+        return length - sum(count - places for count, places in held)
 
     @property
     def max_nodes(self) -> int:
@@ -100,7 +113,7 @@ class LlamaSequence:
         if self._length + count > self.context_size:
             raise no_room(self, count)
         self._tree = tree
-        shared.chain.put_chain(tree.tokens, self._length)
+        shared.chain.put_chain(tree.tokens, self._position)
         if self.settings.users > 1:
             shared.chain.ids[:count] = self.number
         shared.decode(shared.chain, count)
@@ -120,7 +133,7 @@ class LlamaSequence:
             self._pending = [tokens[node] for node in path[in_order:]]
             self._tokens += self._pending
         if in_order < len(tokens):
-            self._context.remove(self.number, self._length)
+            self._context.remove(self.number, self._position)
             if not is_chain:
                 self._drop_uncommitted()
 
@@ -130,14 +143,21 @@ class LlamaSequence:
         Recurrent models and sliding windows cannot go back to an earlier token: nothing is
         kept then, and the caller prefills again.
         """
+        length = self._whole_images(length)
         if length < self.length:
             self._pending = self._pending[: max(0, length - self._length)]
             self._length = min(self._length, length if self.capabilities.truncate else 0)
             del self._tokens[self.length :]
+            self._images = [one for one in self._images if one[0] < self._length]
             if self._length == 0:
                 self._empty()
         self._drop_uncommitted()
         return self.length
+
+    def _whole_images(self, length: int) -> int:
+        """The length without an image that is cut by it."""
+        cut = [first for first, count, _ in self._images if first < length < first + count]
+        return min(cut, default=length)
 
     def save_cache(self, path: str) -> int:
         """Write the cells to a new file; how many bytes it has. Tensors go out one by one."""
@@ -168,14 +188,72 @@ class LlamaSequence:
         if not read_bytes or list(ids[: count.value]) != list(tokens):
             self._empty()
             raise BackendError(f"llama.cpp cannot read its cache: {LOG.problem() or 'no reason'}")
-        self._length, self._tokens = len(tokens), list(tokens)
+        self._length, self._tokens, self._images = len(tokens), list(tokens), []
 
     def memory_bytes(self) -> dict[str, int]:
         """What llama.cpp says it allocated, by component; logits as far as they were needed."""
-        return {**self._context.buffer_bytes, "logits": self._context.logits.nbytes}
+        vision = self._context.vision
+        of_images = {} if vision is None else vision.memory_bytes()
+        return {**self._context.buffer_bytes, "logits": self._context.logits.nbytes, **of_images}
 
     def close(self) -> None:
         """Nothing: the backend, which is the first sequence, frees the cache of all."""
+
+    # -- images ----------------------------------------------------------------------------
+
+    @property
+    def sees_images(self) -> bool:
+        return self._context.vision is not None
+
+    def image_pieces(self, image: Image) -> Sequence[Sequence[int] | ImageRun]:
+        """As of `SeesImages`."""
+        assert self._context.vision is not None, "it sees images"
+        return self._context.vision.pieces(image)
+
+    def read_image(self, run: ImageRun) -> Logits:
+        """Append a piece of an image; the logits of its last cell, [V].
+
+        As many cells at a time as a prefill has tokens, or all where they see each other.
+        """
+        vision, count = self._context.vision, len(run.ids)
+        assert vision is not None, "it sees images"
+        require_room(self, count)
+        if not vision.is_causal and count > self.batch_size:
+            raise UnsupportedError(
+                f"an image of {count} tokens is read at once, and a step has {self.batch_size}",
+                hint="lower --image-max-tokens, or give it more memory: its steps get larger",
+            )
+        if self._pending:
+            self.prefill(())
+        del self._tokens[self._length :]
+        self._drop_uncommitted()
+        rows, places = vision.embeddings(run), vision.positions(run, self._position)
+        self._images.append((start := self._length, count, run.positions))
+        try:
+            with self._context.attends_ahead(not vision.is_causal):
+                for end in range(0, count, self.batch_size):
+                    self._read_rows(run.ids, rows, places, slice(end, end + self.batch_size))
+        except BaseException:
+            self._length = start + count  # else the image would not count as cut
+            self.truncate(start)
+            raise
+        logits: Logits = self._context.rows(1)[0]
+        return logits
+
+    def _read_rows(self, ids: Sequence[int], rows: Any, places: Any, part: slice) -> None:
+        """Append cells of an image: embeddings [n, width] at positions [sections, n]."""
+        rows, places = np.ascontiguousarray(rows[part]), places[:, part]
+        count = len(rows)
+        batch = Batch(
+            *(self._context.lib, count, 1, None, rows.shape[1], rows),
+            has_ids=False,
+            sections=len(places),
+        )
+        batch.positions[:] = places.reshape(-1)
+        batch.ids[:] = self.number
+        batch.outputs[:-1] = 0
+        self._shared.decode(batch, count)
+        self.has_read(ids[part])
 
     # -- steps and cells -------------------------------------------------------------------
 
@@ -186,13 +264,15 @@ class LlamaSequence:
         """
         self.truncate(0)
         other._drop_uncommitted()
-        length = min(length, other._length)
+        length = other._whole_images(min(length, other._length))
+        end = other._position_of(length)
         if self.settings.unified:
-            self._context.copy(other.number, self.number, 0, length)
+            self._context.copy(other.number, self.number, 0, end)
         else:
             self._context.copy(other.number, self.number, -1, -1)
-            self._context.remove(self.number, length)
+            self._context.remove(self.number, end)
         self._length, self._tokens = length, other._tokens[:length]
+        self._images = [one for one in other._images if one[0] < length]
 
     def _require_step(self, count: int) -> None:
         if count > self.max_nodes:
@@ -210,8 +290,8 @@ class LlamaSequence:
         self._tree = None
         if not self.capabilities.rollback:
             return
-        self._context.remove(self.number, self._length)
-        self._shared.branches.cut(self.number, self._length)
+        self._context.remove(self.number, self._position)
+        self._shared.branches.cut(self.number, self._position)
 
     def fill(self, tree: DraftTree, start: int, lent: set[int]) -> int:
         """Fill the batch from `start` on with the pending tokens, then the nodes; where it ends.
@@ -223,9 +303,10 @@ class LlamaSequence:
         end = offset + len(tree.tokens)
         batch.put(start, self._pending)
         batch.put(offset, tree.tokens)
-        batch.positions[start:offset] = np.arange(self._length, self.length)
+        first = self._position
+        batch.positions[start:offset] = np.arange(first, first + offset - start)
         batch.positions[offset:end] = tree.depths()
-        batch.positions[offset:end] += self.length
+        batch.positions[offset:end] += first + offset - start
         batch.outputs[start:offset] = 0
         batch.outputs[offset:end] = 1
         for row, ids in enumerate([node_ids[0]] * len(self._pending) + node_ids, start):
@@ -245,7 +326,7 @@ class LlamaSequence:
         self._drop_uncommitted()
         end = start + len(tokens)
         batch.put(start, tokens)
-        batch.positions[start:end] = np.arange(self._length, self._length + len(tokens))
+        batch.positions[start:end] = np.arange(self._position, self._position + len(tokens))
         batch.outputs[start:end] = 0
         batch.outputs[end - 1] = 1
         batch.num_ids[start:end] = 1
@@ -270,7 +351,7 @@ class LlamaSequence:
                 f"at most {self.settings.max_leaves - len(lent)} fit"
             )
         paths = sorted((tree.path(leaf) for leaf in leaves), key=_steps_out_of_order)
-        others = self._shared.branches.lend(self.number, self._length, len(leaves) - 1, lent)
+        others = self._shared.branches.lend(self.number, self._position, len(leaves) - 1, lent)
         node_ids: list[list[int]] = [[] for _ in tree.tokens]
         for sequence, path in zip([self.number, *others], paths, strict=True):
             for node in path:

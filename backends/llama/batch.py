@@ -17,7 +17,8 @@ class Batch:
     """A llama_batch over numpy arrays, so that filling it is a slice assignment.
 
     With an `embed`, tokens are fed as its embeddings [n, width] instead of their ids; with `rows`
-    [capacity, width], a row is fed with each token, or in its place without `has_ids`.
+    [capacity, width], a row is fed with each token, or in its place without `has_ids`. Rows may
+    have positions in several `sections`, which come one after the other.
     """
 
     def __init__(
@@ -29,13 +30,14 @@ class Batch:
         width: int,
         rows: NDArray[np.float32] | None = None,
         has_ids: bool = True,
+        sections: int = 1,
     ) -> None:
         self._tokens = np.zeros(capacity, np.int32)
         self._embed = embed
         fed = rows is not None or embed is not None
         none = np.zeros((capacity if embed else 0, width), np.float32)
         self.rows = none if rows is None else rows
-        self.positions = np.zeros(capacity, np.int32)
+        self.positions = np.zeros(capacity * sections, np.int32)
         self.num_ids = np.ones(capacity, np.int32)
         self.ids = np.zeros((capacity, max_sequences), np.int32)
         self.outputs = np.ones(capacity, np.int8)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +23,16 @@ from edgespec.backends.llama.tokenizer import LlamaTokenizer
 from edgespec.backends.llama.workers import Placed
 from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.bytes.shape import GPU, HOST, Device
+from edgespec.memory.device.llama_binary import PACKAGE
 from edgespec.memory.device.track import give_back_memory
 
 if TYPE_CHECKING:
     from edgespec.backends.llama.batch import Batch
+    from edgespec.backends.llama.vision import Vision
 
 _KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # values of ggml_type
 _FLASH_ATTENTION_ON = 1
+_MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
 _LOAD_COPIED, _LOAD_MAPPED = 0, 1  # values of llama_load_mode
 _NO_MEMORY = (
     " to allocate"  # "unable to", "failed to": what llama.cpp says of any device that is full
@@ -46,6 +51,7 @@ class LlamaSettings:
     `mapped` weights are pages of the file; others are read into memory, which saves the file's
     own pages where the CPU backend makes repacked copies. With `kernels`, weights are packed for
     edgespec's own, where these fit this llama.cpp; a `tied` table, which is the head, too, once.
+    With a `projector`, the path of its file, it sees images of at most `image_tokens` each.
     The last `gpu_layers` lie on `devices` by their shares, those of the first one first; without
     any, llama.cpp spreads them over the GPUs it sees. `overrides` are as of `RunShape`.
     """
@@ -67,6 +73,8 @@ class LlamaSettings:
     head: bool = False  # the block that predicts further tokens is loaded, too
     devices: tuple[Device, ...] = ()
     overrides: tuple[tuple[str, str], ...] = ()
+    projector: str = ""
+    image_tokens: int | None = None
 
 
 class LlamaContext:
@@ -75,6 +83,7 @@ class LlamaContext:
     handle: Any = None
     buffer_bytes: dict[str, int]  # that llama.cpp says it allocated
     crowding = 1.0  # how many times more threads the settings have than the last step had
+    vision: Vision | None = None  # where it has a projector
     _model: Any = None
     _tokenizer: LlamaTokenizer | None = None
 
@@ -102,6 +111,32 @@ class LlamaContext:
         self.capabilities = self._find_capabilities()
         self._make_context(adjust)
         self._look(self.settings.max_nodes)
+        if self.settings.projector:
+            self._open_projector()
+
+    def _open_projector(self) -> None:
+        from edgespec.backends.llama.vision import Vision
+
+        settings, has_gpu = self.settings, self.settings.gpu_layers != 0
+        self.vision = Vision(
+            Path(settings.projector),
+            self._model,
+            self.tokenizer.vocabulary,
+            threads=settings.threads,
+            on_gpu=has_gpu,
+            max_tokens=settings.image_tokens,
+        )
+
+    @contextmanager
+    def attends_ahead(self, ahead: bool) -> Iterator[None]:
+        """Within, the tokens of a step see each other, those behind them, too, if `ahead`."""
+        if ahead:
+            self.lib.llama_set_causal_attn(self.handle, False)
+        try:
+            yield
+        finally:
+            if ahead:
+                self.lib.llama_set_causal_attn(self.handle, True)
 
     def renew(self, adjust: Callable[[Any], None]) -> None:
         """Make the context again, empty and adjusted anew; the model stays. Raises BackendError."""
@@ -156,7 +191,7 @@ class LlamaContext:
         if not self._model:
             raise _failure(
                 f"llama.cpp cannot load {os.path.basename(path)}",
-                hint="the file may be of a newer architecture than llama-cpp-python 0.3.36 knows",
+                hint=f"the file may be of a newer architecture than {PACKAGE} knows",
             )
 
     def _find_capabilities(self) -> Capabilities:
@@ -179,8 +214,10 @@ class LlamaContext:
         params.swa_full = False  # only as many cells as a sliding window can see
         params.n_batch = settings.batch_size + settings.max_nodes  # pending tokens come first
         params.n_ubatch = settings.batch_size
-        # The last ids are for branches of trees, of whichever user.
-        params.n_seq_max = settings.users + (settings.max_leaves - 1) * self.capabilities.tree
+        # The last ids are for branches of trees, of whichever user. With one more than there are,
+        # llama.cpp begins with rows of logits for the largest step: others would lie beside them.
+        branches = settings.max_leaves * self.capabilities.tree
+        params.n_seq_max = min(settings.users + branches, _MOST_SEQUENCES)
         params.n_outputs_max = max(settings.max_nodes, params.n_seq_max)
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = _FLASH_ATTENTION_ON
@@ -269,6 +306,8 @@ class LlamaContext:
         """Free everything; safe to call twice."""
         if self._tokenizer is not None:
             self._tokenizer.close()
+        if self.vision is not None:
+            self.vision.close()
         if self.handle:
             self.lib.llama_free(self.handle)
         if self._model:

@@ -35,6 +35,7 @@ class MatrixProduct:
         buffer_type: where they lie, and with it whose kernel is used; None is plain memory.
         tokens: n.
         used: experts for each token, or 0 for an ordinary product.
+        inputs: rows of `x` for each token of experts: one for all of them, or one each.
 
     Raises:
         BackendError: memory is short, or nobody computes this product.
@@ -50,10 +51,12 @@ class MatrixProduct:
         threads: int = 1,
         buffer_type: int | None = None,
         used: int = 0,
+        inputs: int = 1,
     ) -> None:
         self._held = ExitStack()
+        x_shape = (shape[0], inputs, tokens) if used else (shape[0], tokens)
         try:
-            self._build(ggml_type, weights, shape, tokens, threads, buffer_type, used)
+            self._build(ggml_type, weights, shape, x_shape, threads, buffer_type, used)
         except BaseException:
             self.close()
             raise
@@ -63,17 +66,17 @@ class MatrixProduct:
         ggml_type: int,
         weights: NDArray[np.uint8],
         shape: tuple[int, ...],
-        tokens: int,
+        x_shape: tuple[int, ...],
         threads: int,
         buffer_type: int | None,
         used: int,
     ) -> None:
-        columns, rows = shape[:2]
+        rows, tokens = shape[1], x_shape[-1]
         plain = _call("ggml_backend_cpu_buffer_type", _P)
         stored, computed = self._context(), self._context()
         matrix = _tensor(stored, ggml_type, shape)
         self._allocate(stored, buffer_type or plain)
-        self._x = _tensor(computed, _F32, (columns, 1, tokens) if used else (columns, tokens))
+        self._x = _tensor(computed, _F32, x_shape)
         self._ids = _tensor(computed, _I32, (used, tokens)) if used else None
         if self._ids is not None:
             self._y = _call("ggml_mul_mat_id", _P, (computed, matrix, self._x, self._ids), 4 * [_P])
@@ -97,7 +100,7 @@ class MatrixProduct:
     def __call__(
         self, x: NDArray[np.float32], ids: NDArray[np.int32] | None = None
     ) -> NDArray[np.float32]:
-        """The product with `x` [n, columns]; `ids` [n, used] are the experts of each token."""
+        """The product with `x` [n(, inputs), columns]; `ids` [n, used]: experts of each token."""
         _set(self._x, np.ascontiguousarray(x, np.float32))
         if self._ids is not None and ids is not None:
             _set(self._ids, np.ascontiguousarray(ids, np.int32))

@@ -39,7 +39,7 @@ _LIMITS = {
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
     "max_items_in_row": 2000,
-    "max_lexer_states": 10_000,
+    "max_lexer_states": 20_000,
     "max_grammar_size": 60_000,
     "verbose_errors": False,
 }
@@ -87,8 +87,8 @@ class LlamaGrammar:
         document = _document(wanted)
         with tokenizer.vocabulary(), _COMPILING:  # they tokenize with it
             engine = _engine_of(tokenizer)
-            if wanted.think_tags is not None:
-                document = _behind_thought(document, wanted.think_tags, tokenizer, engine)
+            if wanted.think_tags is not None or wanted.free_after:
+                document = _with_others(document, wanted, tokenizer, engine)
             limits = LLParserLimits(**_LIMITS)  # type: ignore[arg-type]
             self._matcher = LLMatcher(engine, document, log_level=0, limits=limits)
             # Forces what is left to compile; the engine's thread finds it done.
@@ -281,24 +281,27 @@ def _short_escape(escape: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 128 else chr(code)
 
 
-def _behind_thought(
-    document: str, tags: tuple[str, str], tokenizer: Vocabulary, engine: LLTokenizer
+def _with_others(
+    document: str, wanted: AnswerFormat, tokenizer: Vocabulary, engine: LLTokenizer
 ) -> str:
-    """The same form behind a thought, which is free: up to the closing tag.
+    """The same form behind a thought, or beside answers of another kind, which are free.
 
-    Where the opening tag is "" the prompt ended with it; else the answer may go without a thought.
+    A thought is free up to its closing tag. Where the opening tag is "" the prompt ended with it;
+    else the answer may go without a thought.
     """
-    opening, closing = (_tag(tag, tokenizer, engine) for tag in tags)
-    rest = f"{_AFTER_THOUGHT} @answer"
-    lark = f"start: thought {rest}\n"
-    if opening:
-        lark = f"start: (thought {rest}) | @answer\n"
-    if closing.startswith("<"):
-        lark += f"thought: {opening} TEXT {closing}\nTEXT: /(.|\\n)*/\n"
-    else:
-        lark += f"thought: {opening} body\nbody[lazy]: /(.|\\n)*/ {closing}\n"
-    answer = {**json.loads(document)["grammars"][0], "name": "answer"}
-    return json.dumps({"grammars": [{"name": "all", "lark_grammar": lark}, answer]})
+    lark = "start: answer\n"
+    if wanted.think_tags is not None:
+        opening, closing = (_tag(tag, tokenizer, engine) for tag in wanted.think_tags)
+        lark = f"start: thought {_AFTER_THOUGHT} answer{' | answer' if opening else ''}\n"
+        if closing.startswith("<"):
+            lark += f"thought: {opening} TEXT {closing}\nTEXT: /(.|\\n)*/\n"
+        else:
+            lark += f"thought: {opening} body\nbody[lazy]: /(.|\\n)*/ {closing}\n"
+    lark += "answer: @form"
+    if wanted.free_after:
+        lark += f" | {_tag(wanted.free_after, tokenizer, engine)} any*\nany: <[*]>"
+    form = {**json.loads(document)["grammars"][0], "name": "form"}
+    return json.dumps({"grammars": [{"name": "all", "lark_grammar": lark}, form]})
 
 
 def _tag(tag: str, tokenizer: Vocabulary, engine: LLTokenizer) -> str:
@@ -331,12 +334,35 @@ _DEEPEST_PROOF = 4  # levels at which it is looked for what tells branches apart
 _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _LITERAL = ("const", "enum", "default", "examples")
 _MAPPINGS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-# Other formats mean something to somebody else: JSON Schema lets a reader pass over them.
+# Formats of JSON Schema: those that llguidance has, and one that it refuses by name. Others mean
+# something to somebody else: JSON Schema lets a reader pass over them.
 _FORMATS = {
-    *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname"),
-    *("ipv4", "ipv6", "uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template"),
-    *("json-pointer", "relative-json-pointer", "regex"),
+    *("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"),
+    "regex",
 }
+# What is written for formats that it lacks: texts of ASCII that are all of the format.
+_ALIKE = {"idn-email": "email", "idn-hostname": "hostname", "iri": "uri"}
+_HOST_CHAR = r"(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})"
+_PATH_CHAR = r"(?:[A-Za-z0-9._~!$&'()*+,;=@:-]|%[0-9A-Fa-f]{2})"
+_HOST = rf"//{_HOST_CHAR}*(?::\d*)?(?:/{_PATH_CHAR}*)*"
+_PATH = rf"{_PATH_CHAR}+(?:/{_PATH_CHAR}*)*"
+_REST = rf"(?:\?(?:{_PATH_CHAR}|[/?])*)?(?:#(?:{_PATH_CHAR}|[/?])*)?"
+_URI_REFERENCE = (
+    rf"(?:[A-Za-z][A-Za-z0-9+.-]*:(?:{_HOST}|/?(?:{_PATH})?)|{_HOST}|/(?:{_PATH})?"
+    rf"|(?:{_HOST_CHAR}+(?:/{_PATH_CHAR}*)*)?){_REST}"
+)
+_POINTER = "(?:/(?:[^~/]|~[01])*)*"
+_WRITTEN_AS = {
+    "uri-reference": _URI_REFERENCE,
+    "iri-reference": _URI_REFERENCE,
+    "uri-template": r"(?:[A-Za-z0-9._~!$&()*+,;=:/?#@-]|\{[+#./;?&]?\w+\*?(?:,\w+\*?)*\})*",
+    "json-pointer": _POINTER,
+    "relative-json-pointer": rf"(?:0|[1-9]\d*)(?:#|{_POINTER})",
+}
+# A number of words, as (?:\S+\s+){0,49}\S+ says it. \S+(?:\s+\S+){0,49} are the same texts, and a
+# mask of it takes a quarter of the time where the length is bounded, too.
+_PART = r"(?:\\[dDsSwW]|\[[^\]\\]*\]|[\w ,.-])[*+?]?"
+_WORDS = re.compile(rf"(?<!\\)\((\?:)?({_PART})({_PART})\)(\{{\d+(?:,\d*)?\}}|[*+?])\2(?![*+?{{])")
 _NO_CONSTRAINT = (
     *("$defs", "definitions", "title", "description", "default", "examples", "$id", "$schema"),
     *("$comment", "deprecated", "readOnly", "writeOnly"),
@@ -353,8 +379,9 @@ def closed_schema(text: str) -> dict[str, Any]:
         schema.pop("x-guidance", None)  # llguidance's options: there is one layout here
         _check_multiples(schema, text)
         for one in _schemas(schema):
-            if isinstance(one.get("format"), str) and one["format"] not in _FORMATS:
-                del one["format"]
+            _tell_format(one)
+            if isinstance(one.get("pattern"), str):
+                one["pattern"] = _WORDS.sub(r"\2(?:\3\2)\4", one["pattern"])
         references = _References(schema)
         _Closing(references).close(schema)
         for one in list(_schemas(schema)):
@@ -363,6 +390,22 @@ def closed_schema(text: str) -> dict[str, Any]:
         reason = "it is nested too deeply" if isinstance(problem, RecursionError) else str(problem)
         raise _unusable("JSON schema", reason) from None
     return schema
+
+
+def _tell_format(schema: dict[str, Any]) -> None:
+    """Say a format in words that llguidance knows, or not at all."""
+    name = schema.get("format")
+    if not isinstance(name, str) or name in _FORMATS:
+        return
+    del schema["format"]
+    if name in _ALIKE:
+        schema["format"] = _ALIKE[name]
+    elif name in _WRITTEN_AS:
+        pattern = f"^(?:{_WRITTEN_AS[name]})$"
+        if "pattern" in schema:
+            schema["allOf"] = [*_list(schema, "allOf"), {"pattern": pattern}]
+        else:
+            schema["pattern"] = pattern
 
 
 def _schema_document(text: str) -> str:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.context import LlamaContext
+from edgespec.backends.llama.kernels import spread_logits
 from edgespec.backends.llama.library import LOG
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.gguf.values import read_ids
@@ -34,6 +35,8 @@ class HeadContext(LlamaContext):
         self.tokenizer = model.tokenizer
         ids = read_ids(read_gguf_shards(path)[0], DRAFTED)
         self.drafted = None if ids is None else np.array(ids)
+        if ids is not None and self.settings.kernels:
+            spread_logits()
         self.capabilities = Capabilities(True, False, True)
 
         def adjust(params: Any) -> None:

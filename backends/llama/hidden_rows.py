@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from edgespec.backends.llama.context import LlamaContext
 from edgespec.errors import BackendError
+from edgespec.memory.device.llama_binary import PACKAGE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,6 +130,16 @@ class _View:
         return self._rows
 
 
+def missing_rows(lib: ModuleType) -> bool:
+    """Whether this llama.cpp hides what heads read: then they cannot draft."""
+    try:
+        for names in (_SET_LAYER_INPUT, _GET_LAYER_INPUT, _GET_NEXT):
+            _function(lib, names, None)
+    except BackendError:
+        return True
+    return False
+
+
 def _function(lib: ModuleType, names: Sequence[str], result: Any, *arguments: Any) -> Any:
     """A function of llama.cpp's by the name that its compiler gave it. Raises BackendError."""
     for name in names:
@@ -140,5 +151,5 @@ def _function(lib: ModuleType, names: Sequence[str], result: Any, *arguments: An
         return found
     raise BackendError(
         f"this llama.cpp has no {names[0]}",
-        hint="install llama-cpp-python 0.3.36, or leave out --draft-model",
+        hint=f"pip install {PACKAGE}, or leave out --draft-model",
     )

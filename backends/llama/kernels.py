@@ -24,6 +24,7 @@ from edgespec.memory.device.kernels import (
     packed_bytes,
     refuse_kernels,
 )
+from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
 
     from edgespec.backends.llama.ggml_products import MatrixProduct
 
-# Values of ggml_type: Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL; F32, F16, BF16.
-KERNEL_TYPES = (2, 3, 8, 12, 13, 14, 20, 0, 1, 30)
+_NAMES = (
+    "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS TQ2_0 MXFP4 NVFP4 "
+    "F32 F16 BF16"
+)
+KERNEL_TYPES = tuple(GGML_NUMBERS[name] for name in _NAMES.split())
 _CHECKED_ROWS, _CHECKED_COLUMNS, _CHECKED_TOKENS = 32, 512, 3
 # Both sides round activations to 8 bits, in blocks of other sizes: 0.3% to 0.9% is usual.
 _MOST_DIFFERENCE = 0.02
@@ -131,6 +135,12 @@ def kernels(use: bool, *, tied: bool = False, threads: int = 1) -> Iterator[None
         enable(False, False, 1)
 
 
+def spread_logits() -> None:
+    """A head's few logits are spread over its model's vocabulary by the kernels, from now on."""
+    if not attach():
+        open_library()["edgespec_kernels_spread"]()
+
+
 def packed_type() -> int:
     """ggml's handle of the buffer type; only where `attach` found nothing."""
     function = open_library()["edgespec_kernels_buffer_type"]
@@ -177,29 +187,35 @@ def difference(kind: int, weights: NDArray[np.float32], x: NDArray[np.float32]) 
     return float(np.sqrt(np.mean((ours - theirs) ** 2) / np.mean(theirs**2)))
 
 
-def product_ms(ggml_type: int, shape: tuple[int, int], tokens: int) -> tuple[float, float]:
+def product_ms(
+    ggml_type: int, shape: tuple[int, ...], tokens: int, used: int = 0
+) -> tuple[float, float]:
     """Milliseconds of a product on one thread: with llama.cpp's kernels, and with ours.
 
     One thread is measured well beside busy programs, too. `shape` is columns and rows of the
-    matrix, of which so many rows are taken that it is larger than usual caches. In turns; the best
-    of each counts.
+    matrix, of which so many rows are taken that it is larger than usual caches; of experts, of
+    which each token goes to `used`, so many of these. In turns; the best of each counts.
     """
     import numpy as np
 
     from edgespec.backends.llama.ggml_products import quantized
 
-    columns, rows = shape
+    columns, rows, *experts = shape
     few = quantized(ggml_type, _numbers(_CHECKED_ROWS, columns))
     copies = max(1, min(rows * few.nbytes // _CHECKED_ROWS, _TIMED_BYTES) // few.nbytes)
-    data, shape = np.tile(few, copies), (columns, copies * _CHECKED_ROWS)
-    x = _numbers(tokens, columns)
+    shape, x, ids = (columns, copies * _CHECKED_ROWS), _numbers(tokens, columns), None
+    if experts:
+        count = max(used, min(experts[0], _TIMED_BYTES // (copies * few.nbytes)))
+        ids = (np.arange(tokens)[:, None] * 7 + np.arange(used)).astype(np.int32) % count
+        copies, shape, x = copies * count, (*shape, count), x[:, None]
+    data = np.tile(few, copies)
     with ExitStack() as opened:
         products = [
-            opened.enter_context(_product(ggml_type, data, shape, tokens, buffer_type))
+            opened.enter_context(_product(ggml_type, data, shape, tokens, used, buffer_type))
             for buffer_type in (_repacked_type(), packed_type())
         ]
         for product in products:
-            product(x)
+            product(x, ids)
         times = [[product.seconds() for product in products] for _ in range(_TIMED_ROUNDS)]
     theirs, ours = (1e3 * min(column) for column in zip(*times, strict=True))
     return theirs, ours
@@ -208,17 +224,20 @@ def product_ms(ggml_type: int, shape: tuple[int, int], tokens: int) -> tuple[flo
 def _product(
     ggml_type: int,
     data: NDArray[np.uint8],
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     tokens: int,
+    used: int,
     buffer_type: int | None,
 ) -> MatrixProduct:
     """In that buffer type, or in plain memory where it has no kernel for these weights."""
     from edgespec.backends.llama.ggml_products import MatrixProduct
 
     try:
-        return MatrixProduct(ggml_type, data, shape, tokens=tokens, buffer_type=buffer_type)
+        return MatrixProduct(
+            ggml_type, data, shape, tokens=tokens, used=used, buffer_type=buffer_type
+        )
     except BackendError:
-        return MatrixProduct(ggml_type, data, shape, tokens=tokens)
+        return MatrixProduct(ggml_type, data, shape, tokens=tokens, used=used)
 
 
 def _repacked_type() -> int | None:

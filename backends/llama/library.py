@@ -20,11 +20,13 @@ from typing import Any
 
 from edgespec.errors import BackendError, MissingDependencyError
 from edgespec.memory.device import host, llama_binary
+from edgespec.memory.device.llama_binary import PACKAGE
 
 _LOGGER = logging.getLogger("edgespec.llama")
 _INFO, _WARN, _ERROR, _CONTINUATION = 2, 3, 4, 5  # values of ggml_log_level
 _BUFFER_LINE = re.compile(r"(\S+) +(model|KV|RS|compute) buffer size = +([\d.]+) MiB")
 _CACHE_LINE = re.compile(r": size = +([\d.]+) MiB")  # of keys and values, or of states
+_WARMUP_LINE = re.compile(r"warmup with image size = (\d+) x")
 REPACKED = ("CPU_REPACK", "CPU_EDGESPEC")  # buffer types of weights that kernels read
 # Linux's names of what llama.cpp's kernels may be built with on x86-64.
 _FLAGS = {
@@ -49,6 +51,7 @@ class LibraryLog(threading.local):
         self._problems: deque[str] = deque(maxlen=8)
         self._buffers: list[tuple[str, str, int]] = []  # device, component, bytes
         self.cache_mebibytes: list[float] = []  # of each cache, since `clear`
+        self.warmup_side = 0  # pixels of the image that a projector's buffers were made for
 
     def write(self, level: int, text: bytes | None) -> None:
         """Take one piece of log output; pieces of a line arrive one by one."""
@@ -69,12 +72,15 @@ class LibraryLog(threading.local):
             self._buffers.append((device, _COMPONENT.get(kind, kind), size_bytes))
         elif match := _CACHE_LINE.search(line):
             self.cache_mebibytes.append(float(match[1]))
+        elif match := _WARMUP_LINE.search(line):
+            self.warmup_side = int(match[1])
 
     def clear(self) -> None:
         """Forget everything; called before a model or a context is made."""
         self._problems.clear()
         self._buffers.clear()
         self.cache_mebibytes.clear()
+        self.warmup_side = 0
 
     def problem(self) -> str:
         """The last error or warning lines in one sentence, or ``""``."""
@@ -121,15 +127,11 @@ def _initialised() -> ModuleType:
     except ImportError as error:
         raise MissingDependencyError(
             f"llama-cpp-python cannot be imported: {error}",
-            hint="pip install 'llama-cpp-python==0.3.36' (builds from source with a C++ compiler)",
+            hint=f"pip install '{PACKAGE}' (builds from source with a C++ compiler)",
         ) from error
     except (OSError, RuntimeError) as error:
-        named = os.environ.get("LLAMA_CPP_LIB_PATH")
         raise BackendError(
-            f"llama.cpp's library cannot be loaded: {error}",
-            hint=f"LLAMA_CPP_LIB_PATH is {named}: name the folder of libllama, or unset it"
-            if named
-            else "pip install --force-reinstall --no-deps llama-cpp-python==0.3.36",
+            f"llama.cpp's library cannot be loaded: {error}", hint=loading_hint(str(error))
         ) from error
 
     def receive(level: int, text: bytes | None, _data: Any) -> None:
@@ -143,10 +145,25 @@ def _initialised() -> ModuleType:
         raise BackendError(
             f"llama.cpp was built for another processor: this one has no {', '.join(missing)}",
             hint="build it here: pip install --force-reinstall --no-deps --no-cache-dir "
-            "--no-binary llama-cpp-python llama-cpp-python==0.3.36",
+            f"--no-binary llama-cpp-python {PACKAGE}",
         )
     module: ModuleType = llama_cpp
     return module
+
+
+def loading_hint(problem: str) -> str:
+    """What to do about a library that does not load, by the words of the loader."""
+    if "libcuda." in problem or "nvcuda" in problem:
+        return (
+            "it was built for NVIDIA GPUs, and their driver is missing: install that, or build for "
+            f"the processor: pip install --force-reinstall --no-deps --no-cache-dir --no-binary "
+            f"llama-cpp-python {PACKAGE}"
+        )
+    if "libcudart" in problem or "libcublas" in problem:
+        return "it was built with CUDA, whose libraries are missing: add them to LD_LIBRARY_PATH"
+    if named := os.environ.get("LLAMA_CPP_LIB_PATH"):
+        return f"LLAMA_CPP_LIB_PATH is {named}: name the folder of libllama, or unset it"
+    return f"pip install --force-reinstall --no-deps {PACKAGE}"
 
 
 def missing_instructions(system_info: str) -> list[str]:

@@ -82,13 +82,14 @@ class RecurrentBackend(LlamaBackend):
 
         As many as a snapshot of the last step is of; without one nothing is kept.
         """
-        kept = min(length, self._length)
+        kept = self._whole_images(min(length, self._length))
         if kept < self._cells - self._back:
             self._clear()
             return 0
         self._tree = None
         self._length = kept
         del self._tokens[kept:]
+        self._images = [one for one in self._images if one[0] < kept]
         return kept
 
     def save_cache(self, path: str) -> int:
@@ -124,12 +125,12 @@ class RecurrentBackend(LlamaBackend):
         if not too_many:
             return
         lib, memory = self._context.lib, self._context.memory
-        if too_many > self._back or not lib.llama_memory_seq_rm(memory, 0, self._length, -1):
+        if too_many > self._back or not lib.llama_memory_seq_rm(memory, 0, self._position, -1):
             self._clear()
             raise BackendError("the recurrent state before the last step is gone")
         self._cells, self._back = self._length, 0  # llama.cpp goes back once
 
     def _clear(self) -> None:
         self._context.lib.llama_memory_clear(self._context.memory, False)
-        self._tree, self._tokens = None, []
+        self._tree, self._tokens, self._images = None, [], []
         self._length = self._cells = self._back = 0

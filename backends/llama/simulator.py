@@ -24,13 +24,15 @@ from edgespec.backends.llama.hidden_rows import keep_layer_input
 from edgespec.backends.llama.kernels import attach_uncompared, kernels
 from edgespec.backends.llama.library import LOG, REPACKED
 from edgespec.memory.bytes.shape import HOST, Device, RunShape
-from edgespec.memory.bytes.simulation import Bytes
+from edgespec.memory.bytes.simulation import MOST_BYTES, Bytes
 from edgespec.memory.device.kernels import open_library
 from edgespec.models.processes import messages_out
 
 _LAY_OUT = "_ZN13llama_context13sched_reserveEv"  # llama_context::sched_reserve()
 _ROUNDED = 0.005  # MiB that a number of the log may be too small by
 _MOST_SECONDS = 6  # for an answer: 0.02 usually, and 2 where a GPU's driver starts
+_NO_MEMORY = "bad_alloc"  # in llama.cpp's words
+_TOO_MUCH = f"llama.cpp's tables for this model take more than {MOST_BYTES >> 30} GiB"
 _MOST_TYPES = 64  # kinds of memory that llama.cpp tells of
 
 
@@ -48,6 +50,7 @@ class _Bytes(ctypes.Structure):
 def main() -> None:
     """Answer requests until there are no more."""
     out = messages_out()
+    _limit_memory()
     _import_without_the_rest()
     contexts = _Contexts()
     for line in sys.stdin.buffer:
@@ -55,9 +58,20 @@ def main() -> None:
         try:
             answer: Any = {"contexts": contexts.answer(json.loads(line))}
         except Exception as problem:
-            answer = {"error": f"{problem}"}
+            no_memory = isinstance(problem, MemoryError) or _NO_MEMORY in f"{problem}"
+            answer = {"error": _TOO_MUCH if no_memory else f"{problem}"}
         out.write(json.dumps(answer).encode() + b"\n")
         out.flush()
+
+
+def _limit_memory() -> None:
+    """Of what is written to, without mapped files and address space that is only reserved."""
+    if sys.platform == "linux":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        end = MOST_BYTES if most == resource.RLIM_INFINITY else min(MOST_BYTES, most)
+        resource.setrlimit(resource.RLIMIT_DATA, (end, most))
 
 
 def _limit_time() -> None:

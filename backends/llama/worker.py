@@ -99,8 +99,9 @@ class Worker:
         return f"{names}, {self._memory_bytes >> 20} MiB"
 
     def status(self) -> dict[str, Any]:
-        """What a program learns that asks."""
-        return {
+        """What a program learns that asks; `took_s` is not a part of the trip."""
+        start = time.perf_counter()
+        found = {
             "edgespec": version("edgespec"),
             "protocol": self._protocol,
             "busy": self._busy.locked(),
@@ -115,6 +116,7 @@ class Worker:
                 for device in self._devices
             ],
         }
+        return {**found, "took_s": time.perf_counter() - start}
 
     def _free_bytes(self, told: int) -> int:
         """What is free of a device; ggml's processor calls all memory of the machine free."""

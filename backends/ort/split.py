@@ -1,6 +1,6 @@
 """Runs `split` graphs: the past goes in, the new rows of K and V come out, the host keeps some.
 
-Works for every graph with these inputs and outputs (`models/onnx/split.py` names them), whoever
+Works for every graph with these inputs and outputs (`models/onnx/graph.py` names them), whoever
 exported it: `rows`, `position_ids`, `input_ids` and tables for the rotation are given where a graph
 asks for them. Graphs with fixed shapes are buckets: a step takes the smallest it fits into, and is
 padded with rows that nobody looks at.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
-from edgespec.backends.base import Backend, Logits
+from edgespec.backends.base import Backend, Logits, SeesImages
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.accept import accept, cut
 from edgespec.decode.generation import Run, Written
@@ -161,9 +161,22 @@ class Decoding:
         self.run.num_read = self.run.num_reused = reading.end
 
     def next_piece(self, most: int) -> list[int]:
-        """The next tokens to be read, at most `most`, of a text that has begun."""
-        reading = self._reading
-        return reading.text[reading.end : reading.end + most]
+        """The next tokens to be read, at most `most`, of a text that has begun, up to an image."""
+        start, end = self._reading.end, self._reading.end + most
+        end = min((place for place in self.run.images if start < place < end), default=end)
+        return self._reading.text[start:end]
+
+    @property
+    def is_at_image(self) -> bool:
+        """Whether an image is read next."""
+        return self._reading.end in self.run.images
+
+    def read_image(self) -> None:
+        """Read the image that comes next, alone: in no step of others."""
+        began, image, backend = perf_counter(), self.run.images[self._reading.end], self.backend
+        assert isinstance(backend, SeesImages), "the prompt has images"
+        row = backend.read_image(image)
+        self.has_read(image.ids, row, perf_counter() - began)
 
     def has_read(self, piece: Sequence[int], row: Logits, spent_s: float) -> None:
         """The piece is in the cache, with the logits [V] behind it."""
@@ -208,7 +221,8 @@ class Decoding:
             self.model.drafter.history = self.run.history
             if self.run.prediction:
                 self.model.drafter.recall([(self.run.history, self.run.prediction)])
-            self._drafter.begin([*reading.text, self._root])  # for which no first token waited
+            text = [one for one in reading.text if one >= 0] if self.run.images else reading.text
+            self._drafter.begin([*text, self._root])  # for which no first token waited
             reading.is_drafted_from = True
         self.context = context = self._context_of(others, pending, kept)
         if self._drafter is None or context is None or context.max_nodes <= 0:

@@ -7,14 +7,15 @@ and no probabilities (the drafter does).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING
 
-from edgespec.backends.base import Backend, KeepsSnapshots, sequences_of
+from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, sequences_of
 from edgespec.decode.asynchronous import chunks_of
 from edgespec.decode.decoding import Decoding, Known, Model
 from edgespec.decode.generation import Chunk, Result, Stream
+from edgespec.decode.images import ShownImages
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.scheduler import Job, Models, Scheduler, never
 from edgespec.decode.slots import Slots
@@ -25,6 +26,7 @@ from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory
 from edgespec.models.chat import Message, prompt_text
+from edgespec.models.images import Image, images_of
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import ConstrainedSampler, make_grammar
 from edgespec.sampling.params import SamplingParams
@@ -140,8 +142,9 @@ class Engine(Models):
         """
         self._scheduler.check()
         asked = GenerationOptions.of(options, **changes)
-        ids = self.encode(prompt, raw=asked.raw)
-        job = self._job(ids, asked)
+        shown = self.shown(prompt, asked.shown)
+        ids = self.encode(prompt, raw=asked.raw, images=asked.shown)
+        job = self._job(ids, asked, shown.places(ids))
         return Stream(job, self._scheduler.chunks(job), self._scheduler.drop_cancelled)
 
     def _bytes_with(self, markers: Sequence[str]) -> Callable[[int], bytes]:
@@ -155,7 +158,9 @@ class Engine(Models):
             return tokenizer.token_bytes
         return lambda token: shown.get(token) or tokenizer.token_bytes(token)
 
-    def _job(self, ids: list[int], asked: GenerationOptions) -> Job:
+    def _job(
+        self, ids: list[int], asked: GenerationOptions, images: Mapping[int, ImageRun] | None = None
+    ) -> Job:
         """State of a generation that has not begun."""
         room = self.backend.context_size - len(ids)
         if room < 1:
@@ -165,7 +170,8 @@ class Engine(Models):
             )
         params = asked.sampling or SamplingParams()
         tokenizer = self.backend.tokenizer
-        sampler = Sampler(params, self.vocab_size, ids, tokenizer.token_bytes)
+        texts = [one for one in ids if one >= 0] if images else ids
+        sampler = Sampler(params, self.vocab_size, texts, tokenizer.token_bytes)
         grammar = make_grammar(tokenizer, asked.answer_format, asked.begun)
         is_free = params.draws_freely and grammar is None and asked.thought is None
         picks = sampler if grammar is None else ConstrainedSampler(sampler, grammar)
@@ -183,7 +189,8 @@ class Engine(Models):
             counters=Counters(prompt_tokens=len(ids)),
             speculates=asked.speculate,
             history=asked.history,
-            prediction=self._predicted(ids, asked.prediction),
+            prediction=self._predicted(texts, asked.prediction),
+            images=images or {},
             grammar=grammar,
             reuse=asked.reuse and self.reuses_cache,
             num_best=asked.logprobs,
@@ -229,22 +236,41 @@ class Engine(Models):
             pass
         return stream.result
 
-    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
-        """Token ids of a prompt, in the model's chat format unless it is `raw` or ids already."""
-        self._scheduler.check()
+    def encode(
+        self, prompt: Prompt, *, raw: bool = False, images: Sequence[Image] = ()
+    ) -> list[int]:
+        """Token ids of a prompt, in the model's chat format unless it is `raw` or ids already.
+
+        Those of images are negative.
+        """
+        shown = self.shown(prompt, images)
         if not isinstance(prompt, str) and all(isinstance(item, int) for item in prompt):
             ids = [item for item in prompt if isinstance(item, int)]
         else:
-            ids = self.backend.tokenizer.encode(self.prompt_text(prompt, raw=raw))
+            ids = shown.encode(self.prompt_text(prompt, raw=raw, images=images))
         if not ids:
             raise UnsupportedError("the prompt is empty", hint="give at least one character")
-        outside = [i for i in ids if not 0 <= i < self.vocab_size]
-        if outside:
-            raise UnsupportedError(f"token id {outside[0]} is not in the vocabulary")
+        most = max(ids)
+        if most >= self.vocab_size:
+            raise UnsupportedError(f"token id {most} is not in the vocabulary")
+        shown.places(ids)
         return ids
 
-    def prompt_text(self, prompt: Prompt, *, raw: bool = False) -> str:
-        """The text that is sent for a prompt: messages in the model's chat format."""
+    def shown(self, prompt: Prompt, images: Sequence[Image] = ()) -> ShownImages:
+        """The images of a prompt. Raises as `ShownImages`."""
+        self._scheduler.check()
+        messages = () if isinstance(prompt, str) else prompt
+        return ShownImages(self.backend, (*images, *images_of(messages)))
+
+    def prompt_text(
+        self, prompt: Prompt, *, raw: bool = False, images: Sequence[Image] = ()
+    ) -> str:
+        """The text that is sent for a prompt: messages in the model's chat format.
+
+        Images come before a prompt that is a text.
+        """
+        if isinstance(prompt, str):
+            prompt = "".join(image.mark for image in images) + prompt
         tokenizer = self.backend.tokenizer
         messages = (
             prompt

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from edgespec.backends.base import Grammar, Logits
+from edgespec.backends.base import Grammar, ImageRun, Logits
 from edgespec.decode.stats import Counters
 from edgespec.decode.stream import TextStream
 from edgespec.decode.writers import ALONE, LARGE, ModelTurn, Writers
@@ -102,6 +102,7 @@ class Run:
     grammar: Grammar | None = None
     reuse: bool = False  # what the cache already holds of the prompt
     writers: Writers = ALONE
+    images: Mapping[int, ImageRun] = field(default_factory=dict)  # by where they begin
     num_best: int | None = None  # of each place, told with a token's logprob; None tells none
     # How far it is.
     was_closed: bool = False

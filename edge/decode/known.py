@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edgespec.backends.base import Tokenizer
+from edgespec.decode.images import ShownImages
 from edgespec.prefix import common_prefix_length
 
 
@@ -22,7 +23,7 @@ class KnownText:
     # (characters, ids), ascending; at the ends of prompts and answers
     places: list[tuple[int, int]] = field(default_factory=list)
 
-    def encode(self, text: str, tokenizer: Tokenizer) -> list[int]:
+    def encode(self, text: str, tokenizer: Tokenizer | ShownImages) -> list[int]:
         """Ids of a prompt's text: known ones where it is the same."""
         chars, ids = self._part_of(text)
         rest = tokenizer.encode(text[chars:], add_special=False) if chars else []

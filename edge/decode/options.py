@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from edgespec.annotations import check_types
 from edgespec.backends.base import AnswerFormat
 from edgespec.errors import UnsupportedError
+from edgespec.models.images import Image, ImageSource, read_image
 from edgespec.sampling.params import SamplingParams, ThoughtLimit
 
 if TYPE_CHECKING:
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
         json_schema: str | None
         regex: str | None
         think_tags: tuple[str, str] | None
+        free_after: str
         logprobs: int | None
         markers: Sequence[str]
         thought: ThoughtLimit | None
         prediction: str
         begun: Sequence[int]
+        images: Sequence[ImageSource]
         cancel: threading.Event | None
 
 
@@ -56,6 +59,8 @@ class GenerationOptions:
         regex: a regular expression that the whole answer matches.
         think_tags: what opens and closes a thought. One may come before an answer of a given form,
             and is free; the first tag is "" where the prompt ends with it.
+        free_after: text that an answer of a given form may begin with instead, such as the marker
+            of a tool call: what follows it is free.
         logprobs: tell how probable the model found each token, and this many of the best tokens
             at its place; 0 tells of the written ones alone, None of none.
         markers: control tokens that are part of the text, by their texts; others have none.
@@ -63,6 +68,8 @@ class GenerationOptions:
         begun: tokens that the answer begins with, whatever the model would write: they count, and
             have logprobs, so that a text can be scored. Not beside a form of the answer.
         prediction: what the answer probably is, such as a file with few changes: it is drafted.
+        images: files, bytes or `Image`s that the prompt shows. They come before a prompt that is a
+            text; messages have them as parts, and need not name them here.
         cancel: set it from another thread to stop after the current step.
     """
 
@@ -77,17 +84,20 @@ class GenerationOptions:
     json_schema: str | None = None
     regex: str | None = None
     think_tags: tuple[str, str] | None = None
+    free_after: str = ""
     logprobs: int | None = None
     markers: Sequence[str] = ()
     thought: ThoughtLimit | None = None
     prediction: str = ""
     begun: Sequence[int] = ()
+    images: Sequence[ImageSource] = ()
     cancel: threading.Event | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         check_types(self)
+        object.__setattr__(self, "images", tuple(map(read_image, self.images)))
         if self.max_tokens < 1:
             raise UnsupportedError(f"max_tokens must be at least 1, not {self.max_tokens}")
         if self.logprobs is not None and self.logprobs < 0:
@@ -104,8 +114,13 @@ class GenerationOptions:
         for kind in ("grammar", "json_schema", "regex"):
             text: str | None = getattr(self, kind)
             if text is not None:
-                return AnswerFormat(kind, text, self.think_tags)
+                return AnswerFormat(kind, text, self.think_tags, self.free_after)
         return None
+
+    @property
+    def shown(self) -> tuple[Image, ...]:
+        """The images, read."""
+        return tuple(map(read_image, self.images))
 
     @classmethod
     def of(

@@ -390,13 +390,22 @@ class Scheduler:
 
     def _turn(self) -> None:
         """A step of the answers, with pieces of prompts in it, or else in a run of their own."""
+        for job in [job for job in self._running if job.is_reading and job.sequence.is_at_image]:
+            self._read_image(job)
         reading = [job for job in self._running if job.is_reading]
+        reading = [job for job in reading if not job.sequence.is_at_image]
         writing = [job for job in self._running if not job.is_reading]
         groups = list(_groups(writing))
         if reading and not (self._mixes and groups and len(groups[-1]) < reading[0].most_rows):
             groups.append([])
         for number, group in enumerate(groups, 1):
             self._step(group, reading if number == len(groups) else [], len(writing))
+
+    def _read_image(self, job: Job) -> None:
+        try:
+            job.sequence.read_image()
+        except Exception as problem:
+            self._fail(job, problem)
 
     def _step(self, writing: Sequence[Job], reading: Sequence[Job], num_writing: int) -> None:
         """One step; `num_writing` answers go on in this turn."""

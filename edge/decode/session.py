@@ -10,6 +10,7 @@ free, so that the shortened conversation is prefilled seldom. The system message
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import asdict, fields, replace
@@ -25,6 +26,14 @@ from edgespec.decode.options import GenerationOptions
 from edgespec.decode.session_file import read_session, write_session
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
 from edgespec.models.chat import Message, plain_message
+from edgespec.models.images import (
+    images_of,
+    of_base64,
+    parts_of,
+    read_image,
+    shown_in,
+    with_parts,
+)
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.params import SamplingParams
 
@@ -73,6 +82,7 @@ class Session:
         self.max_tokens = max_tokens
         self.stop = tuple(stop)
         self.shift = shift
+        self._images = {image.digest: image for image in images_of(messages)}
         self._messages = [plain_message(message) for message in messages]
         if self._messages and self._messages[0]["role"] == "system" and system is None:
             self.system = self._messages.pop(0)["content"]
@@ -83,8 +93,9 @@ class Session:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """All messages, the system message first; a copy."""
-        return [*self._system_message(), *map(dict, self._messages)]
+        """All messages, the system message first; a copy. Those with images have parts."""
+        images = self._images.values()
+        return [*self._system_message(), *(with_parts(one, images) for one in self._messages)]
 
     @property
     def hidden_turns(self) -> int:
@@ -97,10 +108,15 @@ class Session:
         return len(self._known.ids)
 
     def undo(self) -> str:
-        """Take the last user message and its answer back; returns the message.
+        """Take the last user message and its answer back; returns the message's text.
 
         Raises UnsupportedError when there is none.
         """
+        cut = parts_of(self._take_back(), self._images.values())
+        return "".join(part for part in cut if isinstance(part, str))
+
+    def _take_back(self) -> str:
+        """The same, with marks of images in the text."""
         places = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
         if not places:
             raise UnsupportedError("there is nothing to take back", hint="say something first")
@@ -128,15 +144,22 @@ class Session:
         that fails, or ends before its first token, changes nothing.
 
         Args:
-            content: text, or a list of `{"type": "text", "text": ...}`.
+            content: text, or a list of `{"type": "text", "text": ...}` and of images, as
+                `{"type": "image", "image": "photo.jpg"}`.
             changes: fields of `GenerationOptions`, in place of those of the session.
 
         Raises as `Engine.stream`.
         """
-        user = plain_message({"role": "user", "content": content})
+        given = {"role": "user", "content": content}
+        self._images |= {image.digest: image for image in images_of([given])}
+        user = plain_message(given)
         text, ids, hidden = self._fit([*self._messages, user])
         options = GenerationOptions(
-            max_tokens=self.max_tokens, sampling=self.sampling, stop=self.stop, reuse=True
+            max_tokens=self.max_tokens,
+            sampling=self.sampling,
+            stop=self.stop,
+            reuse=True,
+            images=shown_in(text, self._images.values()),
         )
         stream = self.engine.stream(ids, options, **changes)
         return Turn(self, stream, user, text, tuple(ids), hidden)
@@ -155,7 +178,7 @@ class Session:
         """
         messages, hidden = list(self._messages), self._hidden
         try:
-            last = self.undo()
+            last = self._take_back()
             turn = self.stream(last if content is None else content, **changes)
             turn.replaced = len(messages) - len(self._messages)
         finally:
@@ -168,7 +191,7 @@ class Session:
         session = Session(
             engine,
             system=self.system,
-            messages=self._messages,
+            messages=[with_parts(one, self._images.values()) for one in self._messages],
             sampling=self.sampling,
             max_tokens=self.max_tokens,
             stop=self.stop,
@@ -205,6 +228,7 @@ class Session:
             ids = list(backend.tokens[: backend.length - backend.pending])
             keeps = cache and bool(self.engine.cache_key) and isinstance(backend, KeepsCache)
             keeps = keeps and common_prefix_length(ids, self._known.ids) > 0
+            keeps = keeps and min(ids, default=0) >= 0  # positions of images are not in the file
             kept = {"key": self.engine.cache_key, "token_ids": ids} if keeps else None
             write = backend.save_cache if keeps and isinstance(backend, KeepsCache) else None
             write_session(Path(path), {**self._document(), "cache": kept}, write)
@@ -236,6 +260,7 @@ class Session:
             "stop": list(self.stop),
             "shift": self.shift,
             "known": asdict(self._known),
+            "images": [base64.b64encode(one.data).decode() for one in self._images.values()],
         }
 
     @classmethod
@@ -257,6 +282,8 @@ class Session:
                 stop=[str(text) for text in document["stop"]],
                 shift=bool(document["shift"]),
             )
+            images = [read_image(of_base64(one)) for one in document.get("images", ())]
+            session._images = {image.digest: image for image in images}
             session._messages = [plain_message(message) for message in document["messages"]]
             session._hidden = min(max(0, int(document["hidden"])), len(session._messages))
             if document.get("cache") and document["cache"]["key"] == engine.cache_key:
@@ -311,8 +338,9 @@ class Session:
     def _encode(self, messages: list[dict[str, Any]]) -> tuple[str, list[int]]:
         """The prompt's text and ids; known ids where the text is the same."""
         text = self.engine.prompt_text([*self._system_message(), *messages])
-        ids = self._known.encode(text, self.engine.backend.tokenizer)
-        return text, self.engine.encode(ids)
+        images = shown_in(text, self._images.values())
+        ids = self._known.encode(text, self.engine.shown("", images))
+        return text, self.engine.encode(ids, images=images)
 
     def _end_turn(self, turn: Turn) -> None:
         """Take message and answer into the conversation."""

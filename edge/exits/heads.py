@@ -21,8 +21,14 @@ from edgespec.exits.texts import (
     told,
     write_training_texts,
 )
-from edgespec.models.exits.eagle import check_target, layers_read
-from edgespec.models.exits.eagle_file import HeadInfo, check_made_for, read_head, write_head
+from edgespec.models.exits.eagle import (
+    HeadInfo,
+    check_made_for,
+    check_target,
+    layers_read,
+    read_head,
+    write_head,
+)
 from edgespec.models.exits.early_exit import file_hash
 from edgespec.models.exits.training_texts import load_training_texts
 from edgespec.models.exits.writer import choose_tokens
@@ -76,8 +82,8 @@ def _trained(
     job: Job, output: Path, head_size: int | None, data: Path | None, earlier: HeadInfo | None
 ) -> dict[str, Any]:
     """Write text, train a head and write it."""
-    from edgespec.models.exits.eagle_training import EagleTrainer
     from edgespec.models.exits.target_states import StoredStates
+    from edgespec.models.exits.trainer import EagleTrainer
 
     spec = job.spec
     layers = earlier.layers if earlier else layers_read(spec.num_layers)

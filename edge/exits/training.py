@@ -40,8 +40,7 @@ from edgespec.setup.draft_loading import draft_step_ms
 from edgespec.setup.loading import load
 
 if TYPE_CHECKING:
-    from edgespec.models.exits.trainer import Quality
-    from edgespec.models.exits.training import ExitTrainer
+    from edgespec.models.exits.trainer import ExitTrainer, Quality
     from edgespec.models.exits.training_texts import TrainingText
 
 # Of the time: writing text, comparing exits, training one.
@@ -281,7 +280,7 @@ def _compare(
 
     The head's rows are frozen, so that one training serves all sizes.
     """
-    from edgespec.models.exits.training import ExitTrainer
+    from edgespec.models.exits.trainer import ExitTrainer
 
     if len(layers) == len(rows) == 1:
         return [costs.candidate(layers[0], next(iter(rows)), None)]
@@ -321,7 +320,7 @@ def _train(
     earlier: tuple[ModelSpec, ExitInfo] | None,
 ) -> tuple[ExitTrainer, Quality]:
     """Train the best exit, or train it further from an earlier one."""
-    from edgespec.models.exits.training import ExitTrainer
+    from edgespec.models.exits.trainer import ExitTrainer
 
     layer, some = best.exit_layer, fitting(job.spec, texts)
     if len(some) < len(texts):

@@ -31,8 +31,13 @@ def measured_while_busy(
     A machine is never faster than when it is idle, so a curve can only be too slow. Steps of
     another model that come `between` are not timed.
     """
+    return stored.base[1] > _BUSY * fastest_step(backend, between)
+
+
+def fastest_step(backend: Backend, between: Callable[[], None] = lambda: None) -> float:
+    """Milliseconds of the fastest of some plain steps, with what comes `between` them."""
     _, singles = _turns([between, partial(one_step, backend, 1)], _PROBES)
-    return stored.base[1] > _BUSY * min(singles)
+    return min(singles)
 
 
 def _turns(

@@ -75,6 +75,7 @@ class AnswerReader(ToolReader):
         is_calls: as of `ToolReader`; the answer has no thought then.
         tags: of a thought, with which an answer may begin.
         within: the prompt ended within a thought.
+        is_marked: what is JSON alone is no call.
         is_text: the prompt goes on in the text of an answer, where others have a header.
     """
 
@@ -88,9 +89,11 @@ class AnswerReader(ToolReader):
         tags: ThinkTags = THINK,
         within: bool = False,
         is_text: bool = False,
+        is_marked: bool = False,
     ) -> None:
         super().__init__(formats, schemas or {}, most=most, is_calls=is_calls)
         self._tags, self._within, self._is_text = tags, within, is_text
+        self._is_marked = is_marked
         self._read_so_far: list[Delta] = []
 
     def push(self, text: str) -> Delta:
@@ -119,6 +122,10 @@ class AnswerReader(ToolReader):
         if not self._is_calls:
             yield from self._thought()
         yield from super()._read()
+
+    def _alone(self) -> Steps[None]:
+        if not self._is_marked:
+            yield from super()._alone()
 
     def _thought(self) -> Steps[None]:
         """A thought at the beginning, without the white space around it."""

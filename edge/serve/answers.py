@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import anyio
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.decode.generation import Chunk
 from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.generation import Generation
 from edgespec.serve.limits import Limits
+from edgespec.serve.pool import Lease
 from edgespec.serve.refusal import COME_AGAIN, Refusal, openai_error, refusal_of
 from edgespec.serve.shapes import Choice, Shape
 from edgespec.serve.worker import Worker
@@ -182,6 +183,77 @@ class _Progress:
             "time_ms": round((perf_counter() - self._began_s) * 1e3),
         }
         return {**self._begun, "prompt_progress": told}
+
+
+class Leased:
+    """An answer that gives its model back when it has ended."""
+
+    def __init__(self, answer: ASGIApp, lease: Lease) -> None:
+        self._answer, self._lease = answer, lease
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """By ASGI."""
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self._lease.release()
+
+
+class LoadingAnswer:
+    """A stream whose model is loaded first: headers and comment lines are sent meanwhile.
+
+    Args:
+        begin: waits for the model and makes the answer.
+        tell: what failed, as the last event.
+        comment_s: between two comment lines.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], Awaitable[Leased]],
+        tell: Callable[[Refusal], dict[str, Any]],
+        comment_s: float,
+    ) -> None:
+        self._begin, self._tell, self._comment_s = begin, tell, comment_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """By ASGI. A client that goes away waits no longer."""
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        waits = asyncio.ensure_future(self._begin())
+        leaves = asyncio.ensure_future(_left(receive))
+        try:
+            while not waits.done():
+                await send({**_BODY, "body": _COMMENT, "more_body": True})
+                both = {waits, leaves}
+                await asyncio.wait(both, timeout=self._comment_s, return_when="FIRST_COMPLETED")
+                if leaves.done():
+                    return
+        finally:
+            leaves.cancel()
+            if not waits.done():
+                waits.cancel()
+        try:
+            answer = waits.result()
+        except Exception as problem:
+            failed = _event(self._tell(refusal_of(problem)), named=True)
+            await send({**_BODY, "body": failed})
+            return
+        await answer(scope, receive, _after_headers(send))
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _after_headers(send: Send) -> Send:
+    """The same, for an answer whose headers were sent already."""
+
+    async def rest(message: Message) -> None:
+        if message["type"] != "http.response.start":
+            await send(message)
+
+    return rest
 
 
 async def send_json(send: Send, status: int, document: Any) -> None:

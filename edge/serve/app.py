@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import anyio
 from starlette.applications import Starlette
@@ -16,11 +16,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.serve.access import Access
-from edgespec.serve.answers import Answer, Prepared
+from edgespec.serve.answers import Answer, Leased, LoadingAnswer, Prepared
 from edgespec.serve.bodies import read_json
 from edgespec.serve.guard import Guard
 from edgespec.serve.histories import HISTORY
+from edgespec.serve.limits import Limits
 from edgespec.serve.page import PAGE_HEADERS, page
+from edgespec.serve.pool import CHAT, Lease, Member, Pool, keep_alive_of
 from edgespec.serve.prepare import (
     apply_template,
     count_chat,
@@ -33,12 +35,12 @@ from edgespec.serve.prepare import (
     prepare_response,
 )
 from edgespec.serve.refusal import COME_AGAIN, Refusal, anthropic_error, openai_error, refusal_of
-from edgespec.serve.service import Service
+from edgespec.serve.service import Service, Shared
 from edgespec.serve.status import metrics, props, slots, status
 from edgespec.serve.tokens import detokenize, tokenize
 
 Prepare = Callable[[Service, Any, asyncio.AbstractEventLoop], Prepared]
-Handler = Callable[[Request], Awaitable[Response | Answer]]
+Handler = Callable[[Request], Awaitable[Response | ASGIApp]]
 
 # What is answered by generating. Each path is also there without /v1.
 _GENERATING: dict[str, Prepare] = {
@@ -49,8 +51,8 @@ _GENERATING: dict[str, Prepare] = {
     "/completion": prepare_llama,
     "/infill": prepare_infill,
 }
-# What is answered at once: from the service alone, and from the document of a request.
-_TELLING: dict[str, Callable[[Service], Any]] = {
+# What is answered at once: from the models that there are, and from the document of a request.
+_TELLING: dict[str, Callable[[Pool, Shared, Member], Any]] = {
     "/props": props,
     "/slots": slots,
     "/status": status,
@@ -66,51 +68,65 @@ _ANSWERING: dict[str, Callable[[Service, Any], Any]] = {
 _ANTHROPIC = "/v1/messages"  # below it errors have that interface's form
 
 
-def make_app(service: Service, access: Access | None = None) -> ASGIApp:
-    """The application of a service, which it closes when it is shut down."""
+def make_app(pool: Pool, shared: Shared, access: Access | None = None) -> ASGIApp:
+    """The application of some models, which it closes when it is shut down."""
+    found = Routes(pool, shared).all()
+    return application(found, pool.close, access or Access(), shared.totals.add_status)
+
+
+Found: TypeAlias = "list[tuple[str, str, Handler]]"  # path, method, and what answers
+
+
+def application(
+    found: Found, close: Callable[[], None], access: Access, count: Callable[[int], None]
+) -> ASGIApp:
+    """An application of these routes, each also without /v1; it calls `close` at its end."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            await anyio.to_thread.run_sync(service.close)
+            await anyio.to_thread.run_sync(close)
 
-    routes = Routes(service)
-    app = Starlette(routes=routes.all(), lifespan=lifespan)
+    routes = [
+        Route(one, _answered(handler, path), methods=[method])
+        for path, method, handler in found
+        for one in _places(path)
+    ]
+    app = Starlette(routes=routes, lifespan=lifespan)
     app.add_exception_handler(HTTPException, _unknown)
     app.add_exception_handler(Exception, _failed)
-    return Guard(app, access or Access(), service.totals.add_status)
+    return Guard(app, access, count)
 
 
 class Routes:
     """Everything that is answered."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, pool: Pool, shared: Shared) -> None:
+        self._pool, self._shared = pool, shared
 
-    def all(self) -> list[Route]:
+    def all(self) -> Found:
         """The routes of the application."""
-        found: list[tuple[str, str, Handler]] = [
+        found: Found = [
             ("/health", "GET", self._health),
             ("/v1/models", "GET", self._models),
+            ("/v1/models/load", "POST", self._load_model),
+            ("/v1/models/unload", "POST", self._unload_model),
             ("/v1/models/{name:path}", "GET", self._model),
             ("/", "GET", self._page),
             ("/v1/embeddings", "POST", self._no_embeddings),
+            ("/v1/rerank", "POST", self._no_embeddings),
             ("/v1/responses/{name}", "GET", self._kept_response),
             ("/v1/responses/{name}", "DELETE", self._forget_response),
         ]
         found += [(path, "GET", self._told(tell)) for path, tell in _TELLING.items()]
         found += [(path, "POST", self._asked(answer)) for path, answer in _ANSWERING.items()]
-        found += [(path, "POST", self._generating(how)) for path, how in _GENERATING.items()]
-        return [
-            Route(one, _answered(handler, path), methods=[method])
-            for path, method, handler in found
-            for one in _places(path)
-        ]
+        found += [(path, "POST", self._generating(path, how)) for path, how in _GENERATING.items()]
+        return found
 
     async def _health(self, _request: Request) -> Response:
-        self._service.check()
+        self._pool.check()
         return JSONResponse({"status": "ok"})
 
     async def _page(self, _request: Request) -> Response:
@@ -118,72 +134,125 @@ class Routes:
 
     async def _no_embeddings(self, _request: Request) -> Response:
         raise Refusal(
-            "this model writes text and makes no embeddings: serve one that was made for them with "
-            "another program, such as llama-server --embeddings, and ask that",
+            "this model writes text and makes no embeddings: serve one that was made for them, and "
+            "ask that; --pooling last serves this one for embeddings alone",
             status=404,
             code="unsupported_endpoint",
         )
 
     async def _kept_response(self, request: Request) -> Response:
         name = request.path_params["name"]
-        return JSONResponse(self._service.responses.document(HISTORY.get(), name))
+        return JSONResponse(self._shared.responses.document(HISTORY.get(), name))
 
     async def _forget_response(self, request: Request) -> Response:
         name = request.path_params["name"]
-        self._service.responses.remove(HISTORY.get(), name)
+        self._shared.responses.remove(HISTORY.get(), name)
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
-    def _told(self, tell: Callable[[Service], Any]) -> Handler:
-        async def handle(_request: Request) -> Response:
-            found = tell(self._service)
+    def _told(self, tell: Callable[[Pool, Shared, Member], Any]) -> Handler:
+        async def handle(request: Request) -> Response:
+            member = self._pool.find(request.query_params.get("model"))
+            found = tell(self._pool, self._shared, member)
             return PlainTextResponse(found) if isinstance(found, str) else JSONResponse(found)
 
         return handle
 
-    def _asked(self, answer: Callable[[Service, Any], Any]) -> Handler:
-        async def handle(request: Request) -> Response:
-            service = self._service
-            read = await reader_of(request, service)
-            return JSONResponse(await anyio.to_thread.run_sync(lambda: answer(service, read())))
-
-        return handle
+    # -- models ----------------------------------------------------------------------------
 
     async def _models(self, _request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model_card()]})
+        cards = [self._card(one) for one in self._pool.members]
+        return JSONResponse({"object": "list", "data": cards})
 
     async def _model(self, request: Request) -> Response:
-        if request.path_params["name"] not in self._service.setup.names:
+        name = request.path_params["name"]
+        found = [one for one in self._pool.members if name in one.model.names]
+        if not found:
+            names = ", ".join(one.name for one in self._pool.members)
             raise Refusal(
-                f"there is no such model here, only {self._service.setup.names[0]}",
-                status=404,
-                code="model_not_found",
+                f"there is no such model here, only {names}", status=404, code="model_not_found"
             )
-        return JSONResponse(self._model_card())
+        return JSONResponse(self._card(found[0]))
 
-    def _model_card(self) -> dict[str, Any]:
-        service = self._service
-        return {
-            "id": service.setup.names[0],
-            "object": "model",
-            "created": service.started_s,
-            "owned_by": "edgespec",
-            "context_length": service.setup.context_size,
-            "max_model_len": service.setup.context_size,
-            "meta": {
-                "n_ctx": service.setup.context_size,
-                "n_vocab": service.engine.vocab_size,
-            },
-        }
+    def _card(self, member: Member) -> dict[str, Any]:
+        told = {"object": "model", "created": self._shared.started_s, "owned_by": "edgespec"}
+        return {"id": member.name, **told, **member.card}
 
-    def _generating(self, prepare: Prepare) -> Handler:
-        async def handle(request: Request) -> Answer:
-            service, loop = self._service, asyncio.get_running_loop()
-            read = await reader_of(request, service)
-            prepared = await anyio.to_thread.run_sync(lambda: prepare(service, read(), loop))
-            service.worker.submit(prepared.generations)
-            return Answer(prepared, service.worker, service.limits)
+    async def _load_model(self, request: Request) -> Response:
+        read = await reader_of(request, self._pool)
+        member, keep_alive_s = _take_model(self._pool, await anyio.to_thread.run_sync(read))
+        (await self._pool.lease(member, keep_alive_s)).release()
+        return JSONResponse({"success": True, **self._card(member)})
+
+    async def _unload_model(self, request: Request) -> Response:
+        read = await reader_of(request, self._pool)
+        member, _ = _take_model(self._pool, await anyio.to_thread.run_sync(read))
+        await self._pool.unload(member)
+        return JSONResponse({"success": True, **self._card(member)})
+
+    # -- requests to one of them -----------------------------------------------------------
+
+    def _asked(self, answer: Callable[[Service, Any], Any]) -> Handler:
+        async def handle(request: Request) -> Response:
+            read = await reader_of(request, self._pool)
+            document = await anyio.to_thread.run_sync(read)
+            lease = await self._pool.lease(*_take_model(self._pool, document))
+            try:
+                found = await anyio.to_thread.run_sync(lambda: answer(lease.loaded, document))
+            finally:
+                lease.release()
+            return JSONResponse(found)
 
         return handle
+
+    def _generating(self, path: str, prepare: Prepare) -> Handler:
+        tell = _teller(path)
+
+        async def handle(request: Request) -> ASGIApp:
+            loop = asyncio.get_running_loop()
+            read = await reader_of(request, self._pool)
+
+            def begun(lease: Lease, document: Any) -> Leased:
+                service: Service = lease.loaded
+                try:
+                    prepared = prepare(service, document, loop)
+                    service.worker.submit(prepared.generations)
+                except BaseException:
+                    lease.release()
+                    raise
+                return Leased(Answer(prepared, service.worker, service.limits), lease)
+
+            def begin() -> tuple[Leased | None, Any]:
+                document = read()
+                wanted = _take_model(self._pool, document)
+                lease = self._pool.lease_now(*wanted)
+                return (None, (wanted, document)) if lease is None else (begun(lease, document), ())
+
+            answer, rest = await anyio.to_thread.run_sync(begin)
+            if answer is not None:
+                return answer
+            wanted, document = rest
+
+            async def loaded() -> Leased:
+                lease = await self._pool.lease(*wanted)
+                return await anyio.to_thread.run_sync(begun, lease, document)
+
+            if document.get("stream") is True:
+                return LoadingAnswer(loaded, tell, self._shared.limits.comment_s)
+            return await loaded()
+
+        return handle
+
+
+def _take_model(pool: Pool, document: Any, kind: str = CHAT) -> tuple[Member, float | None]:
+    """The model that a request means, and how long it wants it kept, which is taken out of it.
+
+    Raises Refusal, and UnsupportedError for what is no time.
+    """
+    if not isinstance(document, dict):
+        return pool.find(None, kind), None
+    keep_alive = document.pop("keep_alive", None)
+    keep_alive_s = None if keep_alive is None else keep_alive_of(keep_alive)
+    return pool.find(document.get("model"), kind), keep_alive_s
 
 
 def _places(path: str) -> set[str]:
@@ -192,21 +261,32 @@ def _places(path: str) -> set[str]:
     return {path} if path == "/" else {short, f"/v1{short}"}
 
 
-async def reader_of(request: Request, service: Service) -> Callable[[], Any]:
+class Answers(Protocol):
+    """What answers requests: it has limits, and raises Refusal where it can answer none."""
+
+    @property
+    def limits(self) -> Limits:
+        """What requests are held against."""
+
+    def check(self) -> None:
+        """Raise Refusal where no request can be answered."""
+
+
+async def reader_of(request: Request, service: Answers) -> Callable[[], Any]:
     """Receive the body of a request; what is returned makes a document of it, in any thread.
 
     Raises Refusal where nothing can be answered, and as `read_body`.
     """
     service.check()
-    body = await read_body(request, service)
+    body = await read_body(request, service.limits)
     encoding = request.headers.get("content-encoding", "")
     return lambda: read_json(body, service.limits, encoding)
 
 
-async def read_body(request: Request, service: Service) -> bytes:
+async def read_body(request: Request, limits: Limits) -> bytes:
     """The body of a request. Raises Refusal for one that is too large or takes too long."""
-    most, parts, size = service.limits.body_bytes, [], 0
-    with anyio.move_on_after(service.limits.body_s) as patience:
+    most, parts, size = limits.body_bytes, [], 0
+    with anyio.move_on_after(limits.body_s) as patience:
         async for part in request.stream():
             parts.append(part)
             size += len(part)
@@ -219,11 +299,11 @@ async def read_body(request: Request, service: Service) -> bytes:
 
 def _answered(handler: Handler, path: str) -> ASGIApp:
     """A route's application: what fails becomes an error object."""
-    tell = anthropic_error if path.startswith(_ANTHROPIC) else openai_error
+    tell = _teller(path)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response: Response | Answer = await handler(Request(scope, receive))
+            response: Response | ASGIApp = await handler(Request(scope, receive))
         except ClientDisconnect:
             return
         except Exception as problem:
@@ -231,6 +311,10 @@ def _answered(handler: Handler, path: str) -> ASGIApp:
         await response(scope, receive, send)
 
     return _Endpoint(app)
+
+
+def _teller(path: str) -> Callable[[Refusal], dict[str, Any]]:
+    return anthropic_error if path.startswith(_ANTHROPIC) else openai_error
 
 
 class _Endpoint:

@@ -89,8 +89,6 @@ def read_chat(body: Any, setup: Setup) -> ChatAsked:
         **take_format(fields, setup.limits),
     )
     tools = take_tools(fields, setup.limits)
-    if tools.offered and options.answer_format is not None:
-        fields.refuse("response_format", "is not supported beside tools", code="unsupported_value")
     budget, variables = take_thinking(fields, setup)
     fields.only("modalities", ["text"], [])
     fields.ignore(*NO_EFFECT)

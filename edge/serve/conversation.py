@@ -13,6 +13,7 @@ from edgespec.sampling.params import ThoughtLimit
 from edgespec.serve.answer_reader import THINK, AnswerReader, ThinkTags, think_tags
 from edgespec.serve.asked import ChatAsked
 from edgespec.serve.prompts import Prompts
+from edgespec.serve.refusal import Refusal
 from edgespec.serve.tool_formats import (
     HARMONY,
     HERMES,
@@ -20,6 +21,7 @@ from edgespec.serve.tool_formats import (
     format_of,
     knows_tools,
     markers_in,
+    pieces,
 )
 from edgespec.serve.tools import Tools, instructions
 
@@ -52,14 +54,15 @@ def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conver
         begun, schema = _required(tools, formats[0])
         text = f"{text.rstrip()}\n\n{tags.closing}\n\n" if within else text
         text += begun.removeprefix(header) if header and text.endswith(header) else begun
-        options, within = replace(options, json_schema=schema), False
+        options = replace(options, json_schema=schema, regex=None, grammar=None)
+        within = False
     elif header and text.endswith(header):
         begun = header
     is_text = not begun and HARMONY in formats and not text.endswith("assistant")
     if options.answer_format and not tools.required and not is_text:
-        options = replace(
-            options, think_tags=_before_form(text, template, formats, tags, within=within)
-        )
+        before = _before_form(text, template, formats, tags, within=within)
+        marker = _call_marker(formats[0]) if tools.offered else ""
+        options = replace(options, think_tags=before, free_after=marker)
     thinks = not tools.required and not is_text and _may_think(options)
     budget = asked.think_budget if thinks else None
     options = replace(
@@ -69,7 +72,8 @@ def conversation_of(asked: ChatAsked, prompts: Prompts, template: str) -> Conver
     )
 
     def make_reader() -> AnswerReader:
-        reader = _reader(tools, formats, tags, within=within, is_text=is_text)
+        is_marked = bool(options.free_after)
+        reader = _reader(tools, formats, tags, within=within, is_text=is_text, is_marked=is_marked)
         reader.push(begun)
         return reader
 
@@ -86,8 +90,16 @@ def _before_form(
     return None if is_over else ("" if within else tags.opening, tags.closing + tags.after)
 
 
+def _call_marker(how: ToolFormat) -> str:
+    """What a call begins with where an answer has a form else. Raises Refusal."""
+    if how is HARMONY or how.text:
+        message = "a form of the answer is not supported beside tools with this model's chat format"
+        raise Refusal(message, code="unsupported_value")
+    return (pieces(how.opening) or pieces(how.begin))[0].strip()
+
+
 def _reader(
-    tools: Tools, formats: Sequence[ToolFormat], tags: ThinkTags, *, within: bool, is_text: bool
+    tools: Tools, formats: Sequence[ToolFormat], tags: ThinkTags, **more: bool
 ) -> AnswerReader:
     if HARMONY in formats and len(tools.required) > 1:
         formats = [HERMES]  # calls are JSON alone
@@ -99,8 +111,7 @@ def _reader(
         most=_MOST_CALLS if tools.parallel else 1,
         is_calls=bool(tools.required),
         tags=tags,
-        within=within,
-        is_text=is_text,
+        **more,
     )
 
 

@@ -27,4 +27,5 @@ class Limits:
     header_s: float = 15.0  # to send a request's line and headers
     body_s: float = 30.0  # to send its body
     write_s: float = 60.0  # until a client takes what it is sent
+    model_s: float = 300.0  # until a request has the model that it waits for
     comment_s: float = 10.0  # of a stream without an event, before a comment is sent

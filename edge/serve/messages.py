@@ -50,8 +50,6 @@ def read_messages(body: Any, setup: Setup, *, counts: bool = False) -> ChatAsked
         **_format(fields, setup.limits),
     )
     tools = _tools(fields, setup.limits)
-    if tools.offered and options.answer_format is not None:
-        fields.refuse("output_config", "is not supported beside tools", code="unsupported_value")
     output = Output(streams=fields.flag("stream"))
     fields.ignore("metadata", "service_tier", "context_management", "betas")
     fields.ignore("speed", "inference_geo", "diagnostics")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,8 +96,6 @@ def read_response(
         **_format(fields, setup.limits),
     )
     tools = take_tools(fields, setup.limits)
-    if tools.offered and options.answer_format is not None:
-        fields.refuse("text", "is not supported beside tools", code="unsupported_value")
     output = Output(streams=fields.flag("stream"))
     _end(fields, setup.limits)
     return ChatAsked(messages, options, output, variables, tools, budget), told
@@ -455,7 +453,8 @@ class _Kept:
 class KeptResponses:
     """Responses by the API key that they were asked for with, the least recently used first.
 
-    A key sees its own alone: to another one a response is not there.
+    A key sees its own alone: to another one a response is not there. Where there are too many,
+    those of the key that has most go first: a key within its equal share keeps all of its own.
 
     Args:
         most_bytes: of all of them; a larger one is not kept.
@@ -464,15 +463,15 @@ class KeptResponses:
 
     def __init__(self, most_bytes: int, most: int) -> None:
         self._most_bytes, self._most = most_bytes, most
-        self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
+        self._kept: dict[str, OrderedDict[str, _Kept]] = {}
         self._of_item: dict[tuple[str, str], str] = {}  # the response of an item
-        self._bytes = 0
+        self._bytes = Counter[str]()
         self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
         """Bytes of those that are kept."""
-        return self._bytes
+        return self._bytes.total()
 
     def add(self, owner: str, document: dict[str, Any], items: list[Any]) -> None:
         """Keep a response; `items` is the conversation with its output at the end."""
@@ -481,11 +480,13 @@ class KeptResponses:
         if kept.nbytes > self._most_bytes:
             return
         with self._lock:
-            self._kept[owner, document["id"]] = kept
+            self._kept.setdefault(owner, OrderedDict())[document["id"]] = kept
             self._of_item |= {(owner, one): document["id"] for one in item_ids}
-            self._bytes += kept.nbytes
-            while self._bytes > self._most_bytes or len(self._kept) > self._most:
-                self._drop(next(iter(self._kept)))
+            self._bytes[owner] += kept.nbytes
+            while self._bytes.total() > self._most_bytes:
+                self._drop_oldest(max(self._bytes, key=self._bytes.__getitem__))
+            while sum(map(len, self._kept.values())) > self._most:
+                self._drop_oldest(max(self._kept, key=lambda one: len(self._kept[one])))
 
     def document(self, owner: str, identity: str) -> dict[str, Any]:
         """A response. Raises Refusal where it is not there."""
@@ -509,15 +510,15 @@ class KeptResponses:
         """Forget one. Raises as `document`."""
         self._text(owner, identity)
         with self._lock:
-            if (owner, identity) in self._kept:
-                self._drop((owner, identity))
+            if identity in self._kept.get(owner, ()):
+                self._drop(owner, identity)
 
     def _text(self, owner: str, identity: str) -> bytes:
         with self._lock:
-            kept = self._kept.get((owner, identity))
-            if kept is not None:
-                self._kept.move_to_end((owner, identity))
-                return kept.text
+            own = self._kept.get(owner, OrderedDict())
+            if identity in own:
+                own.move_to_end(identity)
+                return own[identity].text
         raise Refusal(
             "there is no such response here: responses are kept in memory, the last ones, and "
             "only with store: true; send the whole conversation as input",
@@ -525,8 +526,13 @@ class KeptResponses:
             code="response_not_found",
         )
 
-    def _drop(self, key: tuple[str, str]) -> None:
-        kept = self._kept.pop(key)
-        self._bytes -= kept.nbytes
+    def _drop_oldest(self, owner: str) -> None:
+        self._drop(owner, next(iter(self._kept[owner])))
+
+    def _drop(self, owner: str, identity: str) -> None:
+        kept = self._kept[owner].pop(identity)
+        self._bytes[owner] -= kept.nbytes
         for one in kept.item_ids:
-            self._of_item.pop((key[0], one), None)
+            self._of_item.pop((owner, one), None)
+        if not self._kept[owner]:
+            del self._kept[owner], self._bytes[owner]

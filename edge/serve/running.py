@@ -12,6 +12,7 @@ import functools
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ from edgespec.serve.limits import Limits
 _GRACE_S = 5  # that answers under way have when the server stops
 _CLOSE_S = 2  # that threads have after that to end their steps
 _AT_ONCE_S = 1  # both of it, when it was told twice
+# How long a thread keeps the interpreter while another one waits. A step of the engine takes it
+# about 20 times: beside a thread that reads a large schema that took 364 ms with Python's 5 ms, and
+# takes 21 ms with this.
+_SWITCH_S = 0.0002
 _IDLE_S = 30  # that a connection may be kept without a request
 
 
@@ -54,7 +59,8 @@ class Running(uvicorn.Server):
         self._is_watched = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen, and say so; from then on the threads of this process switch more often."""
+        sys.setswitchinterval(min(_SWITCH_S, sys.getswitchinterval()))
         await super().startup(sockets)
         self._on_start()
         tell_systemd("READY=1")

@@ -22,11 +22,12 @@ from edgespec.serve.access import (
 from edgespec.serve.defaults import Defaults
 from edgespec.serve.limits import Limits
 from edgespec.serve.packages import require_packages
-from edgespec.serve.service import Service
+from edgespec.serve.service import Service, Shared
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from edgespec.serve.pool import Pool
     from edgespec.serve.running import Running
 
 _START_S = 30.0  # that a thread may take until it answers
@@ -72,19 +73,55 @@ class Server:
     ) -> None:
         check_arguments(Server.__init__, names=names, keys=keys, origins=origins)
         require_packages()
-        self._keys = checked_keys(keys)
-        self._origins, self._hosts = checked_origins(origins), tuple(hosts)
-        self.service = Service(
+        from edgespec.serve.chat_model import LoadedModel
+        from edgespec.serve.pool import Member, Pool
+
+        self._let_in(keys, origins, hosts)
+        shared = Shared(limits or Limits())
+        service = Service(
             engine,
             names=names,
             defaults=defaults,
-            limits=limits,
+            shared=shared,
             plan=plan,
             file_name=file_name,
             any_model=any_model,
         )
+        only = Member(LoadedModel(service), is_pinned=True, loaded=service)
+        self._begin(Pool([only], limits=shared.limits), shared)
+
+    @classmethod
+    def of_pool(
+        cls,
+        pool: Pool,
+        shared: Shared,
+        *,
+        keys: Sequence[str] | None = None,
+        origins: Sequence[str] = (),
+        hosts: Sequence[str] = (),
+    ) -> Server:
+        """A server of several models, which it closes. Arguments and errors as above."""
+        server = cls.__new__(cls)
+        server._let_in(keys, origins, hosts)
+        server._begin(pool, shared)
+        return server
+
+    def _let_in(
+        self, keys: Sequence[str] | None, origins: Sequence[str], hosts: Sequence[str]
+    ) -> None:
+        self._keys = checked_keys(keys)
+        self._origins, self._hosts = checked_origins(origins), tuple(hosts)
+
+    def _begin(self, pool: Pool, shared: Shared) -> None:
+        self.pool, self._shared = pool, shared
         self._running: Running | None = None
         self._thread: threading.Thread | None = None
+
+    @property
+    def service(self) -> Service:
+        """The first model that is loaded."""
+        service: Service = self.pool.ready()[0]
+        return service
 
     def app(self, hosts: Sequence[str] = ()) -> ASGIApp:
         """An ASGI application, to be mounted or run elsewhere.
@@ -101,7 +138,7 @@ class Server:
         from edgespec.serve.app import make_app
 
         known = None if takes_any or "*" in hosts else hosts
-        return make_app(self.service, Access(self._keys, self._origins, known))
+        return make_app(self.pool, self._shared, Access(self._keys, self._origins, known))
 
     def run(self, listener: socket.socket, ready: threading.Event | None = None) -> None:
         """Answer on a socket of `bind`, until an interrupt or `close`.
@@ -114,11 +151,12 @@ class Server:
         check_exposure(host, self._keys)
         app = self._app(self._hosts, takes_any=not is_loopback(host))
         on_start = ready.set if ready is not None else _nothing
-        self._running = Running(app, self.service.limits, on_start)
+        self._running = Running(app, self._shared.limits, on_start)
         try:
             self._running.run([listener])
         finally:
-            self.service.close()
+            self.pool.close()
+            self._shared.close()
             self._running.has_ended()
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
@@ -142,7 +180,8 @@ class Server:
             self._running.stop()
         if self._thread is not None:
             self._thread.join()
-        self.service.close()
+        self.pool.close()
+        self._shared.close()
 
     def __enter__(self) -> Server:
         return self

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.log import PROMPTS, REQUEST_ID
+from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.plan.plan import Plan
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.asked import Setup
@@ -28,6 +30,23 @@ from edgespec.serve.responses import KeptResponses
 from edgespec.serve.totals import Totals
 from edgespec.serve.worker import Worker
 
+_POWER_EVERY_S = 1.0  # often enough for an hour's mean, and an idle board goes on sleeping
+
+
+class Shared:
+    """What all models of a server have in common: limits, totals, kept responses, joules."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.totals = limits, Totals()
+        self.responses = KeptResponses(limits.response_bytes, limits.responses)
+        self.started_s = int(time.time())
+        self._opened = ExitStack()
+        self.energy, _ = self._opened.enter_context(energy_meter(every_s=_POWER_EVERY_S))
+
+    def close(self) -> None:
+        """End the thread that counts joules; safe to call twice."""
+        self._opened.close()
+
 
 class Service:
     """An engine, its thread, and what requests are held against.
@@ -38,6 +57,8 @@ class Service:
         plan: what the engine was loaded with, to be shown; None shows none.
         file_name: of the model, to be shown.
         any_model: answer for every model that is asked for.
+        shared: what all models of a server have in common.
+        owns_engine: the engine is closed with this one.
     """
 
     def __init__(
@@ -46,19 +67,20 @@ class Service:
         *,
         names: Sequence[str],
         defaults: Defaults | None = None,
-        limits: Limits | None = None,
         plan: Plan | None = None,
         file_name: str = "",
         any_model: bool = False,
+        shared: Shared | None = None,
+        owns_engine: bool = False,
     ) -> None:
         self.engine, self.plan, self.file_name = engine, plan, file_name
-        self.limits = limits or Limits()
+        shared = shared or Shared(Limits())
+        self.limits, self.totals, self.responses = shared.limits, shared.totals, shared.responses
+        self._owns_engine = owns_engine
+        self._read_tokens, self._read_s = 0, 0.0
         size = engine.backend.context_size
         self.setup = Setup(tuple(names), size, defaults or Defaults(), self.limits, any_model)
-        self.responses = KeptResponses(self.limits.response_bytes, self.limits.responses)
         self.prompts = Prompts(engine)
-        self.totals = Totals()
-        self.started_s = int(time.time())
         self.worker = Worker(self.limits.waiting, self._ended, engine.users)
 
     @cached_property
@@ -108,14 +130,28 @@ class Service:
             made.append(Generation(loop, stream, cancel, text, ids, most_s))
         return made
 
+    @property
+    def prompt_s_per_token(self) -> float:
+        """Seconds that reading a token of a prompt has taken; 0 where none was read."""
+        return self._read_s / max(1, self._read_tokens)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is under way, or waits."""
+        return bool(self.worker.running or self.worker.num_waiting)
+
     def close(self) -> None:
-        """End all generations and the thread; safe to call twice."""
+        """End all generations and the threads, and the engine if it is its own; safe twice."""
         self.worker.close()
+        if self._owns_engine:
+            self.engine.close()
 
     def _ended(self, generation: Generation, result: Result) -> None:
         is_cancelled = result.finish_reason == "cancelled" and not generation.ran_out
         counters = result.counters
         self.totals.add(counters, cancelled=is_cancelled)
+        self._read_tokens += counters.prompt_tokens - counters.reused_tokens
+        self._read_s += counters.time_to_first_token_s
         LOGGER.info(
             "%s %s: prompt %d tokens, %d of them kept, %.2f s; answer %d tokens, %.1f tokens/s, "
             "%.2f tokens a step",

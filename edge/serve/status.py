@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from math import isfinite
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.sampling.params import SamplingParams, bias_pairs
 from edgespec.serve.generation import Generation
-from edgespec.serve.service import Service
+from edgespec.serve.pool import Member, Pool
+from edgespec.serve.service import Service, Shared
 from edgespec.serve.shapes import fingerprint
 from edgespec.serve.totals import Totals
 
@@ -28,13 +30,15 @@ _HELP = {
 }
 
 
-def slots(service: Service) -> list[dict[str, Any]]:
+def slots(pool: Pool, _shared: Shared, _member: Member) -> list[dict[str, Any]]:
     """The generations that may run at once, as llama.cpp's server tells of its slots."""
-    running = {one.slot: one for one in service.worker.running}
-    return [
-        {"id": number, "n_ctx": service.setup.context_size, **_slot(running.get(number))}
-        for number in range(service.engine.users)
-    ]
+    told: list[dict[str, Any]] = []
+    for service in pool.ready():
+        running = {one.slot: one for one in service.worker.running}
+        size = service.setup.context_size
+        for number in range(service.engine.users):
+            told.append({"id": len(told), "n_ctx": size, **_slot(running.get(number))})
+    return told
 
 
 def _slot(one: Generation | None) -> dict[str, Any]:
@@ -47,21 +51,27 @@ def _slot(one: Generation | None) -> dict[str, Any]:
     }
 
 
-def props(service: Service) -> dict[str, Any]:
-    """The model and the settings of answers, under the names that llama.cpp's server gives them."""
+def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
+    """The model and the settings of answers, under the names that llama.cpp's server gives them.
+
+    Of a model that is not loaded only what its plan says.
+    """
+    service: Service | None = member.loaded
+    told = {"model_alias": member.name, "build_info": fingerprint(), "is_sleeping": service is None}
+    if service is None:
+        size = member.model.about["context_length"]
+        return {**told, "default_generation_settings": {"n_ctx": size}}
     engine, setup = service.engine, service.setup
     params = settings_of(setup.defaults.sampling)
     template = engine.chat_template or ""
     return {
+        **told,
         "default_generation_settings": {
             "n_ctx": setup.context_size,
             "params": {**params, "max_tokens": setup.defaults.max_tokens or -1},
         },
         "total_slots": service.engine.users,
-        "model_alias": setup.names[0],
         "model_path": service.file_name,
-        "build_info": fingerprint(),
-        "is_sleeping": False,
         "chat_template": template,
         "chat_template_caps": {
             "supports_tools": "tools" in template,
@@ -84,36 +94,47 @@ def settings_of(sampling: SamplingParams) -> dict[str, Any]:
     return {**told, "seed": -1 if sampling.seed is None else sampling.seed, "logit_bias": biases}
 
 
-def status(service: Service) -> dict[str, Any]:
-    """Everything that changes while it runs, and the plan with its reasons."""
-    plan, worker = service.plan, service.worker
-    planned = {} if plan is None else plan.component_bytes
+def status(pool: Pool, shared: Shared, member: Member) -> dict[str, Any]:
+    """Everything that changes while it runs, and the plan of a model with its reasons."""
+    service: Service | None = member.loaded
+    plan = None if service is None else service.plan
+    running, waiting = _queue(pool)
     return {
-        "model": service.setup.names[0],
-        "context_size": service.setup.context_size,
+        "model": member.name,
+        "context_size": member.model.about["context_length"],
+        "models": [one.card for one in pool.members],
         "queue": {
-            "running": len(worker.running),
-            "users": service.engine.users,
-            "waiting": worker.num_waiting,
-            "most": service.limits.waiting,
+            "running": running,
+            "users": sum(one.engine.users for one in pool.ready()),
+            "waiting": waiting,
+            "most": shared.limits.waiting,
         },
         "memory": {
             "resident_bytes": resident_bytes(),
             "peak_bytes": peak_resident_bytes(),
-            "planned_peak_bytes": 0 if plan is None else plan.predicted_peak_bytes,
-            "limit_bytes": 0 if plan is None else plan.limit_bytes,
-            "planned": planned,
-            "allocated": service.engine.memory_bytes(),
+            "planned_peak_bytes": pool.planned_bytes,
+            "limit_bytes": pool.limit_bytes or (0 if plan is None else plan.limit_bytes),
+            "planned": {} if plan is None else plan.component_bytes,
+            "allocated": {} if service is None else service.engine.memory_bytes(),
         },
-        "draft_failure": service.engine.draft_failure,
-        "totals": _numbers(service.totals),
+        "draft_failure": None if service is None else service.engine.draft_failure,
+        "totals": _numbers(shared.totals),
         "plan": {} if plan is None else plan.as_json(),
     }
 
 
-def metrics(service: Service) -> str:
+def _queue(pool: Pool) -> tuple[int, int]:
+    """Answers under way, and those that wait for their turn or for a model."""
+    workers = [one.worker for one in pool.ready()]
+    asked = sum(len(one.tickets) for one in pool.members)
+    waiting = sum(worker.num_waiting for worker in workers) + asked
+    return sum(len(worker.running) for worker in workers), waiting
+
+
+def metrics(pool: Pool, shared: Shared, _member: Member) -> str:
     """Numbers as Prometheus reads them."""
-    totals, worker = service.totals, service.worker
+    totals = shared.totals
+    running, waiting = _queue(pool)
     lines = []
     for name, value in _numbers(totals).items():
         if name in _HELP:
@@ -125,12 +146,16 @@ def metrics(service: Service) -> str:
         lines += _metric(f"{kind}_by_total", "counter", f"Tokens {kind}, by drafter.", values)
     statuses = {f'{{status="{one}"}}': n for one, n in sorted(totals.statuses.copy().items())}
     lines += _metric("requests_total", "counter", "Requests by their status.", statuses)
-    running = len(worker.running)
+    loads = {f"{{model={json.dumps(one.name)}}}": one.loads for one in pool.members}
+    lines += _metric("model_loads_total", "counter", "Times a model was loaded.", loads)
     lines += _metric("generations_running", "gauge", "Answers under way.", {"": running})
-    waiting = worker.num_waiting
     lines += _metric("generations_waiting", "gauge", "Answers in the queue.", {"": waiting})
     held = resident_bytes()
     lines += _metric("resident_memory_bytes", "gauge", "Memory of the process.", {"": held})
+    if shared.energy is not None:
+        about = "Energy since the server began, idle time included, as the counter counts it."
+        counted = {f'{{counter="{shared.energy.source.name}"}}': round(shared.energy.joules(), 3)}
+        lines += _metric("energy_joules_total", "counter", about, counted)
     for name, (about, value) in _llama_metrics(totals, running, waiting).items():
         kind = "counter" if name.endswith("_total") else "gauge"
         lines += _metric(name, kind, about, {"": value}, "llamacpp:")

@@ -480,7 +480,7 @@ def once(pattern: str) -> str:
     return re.sub(r"(?:\\s\*)+", r"\\s*", pattern)
 
 
-def settled(text: str, marker: str) -> int:
+def safe_length(text: str, marker: str) -> int:
     """How much of `text` is neither the beginning of `marker` nor white space before one."""
     most = min(len(text), len(marker) - 1)
     kept = next((size for size in range(most, 0, -1) if text.endswith(marker[:size])), 0)

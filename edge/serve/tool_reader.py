@@ -33,7 +33,7 @@ from edgespec.serve.tool_formats import (
     once,
     openings,
     pieces,
-    settled,
+    safe_length,
     unwrapped,
 )
 from edgespec.serve.tool_values import (
@@ -170,7 +170,7 @@ class ToolReader:
                 if not self._found or held.strip():
                     self._say(len(self._text), kind)
                 return None
-            sizes = [settled(held, one) for one in markers]
+            sizes = [safe_length(held, one) for one in markers]
             self._say(self._place + min(sizes, default=len(held)), kind)
             self._forget()
             yield
@@ -624,7 +624,7 @@ class ToolReader:
             found = self._text.find(marker, start)
             if found < 0 and not self._is_whole:
                 start = max(start, len(self._text) - len(marker) + 1)
-                safe = written + settled(self._text[written:], marker)
+                safe = written + safe_length(self._text[written:], marker)
                 value.write(self._text[written:safe])
                 written = safe
                 yield

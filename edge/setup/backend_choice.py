@@ -16,7 +16,7 @@ from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Choice, Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.onnx.packing import check_supported
+from edgespec.models.onnx.facts import check_supported
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.stored import stored_curve
 

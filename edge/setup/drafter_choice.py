@@ -26,8 +26,14 @@ from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import predicted_speedup
 from edgespec.models.embedded import embedded_drafter_path
-from edgespec.models.exits.early_exit import ExitInfo, gains_of, read_exit, target_hash
-from edgespec.models.exits.made_for import MadeFor, read_made_for
+from edgespec.models.exits.early_exit import (
+    ExitInfo,
+    MadeFor,
+    gains_of,
+    read_exit,
+    read_made_for,
+    target_hash,
+)
 from edgespec.models.heads import has_head
 from edgespec.models.pairing import check_pair, heads_for
 from edgespec.models.spec import ModelSpec, read_model_spec

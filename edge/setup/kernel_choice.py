@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 
 from edgespec.memory.bytes.footprint import multiplied_tensors
 from edgespec.memory.device import host
@@ -21,12 +22,15 @@ from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
+from edgespec.models.gguf.reader import GgufTensor
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec
 from edgespec.progress import Progress
 from edgespec.setup.stored import stored_curve
 
 _KIND = "products"
-_TOKENS = (1, 4)  # plain steps and short drafts
+# Plain steps, short drafts, and prompts, of which four tokens are read for each that is written.
+_TOKENS = {1: 1.0, 4: 1.0, 64: 4 / 64}
+_EXPERTS = " experts"  # behind the name of their type
 _LEAST_SHARE = 0.05  # of a file's weights: a type with less does not decide
 _LEAST_GAIN = 1.02  # less is noise
 
@@ -51,7 +55,8 @@ def prepare_kernels(spec: ModelSpec, request: Request, report: Progress) -> None
     for kind, shape in _deciding(spec).items():
         if stored_product(kind) is None:
             report("timing matrix kernels", 0.0)
-            cache.store(_KIND, _key(kind), {"ms": _measured(kind, shape)})
+            taken = _measured(kind, shape, spec.num_experts_used)
+            cache.store(_KIND, _key(kind), {"ms": taken})
             report("timing matrix kernels", 1.0)
 
 
@@ -88,8 +93,10 @@ def product_gain(spec: ModelSpec) -> float | None:
         times = stored_product(kind)
         if times is None:
             return None
-        theirs += shares[kind] * sum(pair[0] for pair in times.values())
-        ours += shares[kind] * sum(pair[1] for pair in times.values())
+        for tokens, (their_ms, our_ms) in times.items():
+            weight = shares[kind] * _TOKENS.get(int(tokens), 1.0)
+            theirs += weight * their_ms
+            ours += weight * our_ms
     return theirs / ours if ours else None
 
 
@@ -97,7 +104,7 @@ def stored_product(kind: str) -> Times | None:
     """What products of a type took on this device, or None."""
     found = cache.load(_KIND, _key(kind)) or {}
     try:
-        return {tokens: (float(a), float(b)) for tokens, (a, b) in found["ms"].items()}
+        return {str(int(n)): (float(a), float(b)) for n, (a, b) in found["ms"].items()}
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
@@ -106,29 +113,38 @@ def _key(kind: str) -> str:
     return f"{host.device_key()} | {kernels_key()} | {kind}"
 
 
+def _kind(tensor: GgufTensor) -> str:
+    """What is timed apart: a type, and a type of experts."""
+    return tensor.type.name + (_EXPERTS if len(tensor.dims) > 2 else "")
+
+
 def _shares(spec: ModelSpec) -> dict[str, float]:
-    """Bytes by type, of weights that steps multiply by, as shares of all of them."""
-    nbytes: dict[str, int] = {}
+    """Bytes by kind, of weights that plain steps multiply by, as shares of all of them."""
+    nbytes: dict[str, float] = {}
     for tensor in multiplied_tensors(spec):
-        nbytes[tensor.type.name] = nbytes.get(tensor.type.name, 0) + tensor.data_bytes
+        experts = tensor.dims[2] if len(tensor.dims) > 2 else 1
+        size = tensor.data_bytes * min(1.0, max(1, spec.num_experts_used) / experts)
+        nbytes[_kind(tensor)] = nbytes.get(_kind(tensor), 0.0) + size
     total = sum(nbytes.values())
     return {kind: size / total for kind, size in nbytes.items()}
 
 
-def _deciding(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """Columns and rows of the largest matrix of each type that counts and has a kernel."""
-    shares, largest = _shares(spec), dict[str, tuple[int, int]]()
+def _deciding(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Dimensions of the largest matrix of each kind that counts and has a kernel."""
+    shares, largest = _shares(spec), dict[str, tuple[int, ...]]()
     for tensor in multiplied_tensors(spec):
-        columns, rows = (*tensor.dims, 1)[:2]
-        kind = tensor.type.name
-        if shares[kind] < _LEAST_SHARE or not packed_bytes(GGML_NUMBERS[kind], rows, columns):
+        dims, kind = tensor.dims if len(tensor.dims) > 1 else (*tensor.dims, 1), _kind(tensor)
+        number = GGML_NUMBERS[tensor.type.name]
+        if shares[kind] < _LEAST_SHARE or not packed_bytes(number, dims[1], dims[0]):
             continue
-        if columns * rows > largest.get(kind, (0, 0))[0] * largest.get(kind, (0, 0))[1]:
-            largest[kind] = columns, rows
+        if prod(dims) > prod(largest.get(kind, (0,))):
+            largest[kind] = dims
     return largest
 
 
-def _measured(kind: str, shape: tuple[int, int]) -> Times:
+def _measured(kind: str, shape: tuple[int, ...], used: int) -> Times:
     from edgespec.backends.llama.kernels import product_ms
 
-    return {str(n): product_ms(GGML_NUMBERS[kind], shape, n) for n in _TOKENS}
+    number = GGML_NUMBERS[kind.removesuffix(_EXPERTS)]
+    used = used if len(shape) > 2 else 0
+    return {str(n): product_ms(number, shape, n, used) for n in _TOKENS}

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 from edgespec.backends.base import Backend, KeepsSnapshots
@@ -21,6 +20,7 @@ from edgespec.drafting.drafters import HEAD
 from edgespec.drafting.drafters.model import WritingDrafter
 from edgespec.errors import DoesNotFitError
 from edgespec.measure.timing import (
+    fastest_step,
     measure_depths,
     measure_reads,
     measured_while_busy,
@@ -49,6 +49,7 @@ from edgespec.setup.exactness import largest_exact_step, prefill_is_exact
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.learning import Learning
 from edgespec.setup.planning import make_run_plan
+from edgespec.setup.slowdown import compare_with_before
 from edgespec.setup.stored import (
     keep_curve,
     keep_reads,
@@ -147,15 +148,14 @@ def load_plan(
     report = progress or (lambda _what, _fraction: None)
     if not reserve(plan):
         raise _taken_meanwhile(plan)
+    _LOGGER.info(
+        "loading %s: %s, %d tokens of context, %d threads, kernels %s, drafter %s",
+        *(spec.path.name, plan.backend, plan.context_size, plan.threads),
+        *("on" if plan.kernels else "off", plan.drafter),
+    )
     with ExitStack() as failed:
         failed.callback(release)
-        began_s = perf_counter()
-        engine = failed.enter_context(closing(_load(spec, plan, report, switch_policy)))
-        _LOGGER.info(
-            "loaded %s in %.1f s: %s, %d tokens of context, %d threads, kernels %s, drafter %s",
-            *(spec.path.name, perf_counter() - began_s, plan.backend, plan.context_size),
-            *(plan.threads, plan.kernels, plan.drafter),
-        )
+        engine = _load(spec, plan, report, switch_policy)
         failed.pop_all()
     return engine
 
@@ -274,6 +274,8 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         unified=not plan.exact,
         devices=devices_of(plan.shares),
         overrides=plan.overrides,
+        projector="" if plan.projector is None else str(plan.projector),
+        image_tokens=plan.image_tokens,
     )
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
     make: Callable[..., Backend] = LlamaBackend
@@ -371,6 +373,7 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
     if backend.crowding > 1.0:  # of this moment: measured again by the next load
         return curve.crowded(1.0 / backend.crowding)
     keep_curve(spec, settings, curve, replaced=stored is None)
+    compare_with_before(spec, settings, curve.base[1], partial(fastest_step, backend))
     if plan.backend == LLAMACPP and not plan.shares:
         saw_step(spec.bytes_per_token, curve.base[1] / 1e3)
     report("measuring step times", 1.0)

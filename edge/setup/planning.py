@@ -22,12 +22,13 @@ from dataclasses import replace
 from functools import partial
 
 from edgespec.drafting.drafters import tables_bytes
+from edgespec.errors import DoesNotFitError
 from edgespec.memory.bytes.simulation import simulating
 from edgespec.memory.device.bandwidth import memory_bandwidth
 from edgespec.memory.plan.machine import Machine, this_machine
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.planner import make_plan
-from edgespec.memory.plan.request import Request, users_of
+from edgespec.memory.plan.request import Choice, Request, users_of
 from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel, estimated_curve
@@ -41,6 +42,7 @@ from edgespec.setup.companions import (
 )
 from edgespec.setup.drafter_choice import Candidate, candidate_of, with_candidate, with_offer
 from edgespec.setup.kernel_choice import best_kernels
+from edgespec.setup.projector_choice import with_projector
 from edgespec.setup.snapshots import curve_with
 from edgespec.setup.stored import known_exact_step, stored_curve, stored_kv_losses, stored_rounds
 
@@ -61,7 +63,20 @@ def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = N
     """
     machine = machine or this_machine(request.workers)
     with simulating():
-        return _made(spec, request, machine)
+        request, is_found = with_projector(spec, request)
+        try:
+            plan = _made(spec, request, machine)
+        except DoesNotFitError:
+            if not is_found:
+                raise
+            plan = _made(spec, replace(request, mmproj=None), machine)
+            reason = "the one beside the model does not fit"
+            return plan.with_choice(Choice("mmproj", "none", reason))
+    if plan.projector is None:
+        return plan
+    found = "the one beside the model; --mmproj none leaves it out"
+    reason = found if is_found else "images are asked for"
+    return plan.with_choice(Choice("mmproj", plan.projector.name, reason))
 
 
 def _made(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
@@ -71,7 +86,7 @@ def _made(spec: ModelSpec, request: Request, machine: Machine) -> Plan:
     plan = plan_of(request)
     if backend is not None:
         plan = plan.with_choice(backend)
-    elif plan.users == 1:  # on the other backend there is one at a time
+    elif plan.users == 1 and not plan.projector:  # on the other backend, one text at a time
         plan = best_backend(spec, request, machine, plan, plan_of)
     return replace(plan, drafter_is_asked=request.drafter != "auto")
 
@@ -81,6 +96,8 @@ def _for_users(spec: ModelSpec, request: Request) -> tuple[Request, Candidate | 
     switch_spec = switch_spec_of(spec, request)
     specs = (spec,) if switch_spec is None else (spec, switch_spec)
     if int(users_of(specs, request).value) > 1:
+        return request, None
+    if request.mmproj is not None:  # a head or an exit would follow what it cannot read
         return request, None
     if request.draft_model is not None:  # candidates without it are planned, too
         request = replace(request, users=1)

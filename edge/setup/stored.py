@@ -18,6 +18,7 @@ have owners of their own: `memory.store.texts`, `switching.planning`, `memory.de
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -327,6 +328,7 @@ def _prefills_of(document: Mapping[str, Any] | None) -> dict[tuple[int, ...], bo
     return found
 
 
+@functools.cache
 def _library(backend: str) -> str:
     if backend != ONNX:
         return f"llama-cpp-python {host.llama_build()}"

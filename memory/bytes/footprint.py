@@ -17,6 +17,7 @@ from edgespec.memory.bytes.simulation import Answer, Bytes
 from edgespec.memory.device.host import cpu_features
 from edgespec.memory.device.kernels import (
     attention_work_bytes,
+    expert_work_bytes,
     packed_bytes,
     product_work_bytes,
 )
@@ -47,14 +48,24 @@ _TILE_BYTES = 512 << 10
 _CACHE_LINE = 64
 _COUNT_BYTES = 8  # of a number of tokens, and of a token with its place among an expert's
 _ATTENTION_TILE = 64  # rows of queries and of keys that one thread works on
-# Interpreter, numpy, the command line and llama.cpp's library, on Linux x86-64 with Python 3.11:
-# between 60 and 71 MiB are resident, depending on what the page cache holds of the libraries;
-# then llama.cpp's tables per token: those of a byte-level BPE hold merges too.
-RUNTIME_BYTES = 73 << 20
-# Of that llama.cpp's library at most, and our modules that decode: both come with the first load.
-LIBRARY_BYTES = 26 << 20
-_VOCABULARY_ENTRY_BYTES = {"gpt2": 345, "tokenizers": 1000}  # the tokenizers package's own tables
-_OTHER_VOCABULARY_ENTRY_BYTES = 165
+# Interpreter, numpy, the command line and llama.cpp's library, on Linux x86-64 with Python 3.11,
+# where all pages of the libraries are in the page cache. Measured: 61 MiB (`docs/memory.md`).
+RUNTIME_BYTES = 66 << 20
+# Of that llama.cpp's library and our modules that decode, which come with the first load; and by
+# how much a process grows with which they came already.
+LIBRARY_BYTES, GROWTH_BYTES = 26 << 20, 4 << 20
+# What llama.cpp keeps of a token and of a merge (`llama.cpp: src/llama-vocab.cpp`): entries of
+# vectors, and nodes of hash tables as glibc rounds them. Such a table has one of these numbers of
+# buckets. Texts of over 15 bytes lie apart, three times: six tenths of all in the worst case. None
+# of 20 vocabularies takes more than this, and none under 5 MiB less.
+_TOKEN_BYTES, _MERGE_BYTES, _BUCKET_BYTES = 136, 96, 8
+_BUCKETS = (0, 20753, 42043, 85229, 172933, 351061, 712697, 1447153, 2938679, 5967347)
+_LONG_TEXTS = 3 * 0.6
+_MERGING_BYTES = 9 << 18  # tables of letters, where words are taken apart
+# Of the header that llama.cpp reads, as long as it loads: texts, scores and types.
+_HEADER_TOKEN_BYTES, _HEADER_MERGE_BYTES = 40, 32
+# Trees of letters: 352 were measured. The last are the tokenizers package's own tables.
+_OTHER_TOKEN_BYTES = {"t5": 370, "rwkv": 370, "plamo2": 370, "tokenizers": 860}
 # Of a vocabulary, to pick a token of it: work arrays, the sorted row and its weights where filters
 # keep nearly all tokens, and what a grammar asks of each. Measured: up to 53 bytes a token.
 SAMPLING_TOKEN_BYTES = 64
@@ -107,9 +118,11 @@ def work_bytes(spec: ModelSpec, shape: RunShape) -> int:
     attention = _F32 * shape.threads * (4 * tile * head + 2 * tile * tile)
     if shape.kernels:
         cells = padded(shape.context_size)
-        for heads, kv_heads, length in set(
-            zip(spec.num_heads, spec.num_kv_heads, spec.value_length, strict=True)
-        ):
+        sizes = zip(
+            spec.num_heads, spec.num_kv_heads, spec.key_length, spec.value_length, strict=True
+        )
+        for heads, kv_heads, keys, values in set(sizes):
+            length = values or keys  # latent attention has its values in its keys
             if kv_heads and length:
                 work = attention_work_bytes(tokens, heads, kv_heads, length, cells, shape.threads)
                 attention = max(attention, work)
@@ -140,8 +153,20 @@ def looked_up_bytes(spec: ModelSpec) -> int:
 
 def runtime_bytes(spec: ModelSpec) -> int:
     """Bytes of the interpreter, the libraries and llama.cpp's vocabulary."""
-    entry = _VOCABULARY_ENTRY_BYTES.get(spec.tokenizer_model, _OTHER_VOCABULARY_ENTRY_BYTES)
-    return RUNTIME_BYTES + entry * spec.vocab_size
+    return RUNTIME_BYTES + vocabulary_bytes(spec)
+
+
+def vocabulary_bytes(spec: ModelSpec) -> int:
+    """Bytes of llama.cpp's tables of tokens and merges: a ceiling, up to 3 MiB too high."""
+    each = _TOKEN_BYTES + _OTHER_TOKEN_BYTES.get(spec.tokenizer_model, 0)
+    texts = round(_LONG_TEXTS * spec.token_text_bytes)
+    merging = _MERGING_BYTES + _MERGE_BYTES * spec.num_merges if spec.num_merges else 0
+    buckets = _buckets(spec.vocab_size) + _buckets(spec.num_merges)
+    return each * spec.vocab_size + texts + merging + _BUCKET_BYTES * buckets
+
+
+def _buckets(entries: int) -> int:
+    return next((count for count in _BUCKETS if count >= entries), 2 * entries)
 
 
 def footprint(
@@ -167,20 +192,20 @@ def footprint(
 def loading_bytes(spec: ModelSpec, shape: RunShape, here: Bytes) -> int:
     """Most bytes of weights while they are read: a tensor lies beside its packed copy.
 
-    The table that makes logits comes first, when nothing else is there yet; of the others the
-    largest may be the last (`llama.cpp: src/llama-model-loader.cpp`, `load_all_data`). Gemma 3
-    270M: a table of 170 MiB twice, and 236 MiB of weights in the end.
+    The header is there as well until then. llama.cpp reads all tensors into one buffer, which
+    stays as large as the largest of them (`llama.cpp: src/llama-model-loader.cpp`,
+    `load_all_data`). A tied table that is not packed is read to where it stays.
     """
     if shape.mapped or not here.packed:
         return 0
     tensors = {tensor.name: tensor for tensor in multiplied_tensors(spec)}
-    head = tensors.pop(spec.head_name, None)
-    is_packed = head is not None and (
-        _packed_bytes(head) > 0 if shape.kernels else head.name == HEAD
-    )
-    first = 2 * head.data_bytes if head is not None and is_packed else 0
+    head = tensors.get(spec.head_name)
+    if head is not None and not (_packed_bytes(head) if shape.kernels else head.name == HEAD):
+        del tensors[spec.head_name]
     largest = max((tensor.data_bytes for tensor in tensors.values()), default=0)
-    return max(first, here.weights + here.packed + min(largest, here.packed))
+    header = _HEADER_TOKEN_BYTES * spec.vocab_size + _HEADER_MERGE_BYTES * spec.num_merges
+    header += spec.token_text_bytes
+    return header + here.weights + here.packed + min(largest, here.packed)
 
 
 def context_parts(answer: Answer) -> Iterator[Component]:
@@ -192,7 +217,7 @@ def context_parts(answer: Answer) -> Iterator[Component]:
 
 def beside_another(role: str, spec: ModelSpec, parts: Iterable[Component]) -> tuple[Component, ...]:
     """The components that a model in some `role` adds to a run: there is a runtime already."""
-    vocabulary = Component("vocabulary", runtime_bytes(spec) - RUNTIME_BYTES, is_ceiling=True)
+    vocabulary = Component("vocabulary", vocabulary_bytes(spec), is_ceiling=True)
     added = (*(part for part in parts if part.name != "runtime"), vocabulary)
     return tuple(replace(part, name=f"{role}_{part.name}") for part in added)
 
@@ -231,9 +256,10 @@ def product_bytes(tensor: GgufTensor, tokens: int, shape: RunShape, used: int = 
     is_packed = shape.kernels and _packed_bytes(tensor) > 0
     experts = tensor.dims[2] if len(tensor.dims) > 2 else 0
     rows = tokens * (max(1, used) if tensor.name.endswith(_DOWN_EXPERTS) else 1)
+    if is_packed and experts:
+        return expert_work_bytes(columns, experts, used, rows // tokens, tokens, shape.threads)
     if is_packed:
-        routing = _COUNT_BYTES * (experts + 1 + tokens * used) + 2 * _CACHE_LINE if experts else 0
-        return product_work_bytes(columns, rows) + routing
+        return product_work_bytes(columns, rows)
     activations = int(rows * columns * _ACTIVATION_BYTES.get(kind, _QUANTIZED_ACTIVATION_BYTES))
     if experts:
         places = _COUNT_BYTES * (experts * (1 + tokens * used) + 3)

@@ -15,6 +15,7 @@ import json
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from edgespec.errors import BackendError
 from edgespec.memory.bytes.shape import RunShape
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
-from edgespec.memory.device.llama_binary import library_folder
+from edgespec.memory.device.llama_binary import PACKAGE, library_folder
 from edgespec.memory.store import cache
 from edgespec.models.gguf.skeleton import skeleton_header, write_skeleton
 from edgespec.models.processes import start_module
@@ -33,8 +34,13 @@ from edgespec.models.spec import ModelSpec
 _MODULE = "edgespec.backends.llama.simulator"
 _KIND = "layouts"  # of what is stored
 _QUIET_END = {"GGML_NO_BACKTRACE": "1"}  # where it ends, no debugger is started
+_CONTEXTS = 2  # one more whenever contexts are made in another way for the same settings
 _MOST_KEPT = 400  # answers about a file: a plan takes 10 to 25
 _PATIENCE_S = 60.0  # for one answer, if the process sleeps: busy it ends itself far sooner
+_LOOK_S = 0.25  # between looks at its memory; an answer takes a tenth of that
+# Of the process, which has 0.06 GiB, and more with drivers of GPUs. Damaged sizes took it to 3.6
+# GiB. On Linux it limits itself.
+MOST_BYTES = 2 << 30
 
 
 class Bytes(NamedTuple):
@@ -149,8 +155,8 @@ class _Simulator:
             if not file.exists():
                 write_skeleton(file, one.header, one.file_bytes)
         assert process.stdin is not None and process.stdout is not None
-        timer = threading.Timer(_PATIENCE_S, process.kill)
-        timer.start()
+        answered = threading.Event()
+        threading.Thread(target=_watch, args=(process, answered), daemon=True).start()
         try:
             request = {"folder": str(self._folder), "contexts": question}
             process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -162,7 +168,7 @@ class _Simulator:
             self._end()
             raise
         finally:
-            timer.cancel()
+            answered.set()
         if not line.endswith(b"\n"):
             self._end()
             raise BackendError(
@@ -173,7 +179,7 @@ class _Simulator:
         if "error" in answer:
             raise BackendError(
                 answer["error"].replace(f"{skeletons[-1].name}.gguf", name),
-                hint=_hint(wanted, "of a newer architecture than llama-cpp-python 0.3.36 knows"),
+                hint=_hint(wanted, f"of a newer architecture than {PACKAGE} knows"),
             )
         found: list[dict[str, list[int]]] = answer["contexts"]
         return found
@@ -235,6 +241,22 @@ def _tied_bytes(spec: ModelSpec) -> int:
     return 0 if table is None else table.data_bytes
 
 
+def _watch(process: subprocess.Popen[bytes], answered: threading.Event) -> None:
+    """Kill a process that neither answers nor ends, or that takes too much memory."""
+    end = time.monotonic() + _PATIENCE_S
+    while not answered.wait(_LOOK_S):
+        if time.monotonic() > end or _resident_bytes(process.pid) > MOST_BYTES:
+            process.kill()
+
+
+def _resident_bytes(pid: int) -> int:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0
+
+
 def _ended(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     for stream in (process.stdin, process.stdout):
@@ -245,7 +267,7 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def _key(name: str) -> str:
-    return f"{name} | {_library()} | {kernels_key()} | {host.cpu_name()}"
+    return f"{name} | {_CONTEXTS} | {_library()} | {kernels_key()} | {host.cpu_name()}"
 
 
 @functools.cache

@@ -62,10 +62,19 @@ class Source(NamedTuple):
 
 
 class EnergyMeter:
-    """Joules since it was begun, for as long as it is open (a context manager)."""
+    """Joules since it was begun, for as long as it is open (a context manager).
 
-    def __init__(self, source: Source, clock: Callable[[], float] = perf_counter) -> None:
+    Power is looked at every `every_s`.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        clock: Callable[[], float] = perf_counter,
+        every_s: float = _POWER_EVERY_S,
+    ) -> None:
         self.source = source
+        self._every_s = _COUNTER_EVERY_S if source.limits else every_s
         self.idle_w: float | None = None
         self._clock = clock
         self._lock = Lock()
@@ -107,8 +116,7 @@ class EnergyMeter:
         self._last, self._last_s = now, now_s
 
     def _sample(self) -> None:
-        every_s = _COUNTER_EVERY_S if self.source.limits else _POWER_EVERY_S
-        while not self._closed.wait(every_s):
+        while not self._closed.wait(self._every_s):
             self.joules()
 
 
@@ -155,13 +163,15 @@ def measured_energy(*, idle: bool = True) -> Iterator[Energy]:
 
 
 @contextlib.contextmanager
-def energy_meter(system: Path | None = None) -> Iterator[tuple[EnergyMeter | None, str | None]]:
+def energy_meter(
+    system: Path | None = None, every_s: float = _POWER_EVERY_S
+) -> Iterator[tuple[EnergyMeter | None, str | None]]:
     """Yield a running meter of this machine, or None and a sentence why there is none."""
     found = find_source(system or SYS)
     if isinstance(found, str):
         yield None, found
         return
-    with EnergyMeter(found) as meter:
+    with EnergyMeter(found, every_s=every_s) as meter:
         yield meter, None
 
 

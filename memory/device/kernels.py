@@ -80,6 +80,16 @@ def product_work_bytes(columns: int, tokens: int) -> int:
     return int(function(columns, tokens))
 
 
+@functools.cache
+def expert_work_bytes(
+    columns: int, experts: int, used: int, inputs: int, tokens: int, threads: int
+) -> int:
+    """Bytes of work memory for a product of experts: `inputs` of `columns` values a token."""
+    arguments = (*5 * (ctypes.c_int64,), ctypes.c_int)
+    function = _function("edgespec_kernels_expert_bytes", ctypes.c_size_t, *arguments)
+    return int(function(columns, experts, used, inputs, tokens, threads))
+
+
 def attends(key_length: int, value_length: int) -> bool:
     """Whether attention over f16 keys and values of these lengths is the kernels' own."""
     return not missing_kernels() and _attends(key_length, value_length)

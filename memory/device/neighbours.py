@@ -7,13 +7,19 @@ measurement says whether there was one, and an engine takes fewer threads beside
 from __future__ import annotations
 
 import functools
+import itertools
+import logging
+import threading
 import time
 from collections.abc import Callable
 
 import psutil
 
-from edgespec.memory.device.host import allowed_cpus, cgroup_busy_s
+from edgespec.memory.device.host import allowed_cpus, available_bytes, cgroup_busy_s
 
+_LOGGER = logging.getLogger("edgespec.decode")
+_stalls = itertools.count()  # of this process; the first one is told
+_LOOK_S = 0.5  # at other programs, after a stall
 BUSY = 0.15  # of a core, beyond which speeds are not those of this machine
 
 # Seconds: now, spent by the processors this process may use, and of that by us.
@@ -74,3 +80,41 @@ class Neighbours:
             now - then for now, then in zip(self._seen, before, strict=True)
         )
         return max(0.0, everything_s - ours_s) / max(1e-3, elapsed_s)
+
+
+def note_stall(ms: float, expected_ms: float) -> None:
+    """Log that a step took that much longer, and what else runs; once in a process.
+
+    Another thread looks, as that takes half a second.
+    """
+    if next(_stalls) == 0:
+        threading.Thread(target=_log_stall, args=(ms, expected_ms), daemon=True).start()
+
+
+def _log_stall(ms: float, expected_ms: float) -> None:
+    _LOGGER.info(
+        "a step took %.1f s, %.0f times what it usually takes; %s, and %.0f MiB are free",
+        *(ms / 1e3, ms / expected_ms, _busiest(), available_bytes() / 2**20),
+        extra={"fields": {"step_ms": ms, "expected_ms": expected_ms}},
+    )
+
+
+def _busiest() -> str:
+    """The program that computes most beside this one: its name, without arguments."""
+    before = _spent_s()
+    time.sleep(_LOOK_S)
+    spent = {one: s - before[one] for one, s in _spent_s().items() if one in before}
+    (_, name), most_s = max(spent.items(), key=lambda one: one[1], default=((0, ""), 0.0))
+    if most_s < BUSY * _LOOK_S:
+        return "no other program computes now"
+    return f"{name} computes beside it, on {most_s / _LOOK_S:.1f} cores"
+
+
+def _spent_s() -> dict[tuple[int, str], float]:
+    """Processor seconds of other processes, by id and name."""
+    found = {}
+    for one in psutil.process_iter(["name", "cpu_times"]):
+        times = one.info["cpu_times"]
+        if times is not None and one.pid != psutil.Process().pid:
+            found[one.pid, one.info["name"] or "?"] = times.user + times.system
+    return found

@@ -17,6 +17,7 @@ from typing import Any
 from edgespec.errors import BackendError, EdgespecError, UnsupportedError
 from edgespec.memory.device import rpc
 from edgespec.memory.device.accelerators import Accelerator
+from edgespec.memory.device.llama_binary import PACKAGE
 
 _PATIENCE_S = 5.0  # until a worker that does not answer is given up
 _ADDRESS = re.compile(r"(\[[^\[\]]+\]|[^\[\]:]+):(\d{1,5})")
@@ -66,7 +67,9 @@ def status(worker: str, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
         document = json.loads(rpc.ask(connection, rpc.STATUS))
         if not isinstance(document, dict):
             raise ConnectionError("no status")
-        return {**document, "latency_s": time.perf_counter() - start}
+        trip_s = time.perf_counter() - start
+        thinking_s = float(document.get("took_s", 0.0))
+        return {**document, "latency_s": min(trip_s, max(0.0, trip_s - thinking_s))}
 
 
 def _devices(worker: str) -> tuple[Accelerator, ...]:
@@ -130,7 +133,7 @@ def require_protocol(worker: str, version: tuple[int, ...]) -> None:
         raise UnsupportedError(
             f"worker {worker} speaks version {major}.{minor} of llama.cpp's protocol, and this "
             f"llama.cpp {ours}",
-            hint="use the same llama.cpp on both: that of llama-cpp-python 0.3.36",
+            hint=f"use the same llama.cpp on both: that of {PACKAGE}",
         )
 
 

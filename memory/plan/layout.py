@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 from edgespec.errors import UnsupportedError
@@ -27,6 +28,7 @@ from edgespec.memory.bytes.head_footprint import (
     wanted_head,
 )
 from edgespec.memory.bytes.onnx_footprint import onnx_footprint
+from edgespec.memory.bytes.projector import projector_parts
 from edgespec.memory.bytes.shape import GPU, HOST, WORKER, RunShape, padded
 from edgespec.memory.bytes.simulation import Answer, Wanted
 from edgespec.memory.device.kernels import attends
@@ -42,6 +44,7 @@ from edgespec.memory.plan.plan import (
     most_leaves,
 )
 from edgespec.memory.plan.request import ContextRange, Request, contexts_of
+from edgespec.models.projector import Projector, read_projector
 from edgespec.models.spec import ModelSpec
 
 BATCH_SIZES = (512, 256, 128, 64, 32)
@@ -158,10 +161,27 @@ class Layout:
         """Which contexts there may be. Raises UnsupportedError where too much is asked for."""
         return contexts_of(self.specs, self.request)
 
+    @cached_property
+    def projector(self) -> Projector | None:
+        """What sees images, if anything. Raises as `read_projector`."""
+        path = self.request.mmproj
+        return None if path is None else read_projector(Path(path))
+
+    @property
+    def image_tokens(self) -> int | None:
+        """Most tokens of an image; None leaves it to the projector."""
+        asked, projector = self.request.image_max_tokens, self.projector
+        if projector is None or projector.is_causal:
+            return asked
+        return min(asked or BATCH_SIZES[0], BATCH_SIZES[0])
+
     @property
     def least_batch(self) -> int:
-        """Prompt tokens evaluated at once when memory is tight."""
-        return smallest_batch(self.request.draft_max or 0)
+        """Prompt tokens evaluated at once when memory is tight: an image, if it sees itself."""
+        least, projector = self.request.draft_max or 0, self.projector
+        if projector is not None and not projector.is_causal:
+            least = max(least, projector.tokens(self.image_tokens) - 1)
+        return smallest_batch(least)
 
     @property
     def limit_bytes(self) -> int:
@@ -308,6 +328,9 @@ class Layout:
             size = GRAMMAR_TOKEN_BYTES * max(spec.vocab_size for spec in self.specs)
             size += GRAMMAR_STATE_BYTES * self.users
             yield Component("schemas", size, is_ceiling=True)
+        if self.projector is not None:
+            on_gpu = bool(self.gpu_layers and self.machine.accelerators and self._uses_gpu)
+            yield from projector_parts(self.projector, self.image_tokens, on_gpu=on_gpu)
         if held := self._held_bytes():
             yield Component("process", held)
 
@@ -439,7 +462,7 @@ class Layout:
         has_head = self.has_head or (
             self.draft_spec is not None and self.draft_spec.reads is not None
         )
-        is_chained = spec.keeps_state or any(spec.is_sliding) or has_head
+        is_chained = spec.keeps_state or spec.sliding_window > 0 or has_head
         return not is_chained and not (self.exact and self.users > 1)
 
     def _draft_shape(self, spec: ModelSpec, context: int) -> RunShape:

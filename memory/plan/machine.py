@@ -6,23 +6,33 @@ import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from edgespec.memory.bytes.footprint import LIBRARY_BYTES
+from edgespec.memory.bytes.footprint import GROWTH_BYTES, LIBRARY_BYTES, Component
 from edgespec.memory.bytes.shape import GPU, HOST, WORKER
 from edgespec.memory.bytes.simulation import Sizes, simulated
 from edgespec.memory.device import host, reservations
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.device.kernels import missing_kernels
-from edgespec.memory.device.track import private_bytes, resident_bytes
+from edgespec.memory.device.track import give_back_memory, private_bytes, resident_bytes
 from edgespec.memory.plan.options import LLAMACPP
-
-if TYPE_CHECKING:
-    from edgespec.memory.plan.plan import Plan
 
 # Never planned with: what is free changes by the time a plan is loaded, and the kernel's own tables
 # grow with a process.
 _SLACK_BYTES = 4 << 20
+
+
+class Planned(Protocol):
+    """What takes memory: a plan of a model that writes text, or of one that makes embeddings."""
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def components(self) -> Sequence[Component]: ...
+
+    @property
+    def predicted_peak_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,9 @@ def this_machine(workers: Sequence[str] = ()) -> Machine:
 
         require_rpc()
         found, bytes_per_s = (*worker_devices(workers), *found), memory_bandwidth()
-    held = resident_bytes() + (0 if "llama_cpp" in sys.modules else LIBRARY_BYTES)
+    give_back_memory()  # what reading headers took
+    held = resident_bytes()
+    held += GROWTH_BYTES if "llama_cpp" in sys.modules else LIBRARY_BYTES
     return Machine(
         max(0, reachable_bytes() - _SLACK_BYTES),
         found,
@@ -108,7 +120,7 @@ def reachable_bytes() -> int:
     return reservations.unreserved_bytes() + private_bytes()
 
 
-def reserve(plan: Plan) -> bool:
+def reserve(plan: Planned) -> bool:
     """Keep other programs from planning with a plan's memory; False if it is not free any more."""
     kept = sum(
         part.nbytes

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
         kernels: str
         users: int | None
         latency: float
+        mmproj: str | os.PathLike[str] | None
+        image_max_tokens: int | None
 
 
 LLAMACPP, ONNX = "llamacpp", "onnx"
@@ -88,6 +90,9 @@ class LoadOptions:
         latency: most that reading one prompt may add to a step of other answers, in steps: with 1.0
             these keep half of their speed meanwhile. Each further prompt that waits adds half as
             much.
+        mmproj: the projector of a model that sees images, a GGUF file; None takes the one file
+            `mmproj*.gguf` beside the model if it fits, and "none" takes none.
+        image_max_tokens: most tokens of an image, where the projector leaves it open.
     """
 
     budget_bytes: int | None = None
@@ -109,6 +114,8 @@ class LoadOptions:
     kernels: str = "auto"
     users: int | None = 1
     latency: float = 1.0
+    mmproj: str | os.PathLike[str] | None = None
+    image_max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that no model could honour."""
@@ -142,6 +149,7 @@ class LoadOptions:
             ("--budget", self.budget_bytes, 1, 1 << 62),
             ("--users", self.users, 1, 64),
             ("--latency", self.latency, 0.0, 1e6),
+            ("--image-max-tokens", self.image_max_tokens, 1, 1 << 16),
         ):
             if number is not None and not low <= number <= high:
                 raise UnsupportedError(

@@ -105,6 +105,8 @@ class Plan:
     overrides: tuple[tuple[str, str], ...] = ()  # as of `RunShape`
     snapshots: int = 0  # of a recurrent state, besides the one behind the last token
     switch_snapshots: int = 0
+    projector: Path | None = None  # with which it sees images
+    image_tokens: int | None = None  # most of one, where the projector leaves it open
     drafter_is_asked: bool = True  # for by name, and not one that was chosen
 
     @property
@@ -124,6 +126,7 @@ class Plan:
             self,
             switch=None,
             draft_model=None,
+            projector=None,
             drafter=",".join(names) or "suffix",
             mapped=self.switch_mapped,
             snapshots=self.switch_snapshots,

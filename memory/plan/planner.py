@@ -1,26 +1,38 @@
 """The planner: one budget in, one joint plan out.
 
-Made from the file's metadata, the device and what was measured
-earlier, so it costs milliseconds and loads nothing. The search is small on purpose:
+Made from the file's metadata, the device and what was measured earlier, so it costs milliseconds
+and loads nothing. The search is small on purpose:
 
 1. settings that change what is computed (KV type, drafter) come from the request; as many layers as
    fit go to a GPU (`placing`)
-2. context and drafts climb one ladder, as far as memory allows (`ladder`, `drafts`)
-3. what is left goes to the prompt's batch (`batch`)
+2. context and drafts climb one ladder, as far as memory allows (`Ladder`, `drafts`). A ladder and
+   not an optimum for each budget, because more memory must never buy less context, a smaller draft
+   or less speed
+3. what is left goes to the prompt's batch, and where there are several users to the cells of all
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 
-from edgespec.memory.bytes.footprint import Component
-from edgespec.memory.plan.batch import batch_of
-from edgespec.memory.plan.drafts import Drafts
-from edgespec.memory.plan.ladder import Ladder
-from edgespec.memory.plan.layout import Layout, Sharing, snapshots_of
+from edgespec.errors import DoesNotFitError
+from edgespec.memory.bytes.footprint import Component, kv_type_fits
+from edgespec.memory.bytes.shape import WORKER
+from edgespec.memory.plan.drafts import Drafts, largest_cheap
+from edgespec.memory.plan.layout import (
+    BATCH_SIZES,
+    Layout,
+    Sharing,
+    largest_fitting,
+    parts_on,
+    smallest_batch,
+    snapshots_of,
+)
 from edgespec.memory.plan.machine import Machine
+from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.placing import (
     device_of,
     kernels_of,
@@ -30,10 +42,16 @@ from edgespec.memory.plan.placing import (
     with_layers_placed,
     with_smaller_cache,
 )
-from edgespec.memory.plan.plan import Alternative, Goal, Part, Plan
-from edgespec.memory.plan.request import Choice, Request, drafter_of, threads_of, users_of
+from edgespec.memory.plan.plan import Alternative, Goal, Part, Plan, component_bytes
+from edgespec.memory.plan.request import (
+    CONTEXT_STEP,
+    Choice,
+    Request,
+    drafter_of,
+    threads_of,
+    users_of,
+)
 from edgespec.memory.plan.settings import Settings, settings_of
-from edgespec.memory.plan.sharing import parts_of, with_cells_for_all
 from edgespec.memory.times.speed import SpeedModel
 from edgespec.models.spec import ModelSpec
 
@@ -153,6 +171,8 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
         overrides=layout.overrides,
         snapshots=snapshots_of(layout.spec, draft_max),
         switch_snapshots=snapshots_of(layout.switch_spec, draft_max),
+        projector=layout.projector.path if layout.projector else None,
+        image_tokens=layout.image_tokens,
     )
 
 
@@ -195,3 +215,206 @@ def _alternatives(
         if gain > _WORTH_TELLING and faster.peak_bytes <= layout.machine.free_bytes:
             needed = -(-faster.peak_bytes // _MEBIBYTE)
             yield replace(faster, options=f"--budget {needed}MiB")
+
+
+# -- context and drafts ----------------------------------------------------------------
+
+_DRAFT_FIRST = "what is needed; a draft comes before more, and memory does not reach for it"
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Contexts and drafts of a layout; `drafts` are ascending, and it has the first in any case.
+
+    Its steps: the least context; the smallest draft, and larger ones that take hardly more; the
+    context that is wanted; the other drafts.
+    """
+
+    layout: Layout
+    drafts: Sequence[int]
+
+    def climb(self) -> tuple[int, int]:
+        """Context and draft: as far up as memory allows.
+
+        Raises DoesNotFitError where the first step does not fit.
+        """
+        least, early = self.layout.contexts.least, self._early_drafts
+        if not self._fits(least, early[0]):
+            raise refusal(self.layout, least, self.layout.least_batch, early[0])
+        draft = self._largest_draft(early, least)
+        if draft < early[-1]:
+            return least, draft
+        context = self.longest_context(draft, self.layout.contexts.longest)
+        if context == self.layout.contexts.longest:
+            draft = self._largest_draft(self.drafts, context)
+        return context, min(draft, context - 1)  # a step has to fit into the context
+
+    def longest_context(self, draft_max: int, most: int) -> int:
+        """The largest context up to `most` that fits, in steps of 256; the least one does."""
+        least = self.layout.contexts.least
+        sizes = [*range(least, most, CONTEXT_STEP), most]
+        batch = self.layout.least_batch
+        fitting = largest_fitting(
+            sizes, lambda size: self.layout.excess_bytes(size, batch, draft_max)
+        )
+        return fitting or least
+
+    def choice(self, context: int, draft_max: int) -> Choice:
+        """The context of a plan, with the reason."""
+        reason = self.layout.contexts.reason
+        if context < self.layout.contexts.longest:
+            reason = "the largest that fits"
+            if draft_max < self._early_drafts[-1]:
+                reason = _DRAFT_FIRST
+        return Choice("context_size", context, reason)
+
+    @cached_property
+    def _early_drafts(self) -> Sequence[int]:
+        """Those that come before more context: the first, and what takes hardly more than it."""
+        if self.layout.request.prefer == "context":
+            return self.drafts[:1]
+        last = largest_cheap(self.layout, self.drafts, self.drafts[:2][-1])
+        return [draft for draft in self.drafts if draft <= last]
+
+    def _largest_draft(self, drafts: Sequence[int], context: int) -> int:
+        """The last of ascending drafts that fits; the first one does."""
+        fitting = (draft for draft in reversed(drafts) if self._fits(context, draft))
+        return next(fitting, drafts[0])
+
+    def _fits(self, context: int, draft_max: int) -> bool:
+        return self.layout.fits(context, self.layout.least_batch, draft_max)
+
+
+# -- the batch: larger ones read prompts faster and take more memory -------------------
+
+_GPU_SIZE = 512  # a GPU is idle on smaller ones
+# Prompt tokens a second with batches of 64, 128 and 512 on two cores: 0.80, 0.93 and 1 of the best
+# on a model 576 wide, 0.96, 1 and 0.94 on one 1536 wide.
+_CPU_SIZES = ((1024, 64), (0, 128))  # from this width on
+
+
+def batch_of(layout: Layout, context: int, draft_max: int) -> Choice:
+    """The largest batch that is of use and fits, with what the other sizes leave."""
+    wanted = _wanted(layout)
+    for size in BATCH_SIZES:
+        if draft_max < size <= wanted and layout.fits(context, size, draft_max):
+            break
+    else:
+        size = layout.least_batch
+    reason = "reads prompts at nearly full speed in little memory"
+    if size < wanted:
+        reason = "what the budget leaves; prompts are read more slowly"
+    return Choice("batch_size", size, reason)
+
+
+def _wanted(layout: Layout) -> int:
+    if layout.gpu_layers:
+        return _GPU_SIZE
+    width = layout.spec.embedding_size
+    return next(size for from_width, size in _CPU_SIZES if width >= from_width)
+
+
+# -- cells of several users ------------------------------------------------------------
+
+
+def with_cells_for_all(
+    layout: Layout, context: int, batch: int, draft_max: int
+) -> tuple[Layout, Choice]:
+    """As many cells as memory leaves, and what each user would get of them.
+
+    Sizes are in tokens. Each answer is promised its cells before it begins, so with fewer of them
+    fewer run at once, and none of them ends early.
+    """
+    if not layout.exact:
+        most = (layout.users - 1) * context
+        more = [*range(0, most, CONTEXT_STEP), most]
+
+        def shared(size: int) -> Layout:
+            return replace(layout, sharing=Sharing(layout.users, size))
+
+        fitting = bisect_left(
+            more, True, 1, key=lambda size: not shared(size).fits(context, batch, draft_max)
+        )
+        layout = shared(more[fitting - 1])
+    cells = layout.cells(context)
+    each = min(context, cells // layout.users)
+    reason = f"{each} for each of {layout.users} users"
+    if each < context:
+        reason = (
+            f"what memory leaves: {each} for each of {layout.users} users; who needs more waits"
+        )
+    return layout, Choice("cells", cells, reason)
+
+
+def parts_of(layout: Layout, context: int, cache_bytes: int, speed: SpeedModel) -> Iterator[Part]:
+    """What each user gets of a cache and of the steps, where one is answered, two, and so on."""
+    cells = layout.cells(context)
+    for users in range(1, layout.users + 1):
+        each = min(context, cells // users)
+        total = speed.plain_tokens_per_s(users, layout.request.depth)
+        yield Part(users, each, cache_bytes * each // cells, total / users, total)
+
+
+# -- why a request does not fit, and what would: every way out is tried before it is named
+
+_NAMED = 4  # components, the largest ones
+
+
+def refusal(layout: Layout, context: int, batch: int, draft_max: int) -> DoesNotFitError:
+    """The error for a request that does not fit with these sizes (tokens)."""
+    parts = layout.footprint(context, batch, draft_max)
+    shortage = next(layout.shortages(parts))
+    if shortage.device:  # each memory stands for itself
+        parts = tuple(parts_on(shortage.device, parts))
+    else:
+        parts = tuple(part for part in parts if not part.device.startswith(WORKER))
+    largest = sorted(component_bytes(parts).items(), key=lambda item: -item[1])[:_NAMED]
+    named = ", ".join(f"{name.replace('_', ' ')} {-(-size // _MEBIBYTE)}" for name, size in largest)
+    total = -(-sum(part.nbytes for part in parts) // _MEBIBYTE)
+    both = "" if layout.switch_spec is None else "two models and "
+    return DoesNotFitError(
+        f"needs {total} MiB for {both}{context} tokens of context ({named} MiB); "
+        f"{shortage.where}: {shortage.there_bytes // _MEBIBYTE} MiB",
+        hint="; ".join(_ways_out(layout, context, draft_max)) or "use a smaller model file",
+    )
+
+
+def _ways_out(layout: Layout, context: int, draft_max: int) -> Iterator[str]:
+    """Options that help; a larger budget only where nothing else does."""
+    others = list(_other_options(layout, context, draft_max))
+    yield from others
+    if reserved := layout.machine.reserved_bytes // _MEBIBYTE:
+        yield f"other programs of edgespec have reserved {reserved} MiB: stop one"
+    if not others and layout.request.budget_bytes:
+        needed = layout.nbytes(context, smallest_batch(draft_max), draft_max)
+        if needed <= layout.machine.free_bytes:
+            yield f"`--budget {-(-needed // _MEBIBYTE)}MiB` is enough"
+
+
+def _other_options(layout: Layout, context: int, draft_max: int) -> Iterator[str]:
+    request, least = layout.request, smallest_batch(draft_max)
+    alone = replace(layout, switch_spec=None)
+    if layout.switch_spec is not None and alone.fits(context, least, draft_max):
+        yield f"leaving out --switch: {layout.spec.path.name} alone fits"
+    if draft_max and layout.fits(context, smallest_batch(0), 0):
+        is_drafted = layout.draft_spec is not None
+        yield "leaving out --draft-model" if is_drafted else "a smaller --draft-max"
+    if fitting := _largest_fitting_context(layout, context, draft_max):
+        yield f"`--ctx {fitting}` fits"
+    may_change = request.kv_type in (None, "f16") and not request.exact
+    if not may_change or layout.backend != LLAMACPP:
+        return
+    if all(kv_type_fits(spec, "q8_0") for spec in layout.specs):
+        smaller = replace(layout, kv_type_k="q8_0", kv_type_v="q8_0")
+        if fitting := _largest_fitting_context(smaller, context + 1, draft_max):
+            yield f"`--kv-type q8_0 --ctx {fitting}` fits, at a small cost in quality"
+
+
+def _largest_fitting_context(layout: Layout, below: int, draft_max: int) -> int:
+    """Largest context under `below` that fits, in steps of 256; 0 if none.
+
+    None that is too small for the prompt that was asked for.
+    """
+    batch, sizes = smallest_batch(draft_max), range(CONTEXT_STEP, below, CONTEXT_STEP)
+    largest = largest_fitting(sizes, lambda size: layout.excess_bytes(size, batch, draft_max)) or 0
+    return largest if largest >= layout.request.prompt_tokens else 0

@@ -47,6 +47,15 @@ def load(kind: str, key: str) -> dict[str, Any] | None:
     return document if is_ours else None
 
 
+def documents(kind: str) -> Iterator[dict[str, Any]]:
+    """All that are stored of a kind, each with its `key`; what is damaged is left out."""
+    for path in sorted((cache_directory() / kind).glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            document = json.loads(path.read_text())
+            if isinstance(document, dict):
+                yield document
+
+
 def store(kind: str, key: str, document: dict[str, Any]) -> OSError | None:
     """Keep `document` for the next run; see `update`. Returns why it could not be kept."""
     path = _path(kind, key)

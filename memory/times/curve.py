@@ -28,6 +28,8 @@ from math import copysign, exp, hypot, log, sqrt
 from statistics import median
 from typing import Any, NamedTuple
 
+from edgespec.memory.device.neighbours import note_stall
+
 _NEVER = float("inf")
 
 # Relative standard errors. With those of noise and drift 4,000 recorded steps are predicted within
@@ -51,6 +53,7 @@ _UNKNOWN = (1 / 2000, 1 / 8000, 0.15)  # per token of depth, per token and node,
 
 _LIMIT = 3.0  # standard errors, beyond which one normal value in four hundred lies
 _HICCUP = 3.0  # times as long as expected: other programs' doing
+_STALL, _STALL_MS = 20.0, 500.0  # times as long, and long enough for a person to notice: logged
 _TOGETHER = 8  # plain steps that are one observation, so that most cost nothing; or another speed
 _MEDIAN = 0.64  # of the information of a mean of as many has their median
 
@@ -293,6 +296,8 @@ class CostCurve:
         ms = max(ms, _SHORTEST_MS)
         expected_ms = self.estimated_ms(num_nodes, depth, previous)
         ratio = ms / (self.scale * expected_ms)
+        if ratio > _STALL and ms > _STALL_MS:
+            note_stall(ms, self.scale * expected_ms)
         self.misfit += _MISFIT_RATE * (min(1.0, abs(ratio - 1.0)) - self.misfit)
         if 1.0 / _HICCUP < ratio < _HICCUP:
             self._count(expected_ms, ms if round_ms is None else round_ms)

@@ -8,28 +8,289 @@ not been yet.
 
 Only attention's values bring the token to the rest of the block, so there are as many heads of keys
 and values as of queries: a third of that many hold too little of it.
+
+What it begins as is not learnt by gradients. With some texts, ridge regression forecasts the
+target's last state behind the next token from its rows and that token's embedding. `fc` has the
+rows' part of it. The token's part goes through heads of attention that look at their own place
+alone, sharply, by the fastest rotary angles. Other heads copy (induction, arXiv 2209.11895): the
+token behind a place is looked for among earlier ones by codes, which `fc` reads from the rows of
+their places; what stood behind is handed on as the target's state would show it. Codes lie where
+forecasts vary least, and are compared by the slowest rotary angles. Some heads look for two tokens
+in a row.
+
+Its file is an ordinary GGUF file of llama.cpp's architecture `eagle3`: a norm and `fc`, one block,
+a final norm, rows of a head for V' tokens, and `d2t`, which says which tokens these are. Embeddings
+are the target's. Such a file drafts for the one model it was made for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import json
+import os
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.errors import UnsupportedError
-from edgespec.models.exits.eagle_start import ROWS_NORM, heads_of
+from edgespec.models.exits.early_exit import HEAD_PREFIX, MadeFor, read_made_for, target_hash
 from edgespec.models.exits.network import (
     Hyperparameters,
     Tensor,
+    Weights,
     attend,
     causal_attention,
     check_architecture,
     feed_forward,
     import_torch,
+    read_tensor,
     rms_norm,
     rotations,
 )
-from edgespec.models.heads import HANDS_OUT
+from edgespec.models.exits.target_states import target_states
+from edgespec.models.exits.training_texts import TrainingText
+from edgespec.models.exits.writer import add_tokenizer, add_trained, import_gguf, save_gguf
+from edgespec.models.gguf.reader import Gguf, GgufTensor
+from edgespec.models.gguf.shards import read_gguf_shards
+from edgespec.models.gguf.values import read_ids, read_numbers
+from edgespec.models.heads import DRAFTED, HANDS_OUT
 from edgespec.models.spec import ModelSpec
+
+ROWS_NORM = "enc.output_norm.weight"  # in front of `fc`
+# -- what it begins as -----------------------------------------------------------------
+
+_LEAST_SIZE = 1e-3  # of a value, in parts of its row's
+_RIDGE, _RIDGE_OF_ONE = 3e-3, 1e-4
+_TOKEN_PART = 2 / 3  # of the width, that a token is handed on with
+_CODED_PART = 1 / 3  # of the width, that codes are made of
+_ONE, _TWO = 192, 288  # of the width for each head that copies by one token, and by two
+_FREE = 1  # heads that begin as nothing
+_FAST = 6  # rotary pairs that look at their own place
+_SHARP, _ALIKE = 24.0, 14.0  # scores of the own place, and of the same token
+_CODE_SIZE = 1.5  # of a code in a row, beside a forecast
+_COPIED = 0.5  # of what the target's state would show
+_NOISE = 0.01
+
+
+class Places(NamedTuple):
+    """n places of texts, each between the token that stands there and the one behind it."""
+
+    rows: Tensor  # [n, layers x width] of the target, of one size each
+    sizes: Tensor  # [layers x width] of their values before
+    token: Tensor  # [n, width]: the embedding behind the place, normalized as all of them
+    own: Tensor  # [n, width]: that of the place,
+    before: Tensor  # [n, width]: and that before it
+    best: Tensor  # [n, width]: that which the target likes best behind `token`
+    after: Tensor  # [n, width]: the target's last state behind `token`, normalized
+    after_size: float  # of such a state before
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How many heads of attention do what, for a width and a length of heads."""
+
+    token: int  # hand on the token behind the place,
+    one: int  # copy by one token,
+    two: int  # copy by two
+
+    @property
+    def total(self) -> int:
+        """All of them, with those that begin as nothing."""
+        return self.token + self.one + self.two + _FREE
+
+
+def heads_of(shape: Hyperparameters) -> Heads:
+    """Those of a head for a target of this shape."""
+    width, length = shape.width, shape.head_length
+    token = -int(-_TOKEN_PART * width // length)
+    return Heads(token, max(1, width // _ONE), max(1, width // _TWO))
+
+
+def places_of(
+    spec: ModelSpec,
+    shape: Hyperparameters,
+    texts: Sequence[TrainingText],
+    states: Sequence[Tensor],
+) -> Places:
+    """Those of some texts, of which `states` are the target's rows, [T, layers x width]."""
+    torch = import_torch()
+    table = Weights(spec, torch.float32).embedding()
+    last = target_states(spec, [text.tokens for text in texts], [spec.num_layers])[spec.num_layers]
+
+    def embedded(ids: Sequence[Tensor]) -> Tensor:
+        return _unit(table[torch.cat(list(ids))], shape)
+
+    tokens = [torch.from_numpy(text.tokens.astype(int)) for text in texts]
+    best = [torch.from_numpy(text.teacher_ids[2:, 0].astype(int)) for text in texts]
+    rows = _unit(torch.cat([one[1:-1] for one in states]).float(), shape)
+    sizes = rows.square().mean(0).sqrt().clamp(min=_LEAST_SIZE)
+    after = torch.cat([one[2:] for one in last]).float()
+    return Places(
+        rows / sizes,
+        sizes,
+        embedded([one[2:] for one in tokens]),
+        embedded([one[1:-1] for one in tokens]),
+        embedded([one[:-2] for one in tokens]),
+        embedded(best),
+        _unit(after, shape),
+        float(after.square().mean().sqrt()),
+    )
+
+
+def first_parameters(
+    spec: ModelSpec, shape: Hyperparameters, places: Places, seed: int = 0
+) -> dict[str, Tensor]:
+    """A head's tensors by name, but for its final norm and its rows."""
+    torch = import_torch()
+    width, last = shape.width, Weights(spec, torch.float32).block(spec.num_layers - 1)
+    start = _Start(shape, places, seed)
+    return {
+        ROWS_NORM: 1.0 / places.sizes,
+        "fc.weight": start.fc.T.contiguous(),
+        "attn_norm.weight": torch.ones(width),
+        "attn_norm_2.weight": torch.ones(width),
+        **start.attention(),
+        **{name: last[name] for name in ("ffn_norm.weight", "ffn_gate.weight", "ffn_up.weight")},
+        "ffn_down.weight": last["ffn_down.weight"] / places.after_size,
+    }
+
+
+class _Codes:
+    """Codes of tokens, made from embeddings, and how rows show them."""
+
+    def __init__(self, heads: Heads, length: int, places: Places, seed: int) -> None:
+        torch = import_torch()
+        width, half = places.token.shape[1], length // 2
+        mean = places.token.mean(0)
+        spread = (places.token - mean).T @ (places.token - mean) / len(places.token)
+        values, vectors = torch.linalg.eigh(spread)
+        count = max(half * heads.one, half // 2 * heads.two, int(_CODED_PART * width))
+        white = vectors[:, -count:] / values[-count:].clamp(min=_LEAST_SIZE).sqrt()
+        towards = mean / mean.norm()
+        white = white - towards[:, None] * (towards @ white)[None]
+        source = torch.Generator().manual_seed(seed)
+
+        def code(size: int, number: int) -> Tensor:  # of length 1, in each of so many heads
+            mixed = torch.linalg.qr(torch.randn(count, size * number, generator=source))[0]
+            return white @ mixed / size**0.5
+
+        self.one = code(half, heads.one)  # [width, values]
+        self.own, self.before = (code(half // 2, heads.two) for _ in range(2))
+        wanted = torch.cat(
+            [places.own @ self.one, places.own @ self.own, places.before @ self.before], 1
+        )
+        self.shown = _ridge(places.rows, wanted)  # [layers x width, values]
+
+
+class _Start:
+    """The parts of a head that are computed from places."""
+
+    def __init__(self, shape: Hyperparameters, places: Places, seed: int) -> None:
+        torch = import_torch()
+        self._shape, self._places, self._heads = shape, places, heads_of(shape)
+        length = shape.head_length
+        forecast = _ridge(torch.cat([places.rows, places.token], 1), places.after)
+        of_rows, self._of_token = forecast.split([places.rows.shape[1], shape.width])
+        self._codes = _Codes(self._heads, length, places, seed)
+        seen = places.rows @ of_rows
+        directions = torch.linalg.eigh(seen.T @ seen)[1]
+        self._axes = directions[:, : self._codes.shown.shape[1]]  # [width, values]
+        rest = directions[:, self._axes.shape[1] :]
+        self.fc = of_rows @ rest @ rest.T + _CODE_SIZE * self._codes.shown @ self._axes.T
+        rows = places.rows @ self.fc
+        self._row_size = float(rows.square().mean(1).sqrt().mean())
+        self._rows = _unit(rows, shape)
+        sizes = (3, self._heads.total, length, 2 * shape.width)
+        noise = torch.Generator().manual_seed(seed + 1)
+        self._qkv = _NOISE * torch.randn(sizes, generator=noise)
+        self._o = torch.zeros(self._heads.total, length, shape.width)
+
+    def attention(self) -> dict[str, Tensor]:
+        """Queries, keys, values and the output."""
+        self._hand_on_tokens()
+        self._copy()
+        return {
+            **{
+                f"attn_{name}.weight": x.flatten(0, 1)
+                for name, x in zip("qkv", self._qkv, strict=True)
+            },
+            "attn_output.weight": self._o.flatten(0, 1).T.contiguous(),
+        }
+
+    def _hand_on_tokens(self) -> None:
+        torch, count = import_torch(), self._heads.token
+        both = torch.cat([self._places.token, self._rows], 1)
+        one = _ridge(both, torch.ones(len(both), 1), _RIDGE_OF_ONE)[:, 0]  # read as 1 anywhere
+        size = (_SHARP * self._shape.head_length**0.5 / _FAST) ** 0.5
+        for part in self._qkv[:2]:
+            part[:count, 0 : 2 * _FAST : 2] += size * one
+        self._move(self._of_token, range(count))
+
+    def _copy(self) -> None:
+        torch, heads, width = import_torch(), self._heads, self._shape.width
+        q, k, _ = self._qkv
+        half = self._shape.head_length // 2
+        size = (_ALIKE * self._shape.head_length**0.5) ** 0.5
+        keys = size * self._row_size / _CODE_SIZE * self._axes.T  # [values, width]
+        of_one, of_own, of_before = keys.split([c.shape[1] for c in self._every_code()])
+        for head in range(heads.one):
+            part, at = slice(head * half, (head + 1) * half), heads.token + head
+            q[at, half:, :width] += size * self._codes.one[:, part].T
+            k[at, half:, width:] += of_one[part]
+        # The place's own token is before the one that is behind it.
+        before = _ridge(self._rows, self._places.own @ self._codes.before)
+        quarter = half // 2
+        for head in range(heads.two):
+            part = slice(head * quarter, (head + 1) * quarter)
+            at = heads.token + heads.one + head
+            last = half + quarter
+            q[at, half:last, :width] += size * self._codes.own[:, part].T
+            q[at, last : last + quarter, width:] += size * before[:, part].T
+            k[at, half:last, width:] += of_own[part]
+            k[at, last : last + quarter, width:] += of_before[part]
+        places = self._places
+        shown = _ridge(torch.cat([places.rows, places.token, places.best], 1), places.after)
+        copying = range(heads.token, heads.token + heads.one + heads.two)
+        self._move(_COPIED * shown[-width:], copying)
+
+    def _every_code(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._codes.one, self._codes.own, self._codes.before
+
+    def _move(self, matrix: Tensor, heads: range) -> None:
+        """Let heads add a token's embedding times `matrix` [width, width], as nearly as they can.
+
+        Singular values are dealt out in turns, so that each head has some of the largest.
+        """
+        torch, token, values = import_torch(), self._places.token, self._qkv[2]
+        spread = token.T @ token / len(token) + 1e-5 * torch.eye(len(matrix))
+        root = torch.linalg.cholesky(spread)
+        left, singular, right = torch.linalg.svd(root.T @ matrix)
+        left = torch.linalg.solve(root.T, left) * singular.sqrt()
+        right = right * singular.sqrt()[:, None]
+        rank = min(len(singular), len(heads) * self._shape.head_length)
+        for number, head in enumerate(heads):
+            mine = range(number, rank, len(heads))
+            values[head] = 0.0
+            values[head, : len(mine), : len(matrix)] = left[:, mine].T
+            self._o[head, : len(mine)] = right[mine]
+
+
+def _unit(x: Tensor, shape: Hyperparameters) -> Tensor:
+    return rms_norm(x, import_torch().ones(x.shape[-1]), shape.epsilon)
+
+
+def _ridge(x: Tensor, y: Tensor, strength: float = _RIDGE) -> Tensor:
+    """The matrix that makes y [n, ...] of x [n, ...]."""
+    torch = import_torch()
+    held = strength * len(x) * torch.eye(x.shape[1])
+    return torch.linalg.solve(x.T @ x + held, x.T @ y)
+
+
+# -- what it computes ------------------------------------------------------------------
 
 
 def check_target(spec: ModelSpec) -> None:
@@ -118,3 +379,131 @@ def _later(rows: Tensor, places: int) -> Tensor:
         return rows
     torch = import_torch()
     return torch.cat([torch.zeros_like(rows[:, :places]), rows[:, :-places]], 1)
+
+
+ARCHITECTURE, VERSION = "eagle3", 1
+# -- its file --------------------------------------------------------------------------
+
+_OUTSIDE = ("fc.weight", ROWS_NORM)  # tensors that are not the block's
+
+
+@dataclass(frozen=True, slots=True)
+class HeadInfo(MadeFor):
+    """All that a head's file says of itself."""
+
+    file: Gguf
+    layers: tuple[int, ...]  # of the target, whose inputs it reads
+    token_ids: NDArray[np.int32]  # [V'], ascending
+
+    @property
+    def tensors(self) -> Mapping[str, GgufTensor]:
+        """By name."""
+        return {tensor.name: tensor for tensor in self.file.tensors}
+
+
+def read_head(path: str | os.PathLike[str]) -> HeadInfo | None:
+    """What a head's file says of itself; None for other files and other people's heads.
+
+    Raises ModelNotFoundError and ModelFileError.
+    """
+    file, made = read_gguf_shards(path)[0], read_made_for(path)
+    if made is None or file.text("general.architecture") != ARCHITECTURE:
+        return None
+    layers: array[int] = read_numbers(file.path, file.metadata.get(f"{ARCHITECTURE}.target_layers"))
+    ids = read_ids(file, DRAFTED)
+    assert ids is not None, "written with one"
+    return HeadInfo(
+        made.target_hash,
+        made.target_name,
+        made.report,
+        file,
+        tuple(layers),
+        np.array(ids, np.int32),
+    )
+
+
+def values_of(info: HeadInfo) -> dict[str, Tensor]:
+    """A head's tensors in float32, those of its block by their names within it."""
+    return {
+        name.removeprefix("blk.0."): read_tensor(info.file.path, tensor)
+        for name, tensor in info.tensors.items()
+        if name != DRAFTED
+    }
+
+
+def check_made_for(target: ModelSpec, info: HeadInfo) -> None:
+    """Raise UnsupportedError unless a head was made for `target`."""
+    if info.target_hash != target_hash(target):
+        raise UnsupportedError(
+            f"{info.file.path.name} is a head of {info.target_name}, not of {target.path.name}",
+            hint=f"make one with `edgespec draft train {target.path.name} --kind eagle3 -o FILE`",
+        )
+
+
+def write_head(
+    target: ModelSpec,
+    path: str | os.PathLike[str],
+    *,
+    shape: Hyperparameters,
+    layers: Sequence[int],
+    token_ids: NDArray[np.int32],
+    head: NDArray[np.float32],
+    block: Mapping[str, NDArray[np.float32]],
+    norm: NDArray[np.float32],
+    report: Mapping[str, Any],
+) -> None:
+    """Write a head for `target`; the file appears only when complete.
+
+    Args:
+        layers: of the target, whose inputs it reads.
+        token_ids: [V'], ascending: what the head's rows stand for.
+        head: [V', width].
+        block: tensors of its block, named as within a block, and those in front of it.
+        norm: the final norm, [width].
+
+    Raises MissingDependencyError without the gguf package, UnsupportedError where it cannot be
+    written.
+    """
+    gguf = import_gguf()
+    writer = gguf.GGUFWriter(None, ARCHITECTURE)
+    writer.add_name(f"head of {target.name}")
+    _add_shape(writer, target, shape, block)
+    writer.add_array(f"{ARCHITECTURE}.target_layers", list(layers))
+    writer.add_uint32(f"{ARCHITECTURE}.target_hidden_size", target.embedding_size)
+    writer.add_bool(f"{ARCHITECTURE}.norm_before_residual", False)
+    writer.add_bool(f"{ARCHITECTURE}.norm_before_fc", True)
+    everything = np.arange(target.vocab_size, dtype=np.int32)
+    add_tokenizer(writer, read_gguf_shards(target.path)[0], everything)
+    writer.add_uint32(f"{HEAD_PREFIX}.version", VERSION)
+    writer.add_string(f"{HEAD_PREFIX}.target", target_hash(target))
+    writer.add_string(f"{HEAD_PREFIX}.target_name", target.path.name)
+    writer.add_string(f"{HEAD_PREFIX}.report", json.dumps(dict(report)))
+    for name, values in {"output_norm.weight": norm, "output.weight": head, **block}.items():
+        is_inside = name in block and name not in _OUTSIDE
+        add_trained(gguf, writer, f"blk.0.{name}" if is_inside else name, values)
+    writer.add_tensor(DRAFTED, token_ids.astype(np.int64))
+    save_gguf(writer, Path(path))
+
+
+def _add_shape(
+    writer: Any,
+    target: ModelSpec,
+    shape: Hyperparameters,
+    block: Mapping[str, NDArray[np.float32]],
+) -> None:
+    integers = {
+        "block_count": 1,
+        "context_length": target.context_length,
+        "embedding_length": shape.width,
+        "feed_forward_length": len(block["ffn_up.weight"]),
+        "attention.head_count": shape.num_heads,
+        "attention.head_count_kv": shape.num_kv_heads,
+        "attention.key_length": shape.head_length,
+        "attention.value_length": shape.head_length,
+        "rope.dimension_count": shape.head_length,
+        "vocab_size": target.vocab_size,
+    }
+    for key, value in integers.items():
+        writer.add_uint32(f"{ARCHITECTURE}.{key}", value)
+    writer.add_float32(f"{ARCHITECTURE}.attention.layer_norm_rms_epsilon", shape.epsilon)
+    writer.add_float32(f"{ARCHITECTURE}.rope.freq_base", shape.rope_base)

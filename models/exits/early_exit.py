@@ -16,6 +16,7 @@ Such a file drafts for the one target it was made from, and for no other.
 from __future__ import annotations
 
 import json
+import os
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -131,4 +132,33 @@ def check_exit(target: ModelSpec, draft: ModelSpec, info: ExitInfo) -> None:
         f"{draft.path.name} is an early exit of {info.target_name or 'another model'}: it cannot "
         f"draft for {target.path.name}, which is another file",
         hint=f"make one with `edgespec draft train {target.path.name} -o FILE`",
+    )
+
+
+# -- heads that edgespec trained: what plans ask of their files, read without numpy ----------------
+
+HEAD_PREFIX = "edgespec.head"  # of the keys in a file
+
+
+@dataclass(frozen=True, slots=True)
+class MadeFor:
+    """The target that a head was made for, and how; `report` is for people."""
+
+    target_hash: str
+    target_name: str
+    report: Mapping[str, Any]
+
+
+def read_made_for(path: str | os.PathLike[str]) -> MadeFor | None:
+    """None for other files and other people's heads.
+
+    Raises ModelNotFoundError and ModelFileError.
+    """
+    file = read_gguf_shards(path)[0]
+    if f"{HEAD_PREFIX}.version" not in file.metadata:
+        return None
+    return MadeFor(
+        file.text(f"{HEAD_PREFIX}.target"),
+        file.text(f"{HEAD_PREFIX}.target_name"),
+        report_of(file, HEAD_PREFIX),
     )

@@ -21,14 +21,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import UnsupportedError
+from edgespec.models.exits.eagle import (
+    HeadInfo,
+    Unrolled,
+    first_parameters,
+    head_shape,
+    places_of,
+    values_of,
+)
+from edgespec.models.exits.early_exit import ExitInfo
 from edgespec.models.exits.network import (
     Tensor,
     Weights,
+    causal_attention,
     fast_dtype,
     hyperparameters_of,
     import_torch,
     products_in,
     rms_norm,
+    rotations,
+    run_block,
     work_s,
 )
 from edgespec.models.exits.target_states import groups, padded, target_states
@@ -446,3 +458,91 @@ def gains_of(hits: Sequence[NDArray[np.bool_]]) -> tuple[float, ...]:
                 rounds += 1
         lengths.append(tokens / max(1, rounds))
     return tuple(float(gain) for gain in np.diff(lengths))
+
+
+# -- what is trained -------------------------------------------------------------------
+
+
+class ExitTrainer(Trainer):
+    """One exit in training: after `exit_layer` blocks, with the head's rows `token_ids`.
+
+    Kangaroo's recipe (arXiv 2404.18911), but the adapter is a whole block with its feed-forward
+    part and begins as one of the target's.
+
+    `states` are those of `texts` after `exit_layer` blocks. The adapter begins as the target's next
+    block, and the head as the target's after the lens that takes the adapter's states nearest to
+    the target's last ones. Raises as Trainer.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        exit_layer: int,
+        token_ids: NDArray[np.int32],
+        texts: Sequence[TrainingText],
+        states: Sequence[Tensor],
+    ) -> None:
+        parameters = Weights(spec, import_torch().float32).block(exit_layer)
+        super().__init__(spec, token_ids, texts, states, parameters)
+
+    def go_on_from_file(self, drafter: ModelSpec, info: ExitInfo) -> None:
+        """Begin with what a drafter's file was trained to be: of the same target and exit."""
+        weights = Weights(drafter, self._torch.float32)
+        values = weights.block(info.exit_layer)
+        values["output_norm.weight"] = weights.tensor("output_norm.weight")
+        self.go_on_from(values, weights.embedding(), info.token_ids)
+
+    def _drafted(self, batch: Batch) -> Iterator[Tensor]:
+        shape, states = self._hyperparameters, batch.states
+        angles = rotations(shape, self._torch.arange(states.shape[1])[None])
+        x = run_block(shape, self.parameters, states, angles, causal_attention)
+        yield rms_norm(x, self.parameters["output_norm.weight"], shape.epsilon)
+
+
+_FIRST_TEXTS = 100  # from which it is computed what a head begins as
+_DRAFTED = 4  # tokens of a chain that it learns from at last,
+_FIRST, _SECOND = 0.5, 0.8  # parts of the training before which it learns from one, and from two
+
+
+class EagleTrainer(Trainer):
+    """One head in training, with the head's rows `token_ids`.
+
+    EAGLE-3's recipe (arXiv 2503.01840): the head learns from the first tokens of a chain that it
+    drafts from its own states (training-time test), by the target's distribution alone and not by
+    its states.
+
+    `states` are the target's of `texts`, those of its layers side by side. Raises as Trainer.
+    """
+
+    ahead = 1
+    warm_up = 0.06  # its later drafts begin far off
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        token_ids: NDArray[np.int32],
+        texts: Sequence[TrainingText],
+        states: Sequence[Tensor],
+    ) -> None:
+        target = hyperparameters_of(spec)
+        self.shape = head_shape(target)
+        some = [number for number in range(len(texts)) if not is_held_out(number)][:_FIRST_TEXTS]
+        places = places_of(spec, target, [texts[i] for i in some], [states[i] for i in some])
+        parameters = first_parameters(spec, target, places)
+        super().__init__(spec, token_ids, texts, states, parameters)
+        self._embedding = Weights(spec, import_torch().bfloat16).embedding()
+
+    def go_on_from_file(self, info: HeadInfo) -> None:
+        """Begin with what a head's file was trained to be: of the same target and layers."""
+        values = values_of(info)
+        self.go_on_from(values, values["output.weight"], info.token_ids.tolist())
+
+    def _learnt(self, part: float) -> int:
+        """Each token of a chain costs as much as the first one, and is worth little before it."""
+        return 1 if part < _FIRST else 2 if part < _SECOND else _DRAFTED
+
+    def _drafted(self, batch: Batch) -> Iterator[Tensor]:
+        embeddings = self._embedding[batch.tokens].float()
+        unrolled = Unrolled(self.shape, self.parameters, embeddings, batch.states)
+        for state in unrolled.states(_DRAFTED):
+            yield rms_norm(state, self.parameters["output_norm.weight"], self.shape.epsilon)

@@ -85,7 +85,7 @@ def _everything() -> Iterator[Local]:
         *(("LM Studio", folder) for folder in _lm_studio_folders()),
         *((FOLDERS, Path(os.path.expanduser(folder))) for folder in _own_folders()),
     ):
-        for path in _gguf_files(folder):
+        for path in gguf_files(folder):
             yield Local(_short(path), path, source)
 
 
@@ -96,7 +96,7 @@ def _embedded() -> Iterator[Local]:
         return
 
 
-def _gguf_files(folder: Path) -> list[Path]:
+def gguf_files(folder: Path) -> list[Path]:
     """Models, and heads and projectors, below a folder; one path for all parts of a split one."""
     try:
         paths = sorted(folder.rglob("*.gguf")) if folder.is_dir() else []

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ModelFileError, UnsupportedError
-from edgespec.models.content import content_hash
 from edgespec.models.layers import MAX_LAYERS
-from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec, content_hash, read_model_spec
 
 CONTRACT_VERSION = 1
 FACTS_FILE = "edgespec.json"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgespec.errors import MissingDependencyError
 from edgespec.models.gguf.access import whole
 from edgespec.models.gguf.reader import GgufTensor
-from edgespec.models.onnx.packing import BLOCK
+from edgespec.models.onnx.facts import BLOCK
 
 _CHUNK_VALUES = 1 << 24  # converted at once, so that a large head does not need its size in memory
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
 from edgespec.models.gguf.reader import GgufTensor
-from edgespec.models.onnx.packing import BLOCK, packed_bits
+from edgespec.models.onnx.facts import BLOCK, packed_bits
 from edgespec.models.onnx.weights import dequantize, float_rows, packed_rows, raw_rows
 from edgespec.models.spec import ModelSpec
 

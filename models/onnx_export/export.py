@@ -38,6 +38,7 @@ from edgespec.models.onnx.folder import (
 )
 from edgespec.models.onnx_export.contract import (
     cache_shapes,
+    freeze_shapes,
     halve_tables,
     split_linear,
     to_contract,
@@ -47,7 +48,6 @@ from edgespec.models.onnx_export.probe import (
     require_finite_logits,
     require_same_logits,
 )
-from edgespec.models.onnx_export.shapes import freeze_shapes
 from edgespec.models.onnx_export.torch_decoder import (
     load_model,
     reference_logits,

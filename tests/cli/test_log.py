@@ -107,7 +107,7 @@ def test_a_format_that_is_none_is_misuse(command: Command) -> None:
     assert status == 2 and "--log-format is text or json, not yaml" in err
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     start_log(0, "/dev/full", "text")
     SERVE.info("one")
@@ -137,7 +137,7 @@ def test_an_answer_leaves_no_words_in_the_log(measured: str, tmp_path: Path) -> 
     done = run("run", "embedded", QUESTION, *SHORT, "-vv", "--log-file", str(path), cache=measured)
     assert done.status == 0
     log = path.read_text(encoding="utf-8")
-    assert "edgespec.llama: " in log and "edgespec.setup: loaded " in log
+    assert "edgespec.llama: " in log and "edgespec.setup: loading " in log
     assert "quokka" not in log + done.err
     assert done.out and done.out.strip() not in log
 

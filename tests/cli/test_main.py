@@ -83,7 +83,7 @@ def test_what_cannot_be_met_is_one_sentence_and_a_hint(
 MISUSES = {
     "no such command": (["fly"], "fly"),
     "no such option": (["run", "--fly", "Hi"], "--fly"),
-    "too many arguments": (["plan", "a", "b"], "b"),
+    "too many arguments": (["doctor", "b"], "b"),
     "empty prompt": (["run", EMBEDDED, ""], "the prompt is empty"),
     "blank prompt": (["run", EMBEDDED, " \n\t"], "the prompt is empty"),
     "nothing on stdin": (["run"], "the prompt is empty"),

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 from edgespec.cli.main import app
 from edgespec.errors import UnsupportedError
-from edgespec.models.exits.eagle import layers_read
-from edgespec.models.exits.eagle_file import HeadInfo, read_head
+from edgespec.models.exits.eagle import HeadInfo, layers_read, read_head
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 

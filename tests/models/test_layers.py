@@ -47,7 +47,8 @@ def sliding(folder: Path, arch: str, /, num_layers: int, window: int | None, **c
         ("llama4", 5, 0, "ggggg 0"),
         ("smallthinker", 5, 64, "glllg 4096"),
         ("smallthinker", 5, None, "ggggg 0"),
-        ("exaone4", 5, 64, "ggggg 0"),
+        ("exaone4", 5, None, "ggggg 0"),
+        ("exaone4", 5, 64, "ggggg 64"),  # none slides, and llama.cpp says so nevertheless
         ("exaone4", 64, None, "lllg" * 16 + " 4096"),
         # llama.cpp does not slide here, whatever the file says.
         ("llama", 3, 64, "ggg 0"),

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from time import monotonic
 
 import pytest
+from pool_cases import SIZE, Made, PoolServer, Start
 from serving_cases import TEMPLATE, Connect, ConnectAnthropic, Serve, Speaker
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
 from edgespec.serve.limits import Limits
+from edgespec.serve.pool import Member, Pool
 from edgespec.serve.server import Server
+from edgespec.serve.service import Shared
+from edgespec.setup.model_sets import Capacity
 
 
 @pytest.fixture
@@ -62,3 +67,32 @@ def anthropic_client() -> Iterator[ConnectAnthropic]:
         yield lambda address, api_key="none": opened.enter_context(
             Anthropic(base_url=address, api_key=api_key, max_retries=0)
         )
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts servers of models a, b and c, of which two fit."""
+    with ExitStack() as opened:
+
+        def begin(
+            *members: Member,
+            room: int = 2 * SIZE,
+            limits: Limits | None = None,
+            clock: Callable[[], float] = monotonic,
+        ) -> PoolServer:
+            made = members or tuple(Member(Made(name)) for name in "abc")
+            shared = Shared(limits or Limits())
+            capacity = Capacity({"host": room}, room)
+            pool = Pool(made, capacity, limits=shared.limits, clock=clock)
+            server = PoolServer.of_pool(pool, shared)
+            assert isinstance(server, PoolServer)
+            server.models = {one.name: one.model for one in made}  # type: ignore[misc]
+            opened.callback(server.close)
+            for one in server.models.values():
+                opened.callback(one.gate.set)
+            server.address = server.start()
+            return server
+
+        yield begin
+    alive = {thread.name for thread in threading.enumerate()}
+    assert not alive & {"edgespec-engine", "edgespec-server", "edgespec-pool"}

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from serving_cases import read
 
+from edgespec.backends.base import AnswerFormat
 from edgespec.decode.options import GenerationOptions
 from edgespec.serve.asked import ChatAsked, Output
 from edgespec.serve.conversation import conversation_of
+from edgespec.serve.refusal import Refusal
 from edgespec.serve.shapes import joined
 from edgespec.serve.tools import Tools
 
@@ -222,3 +224,46 @@ def test_a_call_that_is_required_has_one_header() -> None:
     found = conversation(Told("<user>Hi<assistant>>>>"), FUNCTIONARY, Tools((TOOL,), ("add",)))
     assert found.text == "<user>Hi<assistant>>>>add\n"
     assert read(found.make_reader(), list("{}")) == ("", "", [("add", {})])
+
+
+FORM = GenerationOptions(json_schema="{}")
+
+
+def with_form(template: str, tools: Tools) -> Any:
+    asked = ChatAsked([{"role": "user", "content": "Hi"}], FORM, Output(), {}, tools)
+    told: Any = Told("<user>Hi<|start|>assistant")
+    return conversation_of(asked, told, template)
+
+
+def test_an_answer_has_its_form_unless_it_is_a_call() -> None:
+    found = with_form("{{ tools }}<tool_call>", Tools((TOOL,)))
+    assert found.options.answer_format == AnswerFormat("json_schema", "{}", None, "<tool_call>")
+    call = '{"name": "add", "arguments": {}}'
+    expected: dict[str, Any] = {
+        '{"a": 1}': ('{"a": 1}', "", []),
+        call: (call, "", []),
+        f"<tool_call>{call}</tool_call>": ("", "", [("add", {})]),
+    }
+    for answer, parts in expected.items():
+        assert read(found.make_reader(), list(answer)) == parts
+    first = found.make_reader().push('{"a":')
+    assert first.content == '{"a":', "a document of a form is not waited for"
+
+
+def test_a_call_that_is_required_is_the_only_form() -> None:
+    asked = ChatAsked(
+        [{"role": "user", "content": "Hi"}],
+        GenerationOptions(regex="a"),
+        Output(),
+        {},
+        Tools((TOOL,), ("add",)),
+    )
+    told: Any = Told()
+    options = conversation_of(asked, told, "{{ tools }}<tool_call>").options
+    assert options.regex is None and options.json_schema and not options.free_after
+
+
+@pytest.mark.parametrize("template", [FUNCTIONARY, "{{ tools }}<|channel|><|message|>"])
+def test_a_form_beside_tools_that_have_no_marker_of_their_own_is_refused(template: str) -> None:
+    with pytest.raises(Refusal, match="a form of the answer is not supported beside tools"):
+        with_form(template, Tools((TOOL,)))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pool_cases import Start
 from serving_cases import Serve, Speaker
 from waiting import PATIENCE_S
 
@@ -187,3 +188,23 @@ def test_a_server_that_goes_away_is_told(serve: Serve, browser: Any) -> None:
     tab.press("#message", "Enter")
     until(tab, "document.querySelector('article.assistant .text')?.innerText")
     assert tab.is_hidden("#problem")
+
+
+def test_several_models_are_shown_and_one_is_chosen(start: Start, browser: Any) -> None:
+    server, problems = start(), list[str]()
+    tab = opened(browser, server.address, problems)
+    choice = "[...document.querySelectorAll('#choice option')].map((one) => one.textContent)"
+    until(tab, "document.querySelectorAll('#choice option').length")
+    assert tab.evaluate(choice) == ["a (unloaded)", "b (unloaded)", "c (unloaded)"]
+    for _ in range(2):  # the choice outlives a reload
+        tab.select_option("#choice", "b")
+        tab.fill("#message", "Hi")
+        tab.press("#message", "Enter")
+        tab.wait_for_selector("#send:visible")
+        assert tab.locator("article.assistant .text").last.inner_text() == "I am b."
+        tab.wait_for_selector("#models:has-text('ready')")
+        tab.reload()
+        until(tab, "document.querySelector('#choice').value === 'b'")
+    assert server.states() == {"a": "unloaded", "b": "ready", "c": "unloaded"}
+    assert "ready" in tab.inner_text("#models") and "unloaded" in tab.inner_text("#models")
+    assert problems == []

@@ -144,6 +144,19 @@ def test_bytes_are_bounded_whatever_is_kept() -> None:
     assert kept.nbytes == 0
 
 
+@pytest.mark.parametrize("limits", [(10_000, 1000), (1 << 20, 12)])
+def test_a_key_pushes_out_its_own(limits: tuple[int, int]) -> None:
+    """However much one keeps, another one that has less than its share loses nothing."""
+    kept = KeptResponses(*limits)
+    for number in range(4):
+        kept.add("you", document(number), [])
+    for number in range(100):
+        kept.add("me", document(number, "a" * (number % 900)), [])
+        assert kept.nbytes <= limits[0]
+    assert all(is_there(kept, number, "you") for number in range(4))
+    assert is_there(kept, 99) and not is_there(kept, 50)
+
+
 def test_a_key_has_its_own() -> None:
     kept = KeptResponses(1 << 20, 10)
     kept.add("me", document(1), [{"role": "user"}])

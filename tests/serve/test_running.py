@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from queue_cases import CHAT, HELLO, generations
+from serving_cases import Serve, Speaker
 from waiting import PATIENCE_S, in_thread, join, until
 
 from edgespec.serve import running
@@ -130,3 +131,14 @@ def test_who_is_not_there_to_be_told_keeps_nothing_from_going_on(
 ) -> None:
     monkeypatch.setattr("os.environ", {"NOTIFY_SOCKET": where})
     running.tell_systemd("READY=1")
+
+
+def test_no_thread_keeps_the_interpreter_for_long(serve: Serve) -> None:
+    """A large schema that is read would hold up each step of all answers."""
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.005)
+        serve(Speaker())
+        assert sys.getswitchinterval() < 0.001
+    finally:
+        sys.setswitchinterval(before)

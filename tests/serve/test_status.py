@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
+import pytest
 from decoding_cases import VOCAB
 from serving_cases import HELLO, Controlled, Serve, Speaker
+
+from edgespec.memory.device import energy
 
 
 def test_what_a_server_tells_of_itself(serve: Serve) -> None:
@@ -57,3 +62,19 @@ def test_texts_of_control_tokens_may_be_text(serve: Serve) -> None:
     ids = httpx.post(f"{address}/tokenize", json=body).json()["tokens"]
     plain = httpx.post(f"{address}/tokenize", json={**body, "parse_special": False}).json()
     assert ids == [97, 7] and plain["tokens"] == [*b"a<user>"]
+
+
+def test_joules_are_told_where_the_machine_counts_them(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zone = tmp_path / "class/powercap/intel-rapl:0"
+    zone.mkdir(parents=True)
+    for name, text in {"name": "package-0", "energy_uj": "1", "max_energy_range_uj": "0"}.items():
+        (zone / name).write_text(text)
+    monkeypatch.setattr(energy, "SYS", tmp_path)
+    address = serve(Speaker())
+    (zone / "energy_uj").write_text("2500001")
+    told = httpx.get(f"{address}/metrics").text
+    assert 'edgespec_energy_joules_total{counter="RAPL: package-0"} 2.5\n' in told
+    monkeypatch.setattr(energy, "SYS", tmp_path / "none")
+    assert "joules" not in httpx.get(f"{serve(Speaker())}/metrics").text

@@ -77,7 +77,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "is none of the tools",
     ),
     ({"tools": [WEATHER], "tool_choice": 7}, "tool_choice must be"),
-    ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, "beside tools"),
 ]
 
 

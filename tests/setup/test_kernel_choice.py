@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from footprint_cases import tensor
 from planning_cases import PLENTY, SPEC, curve, model, plan_of
 
 from edgespec.memory.plan.plan import Plan
@@ -45,7 +46,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Types whose products were timed; llama.cpp attached them without an obstacle."""
     seen: list[str] = []
 
-    def times(kind: str, _shape: tuple[int, int]) -> Times:
+    def times(kind: str, _shape: tuple[int, ...], _used: int) -> Times:
         seen.append(kind)
         return {"1": (3.0, 1.0), "4": (5.0, 3.0)}
 
@@ -120,6 +121,20 @@ def test_a_type_weighs_as_many_bytes_as_a_file_has_of_it() -> None:
 def test_damaged_times_are_none(times: Any) -> None:
     cache.store("products", kernel_choice._key("Q4_1"), {"ms": times})
     assert product_gain(SPEC) is None
+
+
+def test_prompts_and_experts_count() -> None:
+    """Four tokens are read for each that is written; of experts those of one token."""
+    products({"1": (1.0, 1.0), "4": (1.0, 1.0), "64": (32.0, 16.0)})
+    assert product_gain(SPEC) == pytest.approx((2.0 + 2.0) / (2.0 + 1.0))
+    mixed = model(kind="Q4_0")
+    experts = tensor("blk.0.ffn_up_exps.weight", (256, 4000, 4), "Q4_0")
+    mixed = replace(mixed, tensors={**mixed.tensors, experts.name: experts}, num_experts_used=1)
+    products({"1": (2.0, 1.0)}, "Q4_0")
+    assert product_gain(mixed) is None  # experts have times of their own
+    products({"1": (6.0, 1.0)}, "Q4_0 experts")
+    gain = product_gain(mixed)
+    assert gain is not None and 2.0 < gain < 6.0
 
 
 def test_products_are_timed_once(timed: list[str]) -> None:

@@ -289,9 +289,9 @@ static void check_texts(int64_t texts, int64_t chain, int64_t alike, int64_t own
 constexpr CacheType kTypes[] = {CacheType::f16, CacheType::bf16, CacheType::q8_0, CacheType::q4_0};
 
 static void check_random(int i, const std::vector<std::string>& sets) {
-    const int64_t sizes[] = {64, 80, 96, 128, 256};
+    const int64_t sizes[] = {64, 80, 96, 128, 256, 512, 576};
     CacheType k = kTypes[i % 4], v = i % 5 ? kTypes[between(0, 3)] : k;
-    int64_t dk = sizes[between(0, 4)], dv = i % 3 ? dk : 64;
+    int64_t dk = sizes[between(0, 6)], dv = dk == 576 ? 512 : i % 3 ? dk : 64;
     if (i % 4 >= 2 || int(v) >= 2) dk = dk == 80 ? 96 : dk, dv = dv == 80 ? 96 : dv;
     Case c(between(1, 17), between(1, 8), between(1, 4), dk, k, dv, v, 32 * between(1, 20));
     c.has_sinks = i % 4 == 0;
@@ -340,7 +340,7 @@ int main(int count, char** arguments) {
     if (count > 1 && strcmp(arguments[1], "time") == 0) return times(), 0;
     const int cases = count > 1 ? atoi(arguments[1]) : 80;
     for (int i = 0; i < cases; i++) check_random(i, sets);
-    for (int64_t dk : {64, 96, 128, 256})
+    for (int64_t dk : {64, 96, 128, 256, 576})
         for (CacheType type : kTypes) check_gaps(dk, type);
     check_texts(5, 1, 0, 40, 12);
     check_texts(8, 3, 64, 33, 12);
@@ -348,7 +348,7 @@ int main(int count, char** arguments) {
     check_texts(1, 17, 0, 200, 16);
     const CacheType f16 = CacheType::f16;
     if (computes_attention(72, f16, 64, f16, 32) || computes_attention(64, f16, 64, f16, 48) ||
-        computes_attention(320, f16, 64, f16, 32) || computes_attention(80, CacheType::q8_0, 80, f16, 32))
+        computes_attention(640, f16, 64, f16, 32) || computes_attention(80, CacheType::q8_0, 80, f16, 32))
         printf("sizes without a product are taken\n"), failures++;
     printf("%d failures\n", failures);
     return failures != 0;

@@ -23,11 +23,16 @@ static void expect(bool good, const std::string& what) {
     if (!good) printf("FAILED %s\n", what.c_str()), failures++;
 }
 
+// `halves`: where f16 scales are in a block.
 struct Type { int type; const char* dequantize; std::vector<int> halves; };
 static const Type kTypes[] = {
-    {2, "dequantize_row_q4_0", {0}},     {3, "dequantize_row_q4_1", {0, 2}},  {8, "dequantize_row_q8_0", {0}},
-    {12, "dequantize_row_q4_K", {0, 2}}, {13, "dequantize_row_q5_K", {0, 2}}, {14, "dequantize_row_q6_K", {208}},
-    {20, "dequantize_row_iq4_nl", {0}}};
+    {2, "dequantize_row_q4_0", {0}},       {3, "dequantize_row_q4_1", {0, 2}},    {6, "dequantize_row_q5_0", {0}},
+    {7, "dequantize_row_q5_1", {0, 2}},    {8, "dequantize_row_q8_0", {0}},       {10, "dequantize_row_q2_K", {80, 82}},
+    {11, "dequantize_row_q3_K", {108}},    {12, "dequantize_row_q4_K", {0, 2}},   {13, "dequantize_row_q5_K", {0, 2}},
+    {14, "dequantize_row_q6_K", {208}},    {20, "dequantize_row_iq4_nl", {0}},    {23, "dequantize_row_iq4_xs", {0}},
+    {35, "dequantize_row_tq2_0", {64}},    {39, "dequantize_row_mxfp4", {}},      {40, "dequantize_row_nvfp4", {}},
+    {42, "dequantize_row_q2_0", {0}}};
+constexpr int kMxfp4 = 39;
 
 // Types of floats, and the bytes of one.
 struct Floats { int type, bytes; };
@@ -39,6 +44,8 @@ static std::vector<uint8_t> weights(const Type& type, const Format& format, int6
     for (uint8_t& byte : file) byte = uint8_t(random_bits());
     for (size_t b = 0; b < file.size(); b += format.file_block_bytes)
         for (int at : type.halves) file[b + at + 1] = (file[b + at + 1] & 0x83) | 0x20;
+    // Exponents whose sums are finite.
+    for (size_t b = 0; type.type == kMxfp4 && b < file.size(); b += format.file_block_bytes) file[b] = 100 + file[b] % 56;
     return file;
 }
 
@@ -60,8 +67,8 @@ static std::vector<float> product(const Format& format, const std::vector<uint8_
                                   const std::vector<float>& x, int64_t n, int64_t split) {
     std::vector<uint8_t> panels(rows / format.panel_rows * format.panel_bytes(k));
     int64_t half = split * format.panel_rows;
-    format.pack(file.data(), half, k, panels.data());
-    format.pack(file.data() + half * format.row_bytes(k), rows - half, k, panels.data() + split * format.panel_bytes(k));
+    pack(format, file.data(), half, k, panels.data());
+    pack(format, file.data() + half * format.row_bytes(k), rows - half, k, panels.data() + split * format.panel_bytes(k));
     Memory memory(activation_bytes(k, n));
     Activations to = activations_at(memory.at, k);
     quantize(x.data(), k, 0, n, k, to);
@@ -76,10 +83,15 @@ static void against_ggml(void* library, const Type& type, const Format& format, 
     auto dequantize = (void (*)(const void*, float*, int64_t))dlsym(library, type.dequantize);
     expect(dequantize, type.dequantize);
     if (!dequantize) return;
-    std::vector<float> row(k);
+    std::vector<float> row(k), unpacked(k);
+    std::vector<uint8_t> panels(rows / format.panel_rows * format.panel_bytes(k));
+    pack(format, file.data(), rows, k, panels.data());
     double difference = 0, size = 0;
     for (int64_t r = 0; r < rows; r++) {
         dequantize(file.data() + r * format.row_bytes(k), row.data(), k);
+        unpack_row(format, panels.data(), r, k, unpacked.data());
+        for (int64_t c = 0; c < k; c++)
+            expect(std::fabs(row[c] - unpacked[c]) <= 1e-6 * std::fabs(row[c]), std::string(format.name) + ": a value of a row is not ggml's");
         for (int64_t t = 0; t < n; t++) {
             double exact = 0;
             for (int64_t c = 0; c < k; c++) exact += double(row[c]) * x[t * k + c];
@@ -132,7 +144,7 @@ static std::vector<uint8_t> float_weights(const Floats& floats, int64_t count) {
 static std::vector<float> float_product(const Format& format, const std::vector<uint8_t>& file, int64_t rows, int64_t k,
                                         const std::vector<float>& x, int64_t n, int64_t split, int64_t x_stride) {
     std::vector<uint8_t> kept(size_t(rows) * format.panel_bytes(k));
-    format.pack(file.data(), rows, k, kept.data());
+    pack(format, file.data(), rows, k, kept.data());
     std::vector<float> out(size_t(n * (rows + 3)));
     format.multiply_floats(kept.data(), 0, split, k, x.data(), x_stride, n, out.data(), rows + 3);
     format.multiply_floats(kept.data(), split, rows, k, x.data(), x_stride, n, out.data(), rows + 3);
@@ -186,6 +198,8 @@ static void check_unusual(const std::string& best, const Type& type, int64_t n) 
         expect(ours[2 * (rows + 3) + r] == 0 && ours[3 * (rows + 3) + r] == 0, what + ": nothing is zero");
         expect(std::isfinite(ours[5 * (rows + 3) + r]), what + ": other columns are not touched");
     }
+    if (type.type == kMxfp4)
+        for (size_t b = 0; b < file.size(); b += format->file_block_bytes) file[b] = uint8_t(random_bits() % 2 ? random_bits() : random_bits() % 4);
     // Scales that are zero, the smallest denormal, infinite and not a number.
     const uint16_t scales[] = {0, 0x8000, 1, 0x7c00, 0xfc00, 0x7e01};
     for (size_t b = 0; b < file.size(); b += format->file_block_bytes)

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import platform
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
-from compiled_kernels import KERNELS, emulator, link_check, run, run_on_arm
+from compiled_kernels import (
+    CHECKS,
+    FLAGS,
+    KERNELS,
+    compile_kernels,
+    emulator,
+    link_check,
+    run,
+    run_on_arm,
+)
+from shared_folders import shared_folder
 
 from edgespec.memory.device.llama_binary import library_folder
 
@@ -22,7 +33,7 @@ def program(objects: list[Path]) -> Path:
 
 @pytest.mark.parametrize("instructions", SETS)
 def test_products_are_those_of_the_reference_bit_for_bit(program: Path, instructions: str) -> None:
-    """For seven types, any number of columns and split of rows, and values that are not finite."""
+    """For every type, any number of columns and split of rows, and values that are not finite."""
     shown = run(program, instructions=instructions)
     if f"instructions: {instructions}," not in shown:
         pytest.skip(f"this processor has no {instructions}")
@@ -51,6 +62,56 @@ def test_the_reference_reads_blocks_as_ggml_does(program: Path) -> None:
         pytest.skip("this build of llama.cpp has no libggml-base of its own")
     shown = run(program, str(found[0]))
     assert "ggml: yes" in shown and shown.endswith("\n0 failures\n")
+
+
+def test_products_by_emulated_tiles(objects: list[Path], tmp_path: Path) -> None:
+    """AMX's part of the products, its tiles in software; the rest needs AVX-512."""
+    if platform.machine() != "x86_64" or platform.system() != "Linux":
+        pytest.skip("AMX is a part of x86-64, and Linux hands it out")
+    made, header = tmp_path / "amx.o", CHECKS / "emulated_amx.h"
+    command = [
+        "c++",
+        *FLAGS,
+        "-O1",
+        "-include",
+        header,
+        "-Wno-unused-variable",
+        "-c",
+        KERNELS / "amx.cpp",
+        "-o",
+        made,
+    ]
+    subprocess.run(list(map(str, command)), check=True, timeout=300)
+    others = [path for path in objects if path.name != "amx.o"]
+    shown = run(link_check("check_products", [made, *others], "c++"), instructions="amx_int8")
+    if "instructions: amx_int8," not in shown:
+        pytest.skip("this processor has no AVX-512 VNNI")
+    assert shown.endswith("\n0 failures\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("check", "instructions"),
+    [("products", "avx512_vnni"), ("products", "avx2"), ("attention", "avx512_vnni")],
+)
+def test_sanitizers_report_nothing(
+    tmp_path_factory: pytest.TempPathFactory, check: str, instructions: str
+) -> None:
+    """Of addresses and of undefined behaviour, but for what multiplies compile times."""
+    options = (
+        "-O1",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize=null,object-size,pointer-overflow",
+        "-fno-sanitize-recover=all",
+    )
+    folder = shared_folder(tmp_path_factory, "sanitized")
+    built = compile_kernels(folder, "c++", *options)
+    program = link_check(f"check_{check}", built, "c++", *options)
+    arguments = ("8",) if check == "attention" else ()
+    shown = run(program, *arguments, instructions=instructions)
+    if instructions not in shown:
+        pytest.skip(f"this processor has no {instructions}")
+    assert shown.endswith("\n0 failures\n"), shown
 
 
 def test_pip_compiles_every_file() -> None:

@@ -230,8 +230,16 @@ def test_the_compute_buffer_is_that_of_the_footprint(
     backend = LlamaBackend(model, settings(1024, batch_size=batch_size, max_nodes=16))
     measured = backend.memory_bytes()["compute"]
     backend.close()
-    expected = said(spec, RunShape(1024, batch_size, 16)).compute
+    expected = said(spec, RunShape(1024, batch_size, 16, leaves=8)).compute  # the default
     assert measured == pytest.approx(expected, abs=LOG_ROUNDING)
+
+
+def test_llama_cpp_begins_with_rows_of_logits_for_the_largest_step(model: Path) -> None:
+    """It has one for each sequence: others would be made beside those, and both be resident."""
+    backend = LlamaBackend(model, settings(1024, max_nodes=65, max_leaves=64))
+    sequences = backend._context.lib.llama_n_seq_max(backend._context.handle)
+    backend.close()
+    assert sequences == 65
 
 
 def test_copied_weights_compute_what_mapped_ones_do(model: Path, spec: ModelSpec) -> None:

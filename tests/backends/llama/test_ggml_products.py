@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from product_cases import F32, FAR, Q2_K, Q4_0, distance
+from product_cases import F32, FAR, IQ3_S, Q4_0, distance
 
 from edgespec.backends.llama.ggml_products import MatrixProduct, quantized
 from edgespec.backends.llama.kernels import (
@@ -101,9 +101,45 @@ def test_experts_are_ggmls(kind: int, tokens: int) -> None:
     assert distance(*results) < FAR
 
 
+@pytest.mark.parametrize("kind", [Q4_0, F32])
+@pytest.mark.parametrize("inputs", [1, 3], ids=["one input for all", "an input each"])
+@pytest.mark.parametrize(("tokens", "threads"), [(1, 1), (1, 2), (3, 2), (40, 1), (150, 2)])
+def test_experts_have_the_bits_of_single_products(
+    kind: int, inputs: int, tokens: int, threads: int
+) -> None:
+    """Some experts have no token, one, or more than a tile has room for."""
+    experts, used, rows, columns = 9, 3, 48, 96
+    matrices = numbers(7, experts, rows, columns)
+    x = numbers(8, tokens, inputs, columns)
+    rng = np.random.default_rng(9)
+    ids = np.stack([rng.choice(8, used, replace=False, p=[0.65, *7 * [0.05]]) for _ in x])
+    with MatrixProduct(
+        kind,
+        quantized(kind, matrices.reshape(-1, columns)),
+        (columns, rows, experts),
+        tokens=tokens,
+        threads=threads,
+        buffer_type=packed_type(),
+        used=used,
+        inputs=inputs,
+    ) as product:
+        found = product(x, ids.astype(np.int32))
+    for expert in range(experts):
+        with MatrixProduct(
+            kind,
+            quantized(kind, matrices[expert]),
+            (columns, rows),
+            tokens=1,
+            buffer_type=packed_type(),
+        ) as single:
+            for token, slot in np.argwhere(ids == expert):
+                alone = single(x[token, slot % inputs][None])[0]
+                assert np.array_equal(found[token, slot], alone)
+
+
 @pytest.mark.parametrize(
     ("kind", "rows", "columns"),
-    [(Q4_0, 24, 256), (Q4_0, 15, 32), (Q2_K, 32, 256), (F32, 32, 40)],
+    [(Q4_0, 24, 256), (Q4_0, 15, 32), (IQ3_S, 32, 256), (F32, 32, 40)],
     ids=[
         "rows no multiple of 16",
         "fewer rows than a panel",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -201,6 +203,28 @@ def test_tags_of_several_tokens_close_a_thought(tokenizer: VocabularyTokenizer) 
     ):
         grammar = made(tokenizer, {"const": 1}, "json_schema", (opening, closing))
         tokens = [*tokenizer.encode(text, add_special=False), tokenizer.encode("<|im_end|>")[0]]
+        while tokens and grammar.allows(tokens[0]):
+            grammar.accept(tokens.pop(0))
+        assert (not tokens) is fits, text
+
+
+@pytest.mark.parametrize("marker", ["<|im_start|>", "<tool_call>"])
+@pytest.mark.parametrize("tags", [None, ("<think>", "</think>"), ("", "</think>")])
+def test_an_answer_may_be_of_another_kind_behind_a_marker(
+    tokenizer: VocabularyTokenizer, marker: str, tags: tuple[str, str] | None
+) -> None:
+    """As a tool call is, whose text is free, control tokens included."""
+    wanted = AnswerFormat("json_schema", '{"const": 1}', tags, marker)
+    [end] = tokenizer.encode("<|im_end|>", add_special=False)
+    for text, fits in (
+        ("1", True),
+        (f"{marker}weather<file_sep>" + '{"a": "b"}' * 300, True),
+        ("weather", False),
+        (f"1{marker}", False),
+    ):
+        grammar = LlamaGrammar(tokenizer, wanted)
+        thought = "" if tags is None else f"{tags[0]}Hm.</think>\n\n"
+        tokens = [*tokenizer.encode(thought + text, add_special=False), end]
         while tokens and grammar.allows(tokens[0]):
             grammar.accept(tokens.pop(0))
         assert (not tokens) is fits, text
@@ -441,3 +465,65 @@ def test_no_pattern_takes_long(tokenizer: VocabularyTokenizer) -> None:
         test_no_form_takes_long(tokenizer, "json_schema", {"type": "string", "pattern": pattern})
 
     check()
+
+
+# -- formats -----------------------------------------------------------------------------------
+
+FORMATS = [
+    ("uri-reference", ["a/b?c=d#e", "../x", "http://h:80/a:b", "//h/", "", "#f", "a%20b"],
+     ["a b", "1a:b", "a%2", "\\\\a", "http://[x"]),
+    ("iri-reference", ["/a", "mailto:a@b.c"], ["a b", "<a>"]),
+    ("iri", ["http://example.org/a"], ["a b", "/a"]),
+    ("idn-email", ["a@example.org"], ["a", "a b@c.d"]),
+    ("idn-hostname", ["example.org"], ["a b", "-a"]),
+    ("uri-template", ["/a/{b}", "{?x,y*}", "a"], ["{", "a}", "{a b}", "a b"]),
+    ("json-pointer", ["", "/a/0", "/~0~1", "//"], ["a", "/~", "/~2"]),
+    ("relative-json-pointer", ["0", "1/a", "2#"], ["/a", "01", "-1/a", "0##"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "fit", "other"), FORMATS)
+def test_formats_that_json_schema_defines_are_kept_to(
+    tokenizer: VocabularyTokenizer, name: str, fit: list[str], other: list[str]
+) -> None:
+    for schema in ({"format": name}, {"format": name, "pattern": "^"}):
+        for text in fit:
+            form = {"type": "string", **schema}
+            assert takes(tokenizer, made(tokenizer, form), json.dumps(text)), text
+        for text in other:
+            assert not takes(tokenizer, made(tokenizer, form), json.dumps(text)), text
+
+
+# -- numbers of words --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", ["{0,3}", "{2}", "{1,}", "*", "+", "?"])
+@pytest.mark.parametrize("separator", [r"\s+", " ", "[, ]+", "-"])
+@pytest.mark.parametrize("word", [r"\S+", "[a-z]+", r"\w*"])
+def test_a_pattern_of_words_means_what_it_says(word: str, separator: str, count: str) -> None:
+    """It is told to the library in another way, which is cheaper where the length is bounded."""
+    for opening in ("(?:", "("):
+        pattern = f"^{opening}{word}{separator}){count}{word}$"
+        told = closed_schema(json.dumps({"type": "string", "pattern": pattern}))["pattern"]
+        assert told != pattern
+        for size in range(6):
+            for letters in itertools.product("a ,-", repeat=size):
+                text = "".join(letters)
+                assert bool(re.search(pattern, text)) is bool(re.search(told, text)), text
+
+
+@pytest.mark.parametrize("pattern", [r"^(?:\S+\s+){2}\S*$", r"^(?:a b){2}a+$", r"\(?:a b){2}a"])
+def test_other_patterns_are_told_as_they_are(pattern: str) -> None:
+    assert closed_schema(json.dumps({"pattern": pattern}))["pattern"] == pattern
+
+
+def test_a_long_text_of_a_bounded_number_of_words_is_written(
+    tokenizer: VocabularyTokenizer,
+) -> None:
+    """It ran out of states on its way."""
+    schema = {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$", "maxLength": 500}
+    grammar, row = made(tokenizer, schema), np.zeros(tokenizer.vocab_size, np.float32)
+    words = " ".join(f"word{number} is" for number in range(24))
+    for token in tokenizer.encode(json.dumps(f"{words} {'x' * (480 - len(words))}")):
+        assert np.isfinite(grammar.masked(row)[token])
+        grammar.accept(token)

@@ -34,8 +34,9 @@ from edgespec.models.spec import read_model_spec
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("attached")]
 
 
-def test_products_are_timed_in_turns() -> None:
-    theirs, ours = product_ms(Q4_K, (256, 64), 1)
+@pytest.mark.parametrize(("shape", "used"), [((256, 64), 0), ((256, 64, 6), 2)])
+def test_products_are_timed_in_turns(shape: tuple[int, ...], used: int) -> None:
+    theirs, ours = product_ms(Q4_K, shape, 3, used)
     assert 0 < ours < 1e3 and 0 < theirs < 1e3
 
 

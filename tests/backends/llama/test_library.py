@@ -23,6 +23,7 @@ from edgespec.backends.llama.library import (
     _initialised,
     interrupts_kept,
     library,
+    loading_hint,
     missing_instructions,
 )
 from edgespec.errors import MissingDependencyError
@@ -398,6 +399,22 @@ def test_what_it_says_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     log_of((DEBUG, "a\n"), (INFO, "b"), (CONTINUATION, "c\n"), (WARN, "\n"), (ERROR, "d\n"))
     said = [(one.levelno, one.getMessage()) for one in caplog.records]
     assert said == [(logging.DEBUG, "a"), (logging.INFO, "bc"), (logging.INFO, "d")]
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        ("libcuda.so.1: cannot open shared object file: No such file or directory", "driver"),
+        ("libcudart.so.13: cannot open shared object file: No such file", "LD_LIBRARY_PATH"),
+        ("libcublas.so.13: cannot open shared object file: No such file", "LD_LIBRARY_PATH"),
+        ("libllama.so: file too short", "pip install --force-reinstall --no-deps llama-cpp-python"),
+    ],
+)
+def test_a_library_that_does_not_load_is_told_with_what_to_do(
+    problem: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
+    assert words in loading_hint(problem)
 
 
 def test_a_library_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:

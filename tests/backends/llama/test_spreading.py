@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edgespec.backends.llama.kernels import attach
+from edgespec.backends.llama.kernels import attach, spread_logits
 from edgespec.backends.llama.library import ggml_function
 
 F32, I64 = 0, 27  # values of ggml_type
@@ -28,6 +28,7 @@ class Params(ctypes.Structure):
 def attached() -> None:
     if reason := attach():
         pytest.skip(f"edgespec has no kernels here: {reason}")
+    spread_logits()
 
 
 @settings(deadline=None, max_examples=40)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -289,6 +290,38 @@ def test_a_process_that_dies_is_told_in_a_sentence(
         started[0].kill()
         started[0].wait()
         assert simulated([Wanted(spec, RunShape(512, 64, 8))])[0][HOST].cache > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_process_may_take_so_much_memory_and_no_more(
+    spec: ModelSpec, started: list[subprocess.Popen[bytes]]
+) -> None:
+    with simulating():
+        simulated([Wanted(spec, PLAIN)])
+        limits = Path(f"/proc/{started[0].pid}/limits").read_text()
+    [data] = [line for line in limits.splitlines() if line.startswith("Max data size")]
+    assert data.split()[3] == str(simulation.MOST_BYTES)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such limit")
+def test_a_header_that_would_take_too_much_is_told_in_a_sentence(spec: ModelSpec) -> None:
+    """Of 80 million tokens, at 40 bytes each and more."""
+    huge = replace(spec, vocab_size=80_000_000, fingerprint="huge")
+    with pytest.raises(BackendError, match="tables for this model take more than 2 GiB"):
+        simulated([Wanted(huge, PLAIN)])
+    assert simulated([Wanted(spec, PLAIN)])[0][HOST].cache > 0
+
+
+def test_a_process_that_takes_too_much_is_ended_and_told_in_a_sentence(
+    spec: ModelSpec, started: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system has no such limit, this process looks at it."""
+    monkeypatch.setattr(simulation, "_LOOK_S", 0.001)
+    monkeypatch.setattr(simulation, "MOST_BYTES", 1 << 20)
+    with pytest.raises(BackendError, match=r"ended while it was asked about model\.gguf"):
+        simulated([Wanted(spec, PLAIN)])
+    monkeypatch.undo()
+    assert started[0].poll() is not None
 
 
 def test_an_end_of_the_process_by_llama_cpp_is_told_in_a_sentence(tmp_path: Path) -> None:

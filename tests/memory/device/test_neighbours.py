@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
 import pytest
 
-from edgespec.memory.device.neighbours import Neighbours, alone
+from edgespec.memory.device import neighbours
+from edgespec.memory.device.neighbours import Neighbours, alone, note_stall
+from edgespec.memory.times.curve import CostCurve
 
 
 def test_neighbours_are_what_is_busy_and_not_ours() -> None:
@@ -16,3 +26,61 @@ def test_a_look_at_this_process_grows() -> None:
     first = alone()
     sum(i * i for i in range(200_000))
     assert all(now >= then for now, then in zip(alone(), first, strict=True))
+
+
+def program(pid: int, name: str, seconds: float) -> Any:
+    times = SimpleNamespace(user=seconds, system=0.0)
+    return SimpleNamespace(pid=pid, info={"name": name, "cpu_times": times})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.8, "video computes beside it, on 1.6 cores"), (0.01, "no other program computes now")],
+)
+def test_a_stall_is_logged_with_what_else_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seconds: float, words: str
+) -> None:
+    looks = iter(
+        [
+            [program(1, "init", 5.0), program(2, "video", 9.0)],
+            [program(1, "init", 5.0), program(2, "video", 9.0 + seconds), program(3, "new", 99.0)],
+        ]
+    )
+    monkeypatch.setattr(psutil, "process_iter", lambda _names: next(looks))
+    monkeypatch.setattr(time, "sleep", lambda _s: None)
+    monkeypatch.setattr(neighbours, "available_bytes", lambda: 300 << 20)
+    caplog.set_level(logging.INFO, "edgespec.decode")
+    neighbours._log_stall(4000.0, 100.0)
+    assert caplog.messages == [
+        f"a step took 4.0 s, 40 times what it usually takes; {words}, and 300 MiB are free"
+    ]
+
+
+def test_only_the_first_stall_of_a_process_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[tuple[float, float]] = []
+
+    class Now:
+        def __init__(self, target: Any, args: Any, daemon: bool) -> None:
+            noted.append(args)
+
+        def start(self) -> None:
+            pass
+
+    monkeypatch.setattr(neighbours, "_stalls", itertools.count())
+    monkeypatch.setattr(threading, "Thread", Now)
+    for ms in (4000.0, 5000.0):
+        note_stall(ms, 100.0)
+    assert noted == [(4000.0, 100.0)]
+
+
+def test_a_step_that_takes_twenty_times_its_prediction_is_a_stall(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[float] = []
+    monkeypatch.setattr("edgespec.memory.times.curve.note_stall", lambda ms, _: noted.append(ms))
+    slow, fast = (CostCurve([float("inf"), ms, 1.5 * ms]) for ms in (100.0, 5.0))
+    slow.observe(1, 0, 1, 1900.0)
+    fast.observe(1, 0, 1, 400.0)  # which nobody notices
+    assert noted == []
+    slow.observe(1, 0, 1, 2100.0)
+    assert noted == [2100.0]

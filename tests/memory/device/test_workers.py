@@ -45,6 +45,18 @@ def test_an_edgespec_worker_tells_about_its_devices() -> None:
     assert worker.received == [], "it may be in use: nothing else is asked"
 
 
+def test_what_a_worker_takes_to_answer_is_no_part_of_the_trip() -> None:
+    with FakeWorker({**STATUS, "took_s": 100.0}) as worker:
+        (found,) = worker_devices((worker.address,))
+    assert found.latency_s == 0.0
+
+
+@pytest.mark.parametrize("took", [None, [1]])
+def test_what_it_says_of_that_may_make_no_sense(took: Any) -> None:
+    with FakeWorker({**STATUS, "took_s": took}) as worker, pytest.raises(BackendError):
+        worker_devices((worker.address,))
+
+
 def test_llama_cpps_own_server_is_asked_in_its_protocol() -> None:
     with FakeWorker(status=None) as worker:
         found = worker_devices((worker.address,))

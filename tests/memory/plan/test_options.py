@@ -33,7 +33,7 @@ def test_the_command_line_has_all_of_them() -> None:
     wanted = {shorter.get(field.name, field.name) for field in fields(LoadOptions)}
     wanted -= {"users", "latency"}  # of servers
     assert wanted <= {field.name for field in fields(PlanOptions)}
-    assert PlanOptions().request() == Request() == Request.loading(LoadOptions())
+    assert PlanOptions().request(sees=True) == Request() == Request.loading(LoadOptions())
 
 
 @pytest.mark.model

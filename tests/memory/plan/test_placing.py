@@ -47,10 +47,11 @@ def test_exact_avoids_the_path_that_rounds_differently() -> None:
     assert (kept.kv_type_k, kept.kv_type_v) == ("q8_0", "q8_0")
 
 
-def test_exact_keeps_f16_where_attention_is_of_our_own() -> None:
+@pytest.mark.parametrize("head", [64, 512])
+def test_exact_keeps_f16_where_attention_is_of_our_own(head: int) -> None:
     if reason := missing_kernels():
         pytest.skip(f"edgespec has no kernels here: {reason}")
-    machine, spec = machine_with(64 << 30, missing_kernels=""), model(kind="Q4_0")
+    machine, spec = machine_with(64 << 30, missing_kernels=""), model(kind="Q4_0", head=head)
     if not attends(spec.key_length[0], spec.value_length[0]):
         pytest.skip("edgespec's attention needs AVX2, AVX-512 or NEON with dotprod")
     plan = plan_of(spec, machine, exact=True)
@@ -59,9 +60,9 @@ def test_exact_keeps_f16_where_attention_is_of_our_own() -> None:
     assert plan_of(spec, machine, exact=True, kernels="off").kv_type_k == "bf16"
 
 
-@pytest.mark.parametrize(("keys", "values"), [(576, 0), (512, 512)])
+@pytest.mark.parametrize(("keys", "values"), [(576, 0), (640, 640)])
 def test_exact_knows_the_heads_that_our_attention_does_not_have(keys: int, values: int) -> None:
-    """Latent attention keeps its values in keys of 576; some heads are wider than 256."""
+    """Latent attention keeps its values in keys of 576; some heads are wider than 576."""
     if reason := missing_kernels():
         pytest.skip(f"edgespec has no kernels here: {reason}")
     spec = model(kind="Q4_0")

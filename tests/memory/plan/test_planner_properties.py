@@ -142,7 +142,10 @@ def test_quality_is_never_traded_silently(
     request: dict[str, Any],
     part: float,
 ) -> None:
-    """However tight the budget: f16 unless asked, and bf16 beside it for exact runs."""
+    """However tight the budget: f16 unless asked, and bf16 beside it for exact runs.
+
+    `prefer` "context" asks for q8_0 where f16 does not reach all of the context.
+    """
     assume(possible(spec, machine, request))
     budget = int(part * taken(plan_of(spec, machine, speed_of, **request)))
     plan = outcome(spec, machine, speed_of, **request, budget_bytes=budget)
@@ -151,6 +154,8 @@ def test_quality_is_never_traded_silently(
     asked = request.get("kv_type")
     if asked in (None, "f16") and request.get("exact"):
         assert (plan.kv_type_k, plan.kv_type_v) == ("bf16", "f16")
+    elif asked is None and request.get("prefer") == "context":
+        assert plan.kv_type_k == plan.kv_type_v and plan.kv_type_k in ("f16", "q8_0")
     else:
         assert (plan.kv_type_k, plan.kv_type_v) == (asked or "f16",) * 2
 

@@ -12,10 +12,10 @@ from edgespec.errors import UnsupportedError
 from edgespec.memory.device.accelerators import Accelerator
 from edgespec.memory.plan.layout import Layout
 from edgespec.memory.plan.machine import Machine
+from edgespec.memory.plan.placing import step_s
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
-from edgespec.memory.plan.spreading import step_s
 
 HOST_SPEED = 10e9
 LARGE = model(layers=8, width=1024, head=64, heads=(16, 4), feed_forward=2048, vocabulary=2000)
@@ -191,6 +191,17 @@ def test_three_ways_in_the_right_order() -> None:
     assert step_s(replace(layout, experts_here=2), (9,)) == pytest.approx(
         seconds(2 * experts), rel=0.001
     )
+
+
+def test_a_step_waits_for_what_it_fetches() -> None:
+    """Once for a worker's layers, and three times for each one whose experts lie here."""
+    layouts = [
+        Layout(EXPERTS, machine(worker(8 << 30, HOST_SPEED, wait)), Request(), 2, "f16", "f16")
+        for wait in (0.0, 1.0)
+    ]
+    for kept, count, waits in ((0, 5, 1), (8, 9, 1 + 3 * 8), (6, 5, 1 + 3 * 2), (3, 5, 1)):
+        near, far = (step_s(replace(one, experts_here=kept), (count,)) for one in layouts)
+        assert far - near == pytest.approx(waits), (kept, count)
 
 
 DENSE = ("attn_q", "attn_k", "attn_v", "attn_output")

@@ -12,12 +12,11 @@ from eagle_driver import EagleDriver
 from random_gguf import Q4_0, WIDTH, write_model
 
 from edgespec.errors import UnsupportedError
-from edgespec.models.exits.eagle import check_target, layers_read
-from edgespec.models.exits.eagle_start import ROWS_NORM
+from edgespec.models.exits.eagle import ROWS_NORM, check_target, layers_read
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 if TYPE_CHECKING:
-    from edgespec.models.exits.eagle_training import EagleTrainer
+    from edgespec.models.exits.trainer import EagleTrainer
 
 
 TOKENS = list(range(40, 64))

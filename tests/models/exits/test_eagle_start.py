@@ -16,7 +16,7 @@ _TEXT = 60
 
 def test_the_width_is_shared_among_heads() -> None:
     pytest.importorskip("torch", reason="training needs torch")
-    from edgespec.models.exits.eagle_start import heads_of
+    from edgespec.models.exits.eagle import heads_of
     from edgespec.models.exits.network import Hyperparameters
 
     heads = heads_of(Hyperparameters(576, 9, 3, 64, 1e-5, 1e5, True))
@@ -27,8 +27,7 @@ def test_heads_see_their_own_place_and_places_of_the_same_token(target: ModelSpe
     """Rows that show their own token and the one before; a text that comes twice."""
     import torch
 
-    from edgespec.models.exits.eagle import head_shape
-    from edgespec.models.exits.eagle_start import first_parameters, heads_of
+    from edgespec.models.exits.eagle import first_parameters, head_shape, heads_of
     from edgespec.models.exits.network import hyperparameters_of
 
     shape = hyperparameters_of(target)
@@ -59,7 +58,7 @@ def _rows(own: Any, before: Any) -> Any:
 
 
 def _places(torch: Any) -> Any:
-    from edgespec.models.exits.eagle_start import Places
+    from edgespec.models.exits.eagle import Places
 
     table = _table(torch)
     tokens = torch.randint(VOCABULARY, (4, _PLACES))

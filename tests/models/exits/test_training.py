@@ -24,7 +24,7 @@ def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path)
     import torch
 
     from edgespec.models.exits.target_states import target_states
-    from edgespec.models.exits.training import ExitTrainer
+    from edgespec.models.exits.trainer import ExitTrainer
     from edgespec.models.exits.training_texts import load_training_texts, save_training_texts
 
     written = written_texts(target)
@@ -52,7 +52,7 @@ def test_training_lowers_the_loss_and_goes_on(target: ModelSpec, tmp_path: Path)
 def test_a_drafter_is_trained_further(target: ModelSpec, tmp_path: Path) -> None:
     """What is read back from its file is what was written, but for the rounding of its types."""
     from edgespec.models.exits.target_states import target_states
-    from edgespec.models.exits.training import ExitTrainer
+    from edgespec.models.exits.trainer import ExitTrainer
 
     texts = written_texts(target)
     states = target_states(target, [text.tokens for text in texts], [1])[1]

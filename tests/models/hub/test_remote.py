@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import DownloadError, EdgespecError, ModelNotFoundError
-from edgespec.models.hub import fetching, remote
+from edgespec.models.hub import fetching
 
 
 def test_a_server_that_ignores_ranges_sends_all_of_it_again(
@@ -28,7 +28,7 @@ def test_a_server_that_ignores_ranges_sends_all_of_it_again(
     repository.ignores_ranges = True
     assert fetching.fetch(wanted).read_bytes() == content
     with pytest.raises(DownloadError, match="sends more than was asked for"):
-        remote.read_beginning(wanted.repository, "Tiny-F32.gguf", 0, 2048)
+        fetching.read_beginning(wanted.repository, "Tiny-F32.gguf", 0, 2048)
 
 
 def test_a_disk_that_cannot_be_written_is_the_systems_own_error(
@@ -37,7 +37,7 @@ def test_a_disk_that_cannot_be_written_is_the_systems_own_error(
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(remote._Limited, "write", full)
+    monkeypatch.setattr(fetching._Limited, "write", full)
     with pytest.raises(OSError, match="No space left on device") as caught:
         fetch()
     assert not isinstance(caught.value, DownloadError)

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from random_gguf import F32, Q4_0, Q8_0, write_model
 
-from edgespec.models.onnx.packing import packed_bits
+from edgespec.models.onnx.facts import packed_bits
 from edgespec.models.onnx.weights import dequantize, packed_rows, raw_rows
 from edgespec.models.spec import ModelSpec, read_model_spec
 

@@ -7,9 +7,9 @@ import pytest
 from tiny_folder import TinyModel
 
 from edgespec.models.onnx_export.contract import (
+    freeze_shapes,
     to_contract,
 )
-from edgespec.models.onnx_export.shapes import freeze_shapes
 
 pytest.importorskip("onnx", reason="the onnx extra is not installed")
 pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")

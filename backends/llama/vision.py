@@ -1,0 +1,253 @@
+"""Images through llama.cpp's libmtmd: how many cells they take, and their embeddings.
+
+What an image becomes is asked with an empty bitmap of its size. Its pixels are decoded when they
+are read, and once before, so that a broken file is refused by whoever sent it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.base import ImageRun
+from edgespec.backends.llama.library import LOG, interrupts_kept, library
+from edgespec.errors import BackendError, MissingDependencyError, UnsupportedError
+from edgespec.memory.bytes.projector import KEPT_BYTES, keep_compute_bytes
+from edgespec.models.gguf.access import read_part
+from edgespec.models.gguf.reader import Gguf
+from edgespec.models.images import Image
+from edgespec.models.projector import read_projector
+
+_MOST_SOUND = 256  # images that are known to decode
+_INT32 = 1 << 31
+_FLOATS = {"F32": "<f4", "F16": "<f2"}
+
+
+class Vision:
+    """A projector beside a model that is loaded. Raises BackendError with libmtmd's words.
+
+    Args:
+        path: of the projector's file.
+        model: llama.cpp's handle, which is freed later than this one.
+        in_use: what keeps the model from being freed within; raises where it was.
+        threads: that encode an image.
+        on_gpu: whether the projector lies on a GPU, if there is one.
+        max_tokens: most cells of an image; None for as many as the projector says.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        model: Any,
+        in_use: Callable[[], Any],
+        *,
+        threads: int,
+        on_gpu: bool,
+        max_tokens: int | None = None,
+    ) -> None:
+        self._lib, self._in_use = mtmd(), in_use
+        self._sound: OrderedDict[str, None] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int], NDArray[np.float32]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._context: Any = None
+        projector = read_projector(path)
+        self._row_end = _row_end(projector.file)
+        params = self._lib.mtmd_context_params_default()
+        params.use_gpu, params.n_threads = on_gpu, threads
+        params.print_timings = False
+        if max_tokens is not None:
+            params.image_max_tokens = max_tokens
+        LOG.clear()
+        with interrupts_kept():
+            self._context = self._lib.mtmd_init_from_file(os.fsencode(path), model, params)
+        if not self._context or not self._lib.mtmd_support_vision(self._context):
+            said = LOG.problem() or "it has no vision encoder"
+            self.close()
+            raise BackendError(
+                f"llama.cpp cannot use {path.name} with this model: {said}",
+                hint="--mmproj names the projector (mmproj) of the same model",
+            )
+        self._bytes = projector.weight_bytes, sum(LOG.buffer_bytes().values())
+        if patches := LOG.warmup_side // projector.patch_size:
+            keep_compute_bytes(projector, self._bytes[1], patches**2, on_gpu=on_gpu)
+        self.uses_sections = bool(self._lib.mtmd_decode_use_mrope(self._context))
+        self.is_causal = not self._lib.mtmd_decode_use_non_causal(self._context, None)
+        self.width = int(library().llama_model_n_embd_inp(model))
+
+    # -- what an image becomes -------------------------------------------------------------
+
+    def pieces(self, image: Image) -> list[list[int] | ImageRun]:
+        """Token ids and runs of cells. Raises UnsupportedError for one that cannot be decoded."""
+        self._check(image)
+        with self._chunks(image, decoded=False) as chunks:
+            made: list[list[int] | ImageRun] = []
+            for index, chunk in enumerate(chunks):
+                if self._is_text(chunk):
+                    made.append(self._text(chunk))
+                    continue
+                count = int(self._lib.mtmd_input_chunk_get_n_tokens(chunk))
+                positions = int(self._lib.mtmd_input_chunk_get_n_pos(chunk))
+                made.append(ImageRun(_ids(image, index, count), positions, image, index))
+            return made
+
+    def positions(self, run: ImageRun, first: int) -> NDArray[np.int32]:
+        """Of the cells of a run that begins at a position: [1, n], or [4, n] with M-RoPE."""
+        count = len(run.ids)
+        if not self.uses_sections:
+            return np.arange(first, first + count, dtype=np.int32)[None]
+        with self._chunks(run.image, decoded=False) as chunks:
+            tokens = self._lib.mtmd_input_chunk_get_tokens_image(chunks[run.index])
+            places = (self._lib.mtmd_decoder_pos * count)()
+            self._lib.mtmd_helper_image_get_decoder_pos(tokens, first, places)
+        found: NDArray[np.int32] = np.array([[p.t, p.y, p.x, p.z] for p in places], np.int32).T
+        return found
+
+    def embeddings(self, run: ImageRun) -> NDArray[np.float32]:
+        """Of the cells of a run, [n, width]."""
+        key = run.image.digest, run.index
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            with self._chunks(run.image, decoded=True) as chunks:
+                found = self._encoded(chunks[run.index], len(run.ids))
+            self._kept[key] = found
+            while sum(one.nbytes for one in self._kept.values()) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+            return found
+
+    def _encoded(self, chunk: Any, count: int) -> NDArray[np.float32]:
+        LOG.clear()
+        with interrupts_kept():
+            status = self._lib.mtmd_encode_chunk(self._context, chunk)
+        if status != 0:
+            raise BackendError(f"llama.cpp cannot encode an image: {LOG.problem() or status}")
+        address = self._lib.mtmd_get_output_embd(self._context)
+        found: NDArray[np.float32] = np.ctypeslib.as_array(address, (count, self.width)).copy()
+        broken = ~np.isfinite(found).all(axis=1)
+        if self._row_end is not None:
+            # Pixtral's graph adds it to memory times 0, which is no number where nothing has
+            # written that memory.
+            found[broken] = self._row_end
+        elif broken.any():
+            raise BackendError("llama.cpp computes embeddings of an image that are no numbers")
+        return found
+
+    def memory_bytes(self) -> dict[str, int]:
+        """What libmtmd says it allocated, and the embeddings that are kept."""
+        weights, compute = self._bytes
+        kept = sum(one.nbytes for one in self._kept.values())
+        return {"projector": weights, "projector_compute": compute, "images": kept}
+
+    def close(self) -> None:
+        """Free the projector; safe to call twice."""
+        if self._context:
+            self._lib.mtmd_free(self._context)
+        self._context = None
+        self._kept.clear()
+
+    # -- libmtmd ---------------------------------------------------------------------------
+
+    def _check(self, image: Image) -> None:
+        """Raise UnsupportedError unless all of an image decodes, and the model takes its shape."""
+        if image.digest in self._sound:
+            return
+        with self._chunks(image, decoded=True):
+            pass
+        self._sound[image.digest] = None
+        while len(self._sound) > _MOST_SOUND:
+            self._sound.popitem(last=False)
+
+    def _bitmap(self, image: Image) -> Any:
+        """A decoded image."""
+        data = (ctypes.c_uint8 * len(image.data)).from_buffer_copy(image.data)
+        bitmap = self._lib.mtmd_helper_bitmap_init_from_buf(self._context, data, len(data), False)
+        if bitmap:
+            size = self._lib.mtmd_bitmap_get_nx(bitmap), self._lib.mtmd_bitmap_get_ny(bitmap)
+            if size == (image.width, image.height) and not self._lib.mtmd_bitmap_is_audio(bitmap):
+                return bitmap
+            self._lib.mtmd_bitmap_free(bitmap)
+        raise UnsupportedError(
+            "the image is broken: it cannot be decoded", hint="save it again, as PNG or JPEG"
+        )
+
+    @contextmanager
+    def _chunks(self, image: Image, *, decoded: bool) -> Iterator[Sequence[Any]]:
+        """What libmtmd makes of an image, until the end; without pixels unless `decoded`."""
+        lib = self._lib
+        marker = lib.mtmd_get_marker(self._context)
+        text = lib.mtmd_input_text(marker, len(marker), False, True)
+        with self._in_use():
+            empty = lib.mtmd_bitmap_init(image.width, image.height, None) if not decoded else None
+            bitmap, made = empty or self._bitmap(image), lib.mtmd_input_chunks_init()
+            try:
+                LOG.clear()
+                bitmaps = (ctypes.c_void_p * 1)(bitmap)
+                if lib.mtmd_tokenize(self._context, made, ctypes.byref(text), bitmaps, 1):
+                    raise UnsupportedError(
+                        f"an image of {image.width} x {image.height} pixels cannot be prepared for "
+                        f"this model: {LOG.problem() or 'no reason'}"
+                    )
+                count = lib.mtmd_input_chunks_size(made)
+                yield [lib.mtmd_input_chunks_get(made, place) for place in range(count)]
+            finally:
+                lib.mtmd_input_chunks_free(made)
+                lib.mtmd_bitmap_free(bitmap)
+
+    def _is_text(self, chunk: Any) -> bool:
+        kind = self._lib.mtmd_input_chunk_get_type(chunk)
+        return bool(kind == self._lib.MTMD_INPUT_CHUNK_TYPE_TEXT)
+
+    def _text(self, chunk: Any) -> list[int]:
+        count = ctypes.c_size_t()
+        ids = self._lib.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
+        found = list(ids[: count.value])
+        if min(found, default=0) < 0:
+            raise UnsupportedError(
+                "the model's vocabulary lacks tokens that its projector puts around images",
+                hint="--mmproj names the projector (mmproj) of the same model",
+            )
+        return found
+
+
+def _row_end(file: Gguf) -> NDArray[np.float32] | None:
+    """The embedding that ends a row of an image, where a projector has one."""
+    for tensor in file.tensors:
+        if tensor.name == "v.token_embd.img_break" and tensor.type.name in _FLOATS:
+            with file.path.open("rb") as opened:
+                data = read_part(opened, tensor.offset, tensor.data_bytes)
+            return np.frombuffer(data, _FLOATS[tensor.type.name]).astype(np.float32)
+    return None
+
+
+def _ids(image: Image, index: int, count: int) -> tuple[int, ...]:
+    """Negative numbers of 31 bits, another run for each piece of each image."""
+    seed = f"{image.digest} {index} {count}".encode()
+    data = hashlib.shake_128(seed).digest(4 * count)
+    return tuple(int(one) - _INT32 for one in np.frombuffer(data, "<u4") & (_INT32 - 1))
+
+
+def mtmd() -> ModuleType:
+    """libmtmd's low-level module. Raises MissingDependencyError, and as `library`."""
+    library()
+    try:
+        from llama_cpp import mtmd_cpp
+    except (ImportError, OSError, RuntimeError, FileNotFoundError) as problem:
+        raise MissingDependencyError(
+            f"llama-cpp-python has no libmtmd, which images need: {problem}",
+            hint="pip install --force-reinstall --no-deps llama-cpp-python==0.3.36",
+        ) from problem
+    mtmd_cpp.mtmd_helper_log_set(library().edgespec_log_callback, None)
+    module: ModuleType = mtmd_cpp
+    return module

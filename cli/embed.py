@@ -1,0 +1,131 @@
+"""`edgespec embed`: vectors of texts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgespec.cli import options
+from edgespec.cli.render import Progress, note, printable, size_text
+from edgespec.errors import UnsupportedError
+from edgespec.paths import stdin_lines
+
+if TYPE_CHECKING:
+    from edgespec.memory.plan.request import Request
+    from edgespec.models.spec import ModelSpec
+    from edgespec.serve.server import Server
+
+PoolingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pooling",
+        help="What stands for a text: mean, cls, last or rank. Default: what the file says.",
+    ),
+]
+
+
+def embed(
+    model: Annotated[
+        str, typer.Argument(help="GGUF file, hf:OWNER/REPO[:QUANT], ollama:NAME[:TAG].")
+    ],
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="The texts. Default: the lines of stdin.")
+    ] = None,
+    pooling: PoolingOption = None,
+    dimensions: Annotated[
+        int | None,
+        typer.Option("--dimensions", min=1, help="Keep the first N, if the model allows it."),
+    ] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut off texts that are longer than the context.")
+    ] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget", help="Most memory to use: 512MiB, 1.5GiB, 800MB. Default: what is free."
+        ),
+    ] = None,
+    ctx: Annotated[
+        int | None,
+        typer.Option(
+            "--ctx", "--ctx-size", "-c", min=1, help="Tokens of the longest text. Default: 2048."
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", "-t", min=1, help="Most CPU threads. Default: cores.")
+    ] = None,
+    as_json: options.JsonOption = False,
+) -> None:
+    """Turn texts into vectors. Example: edgespec embed model.gguf "a text" "another text"
+
+    Prints a line of numbers for each text, in their order; --json one document.
+    """
+    from edgespec.memory.plan.options import LoadOptions
+    from edgespec.setup.embedding import Embedder
+
+    if texts is None and sys.stdin.isatty():
+        raise typer.BadParameter("no texts: give them as arguments, or one a line on stdin")
+    budget_bytes = None if budget is None else options.size_bytes("--budget", budget)
+    wanted = LoadOptions(budget_bytes=budget_bytes, context_size=ctx, threads=threads)
+    progress = Progress()
+    try:
+        embedder = Embedder.load(
+            options.model_path(model), pooling=pooling, options=wanted, progress=progress
+        )
+    finally:
+        progress.clear()
+    with embedder:
+        made = embedder.embed(
+            texts if texts is not None else _lines(), dimensions=dimensions, truncate=truncate
+        )
+    rows = made.rows.tolist()
+    if as_json:
+        print(json.dumps({"embeddings": rows, "tokens": [*made.num_tokens]}))
+        return
+    for row in rows:
+        print(" ".join(f"{value:.8g}" for value in row))
+
+
+@contextmanager
+def embedding_server(
+    spec: ModelSpec,
+    request: Request,
+    pooling: str | None,
+    names: Sequence[str],
+    any_model: bool,
+    letting_in: Any,
+) -> Iterator[Server]:
+    """A server of a model that makes embeddings alone. Raises as `Embedder.load`."""
+    from edgespec.memory.plan.embedding import plan_embedding
+    from edgespec.serve.embeddings import EmbeddingServer, EmbeddingService
+    from edgespec.setup.embedding import Embedder
+
+    plan = plan_embedding(spec, request, pooling)
+    note(
+        f"{printable(spec.name) or spec.path.name} {spec.file_type}, embeddings by {plan.pooling}, "
+        f"texts of at most {plan.context_size} tokens, {plan.threads} threads; at most "
+        f"{size_text(plan.predicted_peak_bytes)} of {size_text(plan.limit_bytes)}"
+    )
+    progress = Progress()
+    try:
+        embedder = Embedder.reserved(plan, progress)
+    finally:
+        progress.clear()
+    service = EmbeddingService(embedder, names, any_model=any_model)
+    with closing(service), EmbeddingServer(service, **letting_in) as server:
+        yield server
+
+
+def _lines() -> list[str]:
+    """The lines of stdin. Raises UnsupportedError for what is no text."""
+    found = []
+    for line in stdin_lines():
+        if isinstance(line, UnsupportedError):
+            raise line
+        found.append(line)
+    return found

@@ -1,0 +1,212 @@
+"""The models of `edgespec serve` where there are several: which, and how long each stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+from edgespec.cli import options
+from edgespec.cli.render import note, printable, size_text
+from edgespec.decode.engine import Engine
+from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.memory.bytes.footprint import RUNTIME_BYTES
+from edgespec.memory.plan.machine import Machine, this_machine
+from edgespec.memory.plan.request import Request
+from edgespec.models.hub.caches import gguf_files, local_models
+from edgespec.models.onnx.folder import read_model
+from edgespec.models.spec import ModelSpec
+from edgespec.paths import expanded
+from edgespec.serve.chat_model import ChatModel
+from edgespec.serve.defaults import Defaults
+from edgespec.serve.limits import Limits
+from edgespec.serve.pool import Member, Pool, keep_alive_of
+from edgespec.serve.service import Service, Shared
+from edgespec.setup.kernel_choice import prepare_kernels
+from edgespec.setup.model_sets import Capacity, Planned, largest_sets, plan_set
+
+_ALWAYS = "always"
+_BLOB = "sha256-"  # how Ollama calls files
+_SETS = 4  # that are told
+
+
+@dataclass(frozen=True)
+class PoolChoice:
+    """What the command says of its models."""
+
+    named: Sequence[str]
+    folder: Path | None
+    any_here: bool
+    keep_alive: Sequence[str]
+    pins: Sequence[str]
+    aliases: Sequence[str]
+
+    @property
+    def is_pool(self) -> bool:
+        """Whether models are loaded when they are asked for: not one model that stays."""
+        is_chosen = self.folder or self.any_here or self.keep_alive or self.pins
+        return len(self.named) > 1 or bool(is_chosen)
+
+
+@dataclass(slots=True)
+class _Found:
+    """A file, its names for clients, and how long it stays."""
+
+    path: Path
+    names: tuple[str, ...]
+    is_named: bool = False  # on the command line: it has to be there
+    keep_alive_s: float = inf
+    is_pinned: bool = False
+
+
+def make_pool(
+    choice: PoolChoice,
+    request: Request,
+    plan_options: options.PlanOptions,
+    defaults: Callable[[ModelSpec], Defaults],
+    any_model: bool,
+) -> tuple[Pool, Shared]:
+    """The model pool of a command. Those that it names, and pinned ones, are planned now.
+
+    Raises ModelNotFoundError, ModelFileError or DoesNotFitError for one that it names, and
+    UnsupportedError for options that fit no model.
+    """
+    for option, value in (("--draft-model", request.draft_model), ("--switch", request.switch)):
+        if value is not None:
+            raise UnsupportedError(
+                f"{option} is for one model, and several are served",
+                hint="serve that model alone, without --keep-alive and --pin",
+            )
+    found = list(_found(choice, plan_options))
+    _settle(found, choice)
+    shared, machine = Shared(Limits()), this_machine(request.workers)
+    planned, capacity = _planned(found, request, machine)
+
+    def serve(model: ChatModel, engine: Engine) -> Service:
+        assert model.planned is not None
+        return Service(
+            engine,
+            names=model.names,
+            defaults=defaults(model.planned.spec),
+            plan=model.planned.plan,
+            file_name=model.path.name,
+            any_model=any_model,
+            shared=shared,
+            owns_engine=True,
+        )
+
+    members = [
+        Member(
+            ChatModel(one.names, one.path, request, machine, serve, planned.get(one.path)),
+            one.keep_alive_s,
+            one.is_pinned,
+        )
+        for one in found
+    ]
+    return Pool(members, capacity, limits=shared.limits, any_model=any_model), shared
+
+
+def _found(choice: PoolChoice, plan_options: options.PlanOptions) -> Iterator[_Found]:
+    """The files, each once; the names of each are no other one's."""
+    given: list[tuple[str | None, Path, bool]] = [
+        (name, options.model_path(name, plan_options), True) for name in choice.named
+    ]
+    if choice.folder is not None:
+        folder = expanded(choice.folder)
+        if not folder.is_dir():
+            raise UnsupportedError(f"{folder} is no folder", hint="name one with GGUF files")
+        given += [(None, path, False) for path in gguf_files(folder)]
+    if choice.any_here:
+        given += [(one.name, one.path, False) for one in local_models()]
+    if not given:
+        if choice.folder is not None or choice.any_here:
+            raise UnsupportedError(
+                "there is no model here", hint="`edgespec models pull hf:OWNER/REPO` gets one"
+            )
+        given = [(None, options.model_path(None, plan_options), True)]
+    taken, seen = set[str](), set[Path]()
+    for name, path, is_named in given:
+        if path.resolve() in seen or path.name.startswith("mmproj"):
+            continue
+        seen.add(path.resolve())
+        wanted = [path.stem, name or str(path), str(path)]
+        names = [one for one in dict.fromkeys(wanted) if one not in taken]
+        if path.name.startswith(_BLOB):
+            names = names[1:] or names
+        taken.update(names)
+        yield _Found(path, tuple(names), is_named)
+
+
+def _settle(found: Sequence[_Found], choice: PoolChoice) -> None:
+    """What options say of models: names, how long each stays, and which ones always do."""
+    for text in choice.aliases:
+        one, alias = _meant(found, text, "--alias", "NAME=ALIAS")
+        one.names = (alias, *one.names)
+    for text in sorted(choice.keep_alive, key=lambda text: "=" in text):  # that of all goes first
+        if "=" in text:
+            one, value = _meant(found, text, "--keep-alive", "NAME=5m")
+            _set_keep_alive([one], value)
+        else:
+            _set_keep_alive(found, text)
+    for text in choice.pins:
+        _meant(found, f"{text}=", "--pin", "NAME")[0].is_pinned = True
+
+
+def _set_keep_alive(models: Sequence[_Found], value: str) -> None:
+    for one in models:
+        one.is_pinned = value == _ALWAYS
+        one.keep_alive_s = inf if one.is_pinned else keep_alive_of(value)
+
+
+def _meant(found: Sequence[_Found], text: str, option: str, form: str) -> tuple[_Found, str]:
+    """The model that NAME=VALUE is about, and the value. With one model NAME may be left out."""
+    name, _, value = text.rpartition("=")
+    one = next((one for one in found if name in one.names), None)
+    if one is None and len(found) == 1 and not name:
+        return found[0], value
+    if one is None:
+        names = ", ".join(one.names[0] for one in found)
+        raise UnsupportedError(
+            f"{option} {text.rstrip('=')} names no model that is served",
+            hint=f"write {option} {form}, with one of {names}",
+        )
+    return one, value
+
+
+def _planned(
+    found: Sequence[_Found], request: Request, machine: Machine
+) -> tuple[dict[Path, Planned], Capacity]:
+    """Plans of the models that have to be there, by file, and what there is for all.
+
+    Says what each adds, and which sets fit together. Raises as `make_run_plan`, and DoesNotFitError
+    where pinned ones do not fit together.
+    """
+    eager = [one for one in found if one.is_named or one.is_pinned]
+    specs = [read_model(one.path) for one in eager]
+    for spec in specs:
+        prepare_kernels(spec, request, lambda _what, _fraction: None)
+    pinned = [number for number, one in enumerate(eager) if one.is_pinned]
+    planned, capacity = plan_set(specs, request, machine, pinned)
+    for one, plan in zip(eager, planned, strict=True):
+        if plan.problem is not None:
+            raise plan.problem
+        assert plan.plan is not None
+        note(
+            f"{printable(one.names[0])} {plan.spec.file_type}: {plan.plan.context_size} tokens of "
+            f"context, {size_text(sum(plan.sizes.values()))}{', pinned' if one.is_pinned else ''}"
+        )
+    if not capacity.fits([planned[number].sizes for number in pinned]):
+        held = sum(sum(planned[number].sizes.values()) for number in pinned)
+        raise DoesNotFitError(
+            f"pinned models take {size_text(held)}, and there are "
+            f"{size_text(capacity.host_bytes - capacity.shared_bytes)} for models",
+            hint="pin fewer, or raise --budget",
+        )
+    if len(eager) > 1:
+        for together in list(largest_sets([one.sizes for one in planned], capacity))[:_SETS]:
+            names = " + ".join(printable(eager[number].names[0]) for number in together)
+            note(f"at once: {names}")
+    if not capacity.shared_bytes:  # nothing was planned yet
+        capacity = replace(capacity, shared_bytes=RUNTIME_BYTES + request.interface_bytes)
+    return {one.path: plan for one, plan in zip(eager, planned, strict=True)}, capacity

@@ -1,0 +1,122 @@
+"""A model file that answers chats, as the model pool holds it: planned, loaded, closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgespec.decode.engine import Engine
+from edgespec.memory.plan.machine import Machine
+from edgespec.memory.plan.request import Request
+from edgespec.models.onnx.folder import read_model
+from edgespec.serve.kept_prefixes import KeptPrefixes
+from edgespec.serve.pool import CHAT
+from edgespec.serve.service import Service
+from edgespec.setup.kernel_choice import prepare_kernels
+from edgespec.setup.loading import load_plan
+from edgespec.setup.model_sets import Planned, Sizes, beside, plan_beside
+
+
+class ChatModel:
+    """One that can be loaded.
+
+    Args:
+        names: as clients ask for it.
+        path: of the file, or of a folder.
+        request: how it is loaded.
+        machine: as it is before any model is loaded.
+        serve: makes a service of the engine, which closes it.
+        planned: with others already; None plans it alone, when it is asked for.
+    """
+
+    kind = CHAT
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        path: Path,
+        request: Request,
+        machine: Machine,
+        serve: Callable[[ChatModel, Engine], Service],
+        planned: Planned | None = None,
+    ) -> None:
+        self.names, self.path, self.planned = tuple(names), path, planned
+        self._request, self._machine, self._serve = request, machine, serve
+        self._prefixes = KeptPrefixes()
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """What it adds to the process; None before it was planned."""
+        return None if self.planned is None else self.planned.sizes
+
+    def plan(self, pinned: Sequence[Sizes]) -> None:
+        """Plan it for a process in which these stay. Raises as `make_run_plan`."""
+        spec = read_model(self.path)
+        prepare_kernels(spec, self._request, _no_report)
+        made, _ = plan_beside(spec, self._request, self._machine, pinned)
+        self.planned = Planned.of(spec, made)
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What is told of it: null as long as it is not known."""
+        one = self.planned
+        if one is None or one.plan is None:
+            return about(None, None)
+        return about(one.plan.context_size, one.spec.vocab_size)
+
+    def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Service:
+        """Raises as `load_plan`."""
+        one = self.planned
+        assert one is not None and one.plan is not None, "it was planned"
+        engine = load_plan(one.spec, beside(one.plan, others), progress=report)
+        try:
+            self._prefixes.restore(engine)
+            return self._serve(self, engine)
+        except BaseException:
+            engine.close()
+            raise
+
+    def unload(self, loaded: Service) -> None:
+        """Keep what its cache holds where that pays."""
+        loaded.worker.close()
+        self._prefixes.keep(loaded.engine, loaded.prompt_s_per_token)
+        loaded.close()
+
+
+def about(context_size: int | None, vocab_size: int | None) -> dict[str, Any]:
+    """What a list of models says of one that answers chats."""
+    return {
+        "context_length": context_size,
+        "max_model_len": context_size,
+        "meta": {"n_ctx": context_size, "n_vocab": vocab_size},
+    }
+
+
+class LoadedModel:
+    """A service whose engine is loaded already, and stays: the pool of one model."""
+
+    kind = CHAT
+
+    def __init__(self, service: Service) -> None:
+        self.names, self._service = service.setup.names, service
+        peak = 0 if service.plan is None else service.plan.predicted_peak_bytes
+        self.sizes: Sizes = {"process": peak}
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What is told of it."""
+        return about(self._service.setup.context_size, self._service.engine.vocab_size)
+
+    def plan(self, pinned: Sequence[Sizes]) -> None:
+        """It is loaded."""
+
+    def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Service:
+        """It is loaded."""
+        return self._service
+
+    def unload(self, loaded: Service) -> None:
+        """It stays."""
+
+
+def _no_report(_what: str, _fraction: float) -> None: ...

@@ -1,0 +1,253 @@
+"""`/v1/embeddings` and `/v1/rerank`, in the forms of OpenAI and of Jina and Cohere."""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgespec.errors import ContextFullError, UnsupportedError
+from edgespec.serve.access import Access
+from edgespec.serve.asked import Setup, take_model
+from edgespec.serve.defaults import Defaults
+from edgespec.serve.fields import Fields, shown
+from edgespec.serve.limits import Limits
+from edgespec.serve.packages import require_packages
+from edgespec.serve.refusal import Refusal
+from edgespec.serve.server import Server
+from edgespec.serve.service import Shared
+from edgespec.serve.totals import Totals
+from edgespec.setup.embedding import Embedder, Text
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import ASGIApp
+
+_MOST_TEXTS = 4096  # of a request
+_AT_ONCE = 32  # requests: each waits in a thread
+_CHAT_PATHS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/completion", "/infill", "/apply-template"),
+)
+
+
+class EmbeddingService:
+    """An embedder that answers requests; it is closed with this.
+
+    Args:
+        names: of the model; the first one is what answers call it.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        names: Sequence[str] = ("edgespec",),
+        *,
+        limits: Limits | None = None,
+        any_model: bool = False,
+    ) -> None:
+        self.embedder, self.limits = embedder, limits or Limits()
+        size = embedder.chosen.context_size
+        self.setup = Setup(tuple(names), size, Defaults(), self.limits, any_model)
+        self.totals, self.started_s = Totals(), int(time.time())
+        self._running = 0
+        self._lock = threading.Lock()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is under way."""
+        return self._running > 0
+
+    def check(self) -> None:
+        """Raise Refusal where no request can be answered."""
+        try:
+            self.embedder.check()
+        except UnsupportedError as problem:
+            raise Refusal(str(problem), status=503, code="engine_unusable") from problem
+
+    def answer(self, how: Callable[[EmbeddingService, Any], Any], body: Any) -> Any:
+        """The answer to a request. Raises Refusal, also where too many others wait."""
+        with self._lock:
+            if self._running >= _AT_ONCE:
+                problem = f"{_AT_ONCE} requests are under way: try again later"
+                raise Refusal(problem, status=429, code="queue_full")
+            self._running += 1
+        try:
+            return how(self, body)
+        except ContextFullError as problem:
+            message = f"{problem} ({problem.hint})"
+            raise Refusal(message, param="input", code="context_length_exceeded") from problem
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    def close(self) -> None:
+        """Free the model; safe to call twice."""
+        self.embedder.close()
+
+
+def embeddings(service: EmbeddingService, body: Any) -> dict[str, Any]:
+    """Vectors of texts, as OpenAI's interface has them. Raises Refusal, and as `Embedder.embed`."""
+    fields = Fields(body)
+    take_model(fields, service.setup)
+    texts = _texts(fields, "input", service.embedder.tokenizer.vocab_size)
+    dimensions = fields.whole("dimensions", 0, 1, 1 << 20) if "dimensions" in fields else None
+    form = fields.text("encoding_format", "float")
+    if form not in ("float", "base64"):
+        fields.refuse("encoding_format", f"must be float or base64, not {shown(form)}")
+    truncate = fields.flag("truncate")
+    fields.ignore("user")
+    fields.end()
+    made = service.embedder.embed(texts, dimensions=dimensions, truncate=truncate)
+    rows: Sequence[Any] = (
+        [base64.b64encode(row.tobytes()).decode() for row in made.rows.astype("<f4")]
+        if form == "base64"
+        else made.rows.tolist()
+    )
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": row}
+            for index, row in enumerate(rows)
+        ],
+        "model": service.setup.names[0],
+        "usage": _usage(made.num_tokens),
+    }
+
+
+def rerank(service: EmbeddingService, body: Any) -> dict[str, Any]:
+    """Scores of documents, the best first, as Jina's and Cohere's interfaces have them.
+
+    Raises as `embeddings`.
+    """
+    fields = Fields(body)
+    take_model(fields, service.setup)
+    query = fields.text("query")
+    documents = [_document(fields, one) for one in fields.list("documents", _MOST_TEXTS)]
+    if not documents:
+        fields.refuse("documents", "must have a document", code="missing_required_parameter")
+    most = fields.whole("top_n", len(documents), 1, 1 << 30)
+    tells = fields.flag("return_documents")
+    truncate = fields.flag("truncate", True)
+    fields.end()
+    made = service.embedder.rerank(query, documents, truncate=truncate)
+    scores = made.rows[:, 0].tolist()
+    best = sorted(range(len(scores)), key=lambda index: -scores[index])[:most]
+    told = [
+        {"index": index, "relevance_score": scores[index]}
+        | ({"document": {"text": documents[index]}} if tells else {})
+        for index in best
+    ]
+    name = service.setup.names[0]
+    return {"object": "list", "model": name, "results": told, "usage": _usage(made.num_tokens)}
+
+
+def _usage(num_tokens: Sequence[int]) -> dict[str, int]:
+    total = sum(num_tokens)
+    return {"prompt_tokens": total, "total_tokens": total}
+
+
+def _texts(fields: Fields, field: str, vocab_size: int) -> list[Text]:
+    """One text or several, or their token ids."""
+    value = fields.any(field)
+    one = isinstance(value, str) or (isinstance(value, list) and _is_id(next(iter(value), None)))
+    texts = [value] if one else value
+    if not isinstance(texts, list) or not texts:
+        fields.refuse(field, "must be a text, a list of texts, or token ids")
+    if len(texts) > _MOST_TEXTS:
+        fields.refuse(field, f"has {len(texts)} texts, and at most {_MOST_TEXTS} are taken")
+    for index, text in enumerate(texts):
+        if isinstance(text, list) and text:
+            if not all(_is_id(token) and 0 <= token < vocab_size for token in text):
+                fields.refuse(field, f"has token ids that are not from 0 to {vocab_size - 1}")
+        elif not isinstance(text, str) or not text:
+            fields.refuse(
+                f"{field}[{index}]", f"must be a text that is not empty, not {shown(text)}"
+            )
+    return texts
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int
+
+
+def _document(fields: Fields, value: Any) -> str:
+    """A document's text."""
+    text = value.get("text") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        fields.refuse("documents", f"must be texts, or objects with a text, not {shown(value)}")
+    return text
+
+
+# -- a server of one model that makes embeddings alone -------------------------------------------
+
+
+class EmbeddingServer(Server):
+    """A server of a model that makes embeddings or ranks, and writes no text.
+
+    Arguments and errors as of `Server`.
+    """
+
+    def __init__(
+        self,
+        service: EmbeddingService,
+        *,
+        keys: Sequence[str] | None = None,
+        origins: Sequence[str] = (),
+        hosts: Sequence[str] = (),
+    ) -> None:
+        require_packages()
+        self._let_in(keys, origins, hosts)
+        self._service, self.pool = service, service  # type: ignore[assignment]  # it is closed alike
+        self._shared = Shared(service.limits)
+        self._running = self._thread = None
+
+    def _app(self, hosts: Sequence[str], *, takes_any: bool) -> ASGIApp:
+        known = None if takes_any or "*" in hosts else hosts
+        return make_embedding_app(self._service, Access(self._keys, self._origins, known))
+
+
+def make_embedding_app(service: EmbeddingService, access: Access) -> ASGIApp:
+    """The application of a model that makes embeddings alone; it is closed with it."""
+    import anyio
+    from starlette.responses import JSONResponse, Response
+
+    from edgespec.serve.app import Found, application, reader_of
+
+    name, size = service.setup.names[0], service.setup.context_size
+    card = {"id": name, "object": "model", "created": service.started_s, "owned_by": "edgespec"}
+    card |= {"context_length": size, "embedding_length": service.embedder.size}
+
+    async def health(_request: Request) -> Response:
+        service.check()
+        return JSONResponse({"status": "ok"})
+
+    async def models(_request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def writes_no_text(_request: Request) -> Response:
+        raise Refusal(
+            f"{name} makes embeddings and writes no text: ask /v1/embeddings or /v1/rerank, or "
+            "serve a model that writes",
+            status=404,
+            code="unsupported_endpoint",
+        )
+
+    def asked(how: Callable[[EmbeddingService, Any], Any]) -> Any:
+        async def handle(request: Request) -> Response:
+            read = await reader_of(request, service)
+            made = await anyio.to_thread.run_sync(lambda: service.answer(how, read()))
+            return JSONResponse(made)
+
+        return handle
+
+    found: Found = [
+        ("/health", "GET", health),
+        ("/v1/models", "GET", models),
+        ("/v1/embeddings", "POST", asked(embeddings)),
+        ("/v1/rerank", "POST", asked(rerank)),
+        *((path, "POST", writes_no_text) for path in _CHAT_PATHS),
+    ]
+    return application(found, service.close, access, service.totals.add_status)

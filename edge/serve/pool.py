@@ -1,0 +1,560 @@
+"""The model pool: models that are loaded when they are asked for, and leave for others.
+
+One thread plans, loads and unloads, one model at a time; `eviction` has the rule. Requests hold a
+lease of a model while they are answered. What a model is (a chat, embeddings) is nobody's business
+here: it says what it takes, is loaded, says whether it is busy, and is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import Any, Protocol
+
+from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
+from edgespec.memory.bytes.shape import HOST
+from edgespec.memory.device import reservations
+from edgespec.memory.device.track import give_back_memory
+from edgespec.serve.eviction import Seen, Values, next_step
+from edgespec.serve.fields import shown
+from edgespec.serve.limits import Limits
+from edgespec.serve.refusal import Refusal, refusal_of
+from edgespec.setup.model_sets import Capacity, Sizes
+
+CHAT = "chat"
+LOG = logging.getLogger("edgespec.serve.pool")
+_LOOK_S = 0.05  # between two looks at whether a model that ends its answers is idle
+_BYTES_PER_S = 1e9  # of a load, before there was one
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_NAMED = 20  # models, in an error
+
+
+class Loaded(Protocol):
+    """A model that answers."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is under way."""
+
+    def close(self) -> None:
+        """Give back its memory."""
+
+
+class Loadable(Protocol):
+    """A model that may be loaded."""
+
+    kind: str
+
+    @property
+    def names(self) -> Sequence[str]:
+        """As clients ask for it; the first one is what answers call it."""
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """What it adds to the process; None before it was planned."""
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What is said of it in a list of models."""
+
+    def plan(self, pinned: Sequence[Sizes]) -> object:
+        """Set `sizes`, for a process in which these models stay. Raises EdgespecError."""
+
+    def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Loaded:
+        """Load it beside others; what `report` raises ends the load. Raises EdgespecError."""
+
+    def unload(self, loaded: Any) -> None:
+        """Close what was loaded; something of it may be kept for the next load."""
+
+
+class _Stopped(Exception):
+    """The server ends while a model is loaded."""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request that waits for a model."""
+
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[None]
+    since_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A model of a pool; `keep_alive_s` is how long it may be idle, if no request says so."""
+
+    model: Loadable
+    keep_alive_s: float = inf
+    is_pinned: bool = False
+    loaded: Any = None  # a `Loaded`, of the type that its kind has
+    is_loading: bool = False
+    is_leaving: bool = False  # no request gets it any more, and its memory is still there
+    must_leave: bool = False  # as soon as it is idle, pinned or not
+    problem: str = ""  # why it could not be loaded the last time
+    holders: int = 0
+    tickets: list[Ticket] = field(default_factory=list)
+    lives_s: float = inf
+    idle_since_s: float = 0.0
+    reload_s: float = 0.0
+    loads: int = 0
+
+    @property
+    def name(self) -> str:
+        """What answers call it."""
+        return self.model.names[0]
+
+    @property
+    def nbytes(self) -> int:
+        """What it adds to the process; 0 before it was planned."""
+        return sum((self.model.sizes or {}).values())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is loaded and answers nothing."""
+        return self.loaded is not None and not self.holders and not self.loaded.is_busy
+
+    @property
+    def state(self) -> str:
+        """unloaded, loading or ready."""
+        return "loading" if self.is_loading else "unloaded" if self.loaded is None else "ready"
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What is told of it."""
+        more: dict[str, Any] = {"problem": self.problem} if self.problem else {}
+        if self.is_pinned:
+            more["pinned"] = True
+        about = {**self.model.about, "kind": self.model.kind, "state": self.state}
+        return {"id": self.name, **about, "bytes": self.nbytes, "loads": self.loads, **more}
+
+
+class Lease:
+    """A model that stays until the lease is released."""
+
+    def __init__(self, pool: Pool, member: Member, keep_alive_s: float | None) -> None:
+        self.loaded = member.loaded
+        self._pool, self._member, self._keep_alive_s = pool, member, keep_alive_s
+        self._is_over = False
+
+    def release(self) -> None:
+        """The request was answered; safe to call twice."""
+        if not self._is_over:
+            self._is_over = True
+            self._pool.release(self._member, self._keep_alive_s)
+
+
+class Pool:
+    """Models by name, of which as many are loaded as fit.
+
+    Args:
+        members: the first one of a kind answers requests that name no model.
+        capacity: what they may take together; None where all of them are loaded already.
+        any_model: whether the first one answers for every name.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        capacity: Capacity | None = None,
+        *,
+        limits: Limits | None = None,
+        any_model: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.members, self.capacity, self.limits = tuple(members), capacity, limits or Limits()
+        self._any_model, self._clock = any_model, clock
+        self._by_name = {name: one for one in members[::-1] for name in one.model.names}
+        self._values = Values()
+        self._drained: frozenset[str] = frozenset()
+        self._change = threading.Condition(threading.RLock())
+        self._thread: threading.Thread | None = None
+        self.is_closed = False
+        if capacity is not None:
+            self._thread = threading.Thread(target=self._work, name="edgespec-pool", daemon=True)
+            self._thread.start()
+
+    @property
+    def planned_bytes(self) -> int:
+        """Ceiling of what the process holds with the models that are loaded."""
+        shared = 0 if self.capacity is None else self.capacity.shared_bytes
+        return shared + sum(one.nbytes for one in self.members if one.loaded is not None)
+
+    @property
+    def limit_bytes(self) -> int:
+        """The most that it may hold; 0 where that is another's business."""
+        return 0 if self.capacity is None else self.capacity.host_bytes
+
+    # -- for requests ----------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise Refusal where no request can be answered."""
+        if self.is_closed:
+            raise _stopping()
+        for one in self.members:
+            if one.model.kind == CHAT and one.loaded is not None:
+                one.loaded.check()
+
+    def ready(self, kind: str = CHAT) -> list[Any]:
+        """What is loaded, of a kind."""
+        loaded = [(one.model.kind, one.loaded) for one in self.members]
+        return [one for its, one in loaded if its == kind and one is not None]
+
+    def find(self, name: Any, kind: str = CHAT) -> Member:
+        """The model that a request means. Raises Refusal where there is none of that name."""
+        of_kind = [one for one in self.members if one.model.kind == kind]
+        found = self._by_name.get(name) if isinstance(name, str) else None
+        if found is None and of_kind and (name is None or self._any_model):
+            return of_kind[0]
+        if found is None and self.capacity is None:
+            return self.members[0]  # whose requests say what is wrong with a name
+        if found is None or found.model.kind != kind:
+            names = [one.name for one in of_kind]
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            what = "no model" if found is None else f"no {kind} model"
+            raise Refusal(
+                f"there is {what} {shown(name)} here, only {', '.join(names[:_NAMED])}{more}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        return found
+
+    def lease_now(self, member: Member, keep_alive_s: float | None = None) -> Lease | None:
+        """A lease of a model that is ready; None where it has to be waited for."""
+        with self._change:
+            if self.is_closed:
+                raise _stopping()
+            if member.loaded is None or member.name in self._drained:
+                return None
+            self._hold(member)
+            return Lease(self, member, keep_alive_s)
+
+    async def lease(self, member: Member, keep_alive_s: float | None = None) -> Lease:
+        """The same, which waits for the model.
+
+        Raises Refusal where it cannot be loaded, or was not within `limits.model_s`.
+        """
+        found = self.lease_now(member, keep_alive_s)
+        if found is not None:
+            return found
+        ticket = self._queue(member)
+        try:
+            await asyncio.wait_for(ticket.future, self.limits.model_s)
+        except asyncio.TimeoutError as problem:
+            raise Refusal(
+                f"{member.name} was not loaded within {self.limits.model_s:.0f} s: other models "
+                "are answering; try again later",
+                status=503,
+                code="model_busy",
+            ) from problem
+        except asyncio.CancelledError:
+            future = ticket.future
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self.release(member)  # it had it already
+            raise
+        finally:
+            with self._change:
+                if ticket in member.tickets:
+                    member.tickets.remove(ticket)
+        return Lease(self, member, keep_alive_s)
+
+    def _queue(self, member: Member) -> Ticket:
+        loop = asyncio.get_running_loop()
+        ticket = Ticket(loop, loop.create_future(), self._clock())
+        with self._change:
+            most = self.limits.waiting
+            if sum(len(one.tickets) for one in self.members) >= most:
+                raise Refusal(
+                    f"{most} requests wait for models and {most} may: try again later",
+                    status=429,
+                    code="queue_full",
+                )
+            member.tickets.append(ticket)
+            self._change.notify_all()
+        return ticket
+
+    def release(self, member: Member, keep_alive_s: float | None = None) -> None:
+        """A lease has ended; the model may be idle for as long as its request says."""
+        with self._change:
+            member.holders -= 1
+            member.idle_since_s = self._clock()
+            member.lives_s = member.keep_alive_s if keep_alive_s is None else keep_alive_s
+            self._change.notify_all()
+
+    async def unload(self, member: Member) -> None:
+        """Let a model leave because it was asked to, pinned or not; returns when it is gone.
+
+        Raises Refusal while it answers, and for a server of one model that stays.
+        """
+        with self._change:
+            if self.capacity is None:
+                raise Refusal("the server was given a loaded model, which stays", status=409)
+            if member.is_loading or not (member.is_idle or member.loaded is None):
+                raise Refusal(f"{member.name} is in use", status=409, code="model_busy")
+            member.must_leave = member.loaded is not None
+            self._change.notify_all()
+        while (member.must_leave or member.is_leaving) and not self.is_closed:
+            await asyncio.sleep(_LOOK_S)
+
+    def close(self) -> None:
+        """End what waits, a load under way and all models; safe to call twice."""
+        with self._change:
+            self.is_closed = True
+            for one in self.members:
+                self._fail(one, _stopping())
+            self._change.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        for one in self.members:
+            if one.loaded is not None:
+                one.loaded.close()
+
+    # -- the thread ------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (task := self._wait()) is not None:
+            task()
+
+    def _wait(self) -> Callable[[], None] | None:
+        """The next thing to do; None when the pool is closed."""
+        with self._change:
+            while not self.is_closed:
+                now = self._clock()
+                if (task := self._task(now)) is not None:
+                    return task
+                self._change.wait(self._pause_s(now))
+            return None
+
+    def _pause_s(self, now: float) -> float | None:
+        """Until something may be due without being told."""
+        ends = [one.idle_since_s + one.lives_s - now for one in self.members if one.is_idle]
+        # A step may be under way that nobody waits for any more.
+        ending = (not (one.loaded is None or one.holders or one.is_idle) for one in self.members)
+        if any(ending) or any(one.tickets for one in self.members):
+            ends.append(_LOOK_S)
+        soonest = min(ends, default=inf)
+        return None if soonest == inf else max(_LOOK_S, soonest)
+
+    def _task(self, now: float) -> Callable[[], None] | None:
+        for one in self.members:
+            if one.tickets and one.model.sizes is None:
+                return partial(self._plan, one)
+            if one.tickets and (problem := self._never_fits(one)) is not None:
+                self._fail(one, problem)
+            is_over = not one.is_pinned and now - one.idle_since_s >= one.lives_s
+            if one.is_idle and (is_over or one.must_leave):
+                why = f"nobody used it for {one.lives_s:g} s" if is_over else "it was asked to"
+                return partial(self._free, one, self._detach(one, evicted=False), why)
+        step = next_step([self._seen(one) for one in self.members], self._values, self._fit, now)
+        self._drained = step.drained
+        for one in self.members:
+            if one.loaded is not None and one.name not in (*step.drained, *step.leaving):
+                self._grant(one)
+        if step.load is None:
+            unplanned = (one for one in self.members if one.model.sizes is None)
+            rest = next((one for one in unplanned if not one.problem), None)
+            is_quiet = not any(one.holders for one in self.members)
+            return partial(self._plan, rest) if rest is not None and is_quiet else None
+        wanted, asked = self._by_name[step.load], len(self._by_name[step.load].tickets)
+        why = f"{asked} {'request waits' if asked == 1 else 'requests wait'}" if asked else "pinned"
+        gone = []
+        for one in map(self._by_name.__getitem__, step.leaving):
+            for_whom = f"for {wanted.name}, worth {1e9 * self._values.of(one.name):.3g} s/GB"
+            gone.append(partial(self._free, one, self._detach(one, evicted=True), for_whom))
+        wanted.is_loading = True
+        return partial(self._load, wanted, why, gone)
+
+    def _seen(self, one: Member) -> Seen:
+        since = min((ticket.since_s for ticket in one.tickets), default=None)
+        if one.is_pinned and not one.problem:
+            since = since if since is not None or one.loads else 0.0
+        is_planned = one.model.sizes is not None
+        return Seen(
+            one.name,
+            one.loaded is not None,
+            not one.is_idle,
+            one.is_pinned,
+            since if is_planned else None,
+            one.reload_s or one.nbytes / _BYTES_PER_S,
+        )
+
+    def _fit(self, names: Any) -> bool:
+        assert self.capacity is not None
+        return self.capacity.fits([self._by_name[name].model.sizes or {} for name in names])
+
+    def _never_fits(self, wanted: Member) -> Refusal | None:
+        """Why a model cannot be loaded, whatever leaves."""
+        pinned = [one for one in self.members if one.is_pinned and one is not wanted]
+        assert self.capacity is not None
+        if wanted.model.sizes is None or self._fit([one.name for one in (*pinned, wanted)]):
+            return None
+        held = sum(one.nbytes for one in pinned) + self.capacity.shared_bytes
+        return Refusal(
+            f"{wanted.name} needs {wanted.nbytes >> 20} MiB, and of "
+            f"{self.capacity.host_bytes >> 20} MiB pinned models and the program take "
+            f"{held >> 20} MiB",
+            code="model_does_not_fit",
+        )
+
+    # -- what the thread does --------------------------------------------------------------
+
+    def _plan(self, member: Member) -> None:
+        pinned = [one.model.sizes or {} for one in self.members if one.is_pinned]
+        try:
+            member.model.plan(pinned)
+            member.problem = ""
+        except Exception as problem:
+            with self._change:
+                member.problem = str(problem)
+                self._fail(member, _cannot(member, problem))
+
+    def _load(self, member: Member, why: str, leaving: Sequence[Callable[[], None]]) -> None:
+        for free in leaving:
+            free()
+        others = [one.model.sizes or {} for one in self.members if one.loaded is not None]
+        began, loaded, failure = self._clock(), None, None
+        try:
+            loaded = member.model.load(others, self._report)
+        except _Stopped:
+            failure = _stopping()
+        except Exception as problem:
+            member.problem, failure = str(problem), _cannot(member, problem, is_planned=True)
+            LOG.warning("%s could not be loaded (%s): %s", member.name, why, problem)
+            _collect()
+        with self._change:
+            member.is_loading, member.loaded = False, loaded
+            if failure is not None:
+                self._fail(member, failure)
+                return
+            member.reload_s = max(1e-3, self._clock() - began)
+            member.loads += 1
+            member.problem, member.lives_s = "", member.keep_alive_s
+            member.idle_since_s = self._clock()
+            self._values.add(member.name, member.nbytes, member.reload_s)
+            LOG.info(
+                "%s loaded: %s; %d MiB, %.1f s",
+                *(member.name, why, member.nbytes >> 20, member.reload_s),
+            )
+            gc.freeze()  # what is there stays: to look it through for garbage takes several steps
+            self._grant(member)
+
+    def _report(self, _what: str, _fraction: float) -> None:
+        if self.is_closed:
+            raise _Stopped
+
+    def _free(self, member: Member, loaded: Loaded, why: str) -> None:
+        try:
+            member.model.unload(loaded)
+        except Exception as problem:  # what it has learned could not be kept, for one
+            LOG.warning("%s: %s", member.name, problem)
+        del loaded
+        _collect()
+        with self._change:  # who leaves gives up what the process has reserved, for all of them
+            left = [one.model.sizes or {} for one in self.members if one.loaded is not None]
+        if left and self.capacity is not None:
+            host = self.capacity.shared_bytes + sum(sizes.get(HOST, 0) for sizes in left)
+            reservations.reserve(host, lambda: True)
+        member.is_leaving = member.must_leave = False
+        LOG.info("%s unloaded: %s", member.name, why)
+
+    def _detach(self, member: Member, *, evicted: bool) -> Loaded:
+        """Take what is loaded from a model, so that no request gets it any more."""
+        loaded: Loaded = member.loaded
+        member.loaded, member.is_leaving = None, True
+        self._values.remove(member.name, evicted=evicted)
+        return loaded
+
+    def _hold(self, member: Member) -> None:
+        member.holders += 1
+        if self.capacity is not None:
+            self._values.use(member.name)
+
+    def _grant(self, member: Member) -> None:
+        """Let all requests that wait for a model have it."""
+        tickets, member.tickets = member.tickets, []
+        for one in tickets:
+            self._hold(member)
+            if not _tell(one, partial(self._resolve, member, one)):
+                self.release(member)
+
+    def _resolve(self, member: Member, ticket: Ticket) -> None:
+        if ticket.future.done():  # nobody waits any more
+            self.release(member)
+        else:
+            ticket.future.set_result(None)
+
+    def _fail(self, member: Member, problem: Refusal) -> None:
+        tickets, member.tickets = member.tickets, []
+        for one in tickets:
+            _tell(one, partial(_reject, one, problem))
+
+
+def _tell(ticket: Ticket, what: Callable[[], None]) -> bool:
+    """Call it in the loop of who waits; False where that has ended."""
+    try:
+        ticket.loop.call_soon_threadsafe(what)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _reject(ticket: Ticket, problem: Refusal) -> None:
+    if not ticket.future.done():
+        ticket.future.set_exception(problem)
+
+
+def _stopping() -> Refusal:
+    return Refusal("the server stops", status=503, code="stopping")
+
+
+def _cannot(member: Member, problem: Exception, *, is_planned: bool = False) -> Refusal:
+    """What a request is told whose model cannot be had: later it can, if others took memory."""
+    if isinstance(problem, DoesNotFitError):
+        message = f"{member.name} cannot be loaded: {problem} ({problem.hint})"
+        status = 503 if is_planned else 400
+        return Refusal(message, status=status, code="model_does_not_fit")
+    if isinstance(problem, EdgespecError):
+        hint = f" ({problem.hint})" if problem.hint else ""
+        message = f"{member.name} cannot be loaded: {problem}{hint}"
+        return Refusal(message, status=500, code="model_not_loaded")
+    return refusal_of(problem)
+
+
+def _collect() -> None:
+    """Let go of what a model left behind: cycles, and what the C library keeps."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    give_back_memory()
+
+
+def keep_alive_of(value: Any) -> float:
+    """Seconds of `keep_alive`, as Ollama takes it: a number, or "5m", "1h30m"; negative: for ever.
+
+    Raises UnsupportedError.
+
+    >>> keep_alive_of("1h30m"), keep_alive_of(0), keep_alive_of("-1")
+    (5400.0, 0.0, inf)
+    """
+    text = str(value).strip()
+    is_number = isinstance(value, int | float | str) and not isinstance(value, bool)
+    if is_number and re.fullmatch(r"-?\d+(\.\d+)?", text):
+        return inf if float(text) < 0 else float(text)
+    parts = _DURATION.findall(text)
+    if isinstance(value, str) and parts and "".join(map("".join, parts)) == text.removeprefix("-"):
+        seconds = sum(float(count) * _SECONDS[unit] for count, unit in parts)
+        return inf if text.startswith("-") else seconds
+    raise UnsupportedError(
+        f"keep_alive {shown(value)} is no time such as 5m, 30s or 0",
+        hint="a negative time keeps the model until others need its memory",
+    )

@@ -1,0 +1,234 @@
+"""The plan of a model that makes embeddings: its batches, and the bytes it will allocate.
+
+A text is read at once, so that the longest one decides how much a context takes. llama.cpp has room
+for a row of logits for each token of a batch, whether there is a head or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+from edgespec.errors import DoesNotFitError, UnsupportedError
+from edgespec.memory.bytes.footprint import Component, footprint
+from edgespec.memory.bytes.shape import HOST, RunShape
+from edgespec.memory.bytes.simulation import Wanted
+from edgespec.memory.plan.machine import Machine, this_machine
+from edgespec.memory.plan.options import LLAMACPP, ONNX, LoadOptions
+from edgespec.memory.plan.plan import component_bytes
+from edgespec.memory.plan.request import Choice, Request, threads_of
+from edgespec.models.pooling import POOLINGS, RANK
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec
+
+# Every token of a batch looks at every other one, of whichever text: 1,000 short texts with
+# all-MiniLM-L6-v2 took 1.73 s of two cores in batches of 128, and 1.85 and 2.01 s in 256 and 512.
+# More threads need more rows.
+_BATCH, _ROWS_OF_THREAD, _MOST_BATCH = 128, 32, 512
+_TEXTS = 64  # of a batch
+_STATEFUL_TEXTS = 4  # of a model with a recurrent state, of which each text has one
+_USUAL_CONTEXT, _LEAST_CONTEXT = 2048, 64
+_MEBIBYTE = 1 << 20
+# What this kind of model can be told; the other options are about writing text.
+_TAKEN = {"budget_bytes", "context_size", "threads", "gpu_layers", "kernels", "backend", "device"}
+_WITHOUT_MEANING = {"prefer", "users", "latency", "remember", "exact", "drafter", "draft_max"}
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingPlan:
+    """How a model that makes embeddings is loaded. Sizes are in tokens.
+
+    `batch_size` tokens are computed at once, of several texts, or one longer text; with `goes_on`
+    in parts of that size. `reads_at_once` is the longest part, which sizes the buffers.
+    """
+
+    spec: ModelSpec
+    pooling: str
+    context_size: int
+    batch_size: int
+    texts: int  # of a batch, at most
+    threads: int
+    gpu_layers: int
+    kernels: bool
+    limit_bytes: int
+    components: tuple[Component, ...] = ()
+    choices: tuple[Choice, ...] = ()
+    backend: str = LLAMACPP
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a text may be read in parts: its last token sees all others."""
+        return self.pooling == "last" and self.spec.pooling.causal
+
+    @property
+    def reads_at_once(self) -> int:
+        """Tokens of the largest step."""
+        return self.batch_size if self.goes_on else max(self.batch_size, self.context_size)
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """Ceiling of the process's resident memory."""
+        return sum(part.nbytes for part in self.components if part.device == HOST)
+
+    @property
+    def component_bytes(self) -> dict[str, int]:
+        """Bytes by component."""
+        return component_bytes(self.components)
+
+    @property
+    def parameters(self) -> tuple[tuple[str, int], ...]:
+        """Of llama.cpp's context, where they are others than those of one that writes text."""
+        return (
+            ("embeddings", 1),
+            ("pooling_type", POOLINGS.index(self.pooling)),
+            ("n_batch", self.reads_at_once),
+            ("n_ubatch", self.reads_at_once),
+            ("n_seq_max", self.texts),
+            ("n_outputs_max", 0),
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """Choices by name, each with value and reason."""
+        return {c.name: {"value": c.value, "reason": c.reason} for c in self.choices}
+
+
+def embeds(spec: ModelSpec) -> bool:
+    """Whether a model was made for embeddings or scores, by what its file says."""
+    return spec.pooling.kind not in ("", "none")
+
+
+def plan_embedding(
+    spec: ModelSpec,
+    options: LoadOptions,
+    pooling: str | None = None,
+    machine: Machine | None = None,
+) -> EmbeddingPlan:
+    """The plan for a model: with the longest texts that fit, where nobody says how long.
+
+    Raises UnsupportedError for options and poolings that are not possible with this model, and
+    DoesNotFitError where it does not fit.
+    """
+    _refuse_others(spec, options)
+    chosen = _pooling_of(spec, pooling)
+    machine = machine or this_machine()
+    limit = min(machine.free_bytes, options.budget_bytes or machine.free_bytes)
+    for context in _contexts(spec, options):
+        plan = _planned(spec, options, chosen, context, limit, machine)
+        if plan.predicted_peak_bytes <= limit:
+            return plan
+    raise _too_large(plan, options)
+
+
+def _refuse_others(spec: ModelSpec, options: LoadOptions) -> None:
+    if (
+        options.backend == ONNX
+        or spec.format == ONNX_FORMAT
+        or options.device not in ("auto", "cpu")
+    ):
+        raise UnsupportedError(
+            "embeddings are made with llama.cpp on the processor",
+            hint="name a GGUF file, and leave out --backend and --device",
+        )
+    usual = LoadOptions()
+    for one in fields(LoadOptions):
+        value = getattr(options, one.name)
+        if one.name not in _TAKEN | _WITHOUT_MEANING and value != getattr(usual, one.name):
+            raise UnsupportedError(
+                f"--{one.name.replace('_', '-')} is about writing text, and this model is loaded "
+                "for embeddings",
+                hint="leave it out",
+            )
+
+
+def _pooling_of(spec: ModelSpec, asked: str | None) -> Choice:
+    """What stands for a text. Raises UnsupportedError where nothing does, and for other words."""
+    own = spec.pooling.kind
+    if asked is None:
+        if not embeds(spec):
+            raise UnsupportedError(
+                f"{spec.path.name} was made to write text: its file does not say how a text "
+                "becomes a vector",
+                hint="--pooling last takes the state of the last token; models made for embeddings "
+                "are far better at finding what is alike",
+            )
+        return Choice("pooling", own, "as the file says" if own else "")
+    if asked not in POOLINGS[1:]:
+        raise UnsupportedError(
+            f"there is no pooling {asked!r}", hint=f"use {', '.join(POOLINGS[1:])}"
+        )
+    if asked == RANK and own != RANK:
+        raise UnsupportedError(
+            f"{spec.path.name} has no head that ranks texts", hint="use a reranking model"
+        )
+    return Choice("pooling", asked, "as asked")
+
+
+def _contexts(spec: ModelSpec, options: LoadOptions) -> Iterator[int]:
+    """Tokens of the longest text: as asked, or shorter and shorter. Raises UnsupportedError."""
+    trained, asked = spec.context_length, options.context_size
+    if asked is not None:
+        if asked > trained:
+            raise UnsupportedError(
+                f"--ctx {asked} exceeds the {trained} tokens the model is made for",
+                hint=f"use --ctx {trained} or less",
+            )
+        yield asked
+        return
+    context = min(trained, _USUAL_CONTEXT)
+    yield context
+    while context // 2 >= _LEAST_CONTEXT:
+        context //= 2
+        yield context
+
+
+def _planned(
+    spec: ModelSpec,
+    options: LoadOptions,
+    pooling: Choice,
+    context: int,
+    limit: int,
+    machine: Machine,
+) -> EmbeddingPlan:
+    threads = threads_of(Request.loading(options))
+    batch = min(context, max(_BATCH, min(_MOST_BATCH, _ROWS_OF_THREAD * int(threads.value))))
+    is_here = not options.gpu_layers
+    kernels = options.kernels != "off" and is_here and not machine.missing_kernels
+    texts = max(1, min(_STATEFUL_TEXTS if spec.keeps_state else _TEXTS, batch))
+    choices = (
+        pooling,
+        Choice("context_size", context, "tokens of the longest text; --ctx changes it"),
+        Choice("batch_size", batch, "tokens of several texts that are computed at once"),
+        threads,
+        Choice("kernels", "on" if kernels else "off", machine.missing_kernels or "on this CPU"),
+    )
+    plan = EmbeddingPlan(
+        spec, str(pooling.value), context, batch, texts, int(threads.value),
+        options.gpu_layers or 0, kernels, limit, (), choices,
+    )  # fmt: skip
+    return _with_bytes(plan, machine)
+
+
+def _with_bytes(plan: EmbeddingPlan, machine: Machine) -> EmbeddingPlan:
+    """The plan with what llama.cpp says that it allocates, and what that does not know of."""
+    shape = RunShape(
+        context_size=plan.context_size,
+        batch_size=plan.reads_at_once,
+        max_nodes=plan.reads_at_once,
+        threads=plan.threads,
+        gpu_layers=plan.gpu_layers,
+        mapped=not plan.kernels,
+        kernels=plan.kernels,
+        sequences=plan.texts,
+    )
+    (answer,) = machine.sizes([Wanted(plan.spec, shape, plan.parameters)])
+    return replace(plan, components=footprint(plan.spec, shape, answer))
+
+
+def _too_large(plan: EmbeddingPlan, options: LoadOptions) -> DoesNotFitError:
+    needed = -(-plan.predicted_peak_bytes // _MEBIBYTE)
+    where = "free" if options.budget_bytes is None else "budget"
+    shorter = options.context_size is not None and options.context_size > _LEAST_CONTEXT
+    return DoesNotFitError(
+        f"needs {needed} MiB for texts of {plan.context_size} tokens; {where}: "
+        f"{plan.limit_bytes // _MEBIBYTE} MiB",
+        hint="leave out --ctx" if shorter else "use a smaller model file",
+    )

@@ -1,0 +1,272 @@
+"""Images in prompts: read from files and messages, and looked at before anything decodes them.
+
+What an image is, and how large, is read from its first bytes; nothing here decodes pixels, and
+nothing is ever fetched. In a prompt's text an image is a mark that has the hash of its bytes, so
+that the same text shows the same images.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import UnsupportedError
+from edgespec.models.writing import reason
+
+MAX_PIXELS = 1 << 24  # of one image; decoding takes up to twelve bytes each
+MAX_BYTES = 32 << 20  # of one image's file
+_MOST_SCANS = 100  # of a progressive JPEG, of which each goes through the whole image
+_MARK = re.compile("\ufdd2([0-9a-f]{64})\ufdd3")  # no characters of Unicode around the hash
+_JPEG_MARKER = re.compile(b"\xff+[^\xff]")
+_BMP_HEADERS = {12: "<HH", 40: "<ii", 56: "<ii", 108: "<ii", 124: "<ii"}
+_KINDS = ("image", "image_url", "input_image")  # of a message's parts
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+_INFLATED_AT_ONCE = 1 << 20
+_FORMATS = "use PNG, JPEG, BMP or GIF"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The bytes of an image's file, and what its header says. Equal where the bytes are."""
+
+    data: bytes = field(repr=False, compare=False)
+    digest: str  # SHA-256 of the bytes
+    width: int = field(compare=False)
+    height: int = field(compare=False)
+
+    @property
+    def mark(self) -> str:
+        """What stands for it in a prompt's text."""
+        return f"\ufdd2{self.digest}\ufdd3"
+
+
+ImageSource = Image | bytes | str | os.PathLike[str]
+
+
+def read_image(source: ImageSource) -> Image:
+    """An image of a file, of its bytes, or of a `data:` URL; not decoded yet.
+
+    Raises UnsupportedError for what is no image that can be decoded, or is too large.
+    """
+    if isinstance(source, Image):
+        return source
+    if isinstance(source, bytes):
+        data, name = source, "the image"
+    elif isinstance(source, str) and re.match(r"data:|\w+://", source, re.ASCII):
+        data, name = _of_url(source), "the image"
+    else:
+        name = os.fspath(source)
+        data = _of_file(Path(name))
+    if len(data) > MAX_BYTES:
+        raise UnsupportedError(f"{name} has more than {MAX_BYTES >> 20} MiB", hint="scale it down")
+    try:
+        width, height = _size_of(data)
+    except (struct.error, IndexError, zlib.error) as problem:
+        raise UnsupportedError(f"{name} is broken or cut off", hint=_FORMATS) from problem
+    except UnsupportedError as problem:
+        raise UnsupportedError(f"{name} {problem}", hint=problem.hint) from problem
+    return Image(data, hashlib.sha256(data).hexdigest(), width, height)
+
+
+def _of_file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as problem:
+        said = reason(problem) if isinstance(problem, OSError) else str(problem)
+        raise UnsupportedError(f"cannot read the image {path}: {said}") from problem
+
+
+def _of_url(url: str) -> bytes:
+    kind, comma, data = url.partition(",")
+    if not kind.startswith("data:") or not comma or not kind.endswith(";base64"):
+        raise UnsupportedError(
+            f"images are not fetched from addresses, such as {url[:60]!r}",
+            hint="send the image itself, as data:image/png;base64,...",
+        )
+    return of_base64(data)
+
+
+def of_base64(text: str) -> bytes:
+    """The bytes of a file that was sent as text. Raises UnsupportedError."""
+    if len(text) > MAX_BYTES * 4 // 3 + 4:
+        raise UnsupportedError(
+            f"the image has more than {MAX_BYTES >> 20} MiB", hint="scale it down"
+        )
+    try:
+        return base64.b64decode(re.sub(r"\s", "", text), validate=True)
+    except (binascii.Error, ValueError) as problem:
+        raise UnsupportedError(f"the image is no base64: {problem}") from problem
+
+
+# -- headers -------------------------------------------------------------------------------
+
+
+def _size_of(data: bytes) -> tuple[int, int]:
+    """Width and height by the header. Raises UnsupportedError, struct.error or IndexError."""
+    if data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR":
+        width, height = struct.unpack_from(">II", data, 16)
+    elif data[:3] == b"\xff\xd8\xff":
+        width, height = _size_of_jpeg(data)
+    elif data[:6] in (b"GIF87a", b"GIF89a"):
+        width, height = struct.unpack_from("<HH", data, 6)
+    elif data[:2] == b"BM" and data[14:18] and _bmp_header(data) in _BMP_HEADERS:
+        width, height = struct.unpack_from(_BMP_HEADERS[_bmp_header(data)], data, 18)
+        height = abs(height)
+    else:
+        what = "is WebP" if data[8:12] == b"WEBP" else "is no image of a known format"
+        raise UnsupportedError(what, hint=_FORMATS)
+    if width < 1 or height < 1:
+        raise UnsupportedError("is broken: it has no pixels", hint=_FORMATS)
+    if width * height > MAX_PIXELS:
+        raise UnsupportedError(
+            f"has {width} x {height} pixels, and {MAX_PIXELS >> 20} million are the limit",
+            hint="scale it down",
+        )
+    if data[:4] == b"\x89PNG":
+        _check_png(data, width, height)
+    return width, height
+
+
+def _bmp_header(data: bytes) -> int:
+    return int(struct.unpack_from("<I", data, 14)[0])
+
+
+def _size_of_jpeg(data: bytes) -> tuple[int, int]:
+    """By the first frame. Bytes between markers are passed over, as decoders do."""
+    if data.count(b"\xff\xda") > _MOST_SCANS:
+        raise UnsupportedError("has too many scans", hint="save it as a plain JPEG")
+    place = 2
+    while (found := _JPEG_MARKER.search(data, place)) is not None:
+        marker, place = data[found.end() - 1], found.end()
+        if marker in (0xC0, 0xC1, 0xC2):
+            height, width = struct.unpack_from(">HH", data, place + 3)
+            return width, height
+        if marker not in (0xC4, 0xDB, 0xDD, 0xFE) and not 0xE0 <= marker <= 0xEF:
+            raise UnsupportedError("is a JPEG of a kind that is not read", hint=_FORMATS)
+        place += struct.unpack_from(">H", data, place)[0]
+    raise UnsupportedError("is cut off", hint=_FORMATS)
+
+
+def _check_png(data: bytes, width: int, height: int) -> None:
+    """Its rows inflate to no more than its pixels take: a decoder would go on to the end."""
+    depth, colour = data[24], data[25]
+    row = 2 + (width * depth * _PNG_CHANNELS.get(colour, 4) + 7) // 8
+    left = row * height * 2 + 64  # interlaced ones have more rows
+    stream, place = zlib.decompressobj(), 8
+    while place < len(data):
+        (size,), kind = struct.unpack_from(">I", data, place), data[place + 4 : place + 8]
+        if kind == b"IDAT":
+            chunk = data[place + 8 : place + 8 + size]
+            while chunk and not stream.eof:
+                left -= len(stream.decompress(chunk, _INFLATED_AT_ONCE))
+                chunk = stream.unconsumed_tail
+                if left < 0:
+                    raise UnsupportedError("is broken: it has more data than pixels")
+        elif kind == b"IEND":
+            return
+        place += 12 + size
+    raise UnsupportedError("is cut off", hint=_FORMATS)
+
+
+# -- messages ------------------------------------------------------------------------------
+
+
+def is_image(part: Any) -> bool:
+    """Whether a part of a message's content is an image, by any interface."""
+    return isinstance(part, Mapping) and part.get("type") in _KINDS
+
+
+def image_of(part: Mapping[str, Any]) -> Image:
+    """The image of a part, which is one of
+
+        {"type": "image", "image": an Image, bytes, or a path}
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}
+        {"type": "input_image", "image_url": "data:image/png;base64,..."}
+        {"type": "image", "source": {"type": "base64", "data": "..."}}
+
+    Raises UnsupportedError.
+    """
+    if "image" in part:
+        return read_image(part["image"])
+    source, url = part.get("source"), part.get("image_url")
+    if isinstance(source, Mapping):
+        if source.get("type") == "base64" and isinstance(source.get("data"), str):
+            return read_image(of_base64(source["data"]))
+        url = source.get("url", "")
+    elif isinstance(url, Mapping):
+        url = url.get("url", "")
+    if not isinstance(url, str):
+        raise UnsupportedError("an image needs its bytes", hint="data:image/png;base64,...")
+    return read_image(_of_url(url))
+
+
+def with_marks(parts: Sequence[Any]) -> str | None:
+    """The text of parts, with a mark for each image; None where there is something else.
+
+    Raises UnsupportedError for a broken image.
+    """
+    text = ""
+    for part in parts:
+        if is_image(part):
+            text += image_of(part).mark
+        elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            text += part["text"]
+        else:
+            return None
+    return text
+
+
+def images_of(messages: Iterable[Any]) -> tuple[Image, ...]:
+    """All images of some messages. Raises UnsupportedError for a broken one."""
+    found: list[Image] = []
+    for message in messages:
+        if not isinstance(message, Mapping):
+            continue
+        found += message.get("images", ())
+        content = message.get("content")
+        if isinstance(content, Sequence) and not isinstance(content, str | bytes):
+            found += [image_of(part) for part in content if is_image(part)]
+    return tuple(dict.fromkeys(found))
+
+
+def parts_of(text: str, images: Iterable[Image]) -> list[str | Image]:
+    """A text cut at the marks of these images; the marks of others are text."""
+    known = {image.digest: image for image in images}
+    made, start = list[str | Image](), 0
+    for match in _MARK.finditer(text):
+        if match[1] in known:
+            made += [text[start : match.start()], known[match[1]]]
+            start = match.end()
+    return [*made, text[start:]]
+
+
+def shown_in(text: str, images: Iterable[Image]) -> list[Image]:
+    """Those of some images whose marks are in a text."""
+    return [image for image in images if image.mark in text]
+
+
+def with_parts(message: Mapping[str, Any], images: Iterable[Image]) -> dict[str, Any]:
+    """A message with parts where its text has marks of these images."""
+    cut = parts_of(message["content"], images)
+    if len(cut) == 1:
+        return dict(message)
+    parts = [
+        {"type": "image", "image": part} if isinstance(part, Image) else _text_part(part)
+        for part in cut
+        if part
+    ]
+    return {**message, "content": parts}
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}

@@ -1,0 +1,162 @@
+"""Images in llama.cpp: the same logits as libmtmd's own path, for several families of models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from vision_cases import PLACES, Reference, open_backend, parts_with, shown
+from vision_gguf import KINDS, picture, png, write_vision
+
+from edgespec.backends.base import ImageRun
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.errors import BackendError, ContextFullError, UnsupportedError
+from edgespec.models.images import Image, read_image
+
+
+@pytest.fixture(params=KINDS)
+def backend(request: pytest.FixtureRequest, vision_folder: Path) -> Iterator[LlamaBackend]:
+    made = open_backend(vision_folder, request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def mrope(vision_folder: Path) -> Iterator[LlamaBackend]:
+    made = open_backend(vision_folder, "qwen3vl", users=2, cells=512, context_size=256)
+    yield made
+    made.close()
+
+
+def prompt(backend: LlamaBackend, parts: Sequence[str | Image]) -> list[list[int] | ImageRun]:
+    """What is read one after the other."""
+    made: list[list[int] | ImageRun] = []
+    for part in parts:
+        text = [backend.tokenizer.encode(part)] if isinstance(part, str) else []
+        for one in text if isinstance(part, str) else backend.image_pieces(part):
+            if made and isinstance(made[-1], list) and not isinstance(one, ImageRun):
+                made[-1] += one
+            else:
+                made.append(one if isinstance(one, ImageRun) else [*one])
+    return made
+
+
+def read(backend: LlamaBackend, pieces: Sequence[list[int] | ImageRun]) -> Any:
+    row = None
+    for piece in pieces:
+        row = backend.read_image(piece) if isinstance(piece, ImageRun) else backend.prefill(piece)
+    assert row is not None
+    return row.copy()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("place", PLACES)
+def test_logits_are_those_of_libmtmd(backend: LlamaBackend, count: int, place: str) -> None:
+    """Where these are numbers: Pixtral's graph reads memory that nothing has written."""
+    parts = parts_with(place, count)
+    found = read(backend, prompt(backend, parts))
+    assert np.isfinite(found).all()
+    expected, _ = Reference(backend).read(parts)
+    assert np.array_equal(found, expected) or not np.isfinite(expected).all()
+
+
+def test_another_image_has_other_ids_and_logits(backend: LlamaBackend) -> None:
+    one, other = (prompt(backend, [image, "?"]) for image in shown(2))
+    runs = [next(piece for piece in each if isinstance(piece, ImageRun)) for each in (one, other)]
+    assert not set(runs[0].ids) & set(runs[1].ids) and max(runs[0].ids) < 0
+    again = next(p for p in prompt(backend, [shown(1)[0]]) if isinstance(p, ImageRun))
+    assert again == runs[0]
+    first = read(backend, one)
+    backend.truncate(0)
+    assert not np.array_equal(first, read(backend, other))
+
+
+def test_what_stands_behind_an_image_is_taken_back(backend: LlamaBackend) -> None:
+    """The cache goes back to before the last text, or to before an image that is cut."""
+    image, *_ = shown(1)
+    pieces = prompt(backend, ["a", image, "bcd"])
+    run = next(piece for piece in pieces if isinstance(piece, ImageRun))
+    expected, length = read(backend, pieces), backend.length
+    if not backend.capabilities.truncate:
+        assert backend.truncate(length - 1) == 0
+        return
+    assert backend.truncate(length - 2) == length - 2
+    assert np.array_equal(
+        backend.prefill(backend.tokenizer.encode("cd", add_special=False)), expected
+    )
+    start = next(i for i, one in enumerate(backend.tokens) if one < 0)
+    assert backend.truncate(start + len(run.ids) - 1) == start
+    place = pieces.index(run)
+    assert np.array_equal(read(backend, pieces[place:]), expected)
+
+
+def test_positions_of_an_image_are_fewer_with_mrope(mrope: LlamaBackend) -> None:
+    first, other = mrope.sequences
+    pieces = prompt(mrope, ["a", *shown(1), "bcd"])
+    expected = read(mrope, pieces)
+    runs = [piece for piece in pieces if isinstance(piece, ImageRun)]
+    assert [run.positions < len(run.ids) for run in runs] == [True]
+    mrope.share(0, 1, mrope.length - 1)
+    found = other.prefill([mrope.tokens[-1]])
+    assert np.allclose(found, expected, atol=0.05)
+    assert other.tokens == first.tokens
+
+
+def test_an_image_that_does_not_fit_changes_nothing(vision_folder: Path) -> None:
+    with_little_room = open_backend(vision_folder, "llava", context_size=66)
+    pieces = prompt(with_little_room, ["abc", *shown(1), "d"])
+    before = with_little_room.prefill(pieces[0]).copy()  # type: ignore[arg-type]
+    with pytest.raises(ContextFullError, match="64 more tokens"):
+        with_little_room.read_image(pieces[1])  # type: ignore[arg-type]
+    assert with_little_room.length == 3
+    with_little_room.truncate(2)
+    assert np.allclose(with_little_room.prefill([pieces[0][2]]), before, atol=0.05)  # type: ignore[index]
+    with_little_room.close()
+
+
+def test_an_image_that_sees_itself_needs_a_step(vision_folder: Path) -> None:
+    small = open_backend(vision_folder, "gemma3", batch_size=8)
+    run = next(one for one in small.image_pieces(shown(1)[0]) if isinstance(one, ImageRun))
+    with pytest.raises(UnsupportedError, match="16 tokens is read at once, and a step has 8"):
+        small.read_image(run)
+    small.close()
+
+
+def test_an_image_in_pieces_is_the_same(vision_folder: Path) -> None:
+    whole, cut = (open_backend(vision_folder, "llava", batch_size=size) for size in (64, 24))
+    found = [read(one, prompt(one, ["a", *shown(1), "b"])) for one in (whole, cut)]
+    assert np.allclose(found[0], found[1], atol=0.05)
+    whole.close()
+    cut.close()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1), (3, 500)])
+def test_odd_shapes_are_read(backend: LlamaBackend, size: tuple[int, int]) -> None:
+    """Or refused before anything is computed: idefics3 makes slices with no height of some."""
+    image = read_image(png(picture(3, *size)))
+    try:
+        pieces = prompt(backend, [image, "?"])
+    except UnsupportedError as problem:
+        assert f"{size[0]} x {size[1]} pixels cannot be prepared" in str(problem)
+    else:
+        assert np.isfinite(read(backend, pieces)).all()
+
+
+def test_another_models_projector_is_refused(vision_folder: Path, tmp_path: Path) -> None:
+    write_vision(tmp_path, "qwen2.5vl")
+    (tmp_path / "mmproj-qwen2.5vl.gguf").unlink()
+    (tmp_path / "mmproj-qwen2.5vl.gguf").symlink_to(vision_folder / "mmproj-qwen3vl.gguf")
+    with pytest.raises(BackendError, match="mismatch between text model"):
+        open_backend(tmp_path, "qwen2.5vl")
+
+
+def test_embeddings_are_kept(mrope: LlamaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = prompt(mrope, [*shown(1), "a"])
+    expected = read(mrope, pieces)
+    mrope.truncate(0)
+    assert mrope._context.vision is not None
+    monkeypatch.setattr(mrope._context.vision, "_encoded", None)
+    assert np.array_equal(read(mrope, pieces), expected)

@@ -1,0 +1,52 @@
+"""`edgespec embed`: texts of arguments and of a pipe, as lines and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bert_gguf import write_random_bert
+from command_line import Command
+
+import edgespec
+
+TEXTS = ["the cat", "a dog sat"]
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    return write_random_bert(tmp_path / "bert.gguf")
+
+
+def test_arguments_and_lines_of_a_pipe_are_texts(command: Command, bert: Path) -> None:
+    expected = edgespec.embed(TEXTS, bert)
+    for done in (
+        command("embed", str(bert), *TEXTS),
+        command("embed", str(bert), stdin="\n".join([*TEXTS, ""])),
+    ):
+        assert (done.status, done.err) == (0, "")
+        rows = [[float(one) for one in line.split()] for line in done.out.splitlines()]
+        assert np.allclose(rows, expected, atol=1e-6)
+
+
+def test_one_document(command: Command, bert: Path) -> None:
+    told = json.loads(command("embed", str(bert), *TEXTS, "--json", "--pooling", "cls").out)
+    assert np.allclose(told["embeddings"], edgespec.embed(TEXTS, bert, pooling="cls"), atol=1e-6)
+    assert told["tokens"] == [4, 5]
+
+
+def test_a_long_text_is_refused_in_a_sentence(command: Command, bert: Path) -> None:
+    done = command("embed", str(bert), "cat " * 100)
+    assert done.status == 1 and "text 1 has 102 tokens, and at most 64 fit" in done.err
+    assert "hint: split it, or ask for it to be truncated" in done.err
+    cut = command("embed", str(bert), "cat " * 100, "--truncate")
+    assert cut.status == 0 and len(cut.out.split()) == 64
+
+
+def test_what_is_no_text_or_no_model_is_refused(command: Command, bert: Path) -> None:
+    done = command("embed", str(bert), stdin=b"a\n\xff\n")
+    assert done.status == 1 and "stdin" in done.err
+    assert command("embed", "there-is-none.gguf", "a").status == 1
+    assert command("embed", str(bert), "a", "--budget", "1MiB").status == 1

@@ -1,0 +1,192 @@
+"""Answers to prompts with images: tokens of plain libmtmd, drafts, caches, users, sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vision_cases import PLACES, Reference, open_engine, parts_with, shown, text_of
+from vision_gguf import KINDS, images, picture, png
+
+from edgespec.backends.fake import FakeBackend
+from edgespec.decode.engine import Engine
+from edgespec.decode.options import GenerationOptions
+from edgespec.decode.session import Session
+from edgespec.errors import UnsupportedError
+from edgespec.models.images import Image
+
+COUNT = 12  # tokens of an answer
+
+
+@pytest.fixture(params=KINDS)
+def engine(request: pytest.FixtureRequest, vision_folder: Path) -> Iterator[Engine]:
+    with open_engine(vision_folder, request.param, drafts=True) as made:
+        yield made
+
+
+@pytest.fixture(params=["gemma3", "qwen3vl", "llava"])
+def pair(request: pytest.FixtureRequest, vision_folder: Path) -> Iterator[Engine]:
+    """An engine of two users."""
+    with open_engine(vision_folder, request.param, drafts=True, users=2, cells=1024) as made:
+        yield made
+
+
+def asked(question: str, *several: Image) -> list[dict[str, Any]]:
+    parts = [{"type": "image", "image": one} for one in several]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
+
+
+@pytest.mark.parametrize("count", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", PLACES)
+def test_tokens_are_those_of_plain_libmtmd(engine: Engine, count: int, place: str) -> None:
+    """With drafts, and without them; from the second time on there is a text to draft from."""
+    parts = parts_with(place, count)
+    several = [one for one in parts if isinstance(one, Image)]
+    ids = engine.shown("", several).encode(text_of(parts))
+    options = GenerationOptions(max_tokens=COUNT, images=several)
+    plain = engine.generate(ids, options, speculate=False)
+    drafted = [engine.generate(ids, options) for _ in range(2)]
+    assert [one.token_ids for one in drafted] == [plain.token_ids] * 2
+    assert drafted[1].counters.accepted_tokens > 0
+    expected = Reference(engine.backend).greedy(parts, COUNT)  # type: ignore[arg-type]
+    assert expected is None or list(plain.token_ids) == expected
+
+
+def test_messages_have_images_in_any_form(engine: Engine, tmp_path: Path) -> None:
+    import base64
+
+    data = images(1)[0]
+    (tmp_path / "one.png").write_bytes(data)
+    text = base64.b64encode(data).decode()
+    forms: list[dict[str, Any]] = [
+        {"type": "image", "image": data},
+        {"type": "image", "image": tmp_path / "one.png"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}},
+        {"type": "input_image", "image_url": f"data:image/png;base64,{text}"},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": text}},
+    ]
+    question = {"type": "text", "text": "What is this?"}
+    found = [engine.encode([{"role": "user", "content": [form, question]}]) for form in forms]
+    assert all(ids == found[0] for ids in found) and min(found[0]) < 0
+    stream = engine.stream("What is this?", images=[tmp_path / "one.png"], max_tokens=1)
+    assert list(stream.prompt_ids) == found[0]
+    assert (
+        engine.stream("What is this?", images=[data], max_tokens=1).prompt_ids == stream.prompt_ids
+    )
+
+
+def test_a_prefix_with_the_same_image_is_not_computed_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = shown(2)
+    first = engine.generate(asked("What is this?", one), max_tokens=4, reuse=True)
+    backend: Any = engine.backend
+    if backend.capabilities.truncate:
+        monkeypatch.setattr(backend._context.vision, "embeddings", None)
+    again = engine.generate(asked("What is this?", one), max_tokens=4, reuse=True)
+    assert again.token_ids == first.token_ids
+    monkeypatch.undo()
+    of_other = engine.generate(asked("What is this?", other), max_tokens=4, reuse=True)
+    fresh = engine.generate(asked("What is this?", other), max_tokens=4)
+    assert of_other.token_ids == fresh.token_ids
+
+
+def test_a_session_keeps_its_images(engine: Engine, tmp_path: Path) -> None:
+    """Each turn reads what is new; a file has the images, and no cache of them."""
+    session = Session(engine, max_tokens=6)
+    session.send(asked("What is this?", *shown(1))[0]["content"])
+    turn = session.stream("And again?")
+    assert len(list(turn)) > 0
+    reused = turn.num_read[1]
+    assert reused > len(engine.encode(asked("", *shown(1)))) - 20
+    fresh = engine.generate(turn.prompt_ids, max_tokens=6, images=shown(1))
+    assert fresh.token_ids == turn.result.token_ids
+    session.save(tmp_path / "saved")
+    loaded = Session.load(engine, tmp_path / "saved")
+    assert loaded.messages == session.messages
+    assert loaded.send("Once more?").token_ids
+    content = session.messages[0]["content"]
+    assert content[0] == {"type": "image", "image": shown(1)[0]}
+    Session(engine, messages=session.messages).send("?")
+
+
+def test_two_users_see_their_own_images(pair: Engine) -> None:
+    """The same question at once, again and again, about two images, and about none."""
+    one, other = shown(2)
+    prompts = [asked("What is this?", one), asked("What is this?", other), asked("What is this?")]
+    expected = [pair.generate(prompt, max_tokens=COUNT, speculate=False) for prompt in prompts]
+    assert len({result.token_ids for result in expected}) == 3
+    options = GenerationOptions(max_tokens=COUNT, reuse=True)
+    with ThreadPoolExecutor(6) as pool:
+        made = [pool.submit(pair.generate, prompt, options) for _ in range(4) for prompt in prompts]
+        found = [one.result(100).token_ids for one in made]
+    assert found == [result.token_ids for result in expected] * 4
+
+
+def test_an_answer_under_way_survives_anothers_image(pair: Engine) -> None:
+    writing = pair.stream(asked("Tell me more."), max_tokens=30)
+    next(writing)
+    seen = pair.generate(asked("What is this?", *shown(3)), max_tokens=4)
+    for _ in writing:
+        pass
+    assert len(seen.token_ids) > 0
+    alone = pair.generate(asked("Tell me more."), max_tokens=30, speculate=False)
+    assert writing.result.token_ids == alone.token_ids
+
+
+def test_penalties_and_grammars_work_behind_an_image(engine: Engine) -> None:
+    from edgespec.sampling.params import SamplingParams
+
+    sampling = SamplingParams(
+        repetition_penalty=1.2, presence_penalty=0.1, dry_multiplier=0.8, temperature=0.5, seed=3
+    )
+    result = engine.generate(
+        asked("What?", *shown(1)), sampling=sampling, regex="[ab]{3}", max_tokens=8
+    )
+    assert set(result.text[:3]) <= set("ab") and len(result.token_ids) == 4
+
+
+# -- what is refused -----------------------------------------------------------------------
+
+
+def test_a_model_without_a_projector_refuses_images() -> None:
+    fake = FakeBackend(lambda _: [0.0] * 300, 300)
+    engine = Engine(fake, chat_template="{{ messages[0].content }}")
+    with pytest.raises(UnsupportedError, match="reads text alone") as problem:
+        engine.generate(asked("What?", *shown(1)))
+    assert "--mmproj" in problem.value.hint
+
+
+def test_an_image_that_is_not_shown_is_refused(pair: Engine) -> None:
+    with pytest.raises(UnsupportedError, match="an image was given that the prompt does not show"):
+        pair.generate([{"role": "user", "content": "Hi"}], images=shown(1))
+    with pytest.raises(UnsupportedError, match="token id -5 is not in the vocabulary"):
+        pair.generate([1, -5, 2])
+
+
+def test_a_broken_image_fails_before_its_turn(pair: Engine) -> None:
+    data = png(picture(1))
+    cut = data[:60] + bytes(20) + data[80:]
+    with pytest.raises(UnsupportedError, match="is broken"):
+        pair.stream("What?", images=[cut])
+    with pytest.raises(UnsupportedError, match="cannot read the image nowhere"):
+        pair.stream("What?", images=["nowhere.png"])
+    with pytest.raises(UnsupportedError, match="not fetched from addresses, such as 'https:"):
+        pair.stream("What?", images=["https://x.org/a.png"])
+
+
+def test_a_failing_encoder_ends_one_answer(pair: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgespec.errors import BackendError
+
+    def fail(*_: Any) -> None:
+        raise BackendError("no memory")
+
+    backend: Any = pair.backend
+    monkeypatch.setattr(backend._context.vision, "_encoded", fail)
+    with pytest.raises(BackendError, match="no memory"):
+        pair.generate(asked("What?", *shown(1, first=9)))
+    monkeypatch.undo()
+    assert pair.generate(asked("What?", *shown(1, first=9)), max_tokens=2).token_ids

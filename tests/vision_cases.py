@@ -1,0 +1,103 @@
+"""Backends and engines that see, and libmtmd's own way of reading the same prompts."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from frozen_times import free_drafts
+from vision_gguf import TEMPLATE, images
+
+from edgespec.backends.llama.backend import LlamaBackend
+from edgespec.backends.llama.context import LlamaSettings
+from edgespec.backends.llama.library import library
+from edgespec.backends.llama.vision import mtmd
+from edgespec.decode.engine import Engine
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.models.images import Image, read_image
+
+PLACES = ("first", "last", "between")
+
+
+def open_backend(folder: Path, name: str, **changes: Any) -> LlamaBackend:
+    settings = {"context_size": 1024, "batch_size": 64, "threads": 1, "max_nodes": 8, **changes}
+    projector = str(folder / f"mmproj-{name}.gguf")
+    return LlamaBackend(folder / f"{name}.gguf", LlamaSettings(**settings, projector=projector))
+
+
+def open_engine(folder: Path, name: str, *, drafts: bool = False, **changes: Any) -> Engine:
+    """One that drafts, all that it can, from texts."""
+    backend = open_backend(folder, name, **changes)
+    curve = free_drafts(backend.max_nodes) if drafts else None
+    make = SuffixDrafter if drafts else lambda: None
+    more = [drafter for _ in range(1, backend.settings.users) if (drafter := make()) is not None]
+    return Engine(backend, curve=curve, drafter=make(), more_drafters=more, chat_template=TEMPLATE)
+
+
+def shown(count: int, first: int = 1) -> list[Image]:
+    return [read_image(data) for data in images(count, first)]
+
+
+def parts_with(place: str, count: int) -> list[str | Image]:
+    """A prompt with images at its beginning, at its end, or between texts."""
+    several = shown(count)
+    texts = [f" and {number}" for number in range(count)]
+    between: list[str | Image] = [one for pair in zip(texts, several, strict=True) for one in pair]
+    if place == "between":
+        return [*between, "?"]
+    return [*several, "What is this?"] if place == "first" else ["What is this?", *several, "\n"]
+
+
+def text_of(parts: Sequence[str | Image]) -> str:
+    return "".join(one.mark if isinstance(one, Image) else one for one in parts)
+
+
+class Reference:
+    """libmtmd's helpers and plain calls of llama.cpp, in a backend's own context."""
+
+    def __init__(self, backend: LlamaBackend) -> None:
+        self.backend, self.lib, self.mtmd = backend, library(), mtmd()
+        self.context = backend._context
+        assert self.context.vision is not None
+        self.vision = self.context.vision
+
+    def read(self, parts: Sequence[str | Image]) -> tuple[Any, int]:
+        """The last logits of a prompt, read into an empty cache, and the next position."""
+        lib = self.mtmd
+        marker = lib.mtmd_default_marker()
+        text = b"".join(marker if isinstance(one, Image) else one.encode() for one in parts)
+        asked = lib.mtmd_input_text(text, len(text), True, True)
+        bitmaps = [self.vision._bitmap(one) for one in parts if isinstance(one, Image)]
+        several = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
+        chunks, handle = lib.mtmd_input_chunks_init(), self.vision._context
+        status = lib.mtmd_tokenize(handle, chunks, ctypes.byref(asked), several, len(bitmaps))
+        assert status == 0
+        self.backend.truncate(0)
+        self.lib.llama_memory_clear(self.context.memory, False)
+        end = ctypes.c_int32()
+        status = lib.mtmd_helper_eval_chunks(
+            *(handle, self.context.handle, chunks, 0, 0),
+            *(self.backend.batch_size, True, ctypes.byref(end)),
+        )
+        assert status == 0
+        for bitmap in bitmaps:
+            lib.mtmd_bitmap_free(bitmap)
+        lib.mtmd_input_chunks_free(chunks)
+        return self.context.rows(1)[0].copy(), end.value
+
+    def greedy(self, parts: Sequence[str | Image], count: int) -> list[int] | None:
+        """The tokens of plain greedy decoding; None where libmtmd's embeddings are no numbers."""
+        row, position = self.read(parts)
+        if not np.isfinite(row).all():
+            return None
+        tokens = [int(np.argmax(row))]
+        while len(tokens) < count and not self.backend.tokenizer.is_end(tokens[-1]):
+            self.backend._shared.chain.put_chain(tokens[-1:], position)
+            self.context.decode(self.backend._shared.chain, 1)
+            tokens.append(int(np.argmax(self.context.rows(1)[0])))
+            position += 1
+        self.lib.llama_memory_clear(self.context.memory, False)
+        return tokens

@@ -1,0 +1,240 @@
+"""Tiny models that see, with random weights: a text model, its projector, and pictures for them."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+import PIL.Image
+from random_gguf import F32, WIDTH, write_model
+
+# A picture's place in a message is what somebody's words have: templates need not know of it.
+TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+_CHAT = ("<|start|>", "<|end|>")
+_INNER, _HIDDEN, _LAYERS, _PATCH = 32, 64, 2, 14  # of the part that sees
+_GRID = tuple(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3))
+
+
+class Kind(NamedTuple):
+    """How one family of models sees."""
+
+    projector: str
+    arch: str
+    controls: tuple[str, ...]
+    size: int  # of an image's side, or the largest
+    merge: int = 1
+    integers: dict[str, int] = {}  # noqa: RUF012 - of a NamedTuple
+
+
+KINDS = {
+    "gemma3": Kind("gemma3", "gemma3", ("<start_of_image>", "<end_of_image>"), 224, 4),
+    "qwen2.5vl": Kind(
+        "qwen2.5vl_merger",
+        "qwen2vl",
+        ("<|vision_start|>", "<|vision_end|>"),
+        224,
+        2,
+        {"n_wa_pattern": 2, "spatial_merge_size": 2},
+    ),
+    "qwen3vl": Kind(
+        "qwen3vl_merger",
+        "qwen3vl",
+        ("<|vision_start|>", "<|vision_end|>"),
+        224,
+        2,
+        {"spatial_merge_size": 2},
+    ),
+    "idefics3": Kind(
+        "idefics3",
+        "llama",
+        ("\n\n", "<fake_token_around_image>", "<global-img>", *_GRID),
+        112,
+        2,
+        {"preproc_image_size": 224},
+    ),
+    "llava": Kind("mlp", "llama", (), 112),
+    "pixtral": Kind("pixtral", "llama", ("[IMG_END]",), 224),
+    "internvl": Kind("internvl", "qwen2", ("<img>", "</img>"), 112, 2, {"preproc_max_tiles": 4}),
+}
+
+
+def write_vision(folder: Path, name: str, seed: int = 7) -> tuple[Path, Path]:
+    """A text model of one of the `KINDS` that reads bytes, and its projector beside it."""
+    kind = KINDS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    model = write_model(
+        folder / f"{name}.gguf",
+        kind.arch,
+        F32,
+        seed,
+        reads_bytes=True,
+        controls=(*_CHAT, *kind.controls),
+        template=TEMPLATE,
+    )
+    return model, _write_projector(folder / f"mmproj-{name}.gguf", kind, seed)
+
+
+def _write_projector(path: Path, kind: Kind, seed: int) -> Path:
+    source = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_string("clip.projector_type", kind.projector)
+    writer.add_bool("clip.use_gelu", True)
+    integers = {
+        "embedding_length": _INNER,
+        "attention.head_count": 2,
+        "feed_forward_length": _HIDDEN,
+        "block_count": _LAYERS,
+        "projection_dim": WIDTH,
+        "image_size": kind.size,
+        "patch_size": _PATCH,
+        "projector.scale_factor": kind.merge,
+        **kind.integers,
+    }
+    for key, value in integers.items():
+        writer.add_uint32(f"clip.vision.{key}", value)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
+    writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
+    for tensor, shape in _shapes(kind).items():
+        values = source.normal(0.0, max(1, shape[-1]) ** -0.5, shape)
+        if tensor.endswith("norm.weight") or "ln" in tensor.split(".")[-2]:
+            values = source.uniform(0.5, 1.5, shape)
+        if tensor.startswith("mm.") and len(shape) == 2:
+            values *= 4  # so that what is seen changes what is written
+        writer.add_tensor(tensor, values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _shapes(kind: Kind) -> dict[str, tuple[int, ...]]:
+    """Names and shapes, as numpy has them, of all tensors of a projector."""
+    shapes: dict[str, tuple[int, ...]] = {"v.patch_embd.weight": (_INNER, 3, _PATCH, _PATCH)}
+    patches = (kind.size // _PATCH) ** 2
+    is_qwen3, is_qwen = kind.projector == "qwen3vl_merger", "qwen" in kind.projector
+    if is_qwen:
+        shapes["v.patch_embd.weight.1"] = shapes["v.patch_embd.weight"]
+    if kind.projector in ("mlp", "internvl"):
+        shapes["v.class_embd"] = (_INNER,)
+        patches += 1
+    if kind.projector in ("gemma3", "idefics3", "mlp", "internvl", "qwen3vl_merger"):
+        shapes["v.position_embd.weight"] = (patches, _INNER)
+        if kind.projector != "mlp":
+            shapes["v.patch_embd.bias"] = (_INNER,)
+    shapes |= {f"v.post_ln.{part}": (_INNER,) for part in ("weight", "bias")}
+    for layer in range(_LAYERS):
+        block = f"v.blk.{layer}."
+        for tensor, rows, columns in (
+            *(
+                (("attn_qkv", 3 * _INNER, _INNER),)
+                if is_qwen3
+                else tuple((f"attn_{one}", _INNER, _INNER) for one in "qkv")
+            ),
+            ("attn_out", _INNER, _INNER),
+            ("ffn_up", _HIDDEN, _INNER),
+            ("ffn_down", _INNER, _HIDDEN),
+            *((("ffn_gate", _HIDDEN, _INNER),) if kind.projector == "qwen2.5vl_merger" else ()),
+        ):
+            shapes[f"{block}{tensor}.weight"] = (rows, columns)
+            shapes[f"{block}{tensor}.bias"] = (rows,)
+        for part in ("weight", "bias"):
+            shapes |= {f"{block}{norm}.{part}": (_INNER,) for norm in ("ln1", "ln2")}
+    return shapes | _projection(kind)
+
+
+def _projection(kind: Kind) -> dict[str, tuple[int, ...]]:
+    merged = _INNER * kind.merge**2
+    if kind.projector == "gemma3":
+        return {"mm.input_projection.weight": (_INNER, WIDTH), "mm.soft_emb_norm.weight": (_INNER,)}
+    if kind.projector == "idefics3":
+        return {"mm.model.fc.weight": (WIDTH, merged)}
+    if kind.projector == "internvl":
+        return {
+            **{f"mm.model.mlp.0.{part}": (merged,) for part in ("weight", "bias")},
+            **_linear("mm.model.mlp.1", WIDTH, merged),
+            **_linear("mm.model.mlp.3", WIDTH, WIDTH),
+        }
+    if kind.projector == "pixtral":
+        both = _linear("mm.1", WIDTH, _INNER) | _linear("mm.2", WIDTH, WIDTH)
+        return both | {"v.token_embd.img_break": (WIDTH,)}
+    if kind.projector == "mlp":
+        return _linear("mm.0", WIDTH, _INNER) | _linear("mm.2", WIDTH, WIDTH)
+    found = _linear("mm.0", merged, merged) | _linear("mm.2", WIDTH, merged)
+    if kind.projector == "qwen3vl_merger":
+        for layer in range(_LAYERS):
+            found |= {f"v.deepstack.{layer}.norm.{part}": (merged,) for part in ("weight", "bias")}
+            found |= _linear(f"v.deepstack.{layer}.fc1", merged, merged)
+            found |= _linear(f"v.deepstack.{layer}.fc2", WIDTH, merged)
+    return found
+
+
+def _linear(name: str, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+
+
+# -- pictures ------------------------------------------------------------------------------
+
+
+def picture(seed: int, width: int = 96, height: int = 64) -> Any:
+    """Coloured stripes and noise, [height, width, 3] of bytes, another one for each seed."""
+    source = np.random.default_rng(seed)
+    stripes = np.sin(np.arange(width) / source.uniform(2, 9))[None, :, None]
+    values = (
+        128 + 90 * stripes * source.uniform(-1, 1, 3) + source.normal(0, 20, (height, width, 3))
+    )
+    return values.clip(0, 255).astype(np.uint8)
+
+
+def png(pixels: Any) -> bytes:
+    """A PNG file of [height, width, 3] of bytes."""
+    height, width, _ = pixels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    return png_of(width, height, zlib.compress(rows))
+
+
+def png_of(width: int, height: int, data: bytes) -> bytes:
+    """A PNG file that says it has this size, whatever its data are."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"".join(
+        (b"\x89PNG\r\n\x1a\n", chunk(b"IHDR", head), chunk(b"IDAT", data), chunk(b"IEND", b""))
+    )
+
+
+def bmp(pixels: Any) -> bytes:
+    """A BMP file of [height, width, 3] of bytes."""
+    height, width, _ = pixels.shape
+    pad = b"\0" * (-3 * width % 4)
+    data = b"".join(row[:, ::-1].tobytes() + pad for row in pixels[::-1])
+    head = struct.pack("<2sIHHI", b"BM", 54 + len(data), 0, 0, 54)
+    head += struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, len(data), 0, 0, 0, 0)
+    return head + data
+
+
+def jpeg(width: int = 16, height: int = 8, *, progressive: bool = False) -> bytes:
+    """A JPEG file."""
+    made = io.BytesIO()
+    PIL.Image.fromarray(picture(5, width, height)).save(made, "JPEG", progressive=progressive)
+    return made.getvalue()
+
+
+def images(count: int, first: int = 1) -> list[bytes]:
+    """PNG files, each another picture of another shape."""
+    shapes = ((96, 64), (64, 96), (80, 80), (200, 40), (40, 120))
+    return [png(picture(first + i, *shapes[(first + i) % len(shapes)])) for i in range(count)]
