@@ -22,7 +22,6 @@ from copy import copy
 from typing import Any
 
 from edgespec.drafting import constants
-from edgespec.memory.store.counts import added
 
 Counts = Mapping[int, tuple[float, float]]  # hits and tries by cell
 
@@ -112,38 +111,15 @@ class Calibration:
         }
         return {"num_cells": len(self._tries), "cells": cells}
 
-    def load_json(self, document: dict[str, Any] | None) -> None:
+    def load_json(self, document: Any) -> None:
         """Take over counts of an earlier run; a document of another layout is ignored."""
         if not isinstance(document, dict) or document.get("num_cells") != len(self._tries):
             return
-        cells = document.get("cells")
-        for name, counts in (cells if isinstance(cells, dict) else {}).items():
-            try:
-                cell = int(name)
-                hits, tries = (round(float(count), 3) for count in counts[:2])
-                most = 2 * constants.MOST_TRIES - self._tries[cell]  # "1" and "01" are one cell
-                if 0 <= hits <= tries <= most and cell >= 0:
-                    self._add(cell, hits, tries)
-            except (ValueError, TypeError, LookupError, OverflowError):
-                continue
-
-
-def merged_counts(now: Any, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The document to store: `now` is stored, and a process went from `before` to `after`.
-
-    Whatever else than counts is in the documents is that of `after`.
-    """
-    if not isinstance(now, dict) or now.get("num_cells") != after.get("num_cells"):
-        now = {}
-    pairs = [pairs_of(document.get("cells")) for document in (now, before, after)]
-    cells = {}
-    for name in {name: None for found in pairs for name in found}:
-        hits, tries = added(*(found.get(name, (0.0, 0.0)) for found in pairs))
-        while tries > constants.MOST_TRIES:
-            hits, tries = 0.5 * hits, 0.5 * tries
-        if tries > 0.0:
-            cells[name] = [round(min(max(0.0, hits), tries), 3), round(tries, 3)]
-    return {**after, "cells": cells}
+        for name, counts in pairs_of(document.get("cells")).items():
+            cell = int(name) if name.isdecimal() and len(name) < 9 else len(self._tries)
+            hits, tries = (round(count, 3) for count in counts)
+            if cell < len(self._tries) and tries <= 2 * constants.MOST_TRIES - self._tries[cell]:
+                self._add(cell, hits, tries)  # "1" and "01" are one cell
 
 
 def pairs_of(cells: Any) -> dict[str, tuple[float, float]]:

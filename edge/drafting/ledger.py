@@ -20,8 +20,6 @@ from time import time
 from typing import Any
 
 from edgespec.drafting import constants
-from edgespec.drafting.calibration import merged_counts
-from edgespec.memory.store.counts import added
 
 # What is kept between runs: rounds, the plain steps that their tokens would have taken, and the
 # steps that the drafter saved of these.
@@ -103,24 +101,6 @@ def recalled(document: Mapping[str, Any] | None) -> dict[str, Any]:
 def is_recent(seen: object) -> bool:
     """Whether a time of a document is so late that what it says decides."""
     return isinstance(seen, float) and 0.0 <= time() - seen <= constants.LASTING_S
-
-
-def merged(
-    now: Mapping[str, Any] | None, before: Mapping[str, Any], after: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The document to store: `now` is stored, and a process went from `before` to `after`.
-
-    Counts and savings add up; whatever else is in it is that of `after`.
-    """
-    there = recalled(now)
-    weighed = (*SAVINGS[1:], SAVINGS[0])  # rounds fade, and everything with them
-    parts = [[_number(part.get(name)) for name in weighed] for part in (there, before, after)]
-    savings = dict(zip(weighed, added(*parts), strict=True))
-    return dated({**merged_counts(there, before, after), **savings}, there)
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, float) and isfinite(value) else 0.0
 
 
 def dated(learned: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:

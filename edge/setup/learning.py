@@ -40,7 +40,6 @@ class Learning:
         self.more_drafters: list[CombinedDrafter] = []  # of further users
         self.history = RoundHistory()
         self._spec, self._plan, self._curve = spec, plan, curve
-        self._loaded: dict[str, Any] = {}
         self._draft_spec: ModelSpec | None = None
         if plan.draft_model is not None:
             self._draft_spec = read_model_spec(plan.draft_model, heads=True)
@@ -49,7 +48,6 @@ class Learning:
         if plan.remember and self._suffix is None:
             said = "nothing is remembered: texts are kept for the suffix drafter, which is not used"
             warn(said, EdgespecWarning, stacklevel=2)
-        self._rounds = self.history.rounds()
 
     def _begin(self, model: WritingDrafter | None, vocab_size: int) -> None:
         spec, plan = self._spec, self._plan
@@ -70,7 +68,6 @@ class Learning:
         for drafter in self.more_drafters:
             drafter.share_with(self.drafter)
         self.drafter.recall([one for one in texts if max(one[1], default=0) < vocab_size])
-        self._loaded = self.drafter.state()
 
     @property
     def _suffix(self) -> SuffixDrafter | None:
@@ -92,10 +89,10 @@ class Learning:
 
     def _add(self, drafter: CombinedDrafter) -> None:
         spec, plan, state = self._spec, self._plan, drafter.state()
-        stored.add_calibration(spec, self._loaded, state)
+        stored.keep_calibration(spec, state)
         if plan.remember and self._suffix is not None:
             add_texts(spec.fingerprint, spec.path.name, self._suffix.written())
         for name in state.keys() & {MODEL, HEAD}:
-            stored.add_learned(spec, plan, self._draft_spec, self._loaded[name], state[name])
+            stored.keep_learned(spec, plan, self._draft_spec, state[name])
         if plan.draft_max:  # rounds that could not draft say nothing about others
-            stored.add_rounds(spec, drafter.name, self._rounds, self.history.rounds())
+            stored.keep_rounds(spec, drafter.name, self.history.rounds())

@@ -11,9 +11,10 @@
 | rounds | file and drafters | what rounds of each size emitted |
 | kv_losses | file | what smaller cache types lose |
 
-Whatever is missing or damaged is None or what is usual. What several processes may change is read,
-changed and written under one lock (`cache.update`). Texts, thresholds of two models and bandwidths
-have owners of their own: `memory.store.texts`, `switching.planning`, `memory.device.bandwidth`.
+Whatever is missing or damaged is None or what is usual. Of counts the last process's are kept; what
+several processes add to otherwise is read, changed and written under one lock (`cache.update`).
+Texts, thresholds of two models and bandwidths have owners of their own: `memory.store.texts`,
+`switching.planning`, `memory.device.bandwidth`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,8 @@ from importlib.metadata import PackageNotFoundError, version
 from time import time
 from typing import Any
 
-from edgespec.drafting.calibration import merged_counts
 from edgespec.drafting.drafters import HEAD, MODEL
-from edgespec.drafting.ledger import TIME, is_recent, merged, recalled
+from edgespec.drafting.ledger import TIME, dated, is_recent, recalled
 from edgespec.memory.bytes.shape import KV_TYPE_BYTES
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
@@ -37,7 +37,7 @@ from edgespec.memory.plan.plan import Plan, draft_kv_type
 from edgespec.memory.plan.settings import Settings, draft_shares, settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round, RoundHistory, merged_rounds
+from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round, RoundHistory
 from edgespec.models.spec import ModelSpec
 
 _CURVES, _READS, _INVARIANCE, _SNAPSHOTS = "curves", "reads", "invariance", "snapshots"
@@ -167,16 +167,10 @@ def stored_calibration(spec: ModelSpec) -> dict[str, Any]:
     return cache.load(_CALIBRATION, spec.fingerprint) or {}
 
 
-def add_calibration(spec: ModelSpec, loaded: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Add what table drafters have counted since they were `loaded`."""
-
-    def change(now: dict[str, Any] | None) -> dict[str, Any]:
-        stored = dict(now or {})
-        for name in state.keys() - {MODEL, HEAD}:  # which are kept with their own settings
-            stored[name] = merged_counts(stored.get(name), loaded[name], state[name])
-        return stored
-
-    cache.update(_CALIBRATION, spec.fingerprint, change)
+def keep_calibration(spec: ModelSpec, state: Mapping[str, Any]) -> None:
+    """Keep what drafters of tables have counted; others are kept with their own settings."""
+    counts = {name: part for name, part in state.items() if name not in (MODEL, HEAD)}
+    cache.update(_CALIBRATION, spec.fingerprint, lambda now: {**(now or {}), **counts})
 
 
 def stored_learned(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None) -> dict[str, Any]:
@@ -184,16 +178,12 @@ def stored_learned(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None) ->
     return recalled(cache.load(_LEARNED, learned_key(spec, plan, draft_spec)))
 
 
-def add_learned(
-    spec: ModelSpec,
-    plan: Plan,
-    draft_spec: ModelSpec | None,
-    loaded: Mapping[str, Any],
-    state: Mapping[str, Any],
+def keep_learned(
+    spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None, state: Mapping[str, Any]
 ) -> None:
-    """Add what a draft model, or a head, has done since it was `loaded`."""
+    """Keep how a draft model, or a head, did; as old as before if no round was added."""
     key = learned_key(spec, plan, draft_spec)
-    cache.update(_LEARNED, key, lambda now: merged(now, loaded, state))
+    cache.update(_LEARNED, key, lambda now: dated(state, recalled(now)))
 
 
 def stored_history(spec: ModelSpec, drafter: str) -> RoundHistory:
@@ -209,15 +199,9 @@ def _rounds_of(spec: ModelSpec, document: Mapping[str, Any] | None) -> Any:
     return None if is_over else found.get("rounds")
 
 
-def add_rounds(
-    spec: ModelSpec, drafter: str, loaded: Sequence[Round], rounds: Sequence[Round]
-) -> None:
-    """Add the rounds since those that were `loaded`."""
-
-    def change(now: dict[str, Any] | None) -> dict[str, Any]:
-        return {"rounds": merged_rounds(_rounds_of(spec, now), loaded, rounds), TIME: time()}
-
-    cache.update(_ROUNDS, rounds_key(spec, drafter), change)
+def keep_rounds(spec: ModelSpec, drafter: str, rounds: Sequence[Round]) -> None:
+    """Keep what rounds with these drafters emitted."""
+    cache.store(_ROUNDS, rounds_key(spec, drafter), {"rounds": rounds, TIME: time()})
 
 
 def stored_rounds(spec: ModelSpec, drafter: str) -> tuple[tuple[int, int, float], ...]:
