@@ -39,8 +39,8 @@ from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.drafters import model as model_module
 from edgespec.drafting.drafters.base import TopTokens, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.model import ModelDrafter
-from edgespec.drafting.drafters.model_text import ModelText
+from edgespec.drafting.drafters.model import ModelDrafter, ModelText
+from edgespec.drafting.ledger import StepTimes
 from edgespec.drafting.proposal import EMPTY, StepContext
 from edgespec.drafting.top_tokens import top_tokens_of
 from edgespec.measure.timing import one_step
@@ -335,7 +335,7 @@ def _replay(
     prompt, output, rows = row["prompt"], row["output"], row.get("successors", ())
     depths = range(len(prompt), len(prompt) + len(output) - 1)
     plain_ms = sum(curve.step_ms(1, depth, 1) for depth in depths)
-    seen, noise = believed or curve, random.Random(len(prompt))
+    seen, noise, steps = believed or curve, random.Random(len(prompt)), StepTimes()
     floor, cooldown = seen.least_useful_probability(len(prompt)), 0
     drafter.begin([*prompt, output[0]])
     done, previous, speculative_ms = 1, 0, 0.0
@@ -358,7 +358,10 @@ def _replay(
             done += 1
         known = dict(zip(path, rows[start:done], strict=False))  # not of rejected nodes
         noisy_ms = step_ms * exp(noise.gauss(0.0, _STEP_NOISE)) if believed else step_ms
-        node_ms = (noisy_ms - context.estimated_ms(1)) / size if size else None
+        node_ms = None
+        if size:
+            believed_ms = steps.believed_ms(noisy_ms, context.estimated_ms(1 + size))
+            node_ms = (believed_ms - context.estimated_ms(1)) / size
         emitted = output[start:done]
         drafter.observe(VerifyResult(tree, path, emitted, context, known.get, node_ms=node_ms))
         if believed is not None:

@@ -24,8 +24,7 @@ from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.head import HeadDrafter, HeadText
-from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext

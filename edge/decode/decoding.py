@@ -22,6 +22,7 @@ from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.controller import build_tree, likeliest_chain
 from edgespec.drafting.drafters.base import Drafter, TopTokens, VerifyResult
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
+from edgespec.drafting.ledger import StepTimes
 from edgespec.drafting.proposal import EMPTY, StepContext
 from edgespec.drafting.top_tokens import top_tokens_of
 from edgespec.memory.times.curve import CostCurve
@@ -34,6 +35,7 @@ from edgespec.sampling.sampling import Sampler
 class Known:
     """What the generations of one engine find out for the next ones, besides its drafter."""
 
+    steps: StepTimes = field(default_factory=StepTimes)
     forced: Calibration = field(default_factory=new_counts)  # text that a grammar forces
     snapshots_cost: float = 1.0  # times as long that plain steps take for keeping snapshots
     # Other curves, by how many times fewer threads, and how many texts in a step.

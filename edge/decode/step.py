@@ -26,7 +26,7 @@ from edgespec.backends.base import HoldsSequences, Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.decoding import Decoding
 from edgespec.decode.generation import Written
-from edgespec.drafting.constants import LONGEST_STEP, REQUIRED_GAIN
+from edgespec.drafting.constants import REQUIRED_GAIN
 from edgespec.drafting.controller import choose_size
 from edgespec.drafting.proposal import Proposal, StepContext
 
@@ -144,8 +144,9 @@ class StepPlan:
         num_drafted = sum(self.sizes)
         if self.context is None or not num_drafted:
             return None
-        most_ms = LONGEST_STEP * self.context.estimated_ms(1 + num_drafted)
-        return (min(step_ms, most_ms) - self.context.estimated_ms(1)) / num_drafted
+        steps, estimated_ms = self.going[0].model.known.steps, self.context.estimated_ms
+        believed_ms = steps.believed_ms(step_ms, estimated_ms(1 + num_drafted))
+        return (believed_ms - estimated_ms(1)) / num_drafted
 
     def learn(self, step_ms: float, spent_ms: float) -> None:
         """Let the curve know what a step took in which nothing was read."""

@@ -5,10 +5,12 @@
                                           that the round can lose
     afterwards      balance += accepted tokens - measured extra time;  at most `most`
 
-So the loss of k rounds is at most first + ALLOWANCE k, however wrong counts and step times are (the
-constraint of conservative bandits: Wu et al., 2016). A drafter that pays stands at its cap, and the
-ledger does not limit it. Who is not asked is asked again after (price - balance) / ALLOWANCE
-rounds; no other rule makes a drafter wait. Imports no numpy, because plans are made from savings.
+So the loss of k rounds is at most first + ALLOWANCE k, however wrong counts are (the constraint of
+conservative bandits: Wu et al., 2016), and that of one step more where an n-gram hit is drafted
+without a price. A drafter that pays
+stands at its cap, and the ledger does not limit it. Who is not asked is asked again after
+(price - balance) / ALLOWANCE rounds; no other rule makes a drafter wait. Imports no numpy, because
+plans are made from savings.
 """
 
 from __future__ import annotations
@@ -87,6 +89,25 @@ class Ledger:
             for name, part in savings.items():
                 setattr(self, name, part)
             self.rounds = min(max(0.0, self.rounds), constants.MOST_ROUNDS)
+
+
+class StepTimes:
+    """What steps over drafts took, as far as that is believed.
+
+    Other programs disturb some. Those that take longer for good teach the curve, unless they take
+    several times as long, which is no accident of two in a row.
+    """
+
+    def __init__(self) -> None:
+        self._before = 1.0  # times as long as estimated took the one before
+
+    def believed_ms(self, ms: float, estimated_ms: float) -> float:
+        """Milliseconds of a step that took `ms`."""
+        ratio, before = ms / estimated_ms, self._before
+        self._before = ratio
+        is_dear = min(ratio, before) >= constants.LONGEST_STEP
+        most = constants.LONGEST_STEP if is_dear else constants.LONGEST_ALONE
+        return min(ratio, most) * estimated_ms
 
 
 def recalled(document: Mapping[str, Any] | None) -> dict[str, Any]:

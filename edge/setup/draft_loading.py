@@ -14,8 +14,7 @@ from edgespec.backends.llama.early_exit import ExitBackend
 from edgespec.backends.llama.head import Followed
 from edgespec.backends.llama.head_files import open_head_file
 from edgespec.drafting.drafters import HEAD
-from edgespec.drafting.drafters.head import HeadDrafter, HeadText
-from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter
 from edgespec.measure.timing import measure_depths, measured_while_busy, one_step, times_behind
 from edgespec.memory.device import host
 from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan, draft_context

@@ -260,6 +260,6 @@ def test_a_curve_that_promises_too_much_costs_what_the_ledger_holds(
     began = clock.ms
     counters = engine.generate(prompt, max_tokens=400, grammar=grammar).counters
     assert counters.drafted_tokens > 0
-    # One such step shows that it was too dear: a disturbed one is not believed to its end.
-    assert clock.ms - began <= (400 + 2.0 + 0.004 * 400 + 3 * 7.0) * 5.0
+    # Two such steps show that it was too dear: one alone may have been disturbed.
+    assert clock.ms - began <= (400 + 2.0 + 0.004 * 400 + 4 * 7.0) * 5.0
     assert drafter.cooldown() > 0 or drafter.ledger("suffix").balance < 2.0

@@ -166,7 +166,7 @@ FAILS = """
 import sys
 from edgespec.cli.main import main
 from edgespec.drafting.drafters import combined
-from edgespec.drafting.drafters.model_text import ModelText
+from edgespec.drafting.drafters.model import ModelText
 from edgespec.errors import BackendError
 
 def fails(self, tokens):

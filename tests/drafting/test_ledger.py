@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.drafting.constants import ALLOWANCE, FIRST_BALANCE, HIGHEST_BALANCE, MOST_ROUNDS
-from edgespec.drafting.ledger import TIME, Ledger, dated, is_recent, recalled
+from edgespec.drafting.ledger import TIME, Ledger, StepTimes, dated, is_recent, recalled
 
 
 def test_rounds_pay_the_allowance_up_to_the_cap() -> None:
@@ -94,3 +94,11 @@ def test_savings_of_long_ago_are_forgotten() -> None:
     old = {**now, TIME: now[TIME] - 40 * 86400.0}
     assert recalled(old) == {TIME: old[TIME]}
     assert dated(savings, old | savings)[TIME] == old[TIME], "nothing was added"
+
+
+def test_a_step_that_alone_took_long_was_disturbed() -> None:
+    """What takes several times as long twice in a row does so; less teaches the curve."""
+    steps = StepTimes()
+    ratios = (0.9, 1.2, 8.0, 1.0, 2.9, 2.9, 8.0, 8.0, 3.5, 1.1)
+    found = [steps.believed_ms(10.0 * ratio, 10.0) for ratio in ratios]
+    assert found == [9.0, 12.0, 13.0, 10.0, 13.0, 13.0, 13.0, 30.0, 30.0, 11.0]

@@ -1,9 +1,11 @@
 """Several drafters as one: each is asked where it pays, and their nodes share one tree.
 
 Each has a ledger (`edgespec.drafting.ledger`) that bounds what it can lose. One whose balance does
-not cover the price of a round is not asked, and drafts no more than its balance covers. One that
-needs a model's time says beforehand what it expects, and is asked where that raises the round's
-tokens/ms, or where its ledger is full: then a try costs only the allowance.
+not cover the price of a round is not asked, and drafts no more than its balance covers. A table
+that finds an n-gram hit is asked as long as it owes nothing: where steps were measured beside other
+programs and are thought to be dear, nothing else would show what they take. One that needs a
+model's time says beforehand what it expects, and is asked where that raises the round's tokens/ms,
+or where its ledger is full: then a try costs only the allowance.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from typing import Any
 from edgespec.drafting import constants
 from edgespec.drafting.controller import choose_size
 from edgespec.drafting.drafters.base import Drafter, VerifyResult
-from edgespec.drafting.drafters.merging import merge
 from edgespec.drafting.ledger import Ledger
 from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepContext
 from edgespec.memory.store.texts import KeptText
@@ -40,6 +41,7 @@ class _Source:
     lookup_ms: float = 0.0  # what lookups of a table usually take
     price: float = 0.0  # that the balance has to cover, in plain steps
     is_open: bool = True  # whether it does
+    is_free: bool = False  # an n-gram hit: whatever the step takes
     estimate: DraftEstimate | None = None
     num_proposed: int = 0
     why: str = _BLIND  # it has no node, as far as that is known
@@ -59,13 +61,14 @@ class _Source:
 
         self.price = price(1) + reserve
         self.is_open = balance >= self.price
-        if not self.is_open and balance >= self.price - reserve and self.drafter.has_hit():
-            self.is_open = True
+        most = context.max_nodes
+        if self.is_open and price(most) <= balance:
+            return most
+        if estimate is None and balance >= 0.0 and self.drafter.has_hit():
+            self.is_open, self.is_free = True, True
+            return most
         if not self.is_open:
             return 0
-        most = context.max_nodes
-        if price(most) <= balance:
-            return most
         return next((n - 1 for n in range(2, most) if price(n) > balance), most - 1)
 
     def is_worth_asking(self, merged: Proposal, context: StepContext) -> bool:
@@ -153,7 +156,7 @@ class CombinedDrafter(Drafter):
                     drafter.reading_ms() / token_ms, is_needed=drafter.has_to_read
                 )
         for source in self._sources:
-            source.num_proposed, source.why = 0, _BLIND
+            source.num_proposed, source.why, source.is_free = 0, _BLIND, False
             source.estimate = estimate = source.drafter.estimate(context)
             if estimate is not None and not estimate.probabilities:
                 source.is_open, source.price, source.why = False, inf, _CANNOT
@@ -172,7 +175,9 @@ class CombinedDrafter(Drafter):
     def _within_means(self, merged: Proposal, context: StepContext) -> Proposal:
         """As much of a tree of several drafters as each of them has the balance for."""
         token_ms, plain_ms = context.token_ms, context.estimated_ms(1)
-        balances = {one.drafter.name: one.ledger.balance for one in self._sources}
+        balances = {
+            one.drafter.name: one.ledger.balance for one in self._sources if not one.is_free
+        }
         counts = Counter(merged.sources[: merged.kept])
         for size in range(merged.kept + 1, len(merged) + 1):
             counts[merged.sources[size - 1]] += 1
@@ -187,14 +192,13 @@ class CombinedDrafter(Drafter):
         return int(min(max(0, rounds - 1), _NEVER))  # this one's allowance is still to come
 
     def has_hit(self, tokens: Sequence[int] = ()) -> bool:
-        """Whether the text ends as it did before, and a balance covers the price of asking there.
+        """Whether the text ends as it did before, and who found that owes nothing.
 
         Each of `tokens` was a round.
         """
         earned = constants.ALLOWANCE * len(tokens)
         return any(
-            source.ledger.balance + earned >= source.price - constants.RESERVE
-            and source.drafter.has_hit(tokens)
+            source.ledger.balance + earned >= 0.0 and source.drafter.has_hit(tokens)
             for source in self._sources
         )
 
@@ -330,3 +334,57 @@ class CombinedDrafter(Drafter):
 
 def _nothing(_node: int) -> None:
     """TopTokens that nobody looked at."""
+
+
+def merge(base: Proposal, added: Proposal) -> Proposal:
+    """Both proposals in one tree, kept nodes first, then by probability; both name sources.
+
+    At most one of the two has kept nodes.
+    """
+    if not len(added) or not len(base):
+        return base if len(base) else added
+    tokens, parents = list(base.tokens), list(base.parents)
+    probabilities, sources = list(base.probabilities), list(base.sources)
+    distributions = [*(base.distributions or [None] * len(base))]
+    added_distributions = added.distributions or [None] * len(added)
+    nodes = {key: node for node, key in enumerate(zip(parents, tokens, strict=True))}
+    left: dict[int, float] = {-1: 1.0}  # of a parent's probability, not yet given to a child
+    for parent, probability in zip(parents, probabilities, strict=True):
+        left[parent] = left.get(parent, probabilities[parent]) - probability
+    kept = dict.fromkeys(range(base.kept))  # in the order in which they were drawn
+    places: list[int] = []
+    for i, token in enumerate(added.tokens):
+        parent = places[added.parents[i]] if added.parents[i] >= 0 else -1
+        node = nodes.get((parent, token), -1)
+        already = probabilities[node] if node >= 0 else 0.0
+        room = left.get(parent, probabilities[parent]) + already
+        probability = max(already, min(added.probabilities[i], room))
+        left[parent] = room - probability
+        if node < 0:
+            node = len(tokens)
+            nodes[parent, token] = node
+            tokens.append(token)
+            parents.append(parent)
+            probabilities.append(probability)
+            sources.append(added.sources[i])
+            distributions.append(added_distributions[i])
+        elif probability > already or i < added.kept:
+            # The children's share of this node stays what it was, so what is left of it grows.
+            if node in left:
+                left[node] += probability - already
+            probabilities[node] = probability
+            sources[node] = added.sources[i]
+            distributions[node] = added_distributions[i] if i < added.kept else distributions[node]
+        if i < added.kept:
+            kept[node] = None
+        places.append(node)
+    merged = Proposal(
+        tokens,
+        parents,
+        probabilities,
+        sources,
+        distributions if kept else (),
+        draft_ms=base.draft_ms + added.draft_ms,
+    )
+    others = sorted(set(range(len(tokens))) - kept.keys(), key=lambda n: (-probabilities[n], n))
+    return replace(merged.part([*kept, *others]), kept=len(kept))

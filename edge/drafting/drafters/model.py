@@ -1,6 +1,6 @@
-"""A draft model: a smaller model with the target's vocabulary writes ahead.
+"""Drafters that write ahead: a smaller model with the target's vocabulary, or a head of the target.
 
-It drafts a spine of tokens, one step of its own each, and beside them its next best tokens where
+One drafts a spine of tokens, one step of its own each, and beside them its next best tokens where
 the target verifies branches: what DySpec's greedy expansion (arXiv 2410.11744) comes to when each
 step of the draft model extends the likeliest path alone. Drafting stops where one more token is
 not expected to raise the tokens/ms of the round: a rule by value, not a fixed length.
@@ -12,28 +12,185 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 from warnings import warn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Backend, Logits
+from edgespec.backends.tree import DraftTree
 from edgespec.drafting import constants
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.constants import LONGEST
 from edgespec.drafting.controller import choose_size
 from edgespec.drafting.drafters.base import Drafter, VerifyResult, count_hits
-from edgespec.drafting.drafters.model_text import DraftText, ModelText
 from edgespec.drafting.drafters.proposal_builder import ProposalBuilder, new_calibration
 from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepContext
 from edgespec.drafting.top_tokens import top_tokens_of
 from edgespec.errors import DraftModelWarning, EdgespecError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.exits.early_exit import ExitInfo, gains_of
+from edgespec.prefix import common_prefix_length
 
 _FAILURES = (EdgespecError, OSError, MemoryError)  # of a backend; all else is a mistake of ours
 _PLACES = "places"  # of a stored state: the counts of places in a chain
+
+
+class ModelText:
+    """A text that grows, as far as a draft model, `backend`, has to see it.
+
+    A text with a token from `readable` on cannot be read. With a `window` no more than so many
+    tokens are read at once: the text begins with its last ones, and does so again where more of
+    them were missed or where the context is full, `room` being kept for drafts.
+    """
+
+    def __init__(self, backend: Backend, readable: int, window: int | None, room: int) -> None:
+        self.backend = backend
+        self.tokens: list[int] = []
+        self.cached: list[int] = []  # tokens in the backend's cache
+        self.shared = 0  # of them, those the text begins with
+        self._readable = readable
+        self._window = window
+        self._room = room
+        self._is_readable = True  # every token so far
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start a new one; nothing is computed."""
+        self.tokens = list(tokens[-self._window :] if self._window else tokens)
+        self._is_readable = max(tokens, default=0) < self._readable
+        self.shared = common_prefix_length(self.cached, self.tokens)
+
+    def append(self, emitted: Sequence[int]) -> None:
+        """Go on with more tokens; those that were drafted are in the cache already."""
+        self.tokens += emitted
+        self._is_readable = self._is_readable and max(emitted, default=0) < self._readable
+        self.shared = common_prefix_length(self.cached, self.tokens, self.shared)
+        self._leave_behind()
+
+    def _leave_behind(self) -> None:
+        """Begin anew with the last tokens where that is less to read, or all that fits."""
+        window, length = self._window, len(self.tokens)
+        if window and (length - self.shared > window or not self._fits):
+            del self.tokens[:-window]
+            self.shared = 0
+
+    def forget(self) -> None:
+        """Empty the cache."""
+        self.backend.truncate(0)
+        self.cached, self.shared = [], 0
+
+    @property
+    def _fits(self) -> bool:
+        return len(self.tokens) + self._room <= self.backend.context_size
+
+    @property
+    def can_be_read(self) -> bool:
+        """Whether the backend has room for it, and all of its tokens."""
+        return self._is_readable and self._fits
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens to be fed before anything can be drafted; the last one is fed in any case."""
+        return max(1, len(self.tokens) - self.shared)
+
+    def catch_up(self) -> Logits:
+        """Feed what the backend has not seen; logits after the last token, [V]."""
+        backend = self.backend
+        kept = backend.truncate(min(self.shared, len(self.tokens) - 1))
+        self.cached, self.shared = self.tokens[:kept], kept  # should a step fail
+        missing = self.tokens[kept:]
+        while len(missing) > backend.max_nodes:
+            size = min(backend.batch_size, len(missing) - 1)
+            backend.prefill(missing[:size])
+            missing = missing[size:]
+        self.cached, self.shared = list(self.tokens), len(self.tokens)
+        return self._feed(missing)
+
+    def feed_draft(self, token: int) -> Logits:
+        """Go on with a token that is not in the text yet; logits after it, [V]."""
+        logits = self._feed([token])
+        self.cached.append(token)
+        return logits
+
+    def _feed(self, tokens: Sequence[int]) -> Logits:
+        logits = self.backend.verify(DraftTree.chain(tokens))
+        self.backend.commit(range(len(tokens)))
+        last: Logits = logits[-1]
+        return last
+
+
+class Head(Protocol):
+    """What drafts beside a backend that tells it all it reads.
+
+    `reads_prompts` says whether it reads prompts as the backend does, or the last tokens of one
+    when it drafts first. A step drafts `block` tokens, or one if that is 0.
+    """
+
+    reads_prompts: bool
+
+    @property
+    def token_ids(self) -> NDArray[np.int64] | None:
+        """V' of the target's tokens, which rows of logits stand for; None: all of them."""
+
+    @property
+    def block(self) -> int:
+        """Tokens that a step drafts; 0: one by one, each behind those before it."""
+
+    @property
+    def context_size(self) -> int:
+        """Tokens there is room for."""
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the text that are fed before anything is drafted."""
+
+    def begin(self, token: int) -> Logits:
+        """Logits of what comes after `token`, which the backend has not read yet, [V']."""
+
+    def go_on(self, token: int) -> Logits:
+        """Logits of what comes after one token more, [V']; of a block no more than it has."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes the engine says it allocated, by component."""
+
+    def close(self) -> None:
+        """Free it; safe to call twice."""
+
+
+class HeadText:
+    """The text as a head sees it: one that goes on and back with its model by itself.
+
+    There is nothing to catch up with but what the target has read since the head drafted last.
+    """
+
+    def __init__(self, head: Head) -> None:
+        self.backend = head
+        self.tokens: list[int] = []
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """As of `ModelText`, like all that follows."""
+        self.tokens = list(tokens)
+
+    def append(self, emitted: Sequence[int]) -> None:
+        self.tokens += emitted
+
+    def forget(self) -> None:
+        """There is no cache of its own."""
+
+    @property
+    def can_be_read(self) -> bool:
+        return len(self.tokens) + LONGEST <= self.backend.context_size
+
+    @property
+    def num_missing(self) -> int:
+        return self.backend.num_unread + 1
+
+    def catch_up(self) -> Logits:
+        return self.backend.begin(self.tokens[-1])
+
+    def feed_draft(self, token: int) -> Logits:
+        return self.backend.go_on(token)
 
 
 class WritingDrafter(Drafter):
@@ -51,7 +208,7 @@ class WritingDrafter(Drafter):
     has_engine = True
     _who = _component = ""
     _block = 0  # tokens that one step drafts; 0: one by one
-    _text: DraftText
+    _text: ModelText | HeadText
 
     def __init__(
         self,
@@ -264,3 +421,30 @@ class ModelDrafter(WritingDrafter):
     def reading_ms(self) -> float:
         """As of `Drafter`; an exit reads no more than its window."""
         return self._read_ms(self._usual_prompt)
+
+
+class HeadDrafter(WritingDrafter):
+    """Drafts with a head, which reads the target's own rows, for a target of `vocab_size`."""
+
+    name = "head"
+    _who, _component = "the head", "head"
+    _text: HeadText
+
+    def __init__(
+        self,
+        text: HeadText,
+        curve: CostCurve,
+        vocab_size: int,
+        promised: Sequence[float] = (),
+    ) -> None:
+        super().__init__(curve, vocab_size, text.backend.token_ids, promised)
+        self._text, self._block = text, text.backend.block
+        text.backend.reads_prompts = False
+
+    def can_read_prompts(self, *, pays: bool) -> None:
+        """As of `Drafter`."""
+        self._text.backend.reads_prompts = pays
+
+    def reading_ms(self) -> float:
+        """As of `Drafter`."""
+        return self._read_ms(constants.USUAL_PROMPT)

@@ -21,8 +21,7 @@ from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.early_exit import EmbeddingTable, ExitBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.merging import merge
+from edgespec.drafting.drafters.combined import CombinedDrafter, merge
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.proposal import Proposal, StepContext
 from edgespec.errors import BackendError, ModelFileError, UnsupportedError

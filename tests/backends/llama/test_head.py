@@ -25,7 +25,7 @@ from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.head import HeadDrafter, HeadText
+from edgespec.drafting.drafters.model import HeadDrafter, HeadText
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.footprint import Component, footprint
