@@ -43,8 +43,7 @@ from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter, WritingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
-from edgespec.measure.divergence import find_divergence
-from edgespec.measure.noise import measure_batch_noise
+from edgespec.measure.noise import find_divergence, measure_batch_noise
 from edgespec.measure.timing import measure_depths, one_step, times_behind
 from edgespec.memory.device.host import usable_cores
 from edgespec.memory.times.curve import CostCurve

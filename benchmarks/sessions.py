@@ -28,7 +28,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import edgespec
-from edgespec.decode.session_file import read_session
+from edgespec.decode.session import read_session
 from edgespec.decode.stats import Counters
 from edgespec.measure.prompts import PROMPTS
 from edgespec.memory.device.track import resident_bytes
@@ -73,7 +73,7 @@ _SCHEMA = json.dumps(
 _WRITER = """
 import sys
 from pathlib import Path
-from edgespec.decode.session_file import write_session
+from edgespec.decode.session import write_session
 def cache(name):
     Path(name).write_bytes(b"c" * 4_000_000)
     return 4_000_000

@@ -25,7 +25,7 @@ from edgespec.paths import expanded, read_stdin, read_text
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine, Prompt
     from edgespec.decode.generation import Result
-    from edgespec.measure.divergence import Divergence
+    from edgespec.measure.noise import Divergence
     from edgespec.memory.plan.plan import Plan
     from edgespec.memory.plan.request import Request
     from edgespec.models.chat import Message
@@ -266,8 +266,7 @@ def _check(
     result: Result,
 ) -> dict[str, Any]:
     """Generate again with plain decoding; where the outputs part, how close the choice was."""
-    from edgespec.measure.divergence import find_divergence
-    from edgespec.measure.noise import measure_batch_noise
+    from edgespec.measure.noise import find_divergence, measure_batch_noise
 
     again = dataclasses.replace(sampling, seed=seed)
     plain = engine.generate(prompt, sampling=again, speculate=False, **arguments)

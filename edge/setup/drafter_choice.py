@@ -37,8 +37,7 @@ from edgespec.models.exits.early_exit import (
 from edgespec.models.heads import has_head
 from edgespec.models.pairing import check_pair, heads_for
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.setup.snapshots import snapshot_cost
-from edgespec.setup.stored import draft_settings_of, stored_curve, stored_learned
+from edgespec.setup.stored import draft_settings_of, snapshot_cost, stored_curve, stored_learned
 
 # Of the tokens that drafts gain on a file's own text, what they gain on people's prompts: a head
 # said 0.66 a round of one draft, and the first 96 tokens of answers had 0.38; an exit 0.57, 0.38.

@@ -32,6 +32,7 @@ from edgespec.drafting.ledger import TIME, dated, is_recent, recalled
 from edgespec.memory.bytes.shape import KV_TYPE_BYTES
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
+from edgespec.memory.plan.drafts import DRAFT_SIZES
 from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.plan import Plan, draft_kv_type
 from edgespec.memory.plan.settings import Settings, draft_shares, settings_of
@@ -320,3 +321,33 @@ def _library(backend: str) -> str:
         with suppress(PackageNotFoundError):
             return f"{name} {version(name)}"
     return f"{_RUNTIMES[0]} missing"
+
+
+def snapshot_cost(spec: ModelSpec, settings: Settings, count: int) -> float | None:
+    """How many times as long plain steps take with so many snapshots as without; None: unknown.
+
+    Each one costs as much as each of those that were measured.
+    """
+    costs = stored_snapshot_costs(spec, settings)
+    if not count or not costs:
+        return None if count else 1.0
+    nearest = min(costs, key=lambda known: abs(known - count))
+    return 1.0 + (costs[nearest] - 1.0) * count / nearest
+
+
+def curve_with(spec: ModelSpec, settings: Settings) -> CostCurve | None:
+    """Step times with the snapshots of `settings`, as far as anything was measured.
+
+    Those without any are compared with those with some: both follow from the latter, so that only
+    what was measured in turns makes a difference between them.
+    """
+    curve = stored_curve(spec, settings)
+    if not spec.has_snapshots or (curve is not None and settings.snapshots):
+        return curve
+    for known in DRAFT_SIZES:
+        found = stored_curve(spec, replace(settings, snapshots=known))
+        theirs = snapshot_cost(spec, settings, known)
+        ours = snapshot_cost(spec, settings, settings.snapshots)
+        if found is not None and theirs is not None and ours is not None:
+            return found.scaled(ours / theirs)
+    return curve

@@ -11,8 +11,8 @@ from planning_cases import SPEC
 from edgespec.backends.fake import FakeBackend
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan.settings import Settings
-from edgespec.setup import exactness
-from edgespec.setup.exactness import largest_exact_step, prefill_is_exact
+from edgespec.setup import loading
+from edgespec.setup.loading import largest_exact_step, prefill_is_exact
 from edgespec.setup.stored import KnownStep, keep_known_step, known_exact_step, known_steps
 
 SETTINGS = Settings(2, "bf16", "f16", 0, "suffix")
@@ -43,8 +43,8 @@ class Measurements:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Measurements:
     made = Measurements(lambda _depth: 99)
-    monkeypatch.setattr(exactness, "largest_invariant_step", made.step)
-    monkeypatch.setattr(exactness, "prefill_is_invariant", made.prefill)
+    monkeypatch.setattr(loading, "largest_invariant_step", made.step)
+    monkeypatch.setattr(loading, "prefill_is_invariant", made.prefill)
     return made
 
 

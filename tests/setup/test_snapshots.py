@@ -19,15 +19,16 @@ from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.planning import make_run_plan
-from edgespec.setup.snapshots import curve_with, snapshot_cost
 from edgespec.setup.stored import (
     curve_key,
+    curve_with,
     keep_curve,
     keep_rounds,
     keep_snapshot_cost,
     learned_key,
     rounds_key,
     settings_key,
+    snapshot_cost,
     stored_rounds,
     stored_snapshot_costs,
 )

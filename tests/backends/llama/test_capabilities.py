@@ -28,8 +28,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.errors import UnsupportedError
-from edgespec.measure.divergence import find_divergence
-from edgespec.measure.noise import measure_batch_noise
+from edgespec.measure.noise import find_divergence, measure_batch_noise
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import read_model_spec
 from edgespec.setup.loading import load_plan

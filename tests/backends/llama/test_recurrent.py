@@ -31,7 +31,7 @@ from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.errors import BackendError, UnsupportedError
-from edgespec.measure.divergence import find_divergence
+from edgespec.measure.noise import find_divergence
 from edgespec.measure.timing import one_step
 from edgespec.memory.bytes.footprint import footprint
 from edgespec.memory.bytes.shape import RunShape
