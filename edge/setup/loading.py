@@ -77,11 +77,10 @@ from edgespec.memory.store.texts import add_texts, remembered_texts
 from edgespec.memory.times.speed import RoundHistory
 from edgespec.setup import stored
 from edgespec.setup.stored import (
-    KnownStep,
-    keep_known_step,
-    keep_prefill,
-    known_prefill,
-    known_steps,
+    PREFILLS,
+    STEPS,
+    compared,
+    keep_compared,
 )
 
 _LOGGER = logging.getLogger("edgespec.setup")
@@ -399,7 +398,7 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
 def largest_exact_step(
     backend: Backend, spec: ModelSpec, settings: Settings, report: Progress
 ) -> int:
-    """Nodes a step may have, so that it rounds as one-token steps do.
+    """Nodes a step of `--exact` may have, so that it rounds as one-token steps do.
 
     Measured where no plan before had steps as large and a cache as deep. Raises UnsupportedError
     where no step of several tokens rounds alike.
@@ -407,15 +406,16 @@ def largest_exact_step(
     largest, depth = backend.max_nodes, tested_depth(backend)
     if largest == 1:
         return 1
-    known = [one for one in known_steps(spec, settings) if one.covers(largest, depth)]
+    known = [
+        size
+        for (tried, deep), size in compared(spec, settings, STEPS).items()
+        if deep >= depth and (tried >= largest or size < tried)
+    ]
     if not known:
-        size = largest_invariant_step(
-            backend,
-            progress=lambda part: report("checking that batches round like single tokens", part),
-        )
-        known = [KnownStep(size, largest, depth)]
-        keep_known_step(spec, settings, known[0])
-    size = min(one.largest_step for one in known)
+        told = "checking that batches round like single tokens"
+        known = [largest_invariant_step(backend, progress=lambda part: report(told, part))]
+        keep_compared(spec, settings, STEPS, (largest, depth), known[0])
+    size = min(known)
     if size == 1:
         raise UnsupportedError(
             "--exact is not possible: logits of this file change with the number of tokens in a "
@@ -430,12 +430,12 @@ def prefill_is_exact(backend: Backend, spec: ModelSpec, settings: Settings, step
 
     `step` is the most nodes of a step.
     """
-    compared = backend.batch_size, step, tested_depth(backend)
-    known = known_prefill(spec, settings, compared)
+    sizes = backend.batch_size, step, tested_depth(backend)
+    known = compared(spec, settings, PREFILLS).get(sizes)
     if known is None:
         known = prefill_is_invariant(backend, step)
-        keep_prefill(spec, settings, compared, known)
-    return known
+        keep_compared(spec, settings, PREFILLS, sizes, known)
+    return bool(known)
 
 
 class Learning:

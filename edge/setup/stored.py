@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from time import time
 from typing import Any
@@ -43,7 +43,10 @@ from edgespec.models.spec import ModelSpec
 
 _CURVES, _READS, _INVARIANCE, _SNAPSHOTS = "curves", "reads", "invariance", "snapshots"
 _CALIBRATION, _LEARNED, _ROUNDS, _KV_LOSSES = "calibration", "learned", "rounds", "kv_losses"
-_MOST_PREFILLS = 32  # comparisons that are kept; each is of one plan's sizes
+# What is compared with single tokens, and how many numbers a comparison is.
+STEPS, PREFILLS = "steps", "prefills"
+_NUMBERS = {STEPS: 3, PREFILLS: 4}
+_MOST_COMPARED = 32  # that are kept; each is of one plan's sizes
 _TELLING_ROUNDS = 500  # fewer say little about what comes next
 _MOST_COST = 10.0  # of snapshots, in plain steps
 # Packages that are ONNX Runtime, with one provider or another.
@@ -226,91 +229,42 @@ def keep_kv_losses(spec: ModelSpec, losses: Mapping[str, float]) -> None:
     cache.update(_KV_LOSSES, spec.fingerprint, lambda now: {**(now or {}), **losses})
 
 
-@dataclass(frozen=True, slots=True)
-class KnownStep:
-    """How large steps may be that round alike, of those `tried`, up to `depth` tokens of cache."""
+def compared(spec: ModelSpec, settings: Settings, what: str) -> dict[tuple[int, ...], int]:
+    """Which `STEPS` or `PREFILLS` were seen to round like single tokens under these settings.
 
-    largest_step: int
-    tried: int
-    depth: int
-
-    @property
-    def is_limit(self) -> bool:
-        """Whether a larger step was seen to round differently."""
-        return self.largest_step < self.tried
-
-    def covers(self, tried: int, depth: int) -> bool:
-        """Whether it says all that a comparison of so large steps and caches would."""
-        return self.depth >= depth and (self.is_limit or self.tried >= tried)
-
-    @classmethod
-    def from_json(cls, document: object) -> KnownStep | None:
-        """What an earlier run has stored; None from anything else."""
-        if not isinstance(document, Mapping):
-            return None
-        values = [document.get(field.name) for field in fields(cls)]
-        numbers = [value for value in values if isinstance(value, int) and value > 0]
-        return cls(*numbers) if len(numbers) == len(values) else None
+    Steps are the largest that do, by how many nodes were tried up to which depth of cache. Prefills
+    are whether those in pieces do, by the sizes that were compared.
+    """
+    return _compared(cache.load(_INVARIANCE, settings_key(spec, settings)), what)
 
 
-def known_steps(spec: ModelSpec, settings: Settings) -> list[KnownStep]:
-    """What is known of steps that round alike under these settings, none covered by another."""
-    return _steps_of(cache.load(_INVARIANCE, settings_key(spec, settings)))
+def _compared(document: Mapping[str, Any] | None, what: str) -> dict[tuple[int, ...], int]:
+    rows = (document or {}).get(what)
+    found = {}
+    for row in rows if isinstance(rows, list) else []:
+        is_ours = isinstance(row, list) and len(row) == _NUMBERS[what]
+        if is_ours and all(isinstance(one, int) and one >= 0 for one in row):
+            found[tuple(row[:-1])] = row[-1]
+    return found
 
 
-def keep_known_step(spec: ModelSpec, settings: Settings, found: KnownStep) -> None:
-    """Add it to what plans of other sizes have found, and to what is known of prefills."""
+def keep_compared(
+    spec: ModelSpec, settings: Settings, what: str, sizes: tuple[int, ...], found: int
+) -> None:
+    """Add a comparison to those of plans of other sizes."""
 
     def change(now: dict[str, Any] | None) -> dict[str, Any]:
-        others = (one for one in _steps_of(now) if not found.covers(one.tried, one.depth))
-        return {**(now or {}), "steps": [asdict(one) for one in (*others, found)]}
+        rows = [[*key, value] for key, value in {**_compared(now, what), sizes: found}.items()]
+        return {**(now or {}), what: rows[-_MOST_COMPARED:]}
 
     cache.update(_INVARIANCE, settings_key(spec, settings), change)
-
-
-def _steps_of(document: Mapping[str, Any] | None) -> list[KnownStep]:
-    known = map(KnownStep.from_json, _list_of(document, "steps"))
-    return [one for one in known if one is not None]
-
-
-def _list_of(document: Mapping[str, Any] | None, name: str) -> list[Any]:
-    found = (document or {}).get(name)
-    return found if isinstance(found, list) else []
 
 
 def known_exact_step(spec: ModelSpec, settings: Settings) -> int | None:
     """The largest step that rounds alike, where an earlier run found that there is a limit."""
-    limits = [one.largest_step for one in known_steps(spec, settings) if one.is_limit]
-    least = min(limits, default=1)
+    known = compared(spec, settings, STEPS).items()
+    least = min((size for (tried, *_), size in known if size < tried), default=1)
     return least if least > 1 else None  # loading refuses a model without such steps
-
-
-def known_prefill(spec: ModelSpec, settings: Settings, compared: Sequence[int]) -> bool | None:
-    """Whether prefills in pieces round alike, if that was compared with these sizes."""
-    document = cache.load(_INVARIANCE, settings_key(spec, settings))
-    return _prefills_of(document).get(tuple(compared))
-
-
-def keep_prefill(spec: ModelSpec, settings: Settings, compared: Sequence[int], alike: bool) -> None:
-    """Add it to what was compared with other sizes, and to what is known of steps."""
-
-    def change(now: dict[str, Any] | None) -> dict[str, Any]:
-        known = {**_prefills_of(now), tuple(compared): alike}
-        kept = list(known.items())[-_MOST_PREFILLS:]
-        return {**(now or {}), "prefills": [[list(sizes), same] for sizes, same in kept]}
-
-    cache.update(_INVARIANCE, settings_key(spec, settings), change)
-
-
-def _prefills_of(document: Mapping[str, Any] | None) -> dict[tuple[int, ...], bool]:
-    found = {}
-    for item in _list_of(document, "prefills"):
-        try:
-            sizes, alike = item
-            found[tuple(int(size) for size in sizes)] = bool(alike)
-        except (TypeError, ValueError, OverflowError):
-            continue
-    return found
 
 
 @functools.cache
