@@ -120,6 +120,32 @@ class Drafter:
         """Free what it holds beyond its tables; safe to call twice."""
 
 
+class CountingDrafter(Drafter):
+    """A drafter that counts how often nodes of each cell of its `calibration` were right."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self._calibration = calibration
+        self._proposal = EMPTY
+        self._cells: Sequence[int] = ()  # of its nodes
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._calibration.forget_recent()
+        self._proposal = EMPTY
+
+    def observe(self, result: VerifyResult) -> None:
+        count_hits(self._proposal, self._cells, result.emitted, self._calibration)
+        self._proposal = EMPTY
+
+    def share_with(self, other: Any) -> None:
+        self._calibration = other._calibration.for_another_text()
+
+    def state(self) -> dict[str, Any]:
+        return self._calibration.as_json()
+
+    def load_state(self, document: dict[str, Any] | None) -> None:
+        self._calibration.load_json(document)
+
+
 def count_hits(
     proposal: Proposal, cells: Sequence[int], emitted: Sequence[int], calibration: Calibration
 ) -> None:

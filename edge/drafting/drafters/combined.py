@@ -122,7 +122,6 @@ class CombinedDrafter(Drafter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tables together."""
         return sum(drafter.nbytes for drafter in self._drafters)
 
     @property
@@ -139,7 +138,6 @@ class CombinedDrafter(Drafter):
         return next(source.ledger for source in self._sources if source.drafter.name == name)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a new text."""
         self._whys.clear()
         for drafter in self._drafters:
             drafter.history = self.history
@@ -294,7 +292,6 @@ class CombinedDrafter(Drafter):
         return sum(one.saved_steps / one.usual_steps for one in ledgers if one.usual_steps)
 
     def state(self) -> dict[str, Any]:
-        """What each drafter keeps, by its name."""
         return {
             source.drafter.name: source.drafter.state()
             | (source.ledger.savings() if source.drafter.has_engine else {})
@@ -302,7 +299,6 @@ class CombinedDrafter(Drafter):
         }
 
     def load_state(self, document: dict[str, Any] | None) -> None:
-        """Give each drafter what it kept."""
         for source in self._sources:
             kept = (document or {}).get(source.drafter.name)
             source.drafter.load_state(kept if isinstance(kept, dict) else None)
@@ -310,24 +306,20 @@ class CombinedDrafter(Drafter):
                 source.ledger.load_savings(kept)
 
     def share_with(self, other: CombinedDrafter) -> None:
-        """What drafters of one user know is known to those of the other."""
         for mine, others in zip(self._drafters, other._drafters, strict=False):
             mine.share_with(others)
 
     def recall(self, texts: Sequence[KeptText]) -> None:
-        """Fill the tables from texts of earlier runs."""
         for drafter in self._drafters:
             drafter.recall(texts)
 
     def memory_bytes(self) -> dict[str, int]:
-        """What drafters with an engine of their own allocated, by component."""
         found: dict[str, int] = {}
         for drafter in self._drafters:
             found |= drafter.memory_bytes()
         return found
 
     def close(self) -> None:
-        """Free what drafters hold beyond their tables."""
         for drafter in self._drafters:
             drafter.close()
 

@@ -12,13 +12,13 @@ from operator import mul
 
 from edgespec.backends.base import Grammar
 from edgespec.drafting.calibration import Calibration
-from edgespec.drafting.drafters.base import Drafter, VerifyResult, count_hits
+from edgespec.drafting.drafters.base import CountingDrafter, Drafter, VerifyResult
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 
 _SURE, _LAST = -1, 0  # cells of the calibration; -1 is not counted
 
 
-class GrammarDrafter(Drafter):
+class GrammarDrafter(CountingDrafter):
     """Drafts what the grammar forces, and what another drafter proposes where it forces nothing.
 
     It lives as long as one answer. `counts` are shared by all answers of an engine.
@@ -27,14 +27,11 @@ class GrammarDrafter(Drafter):
     name = "grammar"
 
     def __init__(self, grammar: Grammar, inner: Drafter, counts: Calibration) -> None:
+        super().__init__(counts)
         self._grammar = grammar
         self._inner = inner
-        self._counts = counts
-        self._proposal = EMPTY
-        self._cells: list[int] = []  # of its tokens
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a new text."""
         self._inner.begin(tokens)
 
     def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
@@ -45,7 +42,7 @@ class GrammarDrafter(Drafter):
         if not tokens:
             return self._inner.propose(context, base)
         self._cells = [_SURE if place < num_sure else _LAST for place in range(len(tokens))]
-        last = self._counts.probability(_LAST)
+        last = self._calibration.probability(_LAST)
         chances = [1.0 if cell == _SURE else last for cell in self._cells]
         self._proposal = Proposal(
             tokens,
@@ -56,9 +53,7 @@ class GrammarDrafter(Drafter):
         return self._proposal
 
     def observe(self, result: VerifyResult) -> None:
-        """Count how far the forced text was cut alike, and go on."""
-        count_hits(self._proposal, self._cells, result.emitted, self._counts)
-        self._proposal = EMPTY
+        super().observe(result)
         self._inner.observe(result)
 
     def cooldown(self) -> int:

@@ -24,7 +24,7 @@ from edgespec.drafting import constants
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.constants import LONGEST
 from edgespec.drafting.controller import choose_size
-from edgespec.drafting.drafters.base import Drafter, VerifyResult, count_hits
+from edgespec.drafting.drafters.base import CountingDrafter, VerifyResult
 from edgespec.drafting.drafters.proposal_builder import ProposalBuilder, new_calibration
 from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepContext
 from edgespec.drafting.top_tokens import top_tokens_of
@@ -193,7 +193,7 @@ class HeadText:
         return self.backend.go_on(token)
 
 
-class WritingDrafter(Drafter):
+class WritingDrafter(CountingDrafter):
     """Drafts with an engine of its own that reads the text and writes ahead.
 
     An engine that fails is said so once, with a DraftModelWarning, and never asked again: what
@@ -217,21 +217,19 @@ class WritingDrafter(Drafter):
         token_ids: Sequence[int] | NDArray[np.int64] | None = None,
         promised: Sequence[float] = (),
     ) -> None:
+        super().__init__(new_calibration())
         self.failure: str | None = None  # of the backend, in its words
         self._curve = curve
         self._vocab_size = vocab_size
         self._ids = None if token_ids is None else np.array(token_ids)
-        self._calibration = new_calibration()
         self._places = _calibration_of_places(promised)  # that a place of the spine is right
-        self._proposal = EMPTY
-        self._cells: list[int] = []
         self._spine: list[int] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text; nothing is computed before it pays."""
-        self._calibration.forget_recent()
+        super().begin(tokens)
         self._places.forget_recent()
-        self._proposal, self._spine = EMPTY, []
+        self._spine = []
         self._text.begin(tokens)
 
     def forget(self) -> None:
@@ -342,30 +340,26 @@ class WritingDrafter(Drafter):
 
     def observe(self, result: VerifyResult) -> None:
         """Count what was accepted; drafts that were right stay in the draft model's cache."""
-        count_hits(self._proposal, self._cells, result.emitted, self._calibration)
+        super().observe(result)
         for place, (token, written) in enumerate(zip(self._spine, result.emitted, strict=False)):
             self._places.count(place, token == written)
             if token != written:
                 break
-        self._proposal, self._spine = EMPTY, []
+        self._spine = []
         self._text.append(result.emitted)
 
     def state(self) -> dict[str, Any]:
-        """The counts."""
-        return {**self._calibration.as_json(), _PLACES: self._places.as_json()}
+        return {**super().state(), _PLACES: self._places.as_json()}
 
     def load_state(self, document: dict[str, Any] | None) -> None:
-        """Start from the counts of an earlier run."""
-        self._calibration.load_json(document)
+        super().load_state(document)
         self._places.load_json((document or {}).get(_PLACES))
 
     def memory_bytes(self) -> dict[str, int]:
-        """What the draft model's engine says it allocated, by component."""
         found = self._text.backend.memory_bytes()
         return {f"{self._component}_{name}": size for name, size in found.items()}
 
     def close(self) -> None:
-        """Free the draft model."""
         self._text.backend.close()
 
 
@@ -442,9 +436,7 @@ class HeadDrafter(WritingDrafter):
         text.backend.reads_prompts = False
 
     def can_read_prompts(self, *, pays: bool) -> None:
-        """As of `Drafter`."""
         self._text.backend.reads_prompts = pays
 
     def reading_ms(self) -> float:
-        """As of `Drafter`."""
         return self._read_ms(constants.USUAL_PROMPT)

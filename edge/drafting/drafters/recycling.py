@@ -17,11 +17,10 @@ import heapq
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
 
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.constants import RECYCLED_BORDERS, RECYCLED_GUESSES, RIVAL_BORDERS, WIDTH
-from edgespec.drafting.drafters.base import Drafter, TopTokens, VerifyResult, count_hits
+from edgespec.drafting.drafters.base import CountingDrafter, TopTokens, VerifyResult
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.memory.store.texts import KeptText
 
@@ -80,7 +79,7 @@ class _Table:
         return (key * _MIX >> 40) & ((1 << _SLOT_BITS) - 1)
 
 
-class RecyclingDrafter(Drafter):
+class RecyclingDrafter(CountingDrafter):
     """Drafts from the target's own second thoughts; learns across texts of this process."""
 
     name = "recycling"
@@ -91,19 +90,16 @@ class RecyclingDrafter(Drafter):
         return 2 * _Table.nbytes
 
     def __init__(self) -> None:
-        self._calibration = _new_calibration()
+        super().__init__(_new_calibration())
         self._salt = 0  # in the keys of a history's rows
         self._tables: list[_Table] = []  # made when the first text begins; all users'
         self._last = (0, 0)
-        self._proposal = EMPTY
-        self._cells: list[int] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text; what was learned from others of its history stays."""
+        super().begin(tokens)
         self._open(self.history)
-        self._calibration.forget_recent()
         self._last = (tokens[-2] if len(tokens) > 1 else 0, tokens[-1])
-        self._proposal = EMPTY
 
     def _open(self, history: str) -> None:
         if not self._tables:
@@ -191,8 +187,7 @@ class RecyclingDrafter(Drafter):
 
     def observe(self, result: VerifyResult) -> None:
         """Count hits, and learn from all rows of the step, those of rejected nodes included."""
-        count_hits(self._proposal, self._cells, result.emitted, self._calibration)
-        self._proposal = EMPTY
+        super().observe(result)
         tree = result.tree
         for node, token in enumerate(tree.tokens):
             row = result.top_tokens(node)
@@ -208,14 +203,5 @@ class RecyclingDrafter(Drafter):
         self._tables[1].put(self._salt ^ last, row)
 
     def share_with(self, other: RecyclingDrafter) -> None:
-        """Have the tables and the counts of another user's drafter, which it has, too."""
+        super().share_with(other)
         self._tables = other._tables
-        self._calibration = other._calibration.for_another_text()
-
-    def state(self) -> dict[str, Any]:
-        """The counts."""
-        return self._calibration.as_json()
-
-    def load_state(self, document: dict[str, Any] | None) -> None:
-        """Start from the counts of an earlier run."""
-        self._calibration.load_json(document)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
 
 from edgespec.drafting.calibration import Calibration, Counts
 from edgespec.drafting.constants import (
@@ -27,7 +26,7 @@ from edgespec.drafting.constants import (
     OLD_TEXT_WEIGHT,
     VOTE_BORDERS,
 )
-from edgespec.drafting.drafters.base import Drafter, VerifyResult, count_hits
+from edgespec.drafting.drafters.base import CountingDrafter, VerifyResult
 from edgespec.drafting.priors import known_counts
 from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.drafting.text_index import LENGTH_CAP, Place, Text, TextIndex, to_keep
@@ -53,7 +52,7 @@ def new_calibration(known: Counts, make: type[Calibration] = Calibration) -> Cal
     return make(NUM_CELLS, groups, recents, priors, known)
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(CountingDrafter):
     """Drafts from repetitions in the text, in the last texts of this process, and of itself.
 
     Args:
@@ -63,11 +62,9 @@ class SuffixDrafter(Drafter):
     name = "suffix"
 
     def __init__(self, texts: TextIndex | None = None) -> None:
+        super().__init__(new_calibration(known_counts(self.name, NUM_CELLS)))
         self.texts = texts or TextIndex()
-        self._calibration = new_calibration(known_counts(self.name, NUM_CELLS))
         self._text: Text | None = None
-        self._cells: list[int] = []
-        self._proposal = EMPTY
 
     @property
     def nbytes(self) -> int:
@@ -76,8 +73,7 @@ class SuffixDrafter(Drafter):
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text; older ones of its history stay as a weaker source."""
-        self._proposal = EMPTY
-        self._calibration.forget_recent()
+        super().begin(tokens)
         self._text = self.texts.begin(self.history, tokens)
 
     def recall(self, texts: Sequence[KeptText]) -> None:
@@ -98,7 +94,6 @@ class SuffixDrafter(Drafter):
     def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """The most probable continuations, best first."""
         votes = self._votes()
-        self._cells = []
         self._proposal = self._chain(votes, context) if votes else EMPTY
         return self._proposal
 
@@ -120,6 +115,7 @@ class SuffixDrafter(Drafter):
         """What most of the votes say, token by token."""
         tokens: list[int] = []
         probabilities: list[float] = []
+        cells: list[int] = []
         probability = 1.0
         while len(tokens) < context.max_nodes:
             token, cell, votes = self._elect(votes, tokens)
@@ -130,7 +126,8 @@ class SuffixDrafter(Drafter):
                 break
             tokens.append(token)
             probabilities.append(probability)
-            self._cells.append(cell)
+            cells.append(cell)
+        self._cells = cells
         parents = range(-1, len(tokens) - 1)
         return Proposal(tokens, parents, probabilities, (self.name,) * len(tokens))
 
@@ -174,24 +171,13 @@ class SuffixDrafter(Drafter):
     # -- learning --------------------------------------------------------------------------
 
     def observe(self, result: VerifyResult) -> None:
-        """Count every proposed node whose parent was right, then go on with the text."""
-        count_hits(self._proposal, self._cells, result.emitted, self._calibration)
-        self._proposal = EMPTY
+        super().observe(result)
         if self._text is not None:
             self._text = self.texts.extend(self._text, result.emitted)
 
     def share_with(self, other: SuffixDrafter) -> None:
-        """Have the texts and the counts of another user's drafter, which it has, too."""
+        super().share_with(other)
         self.texts = other.texts
-        self._calibration = other._calibration.for_another_text()
-
-    def state(self) -> dict[str, Any]:
-        """The counts."""
-        return self._calibration.as_json()
-
-    def load_state(self, document: dict[str, Any] | None) -> None:
-        """Start from the counts of an earlier run."""
-        self._calibration.load_json(document)
 
 
 def _weight(vote: _Vote) -> float:
