@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Other words for samplers, llama.cpp's among them.
 _SAMPLERS = {"typical": "typ_p", "typical_p": "typ_p", "temp": "temperature", "nucleus": "top_p"}
 # Options that have another name as a parameter of a sampler.
+_MEDUSAS = 0.09  # epsilon of typical acceptance in the paper's runs (arXiv 2401.10774)
 _PARAMETERS = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n"}
 
 
@@ -139,6 +140,14 @@ class SamplingOptions:
         list[str] | None,
         typer.Option("--logit-bias", help="Add to the logit of a token id, as ID=BIAS: 42=-5."),
     ] = None
+    accept: Annotated[
+        str,
+        typer.Option(
+            "--accept",
+            help="typical or typical=EPS takes likely drafts that the model would not have picked: "
+            "faster, another answer; exact: never.",
+        ),
+    ] = "exact"
     samplers: Annotated[
         str | None,
         typer.Option("--samplers", help="The samplers to use, in order: top_k;top_p;temperature."),
@@ -151,6 +160,7 @@ class SamplingOptions:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         for option, parameter in _PARAMETERS.items():
             values[parameter] = values.pop(option)
+        values["accept_typical"] = _epsilon(values.pop("accept"))
         values["logit_bias"] = _biases(self.logit_bias or [])
         breakers, order = values.pop("dry_sequence_breaker"), values.pop("samplers")
         if breakers is not None:
@@ -161,6 +171,19 @@ class SamplingOptions:
             return SamplingParams(**values)
         except UnsupportedError as problem:
             raise typer.BadParameter(f"{problem}; {problem.hint}") from problem
+
+
+def _epsilon(text: str) -> float:
+    """Of typical acceptance; 0 where drafts change nothing."""
+    name, _, number = text.partition("=")
+    try:
+        if name == "typical":
+            return float(number) if number else _MEDUSAS
+        if text != "exact":
+            raise ValueError
+    except ValueError:
+        raise typer.BadParameter(f"--accept {text} is not exact, typical or typical=EPS") from None
+    return 0.0
 
 
 def _order(text: str) -> list[str]:

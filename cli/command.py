@@ -34,7 +34,7 @@ _GROUPS = {
         *("xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "mirostat"),
         *("mirostat_tau", "mirostat_eta", "repeat_penalty", "repeat_last_n", "presence_penalty"),
         *("frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
-        *("dry_penalty_last_n", "dry_sequence_breaker", "logit_bias", "samplers"),
+        *("dry_penalty_last_n", "dry_sequence_breaker", "logit_bias", "samplers", "accept"),
     ),
     "Form of the answer": ("grammar", "grammar_file", "json_schema", "json_schema_file", "regex"),
     "Memory and device": (

@@ -229,6 +229,11 @@ def _require_comparable(
     """Raise UnsupportedError where another text than plain decoding's is no mistake."""
     if images:
         raise UnsupportedError("--check compares texts alone", hint="leave out --image")
+    if sampling.accept_typical:
+        raise UnsupportedError(
+            "--check compares with plain decoding, and --accept typical writes another text",
+            hint="leave out one of them",
+        )
     if request.draft_model is not None and not sampling.is_greedy:
         raise UnsupportedError(
             "--check compares token by token, and drafts that a model draws give the same seed "
@@ -333,6 +338,7 @@ def _report(
         "crowded_rounds": counters.crowded_rounds,
         "drafted_tokens": counters.drafted_tokens,
         "accepted_tokens": counters.accepted_tokens,
+        "changed_tokens": counters.changed_tokens,
         "drafted_by": dict(counters.drafted_by),
         "accepted_by": dict(counters.accepted_by),
         "draft_failure": engine.draft_failure,
@@ -377,6 +383,10 @@ def _summary(report: dict[str, Any]) -> str:
         line += f"; cut off by {limit}"
     if report["j_per_token"] is not None:
         line += f"; {report['j_per_token']:.2f} J a token ({report['energy_source']})"
+    if report["changed_tokens"]:
+        line += (
+            f"\n--accept typical: {report['changed_tokens']} tokens are not the model's own picks"
+        )
     crowded = report["crowded_rounds"] / max(1, report["rounds"])
     if crowded >= _WORTH_TELLING:
         line += f"\nother programs kept cores busy: fewer threads in {crowded:.0%} of the steps"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from edgespec.backends.base import Backend, Logits, SeesImages
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.accept import accept, cut
+from edgespec.decode.accept import TypicalPick, accept, cut
 from edgespec.decode.generation import Run, Written
 from edgespec.decode.verification import accept_sampled
 from edgespec.decode.writers import ALONE
@@ -310,7 +310,12 @@ class Decoding:
         sampler, writers = self.run.sampler, self.run.writers
         if not tree.distributions or not isinstance(sampler, Sampler):
             hands_over = None if writers is ALONE else writers.hands_over
-            path, emitted = accept(tree, logits, sampler.pick, hands_over)
+            pick: Callable[[Logits], int] = sampler.pick
+            if isinstance(sampler, Sampler) and sampler.params.accept_typical and len(tree) > 1:
+                pick = TypicalPick(tree, sampler)
+            path, emitted = accept(tree, logits, pick, hands_over)
+            if isinstance(pick, TypicalPick):
+                self.run.counters.changed_tokens += pick.num_taken
         else:
             kept = accept_sampled(
                 tree,

@@ -57,6 +57,7 @@ class Engine(Models):
         chat_template: Jinja source of the model's chat format, or None.
         tool_template: the same for conversations with tools, where the file has one.
         reuses_cache: whether a generation may go on from what the cache holds of its prompt.
+        is_exact: the answer must be plain decoding's, so no setting may change it.
         latency: most that reading one prompt adds to a step of others' answers, in steps; as of
             `Pace`.
         snapshots_cost: how many times as long plain steps take because the backend keeps snapshots
@@ -77,6 +78,7 @@ class Engine(Models):
         chat_template: str | None = None,
         tool_template: str | None = None,
         reuses_cache: bool = True,
+        is_exact: bool = False,
         latency: float = 1.0,
         snapshots_cost: float = 1.0,
         cache_key: str = "",
@@ -89,6 +91,7 @@ class Engine(Models):
         self.chat_template = chat_template
         self.tool_template = tool_template
         self.reuses_cache = reuses_cache
+        self._is_exact = is_exact
         self.cache_key = cache_key
         self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
         self._on_close = on_close
@@ -170,6 +173,11 @@ class Engine(Models):
                 hint="raise --ctx, or shorten the prompt",
             )
         params = asked.sampling or SamplingParams()
+        if self._is_exact and params.accept_typical:
+            raise UnsupportedError(
+                "typical acceptance changes what is written, and the model was loaded as exact",
+                hint="leave out --accept typical, or --exact",
+            )
         tokenizer = self.backend.tokenizer
         texts = [one for one in ids if one >= 0] if images else ids
         sampler = Sampler(params, self.vocab_size, texts, tokenizer.token_bytes)

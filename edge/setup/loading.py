@@ -253,6 +253,7 @@ def _load_one(
             chat_template=spec.chat_template,
             tool_template=spec.tool_template,
             reuses_cache=reuses_cache,
+            is_exact=plan.exact,
             latency=plan.latency,
             snapshots_cost=1.0 if plan.drafter_is_asked else cost,
             cache_key=f"{key} | exact" if plan.exact else key,

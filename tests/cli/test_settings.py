@@ -126,6 +126,7 @@ FORBIDDEN = set(
     """.split()
 )
 ALLOWED = {
+    "accept",
     *("dimensions", "image-max-tokens"),
     *("bits", "budget", "cache-type-k", "cache-type-v", "ctx", "draft-max", "dry-allowed-length"),
     *("dry-base", "dry-multiplier", "dry-penalty-last-n", "dry-sequence-breaker", "dynatemp-exp"),
