@@ -17,7 +17,7 @@ from typing import Any
 from edgespec.drafting.drafters import HEAD, MODEL
 from edgespec.drafting.drafters.model_savings import SAVINGS
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.plan.drafts import DRAFT_SIZES
+from edgespec.memory.plan.layout import DRAFT_SIZES
 from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Choice, Request

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgespec.memory.plan.drafts import DRAFT_SIZES
+from edgespec.memory.plan.layout import DRAFT_SIZES
 from edgespec.memory.plan.settings import Settings
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import ModelSpec
