@@ -24,7 +24,7 @@ from edgespec.backends.llama.workers import Placed
 from edgespec.errors import BackendError, DoesNotFitError, EdgespecError, UnsupportedError
 from edgespec.memory.bytes.shape import GPU, HOST, Device
 from edgespec.memory.device.llama_binary import PACKAGE
-from edgespec.memory.device.track import give_back_memory
+from edgespec.memory.device.track import give_back_memory, limit_freed_memory
 
 if TYPE_CHECKING:
     from edgespec.backends.llama.batch import Batch
@@ -180,9 +180,10 @@ class LlamaContext:
         settings = self.settings
         tied = settings.tied and not settings.devices  # whose last one has the head
         use = kernels(settings.kernels, tied=tied, threads=settings.threads)
+        limit_freed_memory()  # tensors are read into a buffer of their size before they are packed
         with interrupts_kept() as interrupted, use:
             self._model = self.lib.llama_model_load_from_file(os.fsencode(path), params)
-        give_back_memory()  # tensors were read into a buffer of their size before they were packed
+        give_back_memory()  # the header and its texts
         if problems:
             raise problems[0]
         if interrupted:  # and whoever was told of it raised nothing

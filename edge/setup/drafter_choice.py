@@ -18,7 +18,7 @@ from edgespec.drafting.constants import NO_DIFFERENCE, TELLING_ROUNDS
 from edgespec.drafting.drafters import HEAD, MODEL
 from edgespec.drafting.ledger import SAVINGS
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.plan.drafts import DRAFT_SIZES
+from edgespec.memory.plan.layout import DRAFT_SIZES
 from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Choice, Request

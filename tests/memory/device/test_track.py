@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import sys
+import threading
 import time
 
 import pytest
@@ -11,6 +13,7 @@ from planning_cases import held
 
 from edgespec.memory.device.track import (
     MemoryTracker,
+    limit_freed_memory,
     peak_resident_bytes,
     resident_bytes,
     resident_parts,
@@ -33,6 +36,30 @@ def test_anonymous_memory_is_a_part_of_the_resident_one() -> None:
     parts = resident_parts()
     assert 0 < parts["anonymous"] < parts["resident"]
     assert parts["resident"] == pytest.approx(resident_bytes(), rel=0.2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limits are glibc's")
+def test_large_buffers_are_given_back_when_they_are_freed() -> None:
+    """In whichever thread: glibc kept the second of two."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    grown = []
+
+    def allocate() -> None:
+        before = resident_bytes()
+        for _ in range(3):
+            address = libc.malloc(24 * MIB)
+            ctypes.memset(address, 1, 24 * MIB)
+            libc.free(address)
+        grown.append(resident_bytes() - before)
+
+    limit_freed_memory()
+    allocate()
+    other = threading.Thread(target=allocate)
+    other.start()
+    other.join()
+    assert max(grown) < 8 * MIB
 
 
 def test_samples_follow_what_happens() -> None:
