@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.render import Progress, note, printable, size_text
+from edgespec.cli.render import Progress
 from edgespec.errors import UnsupportedError
 from edgespec.paths import stdin_lines
-
-if TYPE_CHECKING:
-    from edgespec.memory.plan.request import Request
-    from edgespec.models.spec import ModelSpec
-    from edgespec.serve.server import Server
 
 PoolingOption = Annotated[
     str | None,
@@ -89,36 +82,6 @@ def embed(
         return
     for row in rows:
         print(" ".join(f"{value:.8g}" for value in row))
-
-
-@contextmanager
-def embedding_server(
-    spec: ModelSpec,
-    request: Request,
-    pooling: str | None,
-    names: Sequence[str],
-    any_model: bool,
-    letting_in: Any,
-) -> Iterator[Server]:
-    """A server of a model that makes embeddings alone. Raises as `Embedder.load`."""
-    from edgespec.memory.plan.embedding import plan_embedding
-    from edgespec.serve.embeddings import EmbeddingServer, EmbeddingService
-    from edgespec.setup.embedding import Embedder
-
-    plan = plan_embedding(spec, request, pooling)
-    note(
-        f"{printable(spec.name) or spec.path.name} {spec.file_type}, embeddings by {plan.pooling}, "
-        f"texts of at most {plan.context_size} tokens, {plan.threads} threads; at most "
-        f"{size_text(plan.predicted_peak_bytes)} of {size_text(plan.limit_bytes)}"
-    )
-    progress = Progress()
-    try:
-        embedder = Embedder.reserved(plan, progress)
-    finally:
-        progress.clear()
-    service = EmbeddingService(embedder, names, any_model=any_model)
-    with closing(service), EmbeddingServer(service, **letting_in) as server:
-        yield server
 
 
 def _lines() -> list[str]:

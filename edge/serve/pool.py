@@ -29,13 +29,19 @@ from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal, refusal_of
 from edgespec.setup.model_sets import Capacity, Sizes
 
-CHAT = "chat"
+CHAT, EMBED, ANY = "chat", "embed", ""  # kinds of models
 LOG = logging.getLogger("edgespec.serve.pool")
 _LOOK_S = 0.05  # between two looks at whether a model that ends its answers is idle
 _BYTES_PER_S = 1e9  # of a load, before there was one
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NAMED = 20  # models, in an error
+_ELSE = {  # what a model is told that is asked for the other kind
+    CHAT: "makes embeddings and writes no text: ask /v1/embeddings or /v1/rerank, or a model that "
+    "writes",
+    EMBED: "writes text and makes no embeddings (--pooling last serves it for embeddings alone): "
+    "ask a model that was made for them",
+}
 
 
 class Loaded(Protocol):
@@ -45,6 +51,12 @@ class Loaded(Protocol):
     def is_busy(self) -> bool:
         """Whether an answer is under way."""
 
+    def check(self) -> None:
+        """Raise Refusal where no request can be answered."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """What was allocated, by component."""
+
     def close(self) -> None:
         """Give back its memory."""
 
@@ -52,7 +64,9 @@ class Loaded(Protocol):
 class Loadable(Protocol):
     """A model that may be loaded."""
 
-    kind: str
+    @property
+    def kind(self) -> str:
+        """What it answers: `CHAT` or `EMBED`."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -201,7 +215,7 @@ class Pool:
         if self.is_closed:
             raise _stopping()
         for one in self.members:
-            if one.model.kind == CHAT and one.loaded is not None:
+            if one.loaded is not None:
                 one.loaded.check()
 
     def ready(self, kind: str = CHAT) -> list[Any]:
@@ -211,23 +225,31 @@ class Pool:
 
     def find(self, name: Any, kind: str = CHAT) -> Member:
         """The model that a request means. Raises Refusal where there is none of that name."""
-        of_kind = [one for one in self.members if one.model.kind == kind]
         found = self._by_name.get(name) if isinstance(name, str) else None
-        if found is None and of_kind and (name is None or self._any_model):
+        if found is not None and kind in (ANY, found.model.kind):
+            return found
+        of_kind = [one for one in self.members if kind in (ANY, one.model.kind)]
+        # Requests to the only model say themselves what is wrong with a name.
+        is_any = name is None or self._any_model or self.capacity is None
+        if found is None and of_kind and is_any:
             return of_kind[0]
-        if found is None and self.capacity is None:
-            return self.members[0]  # whose requests say what is wrong with a name
-        if found is None or found.model.kind != kind:
-            names = [one.name for one in of_kind]
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            what = "no model" if found is None else f"no {kind} model"
+        names = [one.name for one in of_kind]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        others = f"{', '.join(names[:_NAMED])}{more}"
+        if found is not None or not of_kind:
             raise Refusal(
-                f"there is {what} {shown(name)} here, only {', '.join(names[:_NAMED])}{more}",
+                f"{(found or self.members[0]).name} {_ELSE[kind]}"
+                + (f", such as {others}" if others else ""),
                 status=404,
                 param="model",
-                code="model_not_found",
+                code="unsupported_endpoint",
             )
-        return found
+        raise Refusal(
+            f"there is no model {shown(name)} here, only {others}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
 
     def lease_now(self, member: Member, keep_alive_s: float | None = None) -> Lease | None:
         """A lease of a model that is ready; None where it has to be waited for."""
