@@ -124,10 +124,11 @@ def _draft_model(layout: Layout) -> Iterator[Choice]:
 
 def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
     """The plan of a layout: its context, drafts and batch, as large as memory allows."""
+    layout, states = with_states(layout, drafts.sizes[0])
     ladder = Ladder(layout, drafts.sizes)
     context, draft_max = ladder.climb()
     batch = batch_of(layout, context, draft_max)
-    sizes = [ladder.choice(context, draft_max), *drafts.choices(draft_max), batch]
+    sizes = [ladder.choice(context, draft_max), *drafts.choices(draft_max), batch, *states]
     batch_size = max(int(batch.value), layout.max_nodes(draft_max))
     alternatives = _alternatives(ladder, drafts, context, batch_size, draft_max)
     if layout.users > 1:
@@ -173,6 +174,7 @@ def _sized(layout: Layout, drafts: Drafts, choices: Sequence[Choice]) -> Plan:
         switch_snapshots=snapshots_of(layout.switch_spec, draft_max),
         projector=layout.projector.path if layout.projector else None,
         image_tokens=layout.image_tokens,
+        states=layout.states,
     )
 
 
@@ -312,6 +314,26 @@ def _wanted(layout: Layout) -> int:
         return _GPU_SIZE
     width = layout.spec.embedding_size
     return next(size for from_width, size in _CPU_SIZES if width >= from_width)
+
+
+# -- states of prefixes ----------------------------------------------------------------
+
+_STATES = 7  # and one for each user, whose last turn it is of
+_STATES_SHARE = 8  # all together take such a part of the weights' bytes
+_LEAST_STATES = 2  # behind a system prompt that several conversations have, and the last message
+
+
+def with_states(layout: Layout, draft_max: int) -> tuple[Layout, Sequence[Choice]]:
+    """States that are kept of prefixes, where the model cannot go back without: as many as fit."""
+    if not layout.state_bytes:
+        return layout, ()
+    wanted = layout.spec.weight_bytes // _STATES_SHARE // layout.state_bytes
+    wanted = max(_LEAST_STATES, min(wanted, _STATES + layout.users))
+    least, batch = layout.contexts.least, layout.least_batch
+    fitting = (replace(layout, states=count) for count in range(wanted, 0, -1))
+    layout = next((one for one in fitting if one.fits(least, batch, draft_max)), layout)
+    reason = f"of {layout.state_bytes / _MEBIBYTE:.1f} MiB: conversations go on from there"
+    return layout, [Choice("states", layout.states, reason)]
 
 
 # -- cells of several users ------------------------------------------------------------
