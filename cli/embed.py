@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from edgespec.cli import options
-from edgespec.cli.render import Progress
-from edgespec.errors import UnsupportedError
+from edgespec.cli.render import Progress, printable
+from edgespec.errors import ModelNotFoundError, UnsupportedError
 from edgespec.paths import stdin_lines
 
 PoolingOption = Annotated[
@@ -23,12 +23,14 @@ PoolingOption = Annotated[
 
 
 def embed(
+    context: typer.Context,
     model: Annotated[
-        str, typer.Argument(help="GGUF file, hf:OWNER/REPO[:QUANT], ollama:NAME[:TAG].")
-    ],
+        str | None, typer.Argument(help="GGUF file, hf:OWNER/REPO[:QUANT], ollama:NAME[:TAG].")
+    ] = None,
     texts: Annotated[
         list[str] | None, typer.Argument(help="The texts. Default: the lines of stdin.")
     ] = None,
+    named: options.NamedOption = None,
     pooling: PoolingOption = None,
     dimensions: Annotated[
         int | None,
@@ -61,15 +63,25 @@ def embed(
     from edgespec.memory.plan.options import LoadOptions
     from edgespec.setup.embedding import Embedder
 
+    source = context.get_parameter_source("named")
+    if source is not None and source.name == "COMMANDLINE" and model is not None:
+        texts, model = [model, *(texts or ())], None
+    name = model or named
+    if name is None:
+        raise typer.BadParameter("no model: name it first, or with -m")
     if texts is None and sys.stdin.isatty():
         raise typer.BadParameter("no texts: give them as arguments, or one a line on stdin")
     budget_bytes = None if budget is None else options.size_bytes("--budget", budget)
     wanted = LoadOptions(budget_bytes=budget_bytes, context_size=ctx, threads=threads)
     progress = Progress()
     try:
-        embedder = Embedder.load(
-            options.model_path(model), pooling=pooling, options=wanted, progress=progress
-        )
+        path = options.model_path(name)
+        embedder = Embedder.load(path, pooling=pooling, options=wanted, progress=progress)
+    except ModelNotFoundError as problem:
+        if " " not in name:
+            raise
+        hint = f"name a model before the texts, or with -m; {problem.hint}"
+        raise ModelNotFoundError(f"{printable(name)[:60]} is no model", hint=hint) from problem
     finally:
         progress.clear()
     with embedder:

@@ -163,7 +163,7 @@ def _settle(found: Sequence[_Found], choice: PoolChoice) -> None:
 def _set_keep_alive(models: Sequence[_Found], value: str) -> None:
     for one in models:
         one.is_pinned = value == _ALWAYS
-        one.keep_alive_s = inf if one.is_pinned else keep_alive_of(value)
+        one.keep_alive_s = inf if one.is_pinned else keep_alive_of(value, "--keep-alive")
 
 
 def _meant(found: Sequence[_Found], text: str, option: str, form: str) -> tuple[_Found, str]:

@@ -560,8 +560,10 @@ def _collect() -> None:
     give_back_memory()
 
 
-def keep_alive_of(value: Any) -> float:
+def keep_alive_of(value: Any, name: str = "keep_alive") -> float:
     """Seconds of `keep_alive`, as Ollama takes it: a number, or "5m", "1h30m"; negative: for ever.
+
+    An error calls it by its name, that of the option or field.
 
     Raises UnsupportedError.
 
@@ -577,6 +579,6 @@ def keep_alive_of(value: Any) -> float:
         seconds = sum(float(count) * _SECONDS[unit] for count, unit in parts)
         return inf if text.startswith("-") else seconds
     raise UnsupportedError(
-        f"keep_alive {shown(value)} is no time such as 5m, 30s or 0",
+        f"{name} {shown(value)} is no time such as 5m, 30s or 0",
         hint="a negative time keeps the model until others need its memory",
     )

@@ -114,7 +114,7 @@ def test_one_model_needs_no_name(made: Any) -> None:
     [
         ({"pins": ["d"]}, "--pin d names no model that is served"),
         ({"keep_alive": ["d=5m"]}, "--keep-alive d=5m names no model"),
-        ({"keep_alive": ["soon"]}, 'keep_alive "soon" is no time'),
+        ({"keep_alive": ["soon"]}, '--keep-alive "soon" is no time'),
         ({"aliases": ["other"]}, "--alias other names no model"),
         ({"folder": Path("nowhere")}, "nowhere is no folder"),
         ({"request": Request(switch="a.gguf")}, "--switch is for one model"),
