@@ -142,9 +142,11 @@ def serve(
     each is loaded when a request names it, and leaves when others need its memory. Sampling options
     are the defaults of requests. Ctrl-C stops it, and again at once. -v logs each request.
     """
+    from edgespec.memory.device.track import use_one_arena
     from edgespec.serve.packages import require_packages
 
     require_packages()
+    use_one_arena()
     from edgespec.cli.serve_pool import PoolChoice, make_pool
     from edgespec.memory.plan.embedding import embeds
     from edgespec.models.onnx.folder import read_model

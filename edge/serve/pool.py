@@ -113,6 +113,7 @@ class Member:
     loaded: Any = None  # a `Loaded`, of the type that its kind has
     is_loading: bool = False
     is_leaving: bool = False  # no request gets it any more, and its memory is still there
+    leaves: Any = None  # what was loaded, until that is closed: nobody else may refer to it
     must_leave: bool = False  # as soon as it is idle, pinned or not
     problem: str = ""  # why it could not be loaded the last time
     holders: int = 0
@@ -376,7 +377,8 @@ class Pool:
             is_over = not one.is_pinned and now - one.idle_since_s >= one.lives_s
             if one.is_idle and (is_over or one.must_leave):
                 why = f"nobody used it for {one.lives_s:g} s" if is_over else "it was asked to"
-                return partial(self._free, one, self._detach(one, evicted=False), why)
+                self._detach(one, evicted=False)
+                return partial(self._free, one, why)
         step = next_step([self._seen(one) for one in self.members], self._values, self._fit, now)
         self._drained = step.drained
         for one in self.members:
@@ -392,7 +394,8 @@ class Pool:
         gone = []
         for one in map(self._by_name.__getitem__, step.leaving):
             for_whom = f"for {wanted.name}, worth {1e9 * self._values.of(one.name):.3g} s/GB"
-            gone.append(partial(self._free, one, self._detach(one, evicted=True), for_whom))
+            self._detach(one, evicted=True)
+            gone.append(partial(self._free, one, for_whom))
         wanted.is_loading = True
         return partial(self._load, wanted, why, gone)
 
@@ -474,12 +477,12 @@ class Pool:
         if self.is_closed:
             raise _Stopped
 
-    def _free(self, member: Member, loaded: Loaded, why: str) -> None:
+    def _free(self, member: Member, why: str) -> None:
         try:
-            member.model.unload(loaded)
+            member.model.unload(member.leaves)
         except Exception as problem:  # what it has learned could not be kept, for one
             LOG.warning("%s: %s", member.name, problem)
-        del loaded
+        member.leaves = None
         _collect()
         with self._change:  # who leaves gives up what the process has reserved, for all of them
             left = [one.model.sizes or {} for one in self.members if one.loaded is not None]
@@ -489,12 +492,10 @@ class Pool:
         member.is_leaving = member.must_leave = False
         LOG.info("%s unloaded: %s", member.name, why)
 
-    def _detach(self, member: Member, *, evicted: bool) -> Loaded:
+    def _detach(self, member: Member, *, evicted: bool) -> None:
         """Take what is loaded from a model, so that no request gets it any more."""
-        loaded: Loaded = member.loaded
-        member.loaded, member.is_leaving = None, True
+        member.leaves, member.loaded, member.is_leaving = member.loaded, None, True
         self._values.remove(member.name, evicted=evicted)
-        return loaded
 
     def _hold(self, member: Member) -> None:
         member.holders += 1

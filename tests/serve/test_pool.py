@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Any
@@ -212,6 +213,16 @@ def test_pinned_models_are_loaded_at_once_and_stay(start: Start) -> None:
     for name in "bcabc":
         said(server.ask(name, keep_alive=-1))
     assert server.pool.members[0].loads == 1
+
+
+def test_nobody_holds_a_model_that_was_unloaded(start: Start) -> None:
+    """Its memory is given back when nothing refers to it, at once and not with the next load."""
+    server = start()
+    said(server.ask("a"))
+    held = weakref.ref(server.pool.members[0].loaded)
+    httpx.post(f"{server.address}/models/unload", json={"model": "a"})
+    until(lambda: server.states()["a"] == "unloaded")
+    until(lambda: held() is None)
 
 
 def test_models_are_loaded_and_unloaded_by_name(start: Start) -> None:
