@@ -61,7 +61,7 @@ def users_of(text: str) -> int | None:
     return int(text)
 
 
-_Named = Annotated[
+NamedOption = Annotated[
     str | None,
     typer.Option(
         "--model", "-m", help="The model, instead of the argument.", autocompletion=_names_here
@@ -79,7 +79,7 @@ class ModelOptions:
     """Which model a command is about, for every command that takes one."""
 
     model: Annotated[str | None, typer.Argument(help=_WHICH, autocompletion=_names_here)] = None
-    named: _Named = None
+    named: NamedOption = None
     hf_repo: _HubRepo = None
 
     @property
@@ -101,7 +101,7 @@ class ModelsOptions:
     models: Annotated[list[str] | None, typer.Argument(help=_WHICH, autocompletion=_names_here)] = (
         None
     )
-    named: _Named = None
+    named: NamedOption = None
     hf_repo: _HubRepo = None
 
     @property

@@ -52,6 +52,7 @@ class LlamaSettings:
     own pages where the CPU backend makes repacked copies. With `kernels`, weights are packed for
     edgespec's own, where these fit this llama.cpp; a `tied` table, which is the head, too, once.
     With a `projector`, the path of its file, it sees images of at most `image_tokens` each.
+    Of recurrent and sliding-window models it keeps up to `states` copies of their states.
     The last `gpu_layers` lie on `devices` by their shares, those of the first one first; without
     any, llama.cpp spreads them over the GPUs it sees. `overrides` are as of `RunShape`.
     """
@@ -75,6 +76,7 @@ class LlamaSettings:
     overrides: tuple[tuple[str, str], ...] = ()
     projector: str = ""
     image_tokens: int | None = None
+    states: int = 0
 
 
 class LlamaContext:
@@ -259,6 +261,11 @@ class LlamaContext:
     def remove(self, sequence: int, start: int) -> None:
         """Take the cells from position `start` on from a sequence; others may still see them."""
         self.lib.llama_memory_seq_rm(self.memory, sequence, start, -1)
+
+    @property
+    def window(self) -> int:
+        """Tokens that sliding layers see; 0 where none slides."""
+        return int(self.lib.llama_model_n_swa(self._model))
 
     def look_again(self) -> None:
         """At the buffers, which the next step makes anew: one over any token, in an empty cache."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
-from edgespec.backends.base import Backend, Logits, SeesImages
+from edgespec.backends.base import Backend, KeepsStates, Logits, SeesImages
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.accept import TypicalPick, accept, cut
 from edgespec.decode.generation import Run, Written
@@ -92,6 +92,7 @@ class _Reading:
     reused: int = 0
     spent_s: float = 0.0
     row: Logits | None = None  # [V], after the last piece
+    stops: Sequence[int] = ()  # where the backend keeps a state
     is_drafted_from: bool = False  # whether the drafter was given it
 
 
@@ -161,11 +162,14 @@ class Decoding:
         known = common_prefix_length(self.backend.tokens, reading.text[:-1])
         reading.end = reading.reused = self.backend.truncate(known if reading.reuse else 0)
         self.run.num_read = self.run.num_reused = reading.end
+        if reading.reuse and isinstance(self.backend, KeepsStates):
+            reading.stops = self.backend.stops(reading.text, reading.end)
 
     def next_piece(self, most: int) -> list[int]:
-        """The next tokens to be read, at most `most`, of a text that has begun, up to an image."""
+        """The next tokens to be read, at most `most`, up to an image or a state that is kept."""
         start, end = self._reading.end, self._reading.end + most
-        end = min((place for place in self.run.images if start < place < end), default=end)
+        places = (*self.run.images, *self._reading.stops)
+        end = min((place for place in places if start < place < end), default=end)
         return self._reading.text[start:end]
 
     @property

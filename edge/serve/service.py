@@ -130,6 +130,10 @@ class Service:
             made.append(Generation(loop, stream, cancel, text, ids, most_s))
         return made
 
+    def memory_bytes(self) -> dict[str, int]:
+        """What was allocated, by component."""
+        return self.engine.memory_bytes()
+
     @property
     def prompt_s_per_token(self) -> float:
         """Seconds that reading a token of a prompt has taken; 0 where none was read."""

@@ -292,6 +292,7 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         overrides=plan.overrides,
         projector="" if plan.projector is None else str(plan.projector),
         image_tokens=plan.image_tokens,
+        states=plan.states,
     )
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
     make: Callable[..., Backend] = LlamaBackend

@@ -140,10 +140,11 @@ def _sized(
     layout: Layout, drafts: Drafts, choices: Sequence[Choice], again: Callable[..., Plan]
 ) -> Plan:
     """The plan of a layout: its context, drafts and batch, as large as memory allows."""
+    layout, states = with_states(layout, drafts.sizes[0])
     ladder = Ladder(layout, drafts.sizes)
     context, draft_max = ladder.climb()
     batch = batch_of(layout, context, draft_max)
-    sizes = [ladder.choice(context, draft_max), *drafts.choices(draft_max), batch]
+    sizes = [ladder.choice(context, draft_max), *drafts.choices(draft_max), batch, *states]
     batch_size = max(int(batch.value), layout.max_nodes(draft_max))
     if layout.users > 1:
         layout, cells = with_cells_for_all(layout, context, batch_size, draft_max)
@@ -189,6 +190,7 @@ def _sized(
         switch_snapshots=snapshots_of(layout.switch_spec, draft_max),
         projector=layout.projector.path if layout.projector else None,
         image_tokens=layout.image_tokens,
+        states=layout.states,
     )
 
 
@@ -336,6 +338,26 @@ def batch_of(layout: Layout, context: int, draft_max: int) -> Choice:
 
 def _largest_batch(layout: Layout, draft_max: int) -> int:
     return max(layout.wanted_batch, layout.least_batch, smallest_batch(draft_max))
+
+
+# -- states of prefixes ----------------------------------------------------------------
+
+_STATES = 7  # and one for each user, whose last turn it is of
+_STATES_SHARE = 8  # all together take such a part of the weights' bytes
+_LEAST_STATES = 2  # behind a system prompt that several conversations have, and the last message
+
+
+def with_states(layout: Layout, draft_max: int) -> tuple[Layout, Sequence[Choice]]:
+    """States that are kept of prefixes, where the model cannot go back without: as many as fit."""
+    if not layout.state_bytes:
+        return layout, ()
+    wanted = layout.spec.weight_bytes // _STATES_SHARE // layout.state_bytes
+    wanted = max(_LEAST_STATES, min(wanted, _STATES + layout.users))
+    least, batch = layout.contexts.least, layout.least_batch
+    fitting = (replace(layout, states=count) for count in range(wanted, 0, -1))
+    layout = next((one for one in fitting if one.fits(least, batch, draft_max)), layout)
+    reason = f"of {layout.state_bytes / _MEBIBYTE:.1f} MiB: conversations go on from there"
+    return layout, [Choice("states", layout.states, reason)]
 
 
 # -- cells of several users ------------------------------------------------------------

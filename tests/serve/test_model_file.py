@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from bert_gguf import RANK, write_random_bert
 from random_gguf import F32, Q8_0, write_model
 from waiting import PATIENCE_S, until
 
@@ -24,11 +25,13 @@ from edgespec.memory.plan.machine import this_machine
 from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
 from edgespec.models.embedded import embedded_model
-from edgespec.serve.chat_model import ChatModel
+from edgespec.serve.embeddings import EmbeddingService
 from edgespec.serve.limits import Limits
-from edgespec.serve.pool import Member, Pool
+from edgespec.serve.model_file import ModelFile
+from edgespec.serve.pool import ANY, Member, Pool
 from edgespec.serve.server import Server
 from edgespec.serve.service import Service, Shared
+from edgespec.setup.embedding import Embedder
 from edgespec.setup.model_sets import Capacity
 
 REQUEST = Request(users=1, context_size=256, drafter="none", kernels="off", keeps_to_form=True)
@@ -38,10 +41,12 @@ def pool_of(paths: list[Path], *, fitting: int, request: Request = REQUEST) -> t
     """A pool of files, of which so many of the largest fit at once."""
     shared, machine = Shared(Limits()), this_machine()
 
-    def serve(model: ChatModel, engine: Engine) -> Service:
+    def serve(model: ModelFile, engine: Engine | Embedder) -> Service | EmbeddingService:
+        if isinstance(engine, Embedder):
+            return EmbeddingService(engine, model.names, limits=shared.limits)
         return Service(engine, names=model.names, shared=shared, owns_engine=True)
 
-    models = [ChatModel([one.stem], one, request, machine, serve) for one in paths]
+    models = [ModelFile([one.stem], one, request, machine, serve) for one in paths]
     for one in models:
         one.plan([])
     sizes = sorted(sum((one.sizes or {}).values()) for one in models)
@@ -93,6 +98,43 @@ def test_three_models_take_turns_in_room_for_two(address: str, files: list[Path]
     props = httpx.get(f"{address}/props", params={"model": unloaded}).json()
     assert (props["is_sleeping"], props["model_alias"]) == (True, unloaded)
     assert len(httpx.get(f"{address}/slots").json()) == 2
+
+
+@pytest.mark.model
+def test_chats_embeddings_and_ranking_share_one_budget(tmp_path: Path) -> None:
+    """In room for two of four, whichever path asks: each answers as it does alone."""
+    paths = [
+        write_model(tmp_path / "chat.gguf", "llama", F32, reads_bytes=True),
+        write_random_bert(tmp_path / "embed.gguf"),
+        write_random_bert(tmp_path / "rank.gguf", pooling=RANK),
+        write_model(tmp_path / "other.gguf", "llama", Q8_0, 1, reads_bytes=True),
+    ]
+    with Embedder.load(paths[1]) as embedder:
+        row = embedder.embed(["a dog"]).rows[0].tolist()
+    pool, shared = pool_of(paths, fitting=2)
+    with Server.of_pool(pool, shared) as server:
+        address = server.start()
+        for _ in range(2):
+            texts = {name: ask(address, name) for name in ("chat", "other")}
+            made = httpx.post(f"{address}/v1/embeddings", json={"input": "a dog"}).json()
+            assert made["model"] == "embed", "the first one that makes embeddings"
+            assert made["data"][0]["embedding"] == pytest.approx(row, abs=1e-6)
+            body = {"model": "rank", "query": "cat", "documents": ["a dog", "the sun"]}
+            assert len(httpx.post(f"{address}/v1/rerank", json=body).json()["results"]) == 2
+            assert texts == {name: ask(address, name) for name in ("chat", "other")}
+        cards = {one["id"]: one for one in httpx.get(f"{address}/v1/models").json()["data"]}
+        assert sum(one["state"] == "ready" for one in cards.values()) < 4
+        assert sum(one["loads"] for one in cards.values()) > 4
+        assert all(one["bytes"] > 0 for one in cards.values())
+        assert [cards[name]["kind"] for name in ("chat", "embed")] == ["chat", "embed"]
+        told = httpx.post(f"{address}/v1/completions", json={"model": "embed", "prompt": "a"})
+        assert told.status_code == 404 and "embed makes embeddings and writes no text" in told.text
+        url = f"{address}/v1/embeddings"
+        told = httpx.post(url, json={"input": "a", "model": "embed", "keep_alive": 0})
+        assert told.status_code == 200
+        until(lambda: pool.find("embed", ANY).loaded is None)
+        told = httpx.get(f"{address}/props", params={"model": "embed"})
+        assert told.json()["default_generation_settings"]["n_ctx"] == 64
 
 
 @pytest.mark.model

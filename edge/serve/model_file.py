@@ -1,4 +1,4 @@
-"""A model file that answers chats, as the model pool holds it: planned, loaded, closed."""
+"""A model file as the model pool holds it: planned, loaded, closed, by what it was made for."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.decode.engine import Engine
+from edgespec.errors import EdgespecError
+from edgespec.memory.plan.embedding import EmbeddingPlan, embeds
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.request import Request
 from edgespec.models.onnx.folder import read_model
+from edgespec.models.spec import ModelSpec
+from edgespec.serve.embeddings import EmbeddingService
 from edgespec.serve.kept_prefixes import KeptPrefixes
-from edgespec.serve.pool import CHAT
+from edgespec.serve.limits import Limits
+from edgespec.serve.pool import CHAT, EMBED, Member, Pool
 from edgespec.serve.service import Service
+from edgespec.setup.embedding import Embedder
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.loading import load_plan
 from edgespec.setup.model_sets import Planned, Sizes, beside, plan_beside
 
 
-class ChatModel:
-    """One that can be loaded.
+class ModelFile:
+    """One that can be loaded: it answers chats, or makes embeddings.
 
     Args:
         names: as clients ask for it.
         path: of the file, or of a folder.
         request: how it is loaded.
         machine: as it is before any model is loaded.
-        serve: makes a service of the engine, which closes it.
+        serve: makes a service of what was loaded, which closes it.
         planned: with others already; None plans it alone, when it is asked for.
     """
-
-    kind = CHAT
 
     def __init__(
         self,
@@ -38,12 +42,22 @@ class ChatModel:
         path: Path,
         request: Request,
         machine: Machine,
-        serve: Callable[[ChatModel, Engine], Service],
+        serve: Callable[[ModelFile, Engine | Embedder], Any],
         planned: Planned | None = None,
     ) -> None:
         self.names, self.path, self.planned = tuple(names), path, planned
         self._request, self._machine, self._serve = request, machine, serve
+        self._spec: ModelSpec | None = None if planned is None else planned.spec
         self._prefixes = KeptPrefixes()
+
+    @property
+    def kind(self) -> str:
+        """What the file says; a chat where it cannot be read, which its load will tell."""
+        try:
+            self._spec = self._spec or read_model(self.path)
+        except EdgespecError:
+            return CHAT
+        return EMBED if embeds(self._spec) else CHAT
 
     @property
     def sizes(self) -> Sizes | None:
@@ -52,8 +66,9 @@ class ChatModel:
 
     def plan(self, pinned: Sequence[Sizes]) -> None:
         """Plan it for a process in which these stay. Raises as `make_run_plan`."""
-        spec = read_model(self.path)
-        prepare_kernels(spec, self._request, _no_report)
+        self._spec = spec = read_model(self.path)
+        if not embeds(spec):
+            prepare_kernels(spec, self._request, lambda _what, _fraction: None)
         made, _ = plan_beside(spec, self._request, self._machine, pinned)
         self.planned = Planned.of(spec, made)
 
@@ -63,24 +78,32 @@ class ChatModel:
         one = self.planned
         if one is None or one.plan is None:
             return about(None, None)
+        if isinstance(one.plan, EmbeddingPlan):
+            return {"context_length": one.plan.context_size}
         return about(one.plan.context_size, one.spec.vocab_size)
 
-    def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Service:
+    def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Any:
         """Raises as `load_plan`."""
         one = self.planned
         assert one is not None and one.plan is not None, "it was planned"
-        engine = load_plan(one.spec, beside(one.plan, others), progress=report)
+        model: Engine | Embedder
+        if isinstance(one.plan, EmbeddingPlan):
+            model = Embedder.reserved(beside(one.plan, others), report)
+        else:
+            model = load_plan(one.spec, beside(one.plan, others), progress=report)
         try:
-            self._prefixes.restore(engine)
-            return self._serve(self, engine)
+            if isinstance(model, Engine):
+                self._prefixes.restore(model)
+            return self._serve(self, model)
         except BaseException:
-            engine.close()
+            model.close()
             raise
 
-    def unload(self, loaded: Service) -> None:
+    def unload(self, loaded: Service | EmbeddingService) -> None:
         """Keep what its cache holds where that pays."""
-        loaded.worker.close()
-        self._prefixes.keep(loaded.engine, loaded.prompt_s_per_token)
+        if isinstance(loaded, Service):
+            loaded.worker.close()
+            self._prefixes.keep(loaded.engine, loaded.prompt_s_per_token)
         loaded.close()
 
 
@@ -94,29 +117,34 @@ def about(context_size: int | None, vocab_size: int | None) -> dict[str, Any]:
 
 
 class LoadedModel:
-    """A service whose engine is loaded already, and stays: the pool of one model."""
+    """A service whose model is loaded already, and stays."""
 
-    kind = CHAT
-
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service | EmbeddingService) -> None:
         self.names, self._service = service.setup.names, service
+        self.kind = CHAT if isinstance(service, Service) else EMBED
         peak = 0 if service.plan is None else service.plan.predicted_peak_bytes
         self.sizes: Sizes = {"process": peak}
 
     @property
     def about(self) -> Mapping[str, Any]:
         """What is told of it."""
-        return about(self._service.setup.context_size, self._service.engine.vocab_size)
+        service = self._service
+        if isinstance(service, EmbeddingService):
+            size = service.embedder.size
+            return {"context_length": service.setup.context_size, "embedding_length": size}
+        return about(service.setup.context_size, service.engine.vocab_size)
 
     def plan(self, pinned: Sequence[Sizes]) -> None:
         """It is loaded."""
 
-    def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Service:
+    def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Any:
         """It is loaded."""
         return self._service
 
-    def unload(self, loaded: Service) -> None:
+    def unload(self, loaded: Any) -> None:
         """It stays."""
 
 
-def _no_report(_what: str, _fraction: float) -> None: ...
+def pool_of(service: Service | EmbeddingService, limits: Limits) -> Pool:
+    """The pool of one model that is loaded already."""
+    return Pool([Member(LoadedModel(service), is_pinned=True, loaded=service)], limits=limits)
