@@ -320,12 +320,19 @@ def no_room(backend: Backend, count: int) -> ContextFullError:
 class KeepsCache(Protocol):
     """A backend whose cache can be written to a file and read back, bit for bit."""
 
+    @property
+    def images(self) -> Sequence[Sequence[int]]:
+        """The first cell, the cells and the positions of each image that was read."""
+
     def save_cache(self, path: str) -> int:
         """Write the committed cells to a new file; how many bytes it has."""
 
-    def load_cache(self, path: str, tokens: Sequence[int]) -> None:
+    def load_cache(
+        self, path: str, tokens: Sequence[int], images: Sequence[Sequence[int]] = ()
+    ) -> None:
         """Replace the cache by what `save_cache` wrote at the beginning of `path`.
 
-        `tokens` are the ids it was made of. Raises BackendError, with an empty cache, when the
-        library does not accept it. The caller makes sure that the file is undamaged.
+        `tokens` are the ids it was made of, and `images` those it had. Raises BackendError, with an
+        empty cache, when the library does not accept it. The caller makes sure that the file is
+        undamaged.
         """

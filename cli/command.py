@@ -23,7 +23,7 @@ _ARGUMENTS, _OTHERS, _LOG = "Arguments", "Options", "Log"
 _GROUPS = {
     "Model and prompt": (
         *("model", "named", "hf_repo", "prompt", "asked", "file", "image", "system", "raw", "load"),
-        *("max_tokens", "stop", "no_shift", "prompts", "per_task", "connect"),
+        *("images", "max_tokens", "stop", "no_shift", "prompts", "per_task", "connect"),
     ),
     "Server": (
         *("host", "port", "api_key", "api_key_file", "cors", "allowed_host", "alias", "folder"),
@@ -50,8 +50,6 @@ _GROUPS = {
             "gpu_layers",
         ),
         *(
-            "mmproj",
-            "image_max_tokens",
             "cpu_moe",
             "n_cpu_moe",
             "override_tensor",

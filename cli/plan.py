@@ -24,6 +24,9 @@ def plan(
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Plan for the prompt in this file.")
     ] = None,
+    images: Annotated[
+        int, typer.Option("--images", min=0, help="Images that the prompt shows.")
+    ] = 0,
     max_tokens: options.MaxTokensOption = options.MAX_TOKENS,
     users: options.UsersOption = "1",
     plan_options: options.PlanOptions = options.DEFAULTS,
@@ -45,6 +48,7 @@ def plan(
         max_tokens=max_tokens,
         is_plain_greedy=True,
         sees=True,
+        images=images,
     )
     request = dataclasses.replace(request, users=options.users_of(users))
     if others:

@@ -161,11 +161,12 @@ def serve(
     check_exposure(host, keys)
     origins = checked_origins(cors or ())
     request = replace(
-        plan_options.request(max_tokens=max_tokens or 0),
+        plan_options.request(max_tokens=max_tokens or 0, sees=True),
         users=options.users_of(users),
         latency=latency,
         keeps_to_form=True,  # whatever is asked for
         interface_bytes=_INTERFACE_BYTES,
+        serves=True,
     )
 
     def defaults(spec: ModelSpec) -> Defaults:

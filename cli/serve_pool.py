@@ -18,6 +18,7 @@ from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.models.hub.caches import gguf_files, local_models
 from edgespec.models.onnx.folder import read_model
+from edgespec.models.projector import is_projector
 from edgespec.models.spec import ModelSpec
 from edgespec.paths import expanded
 from edgespec.serve.defaults import Defaults
@@ -134,7 +135,7 @@ def _found(choice: PoolChoice, plan_options: options.PlanOptions) -> Iterator[_F
         given = [(None, options.model_path(None, plan_options), True)]
     taken, seen = set[str](), set[Path]()
     for name, path, is_named in given:
-        if path.resolve() in seen or path.name.startswith("mmproj"):
+        if path.resolve() in seen or is_projector(path.name):
             continue
         seen.add(path.resolve())
         wanted = [path.stem, name or str(path), str(path)]

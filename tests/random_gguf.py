@@ -59,7 +59,7 @@ def write_model(
         "embedding_length": WIDTH,
         "block_count": LAYERS,
         "feed_forward_length": HIDDEN,
-        "attention.head_count": 2,
+        "attention.head_count": WIDTH // 32,
         "attention.head_count_kv": 1,
         "rope.dimension_count": 32,
     }

@@ -56,7 +56,7 @@ class LlamaSequence:
         self.tokenizer, self.capabilities = context.tokenizer, context.capabilities
         self._length = 0  # cells in the cache
         self._tokens: list[int] = []  # committed ids, the pending ones included
-        self._images: list[tuple[int, int, int]] = []  # first cell, cells and positions of each
+        self._images: list[Sequence[int]] = []  # first cell, cells and positions of each
         self._pending: list[int] = []  # accepted tokens that the next step feeds again
         self._tree: DraftTree | None = None  # verified and not committed yet
         self._stops: Sequence[int] = ()  # where the state is to be kept
@@ -213,7 +213,13 @@ class LlamaSequence:
             raise BackendError(f"llama.cpp cannot write its cache: {LOG.problem() or 'no reason'}")
         return self._shared.states.write(self.number, path) if self.settings.states else size_bytes
 
-    def load_cache(self, path: str, tokens: Sequence[int]) -> None:
+    @property
+    def images(self) -> Sequence[Sequence[int]]:
+        return self._images
+
+    def load_cache(
+        self, path: str, tokens: Sequence[int], images: Sequence[Sequence[int]] = ()
+    ) -> None:
         """Replace the cells and states by those of `save_cache`."""
         self.truncate(0)
         ids = (self._context.lib.llama_token * len(tokens))()
@@ -229,7 +235,7 @@ class LlamaSequence:
         if not read_bytes or list(ids[: count.value]) != list(tokens):
             self._empty()
             raise BackendError(f"llama.cpp cannot read its cache: {LOG.problem() or 'no reason'}")
-        self._length, self._tokens, self._images = len(tokens), list(tokens), []
+        self._length, self._tokens, self._images = len(tokens), list(tokens), list(images)
         if self.settings.states:
             self._shared.states.read(self.number, path, read_bytes, self._length)
 

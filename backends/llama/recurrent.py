@@ -110,9 +110,11 @@ class RecurrentBackend(LlamaBackend):
         self._take_back()
         return super().save_cache(path)
 
-    def load_cache(self, path: str, tokens: Sequence[int]) -> None:
+    def load_cache(
+        self, path: str, tokens: Sequence[int], images: Sequence[Sequence[int]] = ()
+    ) -> None:
         """As in LlamaBackend; snapshots are not in the file."""
-        super().load_cache(path, tokens)
+        super().load_cache(path, tokens, images)
         self._cells, self._back = self._length, 0
 
     def _decoder(self) -> Callable[[Batch, int], None]:

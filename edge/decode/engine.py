@@ -7,11 +7,11 @@ and no probabilities (the drafter does).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
-from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, sequences_of
+from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, SeesImages, sequences_of
 from edgespec.decode.decoding import Decoding, Known, Model
 from edgespec.decode.generation import Chunk, Result, Stream, chunks_of
 from edgespec.decode.options import GenerationOptions
@@ -24,7 +24,7 @@ from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory
 from edgespec.models.chat import Message, prompt_text
-from edgespec.models.images import Image, images_of
+from edgespec.models.images import Image, images_of, parts_of
 from edgespec.prefix import common_prefix_length
 from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought, make_grammar
 from edgespec.sampling.params import SamplingParams
@@ -34,10 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgespec.decode.options import GenerationKeywords
-from collections.abc import Iterable
 
-from edgespec.backends.base import SeesImages
-from edgespec.models.images import parts_of
 
 _PROMPT_END = 8  # tokens by which a drafter finds the beginning of a predicted answer
 _FEW = 32  # tokens of a cache that are read again at once
@@ -403,6 +400,11 @@ class Engine(Models):
         return self._scheduler.exclusive(is_cancelled)
 
 
+def sees_images(backend: Backend) -> TypeGuard[SeesImages]:
+    """Whether a model was loaded with a projector."""
+    return isinstance(backend, SeesImages) and backend.sees_images
+
+
 class ShownImages:
     """A backend's tokenizer that knows some images by their marks in texts.
 
@@ -413,7 +415,7 @@ class ShownImages:
         self._tokenizer = backend.tokenizer
         self._pieces: dict[Image, Sequence[Sequence[int] | ImageRun]] = {}
         for image in dict.fromkeys(images):
-            if not isinstance(backend, SeesImages) or not backend.sees_images:
+            if not sees_images(backend):
                 raise UnsupportedError(
                     "this model reads text alone, and the prompt has an image",
                     hint="--mmproj FILE names the projector of a model that sees",

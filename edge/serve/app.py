@@ -17,11 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.serve.access import Access
 from edgespec.serve.answers import Answer, Leased, LoadingAnswer, Prepared
-from edgespec.serve.bodies import read_json
+from edgespec.serve.bodies import LargeBodies, read_json
 from edgespec.serve.embeddings import embeddings, rerank
 from edgespec.serve.guard import Guard
 from edgespec.serve.histories import HISTORY
-from edgespec.serve.limits import Limits
 from edgespec.serve.page import PAGE_HEADERS, page
 from edgespec.serve.pool import ANY, CHAT, EMBED, Lease, Member, Pool, keep_alive_of
 from edgespec.serve.prepare import (
@@ -100,6 +99,7 @@ class Routes:
 
     def __init__(self, pool: Pool, shared: Shared) -> None:
         self._pool, self._shared = pool, shared
+        self._large = LargeBodies(shared.limits)
 
     def all(self) -> Found:
         """The routes of the application."""
@@ -179,13 +179,14 @@ class Routes:
 
     def _asked(self, answer: Callable[[Any, Any], Any], kind: str = CHAT) -> Handler:
         async def handle(request: Request) -> Response:
-            read = await reader_of(request, self._pool)
-            document = await anyio.to_thread.run_sync(read)
-            lease = await self._pool.lease(*_take_model(self._pool, document, kind))
-            try:
-                found = await anyio.to_thread.run_sync(lambda: answer(lease.loaded, document))
-            finally:
-                lease.release()
+            with self._large.admits() as check:
+                read = await reader_of(request, self._pool, check)
+                document = await anyio.to_thread.run_sync(read)
+                lease = await self._pool.lease(*_take_model(self._pool, document, kind))
+                try:
+                    found = await anyio.to_thread.run_sync(lambda: answer(lease.loaded, document))
+                finally:
+                    lease.release()
             return JSONResponse(found)
 
         return handle
@@ -194,8 +195,11 @@ class Routes:
         tell = _teller(path)
 
         async def handle(request: Request) -> ASGIApp:
+            with self._large.admits() as check:
+                return await handle_body(await reader_of(request, self._pool, check))
+
+        async def handle_body(read: Callable[[], Any]) -> ASGIApp:
             loop = asyncio.get_running_loop()
-            read = await reader_of(request, self._pool)
 
             def begun(lease: Lease, document: Any) -> Leased:
                 service: Service = lease.loaded
@@ -247,29 +251,29 @@ def _places(path: str) -> set[str]:
     return {path} if path == "/" else {short, f"/v1{short}"}
 
 
-async def reader_of(request: Request, pool: Pool) -> Callable[[], Any]:
+async def reader_of(
+    request: Request, pool: Pool, admit: Callable[[int], None] | None = None
+) -> Callable[[], Any]:
     """Receive the body of a request; what is returned makes a document of it, in any thread.
 
-    Raises Refusal where nothing can be answered, and as `read_body`.
+    `admit` is asked for one that is larger, where a model sees images. Raises Refusal where nothing
+    can be answered, and for a body that is too large or takes too long.
     """
     pool.check()
-    body = await read_body(request, pool.limits)
-    encoding = request.headers.get("content-encoding", "")
-    return lambda: read_json(body, pool.limits, encoding)
-
-
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The body of a request. Raises Refusal for one that is too large or takes too long."""
-    most, parts, size = limits.body_bytes, [], 0
+    limits, body = pool.limits, bytearray()
+    sees = admit is not None and pool.sees_images
+    most = limits.image_body_bytes if sees else limits.body_bytes
     with anyio.move_on_after(limits.body_s) as patience:
         async for part in request.stream():
-            parts.append(part)
-            size += len(part)
-            if size > most:
+            body += part
+            if len(body) > most:
                 raise Refusal(f"the body has more than {most} bytes", status=413)
+            if admit is not None:
+                admit(len(body))
     if patience.cancelled_caught:
         raise Refusal("the body did not come in time", status=408)
-    return b"".join(parts)
+    encoding = request.headers.get("content-encoding", "")
+    return lambda: read_json(body, limits, encoding, most)
 
 
 def _answered(handler: Handler, path: str) -> ASGIApp:

@@ -8,6 +8,9 @@ from typing import Any
 
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
+from edgespec.errors import UnsupportedError
+from edgespec.models.images import KINDS as IMAGES
+from edgespec.models.images import Image, joined, sent_image
 from edgespec.serve.asked import ChatAsked, Output, Setup, take_model, take_output
 from edgespec.serve.fields import Fields, shown
 from edgespec.serve.generation_fields import take_format, take_max_tokens, take_sampling, take_stops
@@ -38,8 +41,8 @@ NOT_THERE = {
     "audio": "answers are text",
     "web_search_options": "offer a tool that searches",
     "prompt_logprobs": "ask /v1/completions, with echo and logprobs",
-    "image_data": "this model reads text alone",
-    "mm_processor_kwargs": "this model reads text alone",
+    "image_data": "send images as parts of messages",
+    "mm_processor_kwargs": "images are read as --image-max-tokens says",
     "use_beam_search": "set temperature to 0 for the likeliest tokens",
     "lora": "merge the adapter into the file of the model",
     "ignore_eos": "/completion has it",
@@ -236,19 +239,27 @@ def text_of(
     Args:
         may_lack: "" where there is none; else that is refused.
     """
-    return "\n".join(_texts(fields, field, kinds, may_lack, []))
+    return joined(take_parts(fields, field, kinds, may_lack=may_lack))
 
 
-def _texts(
-    fields: Fields, field: str, kinds: tuple[str, ...], may_lack: bool, thoughts: list[str]
-) -> list[str]:
-    """The texts of a field; those of thoughts are put into `thoughts`."""
+def take_parts(
+    fields: Fields,
+    field: str,
+    kinds: tuple[str, ...] = ("text",),
+    *,
+    may_lack: bool = False,
+    thoughts: list[str] | None = None,
+) -> list[str | Image]:
+    """The texts of a field, and its images where `kinds` has theirs.
+
+    Thoughts are put into `thoughts`.
+    """
     value = fields.any(field, "" if may_lack else None)
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
         fields.refuse(field, f"must be a text or a list of text parts, not {shown(value)}")
-    texts = []
+    texts: list[str | Image] = []
     for index, part in enumerate(value):
         if isinstance(part, str):
             texts.append(part)
@@ -256,9 +267,13 @@ def _texts(
         inner = Fields(part, f"{fields.name(field)}[{index}]")
         kind = inner.text("type", "text")
         if kind in _THOUGHTS and may_lack:
-            thoughts.append(inner.text(kind, "") or inner.text("text", ""))
+            thought = inner.text(kind, "") or inner.text("text", "")
+            if thoughts is not None:
+                thoughts.append(thought)
         elif kind == "refusal" and may_lack:
             texts.append(inner.text("refusal", ""))
+        elif kind in IMAGES and kind in kinds:
+            texts.append(take_image(inner))
         elif kind in kinds:
             texts.append(inner.text("text", ""))
         else:
@@ -268,6 +283,24 @@ def _texts(
     return texts
 
 
+def take_image(part: Fields) -> Image:
+    """The image of a part, in any interface's form. Raises Refusal."""
+    name = "source" if "source" in part else "image_url"
+    part.refuse_set({"file_id": "send the image itself, as a data: URL"})
+    try:
+        image = sent_image({name: part.any(name)})
+    except UnsupportedError as problem:
+        part.refuse(name, f"is not taken: {problem}" + f" ({problem.hint})" * bool(problem.hint))
+    part.ignore("detail", "prompt_cache_breakpoint")
+    return image
+
+
+def content_of(parts: list[str | Image]) -> dict[str, Any]:
+    """What a message says, with marks where it shows images, and these."""
+    images = [one for one in parts if isinstance(one, Image)]
+    return {"content": joined(parts), **({"images": images} if images else {})}
+
+
 def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
     role = fields.text("role")
     if role not in _ROLES:
@@ -275,7 +308,9 @@ def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
     message: dict[str, Any] = {"role": _ROLES[role]}
     is_answer, thoughts = role == "assistant", list[str]()
     may_lack = _ROLES[role] in ("assistant", "tool")
-    message["content"] = "\n".join(_texts(fields, "content", ("text",), may_lack, thoughts))
+    kinds = ("text",) if is_answer else ("text", *IMAGES)
+    parts = take_parts(fields, "content", kinds, may_lack=may_lack, thoughts=thoughts)
+    message |= content_of(parts)
     if is_answer:
         if calls := _calls(fields, limits):
             message["tool_calls"] = calls
@@ -287,7 +322,7 @@ def _message(fields: Fields, limits: Limits) -> dict[str, Any]:
     if "name" in fields:
         message["name"] = fields.text("name")
     fields.ignore("id", "annotations", "refusal", "provider_specific_fields")
-    fields.refuse_set(dict.fromkeys(("audio", "images"), "this model reads text alone"))
+    fields.refuse_set({"audio": "no model here hears", "images": "send them as parts of content"})
     fields.end()
     return message
 

@@ -47,6 +47,8 @@ class EmbeddingService:
         """Whether an answer is under way."""
         return self._running > 0
 
+    sees_images = False
+
     def check(self) -> None:
         """Raise Refusal where no request can be answered."""
         try:

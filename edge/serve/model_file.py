@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgespec.decode.engine import Engine
+from edgespec.decode.engine import Engine, sees_images
 from edgespec.errors import EdgespecError
 from edgespec.memory.plan.embedding import EmbeddingPlan, embeds
 from edgespec.memory.plan.machine import Machine
 from edgespec.memory.plan.request import Request
 from edgespec.models.onnx.folder import read_model
+from edgespec.models.projector import projector_beside
 from edgespec.models.spec import ModelSpec
 from edgespec.serve.embeddings import EmbeddingService
 from edgespec.serve.kept_prefixes import KeptPrefixes
@@ -77,10 +78,12 @@ class ModelFile:
         """What is told of it: null as long as it is not known."""
         one = self.planned
         if one is None or one.plan is None:
-            return about(None, None)
+            is_asked = self._request.mmproj or projector_beside(self.path)
+            return about(None, None, sees=bool(is_asked) and self._request.mmproj != "none")
         if isinstance(one.plan, EmbeddingPlan):
             return {"context_length": one.plan.context_size}
-        return about(one.plan.context_size, one.spec.vocab_size)
+        sees = one.plan.projector is not None
+        return about(one.plan.context_size, one.spec.vocab_size, sees=sees)
 
     def load(self, others: Sequence[Sizes], report: Callable[[str, float], None]) -> Any:
         """Raises as `load_plan`."""
@@ -107,9 +110,12 @@ class ModelFile:
         loaded.close()
 
 
-def about(context_size: int | None, vocab_size: int | None) -> dict[str, Any]:
+def about(
+    context_size: int | None, vocab_size: int | None, *, sees: bool = False
+) -> dict[str, Any]:
     """What a list of models says of one that answers chats."""
     return {
+        "modalities": {"vision": sees, "audio": False},
         "context_length": context_size,
         "max_model_len": context_size,
         "meta": {"n_ctx": context_size, "n_vocab": vocab_size},
@@ -132,7 +138,8 @@ class LoadedModel:
         if isinstance(service, EmbeddingService):
             size = service.embedder.size
             return {"context_length": service.setup.context_size, "embedding_length": size}
-        return about(service.setup.context_size, service.engine.vocab_size)
+        sees = sees_images(service.engine.backend)
+        return about(service.setup.context_size, service.engine.vocab_size, sees=sees)
 
     def plan(self, pinned: Sequence[Sizes]) -> None:
         """It is loaded."""

@@ -205,6 +205,11 @@ class Pool:
         return shared + sum(one.nbytes for one in self.members if one.loaded is not None)
 
     @property
+    def sees_images(self) -> bool:
+        """Whether a model has a projector."""
+        return any(one.model.about.get("modalities", {}).get("vision") for one in self.members)
+
+    @property
     def limit_bytes(self) -> int:
         """The most that it may hold; 0 where that is another's business."""
         return 0 if self.capacity is None else self.capacity.host_bytes

@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from edgespec.decode.options import GenerationOptions
+from edgespec.models.images import images_of
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.answers import Prepared
 from edgespec.serve.asked import ChatAsked, CompletionAsked
@@ -103,8 +104,9 @@ def apply_template(service: Service, body: Any) -> dict[str, str]:
 
 def _prompt(service: Service, asked: ChatAsked) -> tuple[Conversation, list[int]]:
     template = service.prompts.template(with_tools=bool(asked.tools.offered)) or ""
-    talk = conversation_of(asked, service.prompts, template)
-    return talk, service.prompts.ids_of(talk.text)
+    talk, images = conversation_of(asked, service.prompts, template), images_of(asked.messages)
+    talk = replace(talk, options=replace(talk.options, images=images))
+    return talk, service.prompts.ids_of(talk.text, images)
 
 
 def _chat(

@@ -14,8 +14,9 @@ from typing import Any
 
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
+from edgespec.models.images import KINDS as IMAGES
 from edgespec.serve.asked import ChatAsked, Output, Setup, take_model
-from edgespec.serve.chat import take_thinking, text_of
+from edgespec.serve.chat import content_of, take_parts, take_thinking, text_of
 from edgespec.serve.fields import Fields, note_ignored, shown
 from edgespec.serve.generation_fields import (
     AnswerForm,
@@ -172,9 +173,9 @@ def _item(fields: Fields, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
         content = _content(fields, role)
         fields.end()
         if role == "assistant" and last is not None and not last["content"]:
-            last["content"] = content
+            last |= content
             return []
-        return [{"role": _ROLES[role], "content": content}]
+        return [{"role": _ROLES[role], **content}]
     if kind == "function_call":
         call = _call(fields)
         if last is not None:
@@ -184,7 +185,7 @@ def _item(fields: Fields, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if kind == "function_call_output":
         identity, output = fields.text("call_id", ""), _content(fields, "tool", "output")
         fields.end()
-        return [{"role": "tool", "content": output, "tool_call_id": identity}]
+        return [{"role": "tool", **output, "tool_call_id": identity}]
     if kind == "reasoning":
         return _thought(fields)
     if kind in _SKIPPED:
@@ -193,8 +194,9 @@ def _item(fields: Fields, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
     fields.refuse("type", f"{shown(kind)} is not supported", code="unsupported_value")
 
 
-def _content(fields: Fields, role: str, field: str = "content") -> str:
-    return text_of(fields, field, _PARTS, may_lack=role in ("assistant", "tool"))
+def _content(fields: Fields, role: str, field: str = "content") -> dict[str, Any]:
+    kinds = _PARTS if role == "assistant" else (*_PARTS, *IMAGES)
+    return content_of(take_parts(fields, field, kinds, may_lack=role in ("assistant", "tool")))
 
 
 def _thought(fields: Fields) -> list[dict[str, Any]]:

@@ -78,7 +78,7 @@ def props(_pool: Pool, _shared: Shared, member: Member) -> dict[str, Any]:
             "supports_tool_calls": "tool_calls" in template,
             "supports_system_role": "system" in template,
         },
-        "modalities": {"vision": False, "audio": False},
+        "modalities": member.model.about["modalities"],
         "bos_token": engine.backend.tokenizer.bos_text,
         "eos_token": engine.backend.tokenizer.eos_text,
     }

@@ -41,7 +41,8 @@ from edgespec.memory.times.measuring import expect_slopes, measure_curve
 from edgespec.models.embedded import embedded_model
 from edgespec.models.hub.resolve import model_file
 from edgespec.models.onnx.folder import read_model
-from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
+from edgespec.models.projector import read_projector
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec, content_hash, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup.draft_loading import load_draft_model, load_head
 from edgespec.setup.kernel_choice import prepare_kernels
@@ -225,6 +226,9 @@ def _load_one(
     """One model of a plan."""
     settings = settings_of(plan)
     key = settings_key(spec, settings)
+    if plan.projector is not None:  # cells may be of images
+        file = read_projector(plan.projector).file
+        key += f" | {content_hash([(file.path, file.file_bytes)])} {plan.image_tokens}"
     with ExitStack() as stack:  # what is open when a later step fails
         backend = stack.enter_context(closing(_BACKENDS[plan.backend](spec, plan, report)))
         max_nodes, reuses_cache = backend.max_nodes, True

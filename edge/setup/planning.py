@@ -267,6 +267,8 @@ def with_projector(spec: ModelSpec, request: Request) -> tuple[Request, bool]:
         return replace(request, mmproj=None), False
     reason, is_found = _unsupported_reason(spec, request), request.mmproj is None
     path = projector_beside(spec.path) if request.mmproj is None else Path(request.mmproj)
+    if is_found and path is not None and not read_projector(path).fits(spec.embedding_size):
+        path = None  # of another model
     if path is None and request.images:
         raise UnsupportedError(
             f"there is no projector beside {spec.path.name}, and the prompt has an image",

@@ -362,7 +362,9 @@ class Layout:
             yield Component("states", self.states * self.state_bytes, is_ceiling=True)
         if self.projector is not None:
             on_gpu = bool(self.gpu_layers and self.machine.accelerators and self._uses_gpu)
-            yield from projector_parts(self.projector, self.image_tokens, on_gpu=on_gpu)
+            serves = self.request.serves
+            parts = projector_parts(self.projector, self.image_tokens, on_gpu=on_gpu, serves=serves)
+            yield from parts
         if held := self._held_bytes():
             yield Component("process", held)
 

@@ -127,7 +127,7 @@ FORBIDDEN = set(
 )
 ALLOWED = {
     "accept",
-    *("dimensions", "image-max-tokens"),
+    *("dimensions", "image-max-tokens", "images"),
     *("bits", "budget", "cache-type-k", "cache-type-v", "ctx", "draft-max", "dry-allowed-length"),
     *("dry-base", "dry-multiplier", "dry-penalty-last-n", "dry-sequence-breaker", "dynatemp-exp"),
     *("dynatemp-range", "exit-layer", "frequency-penalty", "gpu-layers", "head-size", "kv-type"),

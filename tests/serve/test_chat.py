@@ -189,7 +189,7 @@ def test_a_call_that_is_sent_back_is_an_object_for_templates() -> None:
         ({"role": "judge", "content": "a"}, "messages[0].role must be one of"),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
-            'messages[0].content[0].type "image_url" is not supported',
+            "messages[0].content[0].image_url is not taken: an image needs its bytes",
         ),
         (
             {"role": "user", "content": "a", "audio": {"id": "a"}},

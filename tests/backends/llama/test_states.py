@@ -28,7 +28,7 @@ from edgespec.backends.llama.states import States, _spread
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.errors import DoesNotFitError
-from edgespec.measure.divergence import find_divergence
+from edgespec.measure.noise import find_divergence
 from edgespec.memory.plan.request import Request
 from edgespec.models.spec import read_model_spec
 from edgespec.serve.kept_prefixes import KeptPrefixes
