@@ -151,6 +151,8 @@ class Server:
         check_exposure(host, self._keys)
         app = self._app(self._hosts, takes_any=not is_loopback(host))
         on_start = ready.set if ready is not None else _nothing
+        for service in self.pool.ready():
+            service.prepare_formats()
         self._running = Running(app, self._shared.limits, on_start)
         try:
             self._running.run([listener])

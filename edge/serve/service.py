@@ -6,10 +6,11 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cached_property
 
+from edgespec.backends.base import AnswerFormat
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.decode.options import GenerationOptions
@@ -17,6 +18,7 @@ from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.log import PROMPTS, REQUEST_ID
 from edgespec.memory.device.energy import energy_meter
 from edgespec.memory.plan.plan import Plan
+from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.asked import Setup
 from edgespec.serve.defaults import Defaults
@@ -99,6 +101,14 @@ class Service:
             ) from problem
         if self.worker.is_closed:
             raise Refusal("the server stops", status=503, code="stopping")
+
+    def prepare_formats(self) -> None:
+        """Build what all schemas share, which keeps the interpreter for up to a second.
+
+        Before anybody is answered: with the first schema it would halt everybody's answers.
+        """
+        with suppress(UnsupportedError):  # of a vocabulary that has none
+            make_grammar(self.engine.backend.tokenizer, AnswerFormat("json_schema", "{}"))
 
     def generations(
         self,
