@@ -140,14 +140,14 @@ def serve(
     each is loaded when a request names it, and leaves when others need its memory. Sampling options
     are the defaults of requests. Ctrl-C stops it, and again at once. -v logs each request.
     """
-    from edgespec.serve.packages import require_packages
+    from edgespec.serve.server import require_packages
 
     require_packages()
     from edgespec.cli.serve_pool import PoolChoice, make_pool
     from edgespec.memory.plan.embedding import embeds
     from edgespec.models.onnx.folder import read_model
     from edgespec.serve.access import check_exposure, checked_keys, checked_origins
-    from edgespec.serve.defaults import Defaults
+    from edgespec.serve.asked import Defaults
     from edgespec.serve.server import Server, bind
 
     if log_prompts:

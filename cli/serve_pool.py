@@ -18,9 +18,9 @@ from edgespec.models.hub.caches import gguf_files, local_models
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.spec import ModelSpec
 from edgespec.paths import expanded
+from edgespec.serve.asked import Defaults
 from edgespec.serve.chat_model import ChatModel
-from edgespec.serve.defaults import Defaults
-from edgespec.serve.limits import Limits
+from edgespec.serve.fields import Limits
 from edgespec.serve.pool import Member, Pool, keep_alive_of
 from edgespec.serve.service import Service, Shared
 from edgespec.setup.kernel_choice import prepare_kernels

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.decode.generation import Chunk
 from edgespec.serve.answer_reader import AnswerReader
+from edgespec.serve.fields import Limits
 from edgespec.serve.generation import Generation
-from edgespec.serve.limits import Limits
 from edgespec.serve.pool import Lease
 from edgespec.serve.refusal import COME_AGAIN, Refusal, openai_error, refusal_of
 from edgespec.serve.shapes import Choice, Shape
@@ -145,9 +145,9 @@ class Answer:
         most_s = self._comment_s if progress is None else min(_PROGRESS_S, self._comment_s)
         sent_s, has_begun = perf_counter(), False
         async for chunks in generation.batches(most_s):
-            told = progress.event() if progress is not None and not has_begun else None
-            if told is not None:
-                yield _event(told, self._prepared.names_events)
+            told = progress.events() if progress is not None and not has_begun else []
+            if told:
+                yield _events(told, self._prepared.names_events)
             elif not chunks and perf_counter() - sent_s >= self._comment_s:
                 yield _COMMENT
             elif not chunks:
@@ -168,21 +168,22 @@ class _Progress:
     def __init__(self, generation: Generation, begun: Sequence[dict[str, Any]]) -> None:
         self._generation = generation
         self._begun = begun[-1] if begun else {"index": 0, "content": "", "stop": False}
-        self._began_s, self._last = perf_counter(), (-1, 0)
+        self._began_s, self._last = perf_counter(), -1
 
-    def event(self) -> dict[str, Any] | None:
-        """None where nothing was read since the last one."""
-        now = self._generation.stream.num_read
-        if now == self._last:
-            return None
-        self._last = now
+    def events(self) -> list[dict[str, Any]]:
+        """What was read since the last ones; the first one tells what the cache had."""
+        num_read, cached = self._generation.stream.num_read
+        if not num_read:
+            return []
+        news = [cached, num_read] if self._last < 0 else [num_read]
+        news = [one for one in dict.fromkeys(news) if one != self._last]
+        self._last = num_read
         told = {
             "total": len(self._generation.prompt_ids),
-            "cache": now[1],
-            "processed": now[0],
+            "cache": cached,
             "time_ms": round((perf_counter() - self._began_s) * 1e3),
         }
-        return {**self._begun, "prompt_progress": told}
+        return [{**self._begun, "prompt_progress": {**told, "processed": one}} for one in news]
 
 
 class Leased:

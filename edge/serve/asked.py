@@ -7,11 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.decode.options import GenerationOptions
-from edgespec.serve.defaults import Defaults
-from edgespec.serve.fields import Fields, shown
-from edgespec.serve.limits import Limits
+from edgespec.sampling.params import SamplingParams
+from edgespec.serve.fields import Fields, Limits, shown
 from edgespec.serve.refusal import Refusal
 from edgespec.serve.tools import Tools
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Settings of answers.
+
+    `max_tokens` None goes on to the end of the context; a completion, by OpenAI's rule, ends after
+    16 tokens then. `think_budget` tokens of thoughts come before an answer; None is no limit.
+    """
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    think_budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

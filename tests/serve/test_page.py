@@ -15,7 +15,7 @@ from pool_cases import Start
 from serving_cases import Serve, Speaker
 from waiting import PATIENCE_S
 
-from edgespec.serve.page import page
+from edgespec.serve.app import page
 
 NODE = shutil.which("node")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
