@@ -15,11 +15,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.decode.generation import Chunk
 from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.fields import Limits
-from edgespec.serve.generation import Generation
 from edgespec.serve.pool import Lease
 from edgespec.serve.refusal import COME_AGAIN, Refusal, openai_error, refusal_of
 from edgespec.serve.shapes import Choice, Shape
-from edgespec.serve.worker import Worker
+from edgespec.serve.worker import Generation, Worker
 
 _DONE = b"data: [DONE]\n\n"
 _COMMENT = b": waiting\n\n"  # which every client skips

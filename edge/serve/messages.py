@@ -18,7 +18,7 @@ from edgespec.serve.generation_fields import (
     take_stops,
     typed_format,
 )
-from edgespec.serve.shapes import Choice, Delta, ToolCall, new_id
+from edgespec.serve.shapes import Choice, Delta, Shape, ToolCall, new_id
 from edgespec.serve.tools import Tools, checked, take_function
 
 Messages = list[dict[str, Any]]
@@ -204,7 +204,7 @@ _REASONS = {
 _THOUGHT, _TEXT = "thinking", "text"
 
 
-class MessagesShape:
+class MessagesShape(Shape):
     """The answer to one request; there is only one choice.
 
     Args:
@@ -240,10 +240,6 @@ class MessagesShape:
         }
         last = {"type": "message_delta", "delta": delta, "usage": _usage(choice.result)}
         return [*self._close_block(), last, {"type": "message_stop"}]
-
-    def close(self, choices: Sequence[Choice]) -> list[Event]:
-        """Nothing more."""
-        return []
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The answer, for who asked for no stream."""

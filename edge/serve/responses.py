@@ -24,7 +24,7 @@ from edgespec.serve.generation_fields import (
     typed_format,
 )
 from edgespec.serve.refusal import Refusal
-from edgespec.serve.shapes import Choice, Delta, ToolCall, new_id, now_s, timings, usage
+from edgespec.serve.shapes import Choice, Delta, Shape, ToolCall, new_id, now_s, timings, usage
 from edgespec.serve.tools import call_arguments, take_tools
 
 Items = list[dict[str, Any]]
@@ -237,7 +237,7 @@ def _end(fields: Fields, limits: Limits) -> None:
 Event = dict[str, Any]
 
 
-class ResponsesShape:
+class ResponsesShape(Shape):
     """The answer to one request; there is only one choice.
 
     Args:
@@ -302,10 +302,6 @@ class ResponsesShape:
         response = self._response("failed", self._done)
         error = {"code": refusal.code or "server_error", "message": str(refusal)}
         return self._event("response.failed", response={**response, "error": error})
-
-    def close(self, choices: Sequence[Choice]) -> list[Event]:
-        """Nothing more."""
-        return []
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The answer, for who asked for no stream."""

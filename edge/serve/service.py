@@ -25,12 +25,11 @@ from edgespec.sampling.params import SamplingParams
 from edgespec.serve.access import HISTORY
 from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.fields import Limits
-from edgespec.serve.generation import Generation
 from edgespec.serve.generation_fields import seed_of_choice
 from edgespec.serve.prompts import Prompts
 from edgespec.serve.refusal import LOGGER, Refusal
 from edgespec.serve.responses import KeptResponses
-from edgespec.serve.worker import Worker
+from edgespec.serve.worker import Generation, Worker
 
 
 @dataclass(slots=True)
