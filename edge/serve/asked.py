@@ -10,6 +10,7 @@ from edgespec.decode.options import GenerationOptions
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.fields import Fields, Limits, shown
 from edgespec.serve.refusal import Refusal
+from edgespec.serve.shapes import Output
 from edgespec.serve.tools import Tools
 
 
@@ -39,22 +40,6 @@ class Setup:
     defaults: Defaults
     limits: Limits
     any_model: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """How an answer is sent.
-
-    `usage` adds the usage to a stream; `sources` says in it which drafter wrote what;
-    `progress` says how much of the prompt was read; `functions` tells a call as `function_call`.
-    """
-
-    choices: int = 1
-    streams: bool = False
-    usage: bool = False
-    sources: bool = False
-    progress: bool = False
-    functions: bool = False
 
 
 @dataclass(frozen=True, slots=True)

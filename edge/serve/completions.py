@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.sampling.logprobs import TokenLogprob
-from edgespec.serve.asked import CompletionAsked, Output, Setup, take_model, take_output
+from edgespec.serve.asked import CompletionAsked, Setup, take_model, take_output
 from edgespec.serve.chat import NO_EFFECT, NOT_THERE, take_prediction
 from edgespec.serve.fields import Fields, Limits, shown
 from edgespec.serve.generation_fields import take_format, take_max_tokens, take_sampling, take_stops
@@ -17,6 +17,7 @@ from edgespec.serve.shapes import (
     Choice,
     Delta,
     OpenAIShape,
+    Output,
     TextPlace,
     ToldTokens,
     timings,

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
-from edgespec.serve.asked import ChatAsked, Output, Setup, take_model
+from edgespec.serve.asked import ChatAsked, Setup, take_model
 from edgespec.serve.chat import take_effort, take_thinking, text_of
 from edgespec.serve.fields import Fields, Limits, note_ignored, shown
 from edgespec.serve.generation_fields import (
@@ -18,7 +18,7 @@ from edgespec.serve.generation_fields import (
     take_stops,
     typed_format,
 )
-from edgespec.serve.shapes import Choice, Delta, Shape, ToolCall, new_id
+from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, new_id
 from edgespec.serve.tools import Tools, checked, take_function
 
 Messages = list[dict[str, Any]]

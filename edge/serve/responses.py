@@ -14,7 +14,7 @@ from typing import Any
 
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
-from edgespec.serve.asked import ChatAsked, Output, Setup, take_model
+from edgespec.serve.asked import ChatAsked, Setup, take_model
 from edgespec.serve.chat import take_thinking, text_of
 from edgespec.serve.fields import Fields, Limits, note_ignored, shown
 from edgespec.serve.generation_fields import (
@@ -24,7 +24,17 @@ from edgespec.serve.generation_fields import (
     typed_format,
 )
 from edgespec.serve.refusal import Refusal
-from edgespec.serve.shapes import Choice, Delta, Shape, ToolCall, new_id, now_s, timings, usage
+from edgespec.serve.shapes import (
+    Choice,
+    Delta,
+    Output,
+    Shape,
+    ToolCall,
+    new_id,
+    now_s,
+    timings,
+    usage,
+)
 from edgespec.serve.tools import call_arguments, take_tools
 
 Items = list[dict[str, Any]]

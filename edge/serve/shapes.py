@@ -12,16 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.backends.base import Tokenizer
 from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.stats import Counters
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.refusal import Refusal
-
-if TYPE_CHECKING:
-    from edgespec.serve.asked import Output
 
 _REASONS = {"stop": "stop", "length": "length", "context_full": "length"}
 
@@ -186,6 +183,22 @@ def _by_drafter(several: Sequence[Counters]) -> dict[str, Any]:
         "accepted_by": dict(accepted),
         "acceptance_length": tokens / rounds if rounds else 1.0,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How an answer is sent.
+
+    `usage` adds the usage to a stream; `sources` says in it which drafter wrote what;
+    `progress` says how much of the prompt was read; `functions` tells a call as `function_call`.
+    """
+
+    choices: int = 1
+    streams: bool = False
+    usage: bool = False
+    sources: bool = False
+    progress: bool = False
+    functions: bool = False
 
 
 class OpenAIShape(Shape):

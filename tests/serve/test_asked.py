@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from edgespec.serve.asked import Defaults, Output, Setup, take_model, take_output
+from edgespec.serve.asked import Defaults, Setup, take_model, take_output
 from edgespec.serve.fields import Fields, Limits
 from edgespec.serve.refusal import Refusal
+from edgespec.serve.shapes import Output
 
 
 def taken(**values: Any) -> Output:
