@@ -63,7 +63,7 @@ _ADAPTED = (
     ("chat_completion", r"server\.debug = True", 'server.debug = "template"'),
     ("chat_completion", r'"verbose": verbose,', ""),
     # what OpenAI's interface has: the first event's content is "", and errors have its types
-    ("", r'(delta(\.|\[")content("\])?) is None', r"\1 in (None, '')"),
+    ("", r'(delta(\.|\[|"\])*"?content("\])?) is None', r"\1 in (None, '')"),
     ("", "exceed_context_size_error", "invalid_request_error"),
     ("", "exceeds the available context size", "context"),
     ("", r'system_fingerprint(.*)startswith\("b"\)', r'system_fingerprint\1startswith("edgespec")'),
