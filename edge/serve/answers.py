@@ -10,12 +10,11 @@ from time import perf_counter
 from typing import Any
 
 import anyio
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from edgespec.decode.generation import Chunk
 from edgespec.serve.answer_reader import AnswerReader
 from edgespec.serve.fields import Limits
-from edgespec.serve.pool import Lease
 from edgespec.serve.refusal import COME_AGAIN, Refusal, openai_error, refusal_of
 from edgespec.serve.shapes import Choice, Shape
 from edgespec.serve.worker import Generation, Worker
@@ -55,10 +54,14 @@ class Answer:
     Args:
         limits: `write_s` is how long a client may take to take what it is sent, and `comment_s`
             how long a stream may be silent.
+        release: called when it has ended.
     """
 
-    def __init__(self, prepared: Prepared, worker: Worker, limits: Limits) -> None:
-        self._prepared, self._worker = prepared, worker
+    def __init__(
+        self, prepared: Prepared, worker: Worker, limits: Limits, release: Callable[[], None]
+    ) -> None:
+        self._prepared, self._worker, self._release = prepared, worker, release
+        self.has_headers = False  # whether they were sent already
         self._write_s, self._comment_s = limits.write_s, limits.comment_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,10 +72,10 @@ class Answer:
         finally:
             watch.cancel()
             self._cancel()
+            self._release()
 
     async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await _left(receive)
         self._cancel()
 
     def _cancel(self) -> None:
@@ -93,7 +96,8 @@ class Answer:
 
     async def _stream(self, send: Send) -> None:
         """Headers go out at once: what fails from then on is an event."""
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        if not self.has_headers:
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         try:
             async for event in self._events():
                 await self._send(send, event)
@@ -185,20 +189,6 @@ class _Progress:
         return [{**self._begun, "prompt_progress": {**told, "processed": one}} for one in news]
 
 
-class Leased:
-    """An answer that gives its model back when it has ended."""
-
-    def __init__(self, answer: ASGIApp, lease: Lease) -> None:
-        self._answer, self._lease = answer, lease
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """By ASGI."""
-        try:
-            await self._answer(scope, receive, send)
-        finally:
-            self._lease.release()
-
-
 class LoadingAnswer:
     """A stream whose model is loaded first: headers and comment lines are sent meanwhile.
 
@@ -210,7 +200,7 @@ class LoadingAnswer:
 
     def __init__(
         self,
-        begin: Callable[[], Awaitable[Leased]],
+        begin: Callable[[], Awaitable[Answer]],
         tell: Callable[[Refusal], dict[str, Any]],
         comment_s: float,
     ) -> None:
@@ -238,22 +228,13 @@ class LoadingAnswer:
             failed = _event(self._tell(refusal_of(problem)), named=True)
             await send({**_BODY, "body": failed})
             return
-        await answer(scope, receive, _after_headers(send))
+        answer.has_headers = True
+        await answer(scope, receive, send)
 
 
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _after_headers(send: Send) -> Send:
-    """The same, for an answer whose headers were sent already."""
-
-    async def rest(message: Message) -> None:
-        if message["type"] != "http.response.start":
-            await send(message)
-
-    return rest
 
 
 async def send_json(send: Send, status: int, document: Any) -> None:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.serve.access import HISTORY, Access
-from edgespec.serve.answers import Answer, Leased, LoadingAnswer, Prepared
+from edgespec.serve.answers import Answer, LoadingAnswer, Prepared
 from edgespec.serve.fields import Limits, shown
 from edgespec.serve.guard import Guard
 from edgespec.serve.pool import CHAT, Lease, Member, Pool, keep_alive_of
@@ -213,7 +213,7 @@ class Routes:
             loop = asyncio.get_running_loop()
             read = await reader_of(request, self._pool)
 
-            def begun(lease: Lease, document: Any) -> Leased:
+            def begun(lease: Lease, document: Any) -> Answer:
                 service: Service = lease.loaded
                 try:
                     prepared = prepare(service, document, loop)
@@ -221,9 +221,9 @@ class Routes:
                 except BaseException:
                     lease.release()
                     raise
-                return Leased(Answer(prepared, service.worker, service.limits), lease)
+                return Answer(prepared, service.worker, service.limits, lease.release)
 
-            def begin() -> tuple[Leased | None, Any]:
+            def begin() -> tuple[Answer | None, Any]:
                 document = read()
                 wanted = _take_model(self._pool, document)
                 lease = self._pool.lease_now(*wanted)
@@ -234,7 +234,7 @@ class Routes:
                 return answer
             wanted, document = rest
 
-            async def loaded() -> Leased:
+            async def loaded() -> Answer:
                 lease = await self._pool.lease(*wanted)
                 return await anyio.to_thread.run_sync(begun, lease, document)
 

@@ -29,30 +29,6 @@ class _End(NamedTuple):
     problem: Exception | None
 
 
-class _Stop:
-    """What ends a generation early: its reader, or the time it may take.
-
-    Args:
-        cancel: the event that its stream was given.
-        most_s: from its first token, after which it ends as soon as it has a whole line.
-    """
-
-    def __init__(self, cancel: threading.Event, most_s: float | None) -> None:
-        self.cancel, self._most_s = cancel, most_s
-        self._first_s: float | None = None
-        self._has_line = False
-        self.ran_out = False  # of time
-
-    def watch(self, text: str, now_s: float) -> None:
-        """Look at what was written until now."""
-        self._first_s = now_s if self._first_s is None else self._first_s
-        self._has_line = self._has_line or "\n" in text
-        is_over = self._most_s is not None and now_s - self._first_s >= self._most_s
-        if is_over and self._has_line and not self.cancel.is_set():
-            self.ran_out = True
-            self.cancel.set()
-
-
 class Generation:
     """One that waits, runs or has ended, and is read by one event loop.
 
@@ -62,7 +38,7 @@ class Generation:
         cancel: the event that `stream` was given.
         text: of its prompt, where ids of what was said before are kept; "" elsewhere.
         prompt_ids: ids of the prompt.
-        most_s: as of `_Stop`; None is no limit.
+        most_s: from its first token, after which it ends with the line; None is no limit.
     """
 
     def __init__(
@@ -79,7 +55,10 @@ class Generation:
         self.request_id = REQUEST_ID.get()  # of who asked for it
         self.num_tokens = 0  # so far
         self.slot = 0  # which of those that run at once it is; set when it begins
-        self._stop = _Stop(cancel, most_s)
+        self.ran_out = False  # of time, which ended it
+        self._cancel, self._most_s = cancel, most_s
+        self._first_s: float | None = None
+        self._has_line = False
         self._loop = loop
         self._news = asyncio.Event()
         self._lock = threading.Lock()
@@ -91,12 +70,7 @@ class Generation:
 
     def cancel(self) -> None:
         """Stop it after the step under way, or before its first one."""
-        self._stop.cancel.set()
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether its time ended it."""
-        return self._stop.ran_out
+        self._cancel.set()
 
     @property
     def result(self) -> Result:
@@ -141,7 +115,12 @@ class Generation:
         with self._lock:
             self._chunks.append(chunk)
         now = perf_counter()
-        self._stop.watch(chunk.text, now)
+        self._first_s = now if self._first_s is None else self._first_s
+        self._has_line = self._has_line or "\n" in chunk.text
+        is_over = self._most_s is not None and now - self._first_s >= self._most_s
+        if is_over and self._has_line and not self._cancel.is_set():
+            self.ran_out = True
+            self._cancel.set()
         if now - self._woken_s >= _PAUSE_S:
             self._woken_s = now
             self._wake()
@@ -158,7 +137,7 @@ class Generation:
         except RuntimeError:  # the loop is closed: nobody reads any more
             if not self._loop.is_closed():
                 raise
-            self._stop.cancel.set()
+            self._cancel.set()
 
 
 class Worker:
