@@ -20,7 +20,7 @@ from edgespec.models.spec import ModelSpec
 from edgespec.paths import expanded
 from edgespec.serve.asked import Defaults
 from edgespec.serve.chat_model import ChatModel
-from edgespec.serve.fields import Limits
+from edgespec.serve.limits import Limits
 from edgespec.serve.pool import Member, Pool, keep_alive_of
 from edgespec.serve.service import Service, Shared
 from edgespec.setup.kernel_choice import prepare_kernels

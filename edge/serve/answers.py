@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgespec.decode.generation import Chunk
 from edgespec.serve.answer_reader import AnswerReader
-from edgespec.serve.fields import Limits
+from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import COME_AGAIN, Refusal, openai_error, refusal_of
 from edgespec.serve.shapes import Choice, Shape
 from edgespec.serve.worker import Generation, Worker

@@ -8,7 +8,8 @@ from typing import Any
 
 from edgespec.decode.options import GenerationOptions
 from edgespec.sampling.params import SamplingParams
-from edgespec.serve.fields import Fields, Limits, shown
+from edgespec.serve.fields import Fields, shown
+from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
 from edgespec.serve.shapes import Output
 from edgespec.serve.tools import Tools

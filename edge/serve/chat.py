@@ -9,8 +9,9 @@ from typing import Any
 from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.serve.asked import ChatAsked, Setup, take_model, take_output
-from edgespec.serve.fields import Fields, Limits, shown
+from edgespec.serve.fields import Fields, shown
 from edgespec.serve.generation_fields import take_format, take_max_tokens, take_sampling, take_stops
+from edgespec.serve.limits import Limits
 from edgespec.serve.shapes import (
     Choice,
     Delta,

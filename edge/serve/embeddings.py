@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.serve.access import Access
 from edgespec.serve.asked import Defaults, Setup, take_model
-from edgespec.serve.fields import Fields, Limits, shown
+from edgespec.serve.fields import Fields, shown
+from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
 from edgespec.serve.server import Server, require_packages
 from edgespec.serve.service import Shared, Totals

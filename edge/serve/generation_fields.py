@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any, TypedDict
 
 from edgespec.sampling.params import ORDER, TEMPERATURE, TOP_P, TYPICAL, SamplingParams
-from edgespec.serve.fields import Fields, Limits, shown
+from edgespec.serve.fields import Fields, shown
+from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
 
 _MOST_SEED = (1 << 63) - 1

@@ -14,8 +14,9 @@ from edgespec.backends.base import FillsIn, FillTokens, Tokenizer
 from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.serve.asked import Setup, take_model
-from edgespec.serve.fields import Fields, Limits, shown
+from edgespec.serve.fields import Fields, shown
 from edgespec.serve.generation_fields import take_format, take_sampling, take_stops
+from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
 from edgespec.serve.shapes import Choice, Delta, Shape, ToldTokens, speeds, timings
 from edgespec.serve.worker import Generation

@@ -10,7 +10,7 @@ from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.serve.asked import ChatAsked, Setup, take_model
 from edgespec.serve.chat import take_effort, take_thinking, text_of
-from edgespec.serve.fields import Fields, Limits, note_ignored, shown
+from edgespec.serve.fields import Fields, note_ignored, shown
 from edgespec.serve.generation_fields import (
     AnswerForm,
     take_max_tokens,
@@ -18,6 +18,7 @@ from edgespec.serve.generation_fields import (
     take_stops,
     typed_format,
 )
+from edgespec.serve.limits import Limits
 from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, new_id
 from edgespec.serve.tools import Tools, checked, take_function
 

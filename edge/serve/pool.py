@@ -24,7 +24,8 @@ from edgespec.memory.bytes.shape import HOST
 from edgespec.memory.device import reservations
 from edgespec.memory.device.track import give_back_memory
 from edgespec.serve.eviction import Seen, Values, next_step
-from edgespec.serve.fields import Limits, shown
+from edgespec.serve.fields import shown
+from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal, refusal_of
 from edgespec.setup.model_sets import Capacity, Sizes
 

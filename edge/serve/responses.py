@@ -16,13 +16,14 @@ from edgespec.decode.generation import Chunk
 from edgespec.decode.options import GenerationOptions
 from edgespec.serve.asked import ChatAsked, Setup, take_model
 from edgespec.serve.chat import take_thinking, text_of
-from edgespec.serve.fields import Fields, Limits, note_ignored, shown
+from edgespec.serve.fields import Fields, note_ignored, shown
 from edgespec.serve.generation_fields import (
     AnswerForm,
     take_max_tokens,
     take_sampling,
     typed_format,
 )
+from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
 from edgespec.serve.shapes import (
     Choice,

@@ -24,8 +24,8 @@ from edgespec.sampling.constrained import make_grammar
 from edgespec.sampling.params import SamplingParams
 from edgespec.serve.access import HISTORY
 from edgespec.serve.asked import Defaults, Setup
-from edgespec.serve.fields import Limits
 from edgespec.serve.generation_fields import seed_of_choice
+from edgespec.serve.limits import Limits
 from edgespec.serve.prompts import Prompts
 from edgespec.serve.refusal import LOGGER, Refusal
 from edgespec.serve.responses import KeptResponses

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.serve.fields import Fields, Limits, shown
+from edgespec.serve.fields import Fields, shown
 from edgespec.serve.generation_fields import schema_text
+from edgespec.serve.limits import Limits
 from edgespec.serve.tool_values import NAME_CHARS, object_or_text, resolved
 
 _NAME = re.compile(rf"{NAME_CHARS}{{1,128}}")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from edgespec.serve.asked import Defaults, Setup, take_model, take_output
-from edgespec.serve.fields import Fields, Limits
+from edgespec.serve.fields import Fields
+from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
 from edgespec.serve.shapes import Output
 

@@ -12,8 +12,8 @@ import pytest
 from queue_cases import CHAT, HELLO
 from serving_cases import Serve, Speaker
 
-from edgespec.serve.app import read_json
-from edgespec.serve.fields import Limits
+from edgespec.serve.bodies import read_json
+from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
 
 BODY = json.dumps(HELLO).encode()

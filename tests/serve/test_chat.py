@@ -27,7 +27,8 @@ from edgespec.backends.fake import ByteTokenizer
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.chat import ChatShape, read_chat, take_messages
-from edgespec.serve.fields import Fields, Limits
+from edgespec.serve.fields import Fields
+from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
 from edgespec.serve.shapes import Output, ToldTokens
 

@@ -25,7 +25,7 @@ from edgespec.memory.plan.request import Request
 from edgespec.memory.store import cache
 from edgespec.models.embedded import embedded_model
 from edgespec.serve.chat_model import ChatModel
-from edgespec.serve.fields import Limits
+from edgespec.serve.limits import Limits
 from edgespec.serve.pool import Member, Pool
 from edgespec.serve.server import Server
 from edgespec.serve.service import Service, Shared

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from waiting import PATIENCE_S
 
 from edgespec.decode.engine import Engine
-from edgespec.serve.fields import Limits
+from edgespec.serve.limits import Limits
 from edgespec.serve.server import Server
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

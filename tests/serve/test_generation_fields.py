@@ -12,7 +12,7 @@ import pytest
 
 import edgespec
 from edgespec.sampling.params import SamplingParams
-from edgespec.serve.fields import Fields, Limits
+from edgespec.serve.fields import Fields
 from edgespec.serve.generation_fields import (
     seed_of_choice,
     take_format,
@@ -21,6 +21,7 @@ from edgespec.serve.generation_fields import (
     take_stops,
     typed_format,
 )
+from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
 from edgespec.serve.server import Server
 

@@ -17,7 +17,7 @@ from waiting import PATIENCE_S, until
 
 from edgespec.decode.engine import Engine
 from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
-from edgespec.serve.fields import Limits
+from edgespec.serve.limits import Limits
 from edgespec.serve.pool import Lease, Member, Pool, keep_alive_of
 from edgespec.serve.refusal import Refusal
 from edgespec.serve.server import Server

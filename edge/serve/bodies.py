@@ -1,0 +1,87 @@
+"""From the bytes of a request to JSON that is safe to look at."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any, NoReturn
+
+from edgespec.serve.fields import shown
+from edgespec.serve.limits import Limits
+from edgespec.serve.refusal import Refusal
+
+# By their names in Content-Encoding, with zlib's number of each format's header.
+_GZIP, _ZLIB, _NO_HEADER = 31, 15, -15
+_ENCODINGS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _ZLIB}
+
+
+def read_json(body: bytes, limits: Limits, encoding: str = "") -> Any:
+    """The document of a body. Raises Refusal for anything else.
+
+    `encoding` is the request's Content-Encoding. Halves of surrogate pairs, which no UTF-8 has,
+    become U+FFFD.
+    """
+    try:
+        text = _decompressed(body, encoding.strip().lower(), limits.body_bytes).decode("utf-8")
+        document = json.loads(text, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as problem:
+        raise Refusal(f"the body is not UTF-8: {problem.reason}") from problem
+    except RecursionError as problem:
+        raise Refusal(f"the body is nested deeper than {limits.json_depth}") from problem
+    except ValueError as problem:  # digits beyond what Python converts are told this way, too
+        raise Refusal(f"the body is no JSON: {str(problem)[:100]}") from problem
+    return _plain(document, limits.json_depth)
+
+
+def _decompressed(body: bytes, encoding: str, most: int) -> bytes:
+    """The body without its encoding, of at most `most` bytes."""
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in _ENCODINGS:
+        raise Refusal(
+            f"the content encoding {shown(encoding)} is not supported, only gzip and deflate",
+            status=415,
+            code="unsupported_encoding",
+        )
+    header = _ENCODINGS[encoding]
+    if header == _ZLIB and not _has_zlib_header(body):  # as some clients send it
+        header = _NO_HEADER
+    part = zlib.decompressobj(header)
+    try:
+        data = part.decompress(body, most + 1)
+    except zlib.error as problem:
+        raise Refusal(f"the body is not {encoding}") from problem
+    if len(data) > most:
+        raise Refusal(f"the body has more than {most} bytes", status=413)
+    if not part.eof or part.unused_data:
+        where = "after" if part.eof else "before"
+        raise Refusal(f"the body ends {where} its {encoding} data does")
+    return data
+
+
+def _has_zlib_header(body: bytes) -> bool:
+    return len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise Refusal(f"the body is no JSON: {name} is no number")
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() else _encodable(value)
+    if not isinstance(value, dict | list):
+        return value
+    if depth == 0:
+        raise Refusal("the body is nested too deep")
+    if isinstance(value, list):
+        return [_plain(item, depth - 1) for item in value]
+    return {_encodable(name): _plain(item, depth - 1) for name, item in value.items()}
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
