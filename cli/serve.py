@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edgespec.serve.server import Server
 
 _KEY_VARIABLE = "EDGESPEC_API_KEY"
-_END_S = 5  # that the model has to be freed, and the process to end
+_END_S = 0.4  # that the model has to be freed, and the process to end
 # starlette, uvicorn, asyncio and what they hold of a dozen connections, 17 MiB when imported; and
 # the responses that are kept.
 _INTERFACE_BYTES = (24 << 20) + (8 << 20)
@@ -143,7 +143,7 @@ def serve(
     are the defaults of requests. Ctrl-C stops it, and again at once. -v logs each request.
     """
     from edgespec.memory.device.track import use_one_arena
-    from edgespec.serve.packages import require_packages
+    from edgespec.serve.server import require_packages
 
     require_packages()
     use_one_arena()
@@ -151,7 +151,7 @@ def serve(
     from edgespec.memory.plan.embedding import embeds
     from edgespec.models.onnx.folder import read_model
     from edgespec.serve.access import check_exposure, checked_keys, checked_origins
-    from edgespec.serve.defaults import Defaults
+    from edgespec.serve.asked import Defaults
     from edgespec.serve.server import Server, bind
 
     if log_prompts:

@@ -21,7 +21,7 @@ from edgespec.models.onnx.folder import read_model
 from edgespec.models.projector import is_projector
 from edgespec.models.spec import ModelSpec
 from edgespec.paths import expanded
-from edgespec.serve.defaults import Defaults
+from edgespec.serve.asked import Defaults
 from edgespec.serve.embeddings import EmbeddingService
 from edgespec.serve.limits import Limits
 from edgespec.serve.model_file import ModelFile

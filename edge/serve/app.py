@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from importlib.resources import files
 from typing import Any, TypeAlias
 
 import anyio
@@ -15,29 +17,28 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edgespec.serve.access import Access
-from edgespec.serve.answers import Answer, Leased, LoadingAnswer, Prepared
+from edgespec.serve.access import HISTORY, Access
+from edgespec.serve.answers import Answer, LoadingAnswer, Prepared
 from edgespec.serve.bodies import LargeBodies, read_json
 from edgespec.serve.embeddings import embeddings, rerank
 from edgespec.serve.guard import Guard
-from edgespec.serve.histories import HISTORY
-from edgespec.serve.page import PAGE_HEADERS, page
 from edgespec.serve.pool import ANY, CHAT, EMBED, Lease, Member, Pool, keep_alive_of
 from edgespec.serve.prepare import (
     apply_template,
     count_chat,
     count_message,
+    detokenize,
     prepare_chat,
     prepare_completion,
     prepare_infill,
     prepare_llama,
     prepare_message,
     prepare_response,
+    tokenize,
 )
 from edgespec.serve.refusal import COME_AGAIN, Refusal, anthropic_error, openai_error, refusal_of
 from edgespec.serve.service import Service, Shared
 from edgespec.serve.status import metrics, props, slots, status
-from edgespec.serve.tokens import detokenize, tokenize
 
 Prepare = Callable[[Service, Any, asyncio.AbstractEventLoop], Prepared]
 Handler = Callable[[Request], Awaitable[Response | ASGIApp]]
@@ -201,7 +202,7 @@ class Routes:
         async def handle_body(read: Callable[[], Any]) -> ASGIApp:
             loop = asyncio.get_running_loop()
 
-            def begun(lease: Lease, document: Any) -> Leased:
+            def begun(lease: Lease, document: Any) -> Answer:
                 service: Service = lease.loaded
                 try:
                     prepared = prepare(service, document, loop)
@@ -209,9 +210,9 @@ class Routes:
                 except BaseException:
                     lease.release()
                     raise
-                return Leased(Answer(prepared, service.worker, service.limits), lease)
+                return Answer(prepared, service.worker, service.limits, lease.release)
 
-            def begin() -> tuple[Leased | None, Any]:
+            def begin() -> tuple[Answer | None, Any]:
                 document = read()
                 wanted = _take_model(self._pool, document)
                 lease = self._pool.lease_now(*wanted)
@@ -222,7 +223,7 @@ class Routes:
                 return answer
             wanted, document = rest
 
-            async def loaded() -> Leased:
+            async def loaded() -> Answer:
                 lease = await self._pool.lease(*wanted)
                 return await anyio.to_thread.run_sync(begun, lease, document)
 
@@ -326,3 +327,22 @@ async def _unknown(request: Request, problem: Exception) -> Response:
 async def _failed(_request: Request, problem: Exception) -> Response:
     """What nothing else caught."""
     return error_response(refusal_of(problem))
+
+
+# -- the page at `/` ---------------------------------------------------------------------------
+
+PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+@functools.cache
+def page() -> bytes:
+    """One file that needs nothing from outside, and fetches from its server alone."""
+    return files("edgespec.serve").joinpath("page.html").read_bytes()

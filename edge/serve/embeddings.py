@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from edgespec.errors import ContextFullError, UnsupportedError
-from edgespec.serve.asked import Setup, take_model
-from edgespec.serve.defaults import Defaults
+from edgespec.serve.asked import Defaults, Setup, take_model
 from edgespec.serve.fields import Fields, shown
 from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal

@@ -9,11 +9,10 @@ from typing import Any
 
 from edgespec.memory.device.track import peak_resident_bytes, resident_bytes
 from edgespec.sampling.params import SamplingParams, bias_pairs
-from edgespec.serve.generation import Generation
 from edgespec.serve.pool import Member, Pool
-from edgespec.serve.service import Service, Shared
+from edgespec.serve.service import Service, Shared, Totals
 from edgespec.serve.shapes import fingerprint
-from edgespec.serve.totals import Totals
+from edgespec.serve.worker import Generation
 
 _NAMES = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n"}
 _HELP = {

@@ -17,7 +17,7 @@ from edgespec.cli.options import DEFAULTS
 from edgespec.cli.serve_pool import PoolChoice, make_pool
 from edgespec.errors import DoesNotFitError, ModelNotFoundError, UnsupportedError
 from edgespec.memory.plan.request import Request
-from edgespec.serve.defaults import Defaults
+from edgespec.serve.asked import Defaults
 from edgespec.serve.pool import Pool
 
 
