@@ -58,7 +58,7 @@ class _Exit:
         check_pair(spec, draft_spec)
         info = read_exit(draft_spec)
         assert info is not None, "not an early exit"
-        self._ids, self._window = info.token_ids, window or info.window or _CONTEXT
+        self._ids, self._window = info.token_ids, window or WINDOW
         settings = LlamaSettings(_CONTEXT, 128, _NODES, 1, usable_cores())
         self._draft = open_draft_model(draft_spec, spec, settings)
         self.close = self._draft.close

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,48 +101,6 @@ def train(
     print(json.dumps(report) if as_json else printable(text(report)))
 
 
-@draft_app.command(cls=Command)
-def build(
-    model: Annotated[str | None, typer.Argument(help="GGUF file. Default: embedded.")] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")] = Path(
-        "drafter.gguf"
-    ),
-    skip: Annotated[
-        str, typer.Option("--skip", help="Blocks to leave out, such as 4,7-9, or auto.")
-    ] = "auto",
-    minutes: Annotated[
-        float | None, typer.Option("--minutes", min=0.01, help="Most minutes that auto may search.")
-    ] = None,
-    head_size: Annotated[
-        int | None,
-        typer.Option(
-            "--head-size", min=1, help="Most frequent tokens it may draft. Default: 16384."
-        ),
-    ] = None,
-    as_json: options.JsonOption = False,
-) -> None:
-    """Make a drafter without training. Example: edgespec draft build model.gguf -o skip.gguf
-
-    The drafter is the model without some of its blocks, which are numbered from 0 as in the file.
-    Stopped with Ctrl-C while it searches, the best so far is written.
-    """
-    from edgespec.exits.skipping import MINUTES, build_skipping
-    from edgespec.models.spec import read_model_spec
-
-    spec = read_model_spec(options.model_path(model))
-    with _writing(output, spec) as (progress, say):
-        report = build_skipping(
-            spec,
-            output,
-            skip=None if skip == "auto" else _blocks(skip),
-            head_size=head_size,
-            minutes=minutes or MINUTES,
-            progress=progress,
-            note=say,
-        )
-    print(json.dumps(report) if as_json else printable(_training_text(report)))
-
-
 @contextmanager
 def _writing(output: Path, spec: ModelSpec) -> Iterator[tuple[Progress, Callable[[str], None]]]:
     """Progress and notes while a drafter of `spec` is made."""
@@ -160,20 +118,6 @@ def _writing(output: Path, spec: ModelSpec) -> Iterator[tuple[Progress, Callable
     finally:
         progress.clear()
     note(f"written: {output}")
-
-
-def _blocks(text: str) -> list[int]:
-    """The numbers of a list such as "4,7-9"."""
-    blocks: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        try:
-            blocks += range(int(first), int(last or first) + 1)
-        except ValueError:
-            raise UnsupportedError(
-                f"--skip {text} names no blocks", hint="write --skip 4,7-9, or --skip auto"
-            ) from None
-    return blocks
 
 
 @draft_app.command(cls=Command)
@@ -201,19 +145,15 @@ def info(
         "target": found.target_name,
         "target_hash": found.target_hash,
         "exit_layer": found.exit_layer,
-        "blocks": found.blocks,
         "head_size": len(found.token_ids),
         "file_bytes": spec.file_bytes,
     }
     if as_json:
         print(json.dumps({**facts, "report": found.report}))
         return
-    made = f"after block {found.exit_layer}, and one block of its own"
-    if found.blocks:
-        made = f"nowhere: {found.exit_layer} of the blocks, {_listed(found.blocks)}"
     rows = [
         ("drafts for", f"{found.target_name} ({found.target_hash})"),
-        ("exit", made),
+        ("exit", f"after block {found.exit_layer}, and one block of its own"),
         ("head", f"{len(found.token_ids)} tokens"),
         ("file", size_text(spec.file_bytes)),
     ]
@@ -242,15 +182,6 @@ def _head_shown(head: HeadInfo) -> str:
     ]
     told = f"\n\n{_head_text(head.report)}" if "gains" in head.report else ""
     return f"{table(rows)}{told}"
-
-
-def _listed(blocks: Sequence[int]) -> str:
-    """Numbers with runs of them joined: 0-2, 5."""
-    parts: list[str] = []
-    for _, run in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
-        numbers = [number for _, number in run]
-        parts.append(f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else str(numbers[0]))
-    return ", ".join(parts)
 
 
 def _training_text(report: Mapping[str, Any]) -> str:

@@ -153,7 +153,7 @@ def _earlier(spec: ModelSpec, path: Path | None) -> tuple[ModelSpec, ExitInfo] |
         return None
     drafter = read_model_spec(path)
     info = read_exit(drafter)
-    if info is None or info.blocks:
+    if info is None:
         raise UnsupportedError(
             f"{path.name} is not a trained early exit", hint="name a file of `edgespec draft train`"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
 from edgespec.models.exits.early_exit import CONTEXT, PREFIX, VERSION, target_hash
-from edgespec.models.gguf.reader import Gguf, GgufTensor
+from edgespec.models.gguf.reader import Gguf
 from edgespec.models.gguf.shards import read_gguf_shards
 from edgespec.models.gguf.values import read_numbers, read_strings
 from edgespec.models.onnx.weights import raw_rows
 from edgespec.models.spec import ModelSpec
 from edgespec.models.writing import reason, whole_file
 
-_TABLES = ("token_embd.weight", "output.weight")  # a row for each token
 _BLOCK = 32  # values of a Q8_0 block
 _CONTROL, _BYTE = 3, 6  # kinds of tokens
 _SPECIAL = ("bos", "eos", "eot", "unknown", "padding")
@@ -73,52 +72,33 @@ def write_exit(
     Raises MissingDependencyError without the gguf package, UnsupportedError where it cannot be
     written.
     """
-    own = {f"blk.{exit_layer}.{name}": values for name, values in adapter.items()}
-    own |= {"token_embd.weight": head, "output_norm.weight": norm}
-    _write(target, path, range(exit_layer), exit_layer + 1, token_ids, report, own)
-
-
-def write_pruned(
-    target: ModelSpec,
-    path: str | os.PathLike[str],
-    *,
-    blocks: Sequence[int],
-    token_ids: NDArray[np.int32],
-    report: Mapping[str, Any],
-) -> None:
-    """Write a drafter that is `target` with only some `blocks`, ascending, and nothing trained.
-
-    Arguments and errors as in `write_exit`.
-    """
-    _write(target, path, blocks, len(blocks), token_ids, report, {})
-
-
-def _write(
-    target: ModelSpec,
-    path: str | os.PathLike[str],
-    blocks: Sequence[int],
-    num_blocks: int,
-    token_ids: NDArray[np.int32],
-    report: Mapping[str, Any],
-    own: Mapping[str, NDArray[np.float32]],
-) -> None:
-    """The target's `blocks`, and `own` tensors: a block behind them, norm and head, or none."""
     gguf = import_gguf()
     writer = gguf.GGUFWriter(None, target.arch)
-    context = CONTEXT if own else None
-    _add_metadata(gguf, writer, target, num_blocks, token_ids, context)
+    _add_metadata(writer, target, exit_layer + 1, token_ids)
     writer.add_uint32(f"{PREFIX}.version", VERSION)
     writer.add_string(f"{PREFIX}.target", target_hash(target))
     writer.add_string(f"{PREFIX}.target_name", target.path.name)
-    writer.add_uint32(f"{PREFIX}.exit_layer", len(blocks))
-    if not own:
-        writer.add_array(f"{PREFIX}.blocks", list(blocks))
+    writer.add_uint32(f"{PREFIX}.exit_layer", exit_layer)
     writer.add_array(f"{PREFIX}.token_ids", token_ids.tolist())
     writer.add_string(f"{PREFIX}.report", json.dumps(dict(report)))
-    _add_copies(gguf, writer, target, blocks, token_ids, whole=not own)
-    for name, values in own.items():
-        add_trained(gguf, writer, name, values)
+    for shard in read_gguf_shards(target.path):
+        for tensor in shard.tensors:
+            if _is_copied(tensor.name, exit_layer):
+                shape = (*reversed(tensor.dims[1:]), -1)
+                rows = np.ascontiguousarray(raw_rows(shard.path, tensor).reshape(shape))
+                kind = getattr(gguf.GGMLQuantizationType, tensor.type.name)
+                writer.add_tensor(tensor.name, rows, raw_dtype=kind)
+    for name, values in adapter.items():
+        add_trained(gguf, writer, f"blk.{exit_layer}.{name}", values)
+    add_trained(gguf, writer, "token_embd.weight", head)
+    add_trained(gguf, writer, "output_norm.weight", norm)
     save_gguf(writer, path)
+
+
+def _is_copied(name: str, exit_layer: int) -> bool:
+    """Whether an exit has a tensor of the target as it is, byte for byte."""
+    first, number, *_ = f"{name}.".split(".")
+    return name == "rope_freqs.weight" or (first == "blk" and int(number) < exit_layer)
 
 
 def save_gguf(writer: Any, path: str | os.PathLike[str]) -> None:
@@ -141,18 +121,12 @@ def save_gguf(writer: Any, path: str | os.PathLike[str]) -> None:
 
 
 def _add_metadata(
-    gguf: Any,
-    writer: Any,
-    target: ModelSpec,
-    num_blocks: int,
-    token_ids: NDArray[np.int32],
-    context: int | None,
+    writer: Any, target: ModelSpec, num_blocks: int, token_ids: NDArray[np.int32]
 ) -> None:
     file = read_gguf_shards(target.path)[0]
     writer.add_name(f"early exit of {target.name}")
     changed = {"block_count": num_blocks, "vocab_size": len(token_ids)}
-    if context is not None:
-        changed["context_length"] = min(context, target.context_length or context)
+    changed["context_length"] = min(CONTEXT, target.context_length or CONTEXT)
     for key, value in file.metadata.items():
         name = key.removeprefix(f"{target.arch}.")
         if name == key or name in changed:
@@ -201,44 +175,6 @@ def add_tokenizer(writer: Any, file: Gguf, token_ids: NDArray[np.int32]) -> None
         place = np.flatnonzero(token_ids == metadata.get(name, -1))
         if len(place):
             writer.add_uint32(name, int(place[0]))
-
-
-def _add_copies(
-    gguf: Any,
-    writer: Any,
-    target: ModelSpec,
-    blocks: Sequence[int],
-    token_ids: NDArray[np.int32],
-    *,
-    whole: bool,
-) -> None:
-    """Some of the target's blocks, of a whole model its tables' rows and norm; byte for byte."""
-    for shard in read_gguf_shards(target.path):
-        for tensor in shard.tensors:
-            name = _new_name(tensor.name, blocks, whole=whole)
-            if name in _TABLES:
-                _add_raw(gguf, writer, name, tensor, raw_rows(shard.path, tensor)[token_ids])
-            elif name:
-                shape = (*reversed(tensor.dims[1:]), -1)
-                _add_raw(gguf, writer, name, tensor, raw_rows(shard.path, tensor).reshape(shape))
-
-
-def _new_name(name: str, blocks: Sequence[int], *, whole: bool) -> str:
-    """What a tensor of the target is called in the drafter; "" where it is left out."""
-    parts = name.split(".")
-    if parts[0] == "blk":
-        number = int(parts[1])
-        kept = [str(blocks.index(number)), *parts[2:]] if number in blocks else []
-        return ".".join(["blk", *kept]) if kept else ""
-    is_outside = name in _TABLES or name.startswith("output_norm.")
-    return name if name == "rope_freqs.weight" or (whole and is_outside) else ""
-
-
-def _add_raw(
-    gguf: Any, writer: Any, name: str, tensor: GgufTensor, rows: NDArray[np.uint8]
-) -> None:
-    kind = getattr(gguf.GGMLQuantizationType, tensor.type.name)
-    writer.add_tensor(name, np.ascontiguousarray(rows), raw_dtype=kind)
 
 
 def add_trained(gguf: Any, writer: Any, name: str, values: NDArray[np.float32]) -> None:
