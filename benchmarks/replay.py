@@ -48,7 +48,7 @@ from edgespec.memory.device.host import usable_cores
 from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, draft_context
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.measuring import measure_curve
-from edgespec.models.exits.early_exit import WINDOW, read_exit
+from edgespec.models.early_exit import WINDOW, read_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.draft_loading import open_draft_model
 

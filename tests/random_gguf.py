@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.models.exits.writer import write_exit
+from edgespec.exits.files import write_exit
 from edgespec.models.onnx.weights import float_rows
 from edgespec.models.spec import ModelSpec, read_model_spec
 

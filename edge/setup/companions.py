@@ -16,7 +16,7 @@ from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Choice, Request
 from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.exits.early_exit import read_exit
+from edgespec.models.early_exit import read_exit
 from edgespec.models.heads import DRAFTED, require_head
 from edgespec.models.pairing import check_pair
 from edgespec.models.spec import ModelSpec, read_model_spec

@@ -26,7 +26,7 @@ from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
 from edgespec.drafting.top_tokens import top_tokens_of
 from edgespec.errors import DraftModelWarning, EdgespecError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.exits.early_exit import WINDOW, ExitInfo, gains_of
+from edgespec.models.early_exit import WINDOW, ExitInfo, gains_of
 
 _FAILURES = (EdgespecError, OSError, MemoryError)  # of a backend; all else is a mistake of ours
 
