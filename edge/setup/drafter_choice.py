@@ -25,8 +25,7 @@ from edgespec.memory.plan.request import Choice, Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import predicted_speedup
-from edgespec.models.embedded import embedded_drafter_path
-from edgespec.models.exits.early_exit import (
+from edgespec.models.early_exit import (
     ExitInfo,
     MadeFor,
     gains_of,
@@ -34,6 +33,7 @@ from edgespec.models.exits.early_exit import (
     read_made_for,
     target_hash,
 )
+from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.heads import has_head
 from edgespec.models.pairing import check_pair, heads_for
 from edgespec.models.spec import ModelSpec, read_model_spec

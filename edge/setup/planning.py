@@ -37,7 +37,7 @@ from edgespec.memory.plan.request import Choice, Request, users_of
 from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel, estimated_curve
-from edgespec.models.exits.early_exit import read_exit
+from edgespec.models.early_exit import read_exit
 from edgespec.models.heads import DRAFTED, require_head
 from edgespec.models.onnx.facts import check_supported
 from edgespec.models.pairing import check_pair

@@ -7,9 +7,6 @@ bytes, `token_ids` says which token of the target each row of the head stands fo
 embeddings of the target's whole table, so that nothing is lost where a token has no row; the file's
 one table is the head.
 
-A file may also be made without training, of some of the target's blocks and nothing else (SWIFT,
-arXiv 2410.06916, skips blocks so).
-
 Such a file drafts for the one target it was made from, and for no other.
 """
 
@@ -40,22 +37,13 @@ _SAMPLED_BYTES = 256  # of each tensor go into a target's hash
 
 @dataclass(frozen=True, slots=True)
 class ExitInfo:
-    """What a drafter file says of itself; `report` is how it was made, for people.
-
-    `blocks` are the target's blocks in a drafter that skips the others and has no block of its own.
-    """
+    """What a drafter file says of itself; `report` is how it was made, for people."""
 
     target_hash: str
     target_name: str
     exit_layer: int
     token_ids: array[int]  # [V'], ascending
     report: Mapping[str, Any]
-    blocks: tuple[int, ...] = ()
-
-    @property
-    def window(self) -> int | None:
-        """Tokens that are enough to begin with; None where everything before may matter."""
-        return None if self.blocks else WINDOW
 
 
 def target_hash(spec: ModelSpec) -> str:
@@ -102,7 +90,6 @@ def read_exit(spec: ModelSpec) -> ExitInfo | None:
         file.integer(f"{PREFIX}.exit_layer"),
         ids,
         report_of(file, PREFIX),
-        tuple(read_numbers(file.path, file.metadata.get(f"{PREFIX}.blocks"))),
     )
 
 

@@ -12,7 +12,7 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import UnsupportedError
-from edgespec.models.exits.network import check_architecture
+from edgespec.exits.network import check_architecture
 from edgespec.models.spec import read_model_spec
 
 
@@ -25,7 +25,7 @@ def test_architectures_the_trainer_does_not_know_are_refused(tmp_path: Path) -> 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
 def test_the_torch_network_is_llama_cpps(arch: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="training needs torch")
-    from edgespec.models.exits import network
+    from edgespec.exits import network
 
     spec = read_model_spec(write_model(tmp_path / "model.gguf", arch, F32))
     tokens = list(range(40, 60))

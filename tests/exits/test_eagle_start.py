@@ -16,8 +16,8 @@ _TEXT = 60
 
 def test_the_width_is_shared_among_heads() -> None:
     pytest.importorskip("torch", reason="training needs torch")
-    from edgespec.models.exits.eagle import heads_of
-    from edgespec.models.exits.network import Hyperparameters
+    from edgespec.exits.eagle import heads_of
+    from edgespec.exits.network import Hyperparameters
 
     heads = heads_of(Hyperparameters(576, 9, 3, 64, 1e-5, 1e5, True))
     assert (heads.token, heads.one, heads.two, heads.total) == (6, 3, 2, 12)
@@ -27,8 +27,8 @@ def test_heads_see_their_own_place_and_places_of_the_same_token(target: ModelSpe
     """Rows that show their own token and the one before; a text that comes twice."""
     import torch
 
-    from edgespec.models.exits.eagle import first_parameters, head_shape, heads_of
-    from edgespec.models.exits.network import hyperparameters_of
+    from edgespec.exits.eagle import first_parameters, head_shape, heads_of
+    from edgespec.exits.network import hyperparameters_of
 
     shape = hyperparameters_of(target)
     places = _places(torch)
@@ -58,7 +58,7 @@ def _rows(own: Any, before: Any) -> Any:
 
 
 def _places(torch: Any) -> Any:
-    from edgespec.models.exits.eagle import Places
+    from edgespec.exits.eagle import Places
 
     table = _table(torch)
     tokens = torch.randint(VOCABULARY, (4, _PLACES))
@@ -73,7 +73,7 @@ def _shares(shape: Any, parameters: Any, table: Any, tokens: Any) -> Any:
     """What each head of attention takes from where, [heads, T, T]: places 1 to T of a text."""
     import torch
 
-    from edgespec.models.exits.network import attend, rms_norm, rotations
+    from edgespec.exits.network import attend, rms_norm, rotations
 
     before, own, token = (table[torch.from_numpy(tokens[i : i + _TEXT])] for i in range(3))
     fused = _rows(own, before) @ parameters["fc.weight"].T

@@ -7,13 +7,14 @@ trained block is written back as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.errors import MissingDependencyError, UnsupportedError
 from edgespec.models.gguf.reader import GgufTensor
@@ -23,6 +24,8 @@ from edgespec.models.spec import ModelSpec
 
 # Whether rotary pairs lie beside each other (llama) or half a head apart (qwen2).
 ARCHITECTURES = {"llama": True, "qwen2": False}
+
+_BATCH_TOKENS = 2048
 
 Tensor: TypeAlias = Any  # torch.Tensor; torch is an optional package
 Block: TypeAlias = Mapping[str, Tensor]  # by name within the block, such as "attn_q.weight"
@@ -225,3 +228,49 @@ def _rotate(shape: Hyperparameters, x: Tensor, angles: tuple[Tensor, Tensor]) ->
     turned = (first * cos - second * sin, first * sin + second * cos)
     torch = import_torch()
     return torch.stack(turned, -1).flatten(-2) if shape.paired else torch.cat(turned, -1)
+
+
+def target_states(
+    spec: ModelSpec,
+    texts: Sequence[NDArray[np.int32]],
+    layers: Sequence[int],
+    progress: Callable[[float], None] = lambda _part: None,
+) -> dict[int, list[Tensor]]:
+    """The states of each text after so many blocks, [T, width] in bfloat16, by number of blocks.
+
+    Texts are their tokens, [T].
+    """
+    torch = import_torch()
+    shape, weights = hyperparameters_of(spec), Weights(spec, torch.bfloat16)
+    blocks = [weights.block(number) for number in range(max(layers))]
+    embedding = weights.embedding()
+    states: dict[int, list[Tensor]] = {layer: [torch.empty(0)] * len(texts) for layer in layers}
+    done = 0
+    with torch.inference_mode():
+        for group in groups([len(text) for text in texts]):
+            x = embedding[padded([torch.from_numpy(texts[i].astype(int)) for i in group])]
+            angles = rotations(shape, torch.arange(x.shape[1])[None])
+            for number in range(max(layers) + 1):
+                for row, index in enumerate(group if number in layers else ()):
+                    states[number][index] = x[row, : len(texts[index])].clone()
+                if number < len(blocks):
+                    x = run_block(shape, blocks[number], x, angles, causal_attention)
+            done += len(group)
+            progress(done / len(texts))
+    return states
+
+
+def groups(lengths: Sequence[int]) -> list[list[int]]:
+    """Texts of about one length, some thousand tokens together."""
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    found: list[list[int]] = []
+    for index in order:
+        if not found or lengths[index] * (len(found[-1]) + 1) > _BATCH_TOKENS:
+            found.append([])
+        found[-1].append(index)
+    return found
+
+
+def padded(rows: Iterable[Tensor]) -> Tensor:
+    """Rows of several lengths as one tensor [B, T, ...], with zeros behind the shorter ones."""
+    return import_torch().nn.utils.rnn.pad_sequence(list(rows), batch_first=True)

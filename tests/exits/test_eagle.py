@@ -12,11 +12,12 @@ from eagle_driver import EagleDriver
 from random_gguf import Q4_0, WIDTH, write_model
 
 from edgespec.errors import UnsupportedError
-from edgespec.models.exits.eagle import ROWS_NORM, check_target, layers_read
+from edgespec.exits.eagle import check_target, layers_read
+from edgespec.exits.files import ROWS_NORM
 from edgespec.models.spec import ModelSpec, read_model_spec
 
 if TYPE_CHECKING:
-    from edgespec.models.exits.trainer import EagleTrainer
+    from edgespec.exits.trainer import HeadTrainer
 
 
 TOKENS = list(range(40, 64))
@@ -38,8 +39,8 @@ def test_models_whose_states_llama_cpp_keeps_to_itself_are_refused(tmp_path: Pat
 def test_a_chain_is_attended_to_in_its_order() -> None:
     """What drafting place by place gives, at every place at once: three drafts of 6 places."""
     torch = pytest.importorskip("torch", reason="training needs torch")
-    from edgespec.models.exits.eagle import Unrolled, head_shape
-    from edgespec.models.exits.network import Hyperparameters, rms_norm
+    from edgespec.exits.eagle import Unrolled, head_shape
+    from edgespec.exits.network import Hyperparameters, rms_norm
 
     shape = head_shape(Hyperparameters(16, 2, 1, 8, 1e-6, 10_000.0, True))
     torch.manual_seed(3)
@@ -59,7 +60,7 @@ def slowly(shape: Any, parameters: Any, embeddings: Any, rows: Any, count: int) 
     """States of the drafts behind `rows`: the text so far is computed anew for each of them."""
     import torch
 
-    from edgespec.models.exits import network
+    from edgespec.exits import network
 
     states: list[Any] = []
     for _ in range(count + 1):
@@ -93,7 +94,7 @@ def random_parameters(torch: Any, shape: Any) -> dict[str, Any]:
     return parameters
 
 
-def with_any_values(trainer: EagleTrainer) -> None:
+def with_any_values(trainer: HeadTrainer) -> None:
     """Random tensors of usual sizes: what it begins with is fitted, and makes more of rounding."""
     import torch
 
@@ -112,13 +113,13 @@ def test_the_torch_head_is_llama_cpps(target: ModelSpec, tmp_path: Path) -> None
     """The logits of all places, and of a chain of its own behind the last one."""
     import torch
 
-    from edgespec.models.exits.eagle import Unrolled
-    from edgespec.models.exits.network import Weights, rms_norm
+    from edgespec.exits.eagle import Unrolled
+    from edgespec.exits.network import Weights, rms_norm
 
     trainer = trainer_of(target, tmp_path)
     with_any_values(trainer)
-    info = write(trainer, target, tmp_path / "head.gguf")
-    trainer.go_on_from_file(info)  # as the file's types round it
+    info = write(trainer, tmp_path / "head.gguf")
+    trainer.go_on_from_file(info.file.path)  # as the file's types round it
     known = len(TOKENS) - DRAFTED
     with EagleDriver(target.path, info.file.path, info.layers, WIDTH) as driver:
         states = driver.states(TOKENS)

@@ -15,37 +15,41 @@ from dataclasses import dataclass
 from itertools import islice
 from math import cos, pi
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import UnsupportedError
-from edgespec.models.exits.eagle import (
-    HeadInfo,
-    Unrolled,
-    first_parameters,
-    head_shape,
-    places_of,
-    values_of,
-)
-from edgespec.models.exits.early_exit import ExitInfo
-from edgespec.models.exits.network import (
+from edgespec.exits.eagle import Unrolled, first_parameters, head_shape, places_of
+from edgespec.exits.files import read_head, values_of, write_exit, write_head
+from edgespec.exits.network import (
     Tensor,
     Weights,
     causal_attention,
     fast_dtype,
+    groups,
     hyperparameters_of,
     import_torch,
+    padded,
     products_in,
     rms_norm,
     rotations,
     run_block,
+    target_states,
     work_s,
 )
-from edgespec.models.exits.target_states import groups, padded, target_states
-from edgespec.models.exits.training_texts import ANSWER, FORCED, TrainingText, is_held_out
-from edgespec.models.spec import ModelSpec
+from edgespec.exits.texts import (
+    ANSWER,
+    FORCED,
+    TrainingText,
+    is_held_out,
+    load_training_texts,
+    states_path,
+    text_files,
+)
+from edgespec.models.early_exit import read_exit
+from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.models.writing import whole_file
 
 LONGEST_RUN = 8  # drafted tokens whose chance of being right is counted
@@ -58,7 +62,6 @@ _LENS_TOKENS, _RIDGE = 10_000, 1e-3
 _HEAD_ROWS = 256  # places whose logits are made at once
 _USER_WEIGHT = 0.3  # of the loss on a token of a user turn
 _LATER = 0.8  # weight of a drafted token, of the one before it (as EAGLE-3, arXiv 2503.01840)
-_MIXTURES = (1.0, 0.75, 0.5, 0.25)  # of the last parameters with the best ones
 _CHECKS = 24  # validations of one training,
 _LEAST_CHECK_S = 15.0  # and time between them
 _PATIENCE = 8  # validations without a better loss, in the second half
@@ -126,6 +129,7 @@ class Trainer(ABC):
         torch = self._torch = import_torch()
         shape = self._hyperparameters = hyperparameters_of(spec)
         self._texts, self._states, self._spec = texts, states, spec
+        self.token_ids = token_ids
         weights = Weights(spec, torch.float32)
         self._all_rows = weights.head().to(fast_dtype())  # parameters are always float32
         self._norm = weights.tensor("output_norm.weight")
@@ -134,7 +138,10 @@ class Trainer(ABC):
         begin["lens"] = torch.eye(shape.width)
         self.parameters = {name: value.requires_grad_() for name, value in begin.items()}
         self._has_begun = False
-        self._use_rows(token_ids)
+        ids = torch.from_numpy(token_ids.astype(np.int64))
+        row_of = torch.full((spec.vocab_size,), -1)
+        row_of[ids] = torch.arange(len(token_ids))
+        self._rows = _Rows(self._all_rows[ids], row_of)
         self._batches, self._checks = self._split()
 
     def _split(self) -> tuple[list[list[int]], list[list[int]]]:
@@ -190,12 +197,6 @@ class Trainer(ABC):
         with torch.no_grad():
             self.parameters["lens"].copy_(torch.linalg.solve(inner, outer, left=False))
 
-    def _use_rows(self, token_ids: NDArray[np.int32]) -> None:
-        ids = self._torch.from_numpy(token_ids.astype(np.int64))
-        row_of = self._torch.full((self._spec.vocab_size,), -1)
-        row_of[ids] = self._torch.arange(len(token_ids))
-        self._rows = _Rows(self._all_rows[ids], row_of)
-
     # -- training --------------------------------------------------------------------------
 
     def train(
@@ -209,11 +210,9 @@ class Trainer(ABC):
         """Train for some time, beginning with the lens or a drafter; or go on from `checkpoint`.
 
         Stops early when the held-out loss stops falling, and with a checkpoint at Ctrl-C, too.
-        Returns what the best parameters reach, which are those that stay. At the end means of the
-        best and the last ones are tried, too (model soups, arXiv 2203.05482).
+        Returns what the best parameters reach, which are those that stay.
         """
-        torch = self._torch
-        optimizer = torch.optim.AdamW(
+        optimizer = self._torch.optim.AdamW(
             list(self.parameters.values()), lr=_PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.01
         )
         spent, best_values = self._load(checkpoint, optimizer)
@@ -225,36 +224,26 @@ class Trainer(ABC):
         self._set(best_values)
         best = self.quality()
         self._set(last)
-        random, between = (
-            np.random.default_rng([seed, int(spent)]),
-            max(seconds / _CHECKS, _LEAST_CHECK_S),
-        )
-        next_check = spent + between
-        start = work_s() - spent
+        random = np.random.default_rng([seed, int(spent)])
+        between = max(seconds / _CHECKS, _LEAST_CHECK_S)
+        next_check, start = spent + between, work_s() - spent
         try:
             while (now := work_s() - start) < seconds and since_best < _PATIENCE:
                 rate = peak * _rate(now / seconds, self.warm_up)
                 self._step(optimizer, rate, random, self._learnt(now / seconds))
                 progress(now / seconds, None)
-                if work_s() - start >= next_check:
+                if (spent := work_s() - start) >= min(next_check, seconds):
                     next_check += between
                     quality = self.quality()
                     progress(now / seconds, quality)
                     since_best += now > seconds / 2  # before, the rate is what keeps it high
                     if quality.loss < best.loss:
                         best, best_values, since_best = quality, self._values(), 0
-                    self._save(checkpoint, optimizer, work_s() - start, best_values)
+                    self._save(checkpoint, optimizer, spent, best_values)
         except KeyboardInterrupt:
             if checkpoint is None:
                 raise
-        last, kept = self._values(), best_values
-        for part in _MIXTURES if spent < seconds else ():  # they were tried when that time was up
-            mixed = {name: kept[name].lerp(value, part) for name, value in last.items()}
-            self._set(mixed)
-            if (quality := self.quality()).loss < best.loss:
-                best, best_values = quality, mixed
-        self._set(last)
-        self._save(checkpoint, optimizer, work_s() - start, best_values)
+            self._save(checkpoint, optimizer, work_s() - start, best_values)
         self._set(best_values)
         return best
 
@@ -339,11 +328,8 @@ class Trainer(ABC):
 
     # -- what came of it -------------------------------------------------------------------
 
-    def quality(self, token_ids: NDArray[np.int32] | None = None) -> Quality:
-        """On the texts held out; with other rows of the head, if they are named."""
-        kept = self._rows
-        if token_ids is not None:
-            self._use_rows(token_ids)
+    def quality(self) -> Quality:
+        """On the texts held out."""
         losses: list[list[Tensor]] = []  # of each batch, by drafted token
         hits: list[NDArray[np.bool_]] = []
         with self._torch.inference_mode():
@@ -355,7 +341,6 @@ class Trainer(ABC):
                 hits += [
                     row[:, asked].numpy() for row, asked in zip(right, batch.answers, strict=True)
                 ]
-        self._rows = kept
         means = [float(self._torch.cat(parts).mean()) for parts in zip(*losses, strict=True)]
         shares = _LATER ** np.arange(len(means))
         return Quality(float(np.average(means, weights=shares)), agreement_of(hits), gains_of(hits))
@@ -369,6 +354,19 @@ class Trainer(ABC):
         right = self._torch.zeros_like(drafted.chosen)
         right[drafted.chosen] = self._torch.cat(best) == batch.best[drafted.chosen]
         return self._torch.cat(loss)[batch.answers[drafted.chosen]], right
+
+    @property
+    def text_tokens(self) -> int:
+        """Tokens of the texts, of which some are held out."""
+        return sum(len(text.tokens) for text in self._texts)
+
+    @abstractmethod
+    def go_on_from_file(self, path: Path) -> None:
+        """Begin with what a drafter's file was trained to be: of the same target and layers."""
+
+    @abstractmethod
+    def write(self, path: Path, report: Mapping[str, Any]) -> None:
+        """Write what was trained. Raises as `edgespec.exits.files.write_exit`."""
 
     def block(self) -> dict[str, NDArray[np.float32]]:
         """The trained tensors besides head and final norm, by name."""
@@ -477,20 +475,35 @@ class ExitTrainer(Trainer):
     def __init__(
         self,
         spec: ModelSpec,
-        exit_layer: int,
+        layers: Sequence[int],
         token_ids: NDArray[np.int32],
         texts: Sequence[TrainingText],
         states: Sequence[Tensor],
     ) -> None:
-        parameters = Weights(spec, import_torch().float32).block(exit_layer)
+        (self._exit_layer,) = layers
+        parameters = Weights(spec, import_torch().float32).block(self._exit_layer)
         super().__init__(spec, token_ids, texts, states, parameters)
 
-    def go_on_from_file(self, drafter: ModelSpec, info: ExitInfo) -> None:
-        """Begin with what a drafter's file was trained to be: of the same target and exit."""
+    def go_on_from_file(self, path: Path) -> None:
+        drafter = read_model_spec(path)
+        info = read_exit(drafter)
+        assert info is not None, "the caller has looked"
         weights = Weights(drafter, self._torch.float32)
         values = weights.block(info.exit_layer)
         values["output_norm.weight"] = weights.tensor("output_norm.weight")
         self.go_on_from(values, weights.embedding(), info.token_ids)
+
+    def write(self, path: Path, report: Mapping[str, Any]) -> None:
+        write_exit(
+            self._spec,
+            path,
+            exit_layer=self._exit_layer,
+            token_ids=self.token_ids,
+            head=self.head(),
+            adapter=self.block(),
+            norm=self.norm(),
+            report=report,
+        )
 
     def _drafted(self, batch: Batch) -> Iterator[Tensor]:
         shape, states = self._hyperparameters, batch.states
@@ -504,7 +517,7 @@ _DRAFTED = 4  # tokens of a chain that it learns from at last,
 _FIRST, _SECOND = 0.5, 0.8  # parts of the training before which it learns from one, and from two
 
 
-class EagleTrainer(Trainer):
+class HeadTrainer(Trainer):
     """One head in training, with the head's rows `token_ids`.
 
     EAGLE-3's recipe (arXiv 2503.01840): the head learns from the first tokens of a chain that it
@@ -520,22 +533,37 @@ class EagleTrainer(Trainer):
     def __init__(
         self,
         spec: ModelSpec,
+        layers: Sequence[int],
         token_ids: NDArray[np.int32],
         texts: Sequence[TrainingText],
         states: Sequence[Tensor],
     ) -> None:
         target = hyperparameters_of(spec)
-        self.shape = head_shape(target)
+        self.shape, self._layers = head_shape(target), layers
         some = [number for number in range(len(texts)) if not is_held_out(number)][:_FIRST_TEXTS]
         places = places_of(spec, target, [texts[i] for i in some], [states[i] for i in some])
         parameters = first_parameters(spec, target, places)
         super().__init__(spec, token_ids, texts, states, parameters)
         self._embedding = Weights(spec, import_torch().bfloat16).embedding()
 
-    def go_on_from_file(self, info: HeadInfo) -> None:
-        """Begin with what a head's file was trained to be: of the same target and layers."""
+    def go_on_from_file(self, path: Path) -> None:
+        info = read_head(path)
+        assert info is not None, "the caller has looked"
         values = values_of(info)
         self.go_on_from(values, values["output.weight"], info.token_ids.tolist())
+
+    def write(self, path: Path, report: Mapping[str, Any]) -> None:
+        write_head(
+            self._spec,
+            path,
+            shape=self.shape,
+            layers=self._layers,
+            token_ids=self.token_ids,
+            head=self.head(),
+            block=self.block(),
+            norm=self.norm(),
+            report=report,
+        )
 
     def _learnt(self, part: float) -> int:
         """Each token of a chain costs as much as the first one, and is worth little before it."""
@@ -546,3 +574,63 @@ class EagleTrainer(Trainer):
         unrolled = Unrolled(self.shape, self.parameters, embeddings, batch.states)
         for state in unrolled.states(_DRAFTED):
             yield rms_norm(state, self.parameters["output_norm.weight"], self.shape.epsilon)
+
+
+# -- what is read --------------------------------------------------------------------------
+
+
+def bits_of(states: Tensor) -> NDArray[np.uint16]:
+    """States as the bits of bfloat16, which numpy does not know."""
+    bits: NDArray[np.uint16] = states.bfloat16().view(import_torch().uint16).numpy()
+    return bits
+
+
+class StoredStates(Sequence[Tensor]):
+    """The states of a folder's texts, those after some blocks side by side: [T, blocks x width].
+
+    What is not there yet is computed and kept.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        folder: Path,
+        layers: Sequence[int],
+        progress: Callable[[float], None] = lambda _part: None,
+    ) -> None:
+        self._torch = import_torch()
+        self._rows: list[tuple[list[NDArray[np.uint16]], int, int]] = []
+        files = text_files(folder)
+        for number, path in enumerate(files):
+            missing = [layer for layer in layers if not states_path(path, layer).exists()]
+            texts = load_training_texts(path)
+            if missing:
+                _keep_states(spec, path, texts, missing)
+            progress((number + 1) / len(files))
+            bits = [np.load(states_path(path, layer), mmap_mode="r") for layer in layers]
+            ends = np.cumsum([len(text.tokens) for text in texts]).tolist()
+            self._rows += [(bits, *part) for part in zip([0, *ends], ends, strict=False)]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+        """Those of one text, in bfloat16."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        bits, start, end = self._rows[index]
+        rows = np.concatenate([layer[start:end] for layer in bits], axis=1)
+        return self._torch.from_numpy(rows).view(self._torch.bfloat16)
+
+
+def _keep_states(
+    spec: ModelSpec, path: Path, texts: Sequence[TrainingText], layers: Sequence[int]
+) -> None:
+    states = target_states(spec, [text.tokens for text in texts], layers)
+    for layer in layers:
+        with whole_file(states_path(path, layer)) as partial, partial.open("wb") as file:
+            np.save(file, np.concatenate([bits_of(rows) for rows in states[layer]]))
