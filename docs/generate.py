@@ -25,11 +25,12 @@ import typer
 import edgespec
 from edgespec.bench.ratios import interval_text
 from edgespec.cli.chat_commands import COMMANDS
-from edgespec.cli.command import _GROUPS, _OTHERS, _TITLES, summary
+from edgespec.cli.command import _GROUPS, _OTHERS, _TITLES
 from edgespec.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+_WRAPPED: dict[str, Any] = {"subsequent_indent": "  ", "break_on_hyphens": False}
 _EVERY_COMMAND = "Log, of every command"
 _PART = re.compile(r"(<!-- generated: ([\w./ -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -50,15 +51,6 @@ def _part(name: str) -> str:
 
 
 # -- commands ------------------------------------------------------------------------------
-
-
-def _commands(_rest: str) -> str:
-    rows = [
-        f"| [`edgespec {name}`](commands.md#edgespec-{name.replace(' ', '-')}) "
-        f"| {_one_line(summary(one))} |\n"
-        for name, one in _every_command(typer.main.get_command(app), "")
-    ]
-    return "| command | what it does |\n| --- | --- |\n" + "".join(rows)
 
 
 def _options(_rest: str) -> str:
@@ -185,9 +177,11 @@ def _arguments(name: str) -> str:
     for part in re.split(r"\n {4}(?=\w)", "\n" + text)[1:]:
         argument, _, about = part.partition(": ")
         default = defaults[argument].default
-        shown = "" if default is inspect.Parameter.empty else f"`{default!r}`"
-        rows.append(f"| `{argument}` | {shown} | {_one_line(about)} |\n")
-    return "| argument | default | |\n| --- | --- | --- |\n" + "".join(rows)
+        shown = "" if default in (None, inspect.Parameter.empty) else f" = `{default!r}`"
+        rows.append((f"`{argument}`{shown}", " ".join(about.split())))
+    return "".join(
+        f"{textwrap.fill(f'- {names}: {about}', 118, **_WRAPPED)}\n" for names, about in rows
+    )
 
 
 # -- results -------------------------------------------------------------------------------
@@ -306,7 +300,6 @@ def _ratio(one: dict[str, Any]) -> str:
 
 
 _KINDS: dict[str, Callable[[str], str]] = {
-    "commands": _commands,
     "options": _options,
     "chat": _slash_commands,
     "arguments": _arguments,
