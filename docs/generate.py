@@ -65,7 +65,7 @@ def _shared() -> dict[str, list[tuple[str, str]]]:
         if count == len(commands):
             shared[_EVERY_COMMAND].append(row[1:])
         elif count > (1 if row[1].startswith("`") else 2):
-            shared[_TITLES.get(row[0], _OTHERS)].append(row[1:])
+            shared[row[0]].append(row[1:])
     return {title: rows for title, rows in shared.items() if rows}
 
 
@@ -98,7 +98,7 @@ def _every_command(command: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def _option_rows(command: Any) -> list[tuple[str, str, str]]:
-    """The parameter, the names and the help of each argument and option."""
+    """The group, the names and the help of each argument and option."""
     rows = []
     for one in command.params:
         if _is_argument(one):
@@ -107,7 +107,8 @@ def _option_rows(command: Any) -> list[tuple[str, str, str]]:
             longs_first = sorted(one.opts, key=lambda option: not option.startswith("--"))
             names = ", ".join(f"`{option}`" for option in longs_first)
             text = (one.help or "") + _default(one)
-        rows.append((one.name, names, _one_line(text)))
+        title = _TITLES.get(one.name) or getattr(one, "rich_help_panel", None) or _OTHERS
+        rows.append((title, names, _one_line(text)))
     return rows
 
 
