@@ -25,11 +25,13 @@ import typer
 import edgespec
 from edgespec.bench.ratios import interval_text
 from edgespec.cli.chat_commands import COMMANDS
-from edgespec.cli.command import _GROUPS, _OTHERS, _TITLES, summary
+from edgespec.cli.command import _GROUPS, _OTHERS, _TITLES
 from edgespec.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+_WRAPPED: dict[str, Any] = {"subsequent_indent": "  ", "break_on_hyphens": False}
+_PAGES = {"Sampling": "sampling.md"}  # where the options of a group are listed
 _EVERY_COMMAND = "Log, of every command"
 _PART = re.compile(r"(<!-- generated: ([\w./ -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -52,22 +54,10 @@ def _part(name: str) -> str:
 # -- commands ------------------------------------------------------------------------------
 
 
-def _commands(_rest: str) -> str:
-    rows = [
-        f"| [`edgespec {name}`](commands.md#edgespec-{name.replace(' ', '-')}) "
-        f"| {_one_line(summary(one))} |\n"
-        for name, one in _every_command(typer.main.get_command(app), "")
-    ]
-    return "| command | what it does |\n| --- | --- |\n" + "".join(rows)
-
-
-def _options(_rest: str) -> str:
-    """Every command with its own options, and in front those that several have, by group."""
-    commands = [
-        (name, one, _option_rows(one))
-        for name, one in _every_command(typer.main.get_command(app), "")
-    ]
-    counts = Counter(chain(*(rows for _, _, rows in commands)))
+def _shared() -> dict[str, list[tuple[str, str]]]:
+    """Options that several commands have, by group."""
+    commands = _every_command(typer.main.get_command(app), "")
+    counts = Counter(chain(*(_option_rows(one) for _, one in commands)))
     shared: dict[str, list[tuple[str, str]]] = {
         title: [] for title in (*_GROUPS, _OTHERS, _EVERY_COMMAND)
     }
@@ -75,11 +65,26 @@ def _options(_rest: str) -> str:
         if count == len(commands):
             shared[_EVERY_COMMAND].append(row[1:])
         elif count > (1 if row[1].startswith("`") else 2):
-            shared[_TITLES.get(row[0], _OTHERS)].append(row[1:])
-    shared = {title: rows for title, rows in shared.items() if rows}
-    texts = [f"**{title}**\n\n{_list(rows)}" for title, rows in shared.items()]
+            shared[row[0]].append(row[1:])
+    return {title: rows for title, rows in shared.items() if rows}
+
+
+def _group(title: str) -> str:
+    return _list(_shared()[title])
+
+
+def _options(_rest: str) -> str:
+    """Every command with its own options, and in front those that several have, by group."""
+    shared = _shared()
+    texts = [
+        f"**{title}**\n\n{_list(rows)}"
+        if title not in _PAGES
+        else f"**{title}**: see [{_PAGES[title]}]({_PAGES[title]}).\n"
+        for title, rows in shared.items()
+    ]
     common = "## Options of several commands\n\n" + "\n".join(texts)
-    return common + "".join(_command_text(*one, shared) for one in commands)
+    commands = _every_command(typer.main.get_command(app), "")
+    return common + "".join(_command_text(name, one, shared) for name, one in commands)
 
 
 def _every_command(command: Any, name: str) -> list[tuple[str, Any]]:
@@ -93,7 +98,7 @@ def _every_command(command: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def _option_rows(command: Any) -> list[tuple[str, str, str]]:
-    """The parameter, the names and the help of each argument and option."""
+    """The group, the names and the help of each argument and option."""
     rows = []
     for one in command.params:
         if _is_argument(one):
@@ -102,16 +107,13 @@ def _option_rows(command: Any) -> list[tuple[str, str, str]]:
             longs_first = sorted(one.opts, key=lambda option: not option.startswith("--"))
             names = ", ".join(f"`{option}`" for option in longs_first)
             text = (one.help or "") + _default(one)
-        rows.append((one.name, names, _one_line(text)))
+        title = _TITLES.get(one.name) or getattr(one, "rich_help_panel", None) or _OTHERS
+        rows.append((title, names, _one_line(text)))
     return rows
 
 
-def _command_text(
-    name: str,
-    command: Any,
-    rows: list[tuple[str, str, str]],
-    shared: dict[str, list[tuple[str, str]]],
-) -> str:
+def _command_text(name: str, command: Any, shared: dict[str, list[tuple[str, str]]]) -> str:
+    rows = _option_rows(command)
     given = "".join(
         f" {one.name.upper()}" if one.required else f" [{one.name.upper()}]"
         for one in command.params
@@ -177,7 +179,7 @@ def _slash_commands(_rest: str) -> str:
 
 
 def _arguments(name: str) -> str:
-    """What a docstring says about the arguments of `edgespec.NAME`, and their defaults."""
+    """What a docstring says first about the arguments of `edgespec.NAME`, and their defaults."""
     function = attrgetter(name)(edgespec)
     defaults = inspect.signature(function).parameters
     text = str(inspect.getdoc(function)).split("Args:\n")[1].split("\n\n")[0]
@@ -185,9 +187,11 @@ def _arguments(name: str) -> str:
     for part in re.split(r"\n {4}(?=\w)", "\n" + text)[1:]:
         argument, _, about = part.partition(": ")
         default = defaults[argument].default
-        shown = "" if default is inspect.Parameter.empty else f"`{default!r}`"
-        rows.append(f"| `{argument}` | {shown} | {_one_line(about)} |\n")
-    return "| argument | default | |\n| --- | --- | --- |\n" + "".join(rows)
+        shown = "" if default in (None, inspect.Parameter.empty) else f" = `{default!r}`"
+        rows.append((f"`{argument}`{shown}", " ".join(about.split()).split(". ")[0].rstrip(".")))
+    return "".join(
+        f"{textwrap.fill(f'- {names}: {about}', 118, **_WRAPPED)}\n" for names, about in rows
+    )
 
 
 # -- results -------------------------------------------------------------------------------
@@ -306,8 +310,8 @@ def _ratio(one: dict[str, Any]) -> str:
 
 
 _KINDS: dict[str, Callable[[str], str]] = {
-    "commands": _commands,
     "options": _options,
+    "group": _group,
     "chat": _slash_commands,
     "arguments": _arguments,
     "beside": _beside,
