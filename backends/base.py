@@ -203,6 +203,17 @@ class KeepsSnapshots(Backend, Protocol):
 
 
 @runtime_checkable
+class KeepsStates(Protocol):
+    """A sequence that cannot go back to any token, and may keep states of some prefixes."""
+
+    def stops(self, text: Sequence[int], start: int) -> Sequence[int]:
+        """Places behind `start` where reading a text has to stop: its state there is kept."""
+
+    def reach(self, length: int, *, shared: bool = False) -> int:
+        """How many tokens `truncate` could keep, or a sequence with which they are `shared`."""
+
+
+@runtime_checkable
 class Rests(Protocol):
     """A backend that keeps something ready for whoever makes its steps, such as threads."""
 

@@ -38,19 +38,17 @@ from edgespec.backends.llama.head_files import open_head_file
 from edgespec.backends.llama.kernels import attach
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
-from edgespec.drafting.drafters.base import Drafter, Outcome
+from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.head import HeadDrafter, HeadText
-from edgespec.drafting.drafters.model import ModelDrafter, WritingDrafter
+from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter, WritingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
-from edgespec.measure.divergence import find_divergence
-from edgespec.measure.noise import measure_batch_noise
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
+from edgespec.measure.noise import find_divergence, measure_batch_noise
 from edgespec.measure.timing import measure_depths, one_step, times_behind
 from edgespec.memory.device.host import usable_cores
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.measuring import measure_curve
-from edgespec.models.exits.early_exit import PREFIX, ExitInfo, gains_of, read_exit, read_made_for
+from edgespec.models.early_exit import PREFIX, ExitInfo, gains_of, read_exit, read_made_for
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.pairing import check_pair
@@ -88,17 +86,20 @@ class Timed(WritingDrafter):
         self.predicted_ms = self.measured_ms = 0.0
         self._round = (0.0, 0.0)
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """Draft, and note the price."""
         missing = self._text.num_missing
-        proposal = super().propose(stakes, base)
+        proposal = super().propose(context, base)
         self._round = (0.0, 0.0)
         target, draft = self._prices
         if missing <= draft.max_nodes and len(proposal):
             depth, steps = len(self._text.tokens), len(proposal) - 1
             price = draft.step_ms(missing, depth, 1) + steps * draft.step_ms(1, depth)
             price += draft.change_ms * (missing > 1)
-            self._round = price + target.step_ms(len(proposal) + 1, stakes.depth), proposal.draft_ms
+            self._round = (
+                price + target.step_ms(len(proposal) + 1, context.depth),
+                proposal.draft_ms,
+            )
         return proposal
 
     def add_step(self, ms: float) -> None:
@@ -117,24 +118,30 @@ class TimedHead(Timed, HeadDrafter):
     """A head that does."""
 
 
-class Deterministic:
+class Deterministic(Drafter):
     """A drafter that never draws: its best tokens, for sample-and-match."""
 
     def __init__(self, drafter: WritingDrafter) -> None:
         self._drafter = drafter
-        self.name, self.nbytes = drafter.name, 0
-        self.begin, self.observe = drafter.begin, drafter.observe
-        self.state, self.load_state = drafter.state, drafter.load_state
+        self.name = drafter.name
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def begin(self, tokens: Sequence[int]) -> None:
+        """As the drafter does."""
+        self._drafter.begin(tokens)
+
+    def observe(self, result: VerifyResult) -> None:
+        """As the drafter does."""
+        self._drafter.observe(result)
+
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """What it would propose to a greedy target."""
-        return self._drafter.propose(replace(stakes, sampler=None), base)
+        return self._drafter.propose(replace(context, sampler=None), base)
 
 
-class Garbage:
+class Garbage(Drafter):
     """Random tokens, said to be right nine times in ten."""
 
-    name, nbytes = "garbage", 0
+    name = "garbage"
 
     def __init__(self, vocab_size: int) -> None:
         self._random = random.Random(1)
@@ -143,13 +150,13 @@ class Garbage:
     def begin(self, tokens: Sequence[int]) -> None:
         """Nothing to remember."""
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """A chain of three."""
-        count = min(3, stakes.max_nodes)
+        count = min(3, context.max_nodes)
         tokens = [self._random.randrange(self._vocab_size) for _ in range(count)]
         return Proposal(tokens, range(-1, count - 1), [_CLAIM ** (n + 1) for n in range(count)])
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyResult) -> None:
         """Nothing to learn."""
 
     def state(self) -> dict[str, Any]:
@@ -375,7 +382,7 @@ class _Silent(Garbage):
     def __init__(self) -> None:
         super().__init__(1)
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """Nothing."""
         return EMPTY
 

@@ -31,8 +31,7 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.errors import DoesNotFitError, EdgespecError, UnsupportedError
-from edgespec.measure.divergence import find_divergence
-from edgespec.measure.noise import measure_batch_noise
+from edgespec.measure.noise import find_divergence, measure_batch_noise
 from edgespec.memory.bytes.shape import GPU, HOST, WORKER
 from edgespec.memory.device.host import cpu_name
 from edgespec.memory.plan.machine import Machine, this_machine

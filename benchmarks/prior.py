@@ -7,7 +7,7 @@
 `learn` replays the recordings and writes the counts of the suffix drafter's cells, all recordings
 together. `compare` says what counts of the recordings are worth on one that is not among them, of
 a model that is not: the mean log-loss of the probabilities, and the speed by replay, with nothing
-known and with the counts. Learn from prompts of `prior_prompts.py`, compare on others.
+known and with the counts. Learn from prompts of `prior_record.py`, compare on others.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from replay import _curve, _replay
 
 from edgespec.drafting.calibration import Calibration, Counts
 from edgespec.drafting.drafters import suffix
+from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
 from edgespec.drafting.priors import VERSION, cautious
 
@@ -43,14 +44,14 @@ class Watched(Calibration):
         super().count(cell, hit)
 
 
-def _drafter(known: Counts) -> tuple[SuffixDrafter, Watched]:
+def _drafter(known: Counts) -> tuple[CombinedDrafter, Watched]:
     """A new drafter that begins with these counts."""
     watched = suffix.new_calibration(known, Watched)
     assert isinstance(watched, Watched)
     watched.counted = []
     drafter = SuffixDrafter()
     drafter._calibration = watched
-    return drafter, watched
+    return CombinedDrafter([drafter]), watched
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -32,23 +32,23 @@ from edgespec.backends.llama.backend import LlamaBackend
 from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.balance import Balance
+from edgespec.drafting.constants import LONGEST, REQUIRED_GAIN
 from edgespec.drafting.controller import build_tree, choose_size
+from edgespec.drafting.drafters import combined as combined_module
 from edgespec.drafting.drafters import make_drafter
 from edgespec.drafting.drafters import model as model_module
-from edgespec.drafting.drafters.base import Drafter, Outcome, TopTokens
-from edgespec.drafting.drafters.model import ModelDrafter
-from edgespec.drafting.drafters.model_rounds import LONGEST
-from edgespec.drafting.drafters.model_text import ModelText
-from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import Stakes
+from edgespec.drafting.drafters.base import TopTokens, VerifyResult
+from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.model import ModelDrafter, ModelText
+from edgespec.drafting.ledger import StepTimes
+from edgespec.drafting.proposal import EMPTY, StepContext
 from edgespec.drafting.top_tokens import top_tokens_of
 from edgespec.measure.timing import one_step
 from edgespec.memory.device.host import usable_cores
 from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, draft_context
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.measuring import measure_curve
-from edgespec.models.exits.early_exit import read_exit
+from edgespec.models.early_exit import WINDOW, read_exit
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.draft_loading import open_draft_model
 
@@ -70,7 +70,6 @@ def main() -> None:
     run = commands.add_parser("run")
     run.add_argument("recording", type=Path)
     run.add_argument("--curve", default="cpu2-smollm2-q4_0")
-    run.add_argument("--max-children", type=int, default=1)
     run.add_argument("--drafter", default="suffix", help="a list, such as suffix,recycling")
     run.add_argument("--first", type=int, help="so many answers at random, from nothing each time")
     run.add_argument("--times", type=int, default=1, help="with --first")
@@ -150,11 +149,11 @@ def _run(arguments: argparse.Namespace) -> None:
     print("nodes a step:", ", ".join(f"{n}: {count}" for n, count in sizes.most_common(8)))
 
 
-def _replayed_drafter(arguments: argparse.Namespace) -> Drafter:
-    if arguments.drafter == "suffix":
-        return SuffixDrafter(max_children=arguments.max_children)
+def _replayed_drafter(arguments: argparse.Namespace) -> CombinedDrafter:
     drafter = make_drafter(arguments.drafter)
     assert drafter is not None, "plain decoding is what the ratio is over"
+    # Asking takes what every round is charged.
+    combined_module.perf_counter = lambda: 0.0  # type: ignore[attr-defined]
     return drafter
 
 
@@ -221,7 +220,7 @@ def _priced_model(arguments: argparse.Namespace, spec: ModelSpec, curve: CostCur
     backend = open_draft_model(draft_spec, spec, settings)
     early_exit = read_exit(draft_spec)
     model = ModelDrafter(backend, prices, spec.vocab_size, early_exit=early_exit)
-    window = early_exit.window if early_exit else None
+    window = WINDOW if early_exit else None
     model._text = PricedText(backend, prices, spec.vocab_size, window)
 
     def clock() -> float:
@@ -324,7 +323,7 @@ def _live_run(
 
 def _replay(
     row: dict[str, Any],
-    drafter: Drafter,
+    drafter: CombinedDrafter,
     curve: CostCurve,
     sizes: Counter[int],
     believed: CostCurve | None = None,
@@ -336,15 +335,18 @@ def _replay(
     prompt, output, rows = row["prompt"], row["output"], row.get("successors", ())
     depths = range(len(prompt), len(prompt) + len(output) - 1)
     plain_ms = sum(curve.step_ms(1, depth, 1) for depth in depths)
-    seen, noise = believed or curve, random.Random(len(prompt))
-    floor, balance = seen.least_useful_probability(len(prompt)), Balance()
+    seen, noise, steps = believed or curve, random.Random(len(prompt)), StepTimes()
+    floor, cooldown = seen.least_useful_probability(len(prompt)), 0
     drafter.begin([*prompt, output[0]])
     done, previous, speculative_ms = 1, 0, 0.0
     while done < len(output):
         depth = len(prompt) + done - 1
-        stakes = Stakes(len(output) - done - 1, floor, seen, depth, previous, margin=balance.margin)
-        proposal = drafter.propose(stakes)
-        size, _ = choose_size(proposal.probabilities, stakes)
+        context = StepContext(len(output) - done - 1, floor, seen, depth, previous)
+        cooldown = 0 if drafter.has_hit() else cooldown - 1
+        proposal = EMPTY if cooldown > 0 else drafter.propose(context)
+        if not len(proposal) and cooldown <= 0:
+            cooldown = drafter.cooldown()
+        size, _ = choose_size(proposal.probabilities, context, required_gain=REQUIRED_GAIN)
         tree = build_tree(output[done - 1], proposal, size)
         step_ms = curve.step_ms(len(tree), depth, previous)
         speculative_ms += step_ms + _HOST_MS
@@ -355,11 +357,14 @@ def _replay(
             node = tree.child(node, output[done])
             done += 1
         known = dict(zip(path, rows[start:done], strict=False))  # not of rejected nodes
-        drafter.observe(Outcome(tree, path, output[start:done], stakes, known.get))
-        usual_ms = seen.scale * seen.estimated_ms(1, depth)
-        balance.add(len(tree), done - start, step_ms + _HOST_MS, usual_ms)
+        noisy_ms = step_ms * exp(noise.gauss(0.0, _STEP_NOISE)) if believed else step_ms
+        node_ms = None
+        if size:
+            believed_ms = steps.believed_ms(noisy_ms, context.estimated_ms(1 + size))
+            node_ms = (believed_ms - context.estimated_ms(1)) / size
+        emitted = output[start:done]
+        drafter.observe(VerifyResult(tree, path, emitted, context, known.get, node_ms=node_ms))
         if believed is not None:
-            noisy_ms = step_ms * exp(noise.gauss(0.0, _STEP_NOISE))
             believed.observe(len(tree), depth, previous, noisy_ms)
         previous = len(tree)
     return plain_ms, speculative_ms

@@ -37,6 +37,7 @@ def plan(
     It leaves room for a short prompt, or that of --file, and the longest answer of --max-tokens.
     Of several models it says which fit together.
     """
+    from edgespec.memory.bytes.simulation import simulating
     from edgespec.models.onnx.folder import read_model
     from edgespec.setup.planning import make_run_plan
     from edgespec.setup.prompt_size import most_prompt_tokens
@@ -54,8 +55,9 @@ def plan(
         found = _set_document([spec, *others], request)
         print(json.dumps(found) if as_json else set_text(found))
         return
-    made = make_run_plan(spec, request)
-    print(json.dumps(_document(spec, made)) if as_json else plan_text(spec, made))
+    with simulating():  # one process for the plan and its alternatives
+        made = make_run_plan(spec, request)
+        print(json.dumps(_document(spec, made)) if as_json else plan_text(spec, made))
 
 
 def _document(spec: ModelSpec, plan: Plan) -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +25,7 @@ from edgespec.paths import read_stdin, read_text
 if TYPE_CHECKING:
     from edgespec.decode.engine import Engine, Prompt
     from edgespec.decode.generation import Result
-    from edgespec.measure.divergence import Divergence
+    from edgespec.measure.noise import Divergence
     from edgespec.memory.plan.plan import Plan
     from edgespec.memory.plan.request import Request
     from edgespec.models.chat import Message
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from edgespec.models.spec import ModelSpec
     from edgespec.sampling.params import SamplingParams
 
+_LOG = logging.getLogger("edgespec.drafts")
 _WORTH_TELLING = 0.1  # of the steps
 
 
@@ -66,6 +69,13 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="Answer again without drafts, and compare.")
     ] = False,
+    trace_drafts: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace-drafts",
+            help="Write to this file, as JSON lines, why each round drafted what it did.",
+        ),
+    ] = None,
     connect: ConnectOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -79,8 +89,7 @@ def run(
 
     options.one_of("--color", color, COLORS)
     if connect is not None:
-        if check:
-            raise typer.BadParameter("--check decodes plainly, which a server is not asked to do")
+        _refuse_connected(check, trace_drafts)
         model, prompt = _served_and_prompt(model, prompt, asked)
         settings = RequestFields.of(
             model, max_tokens, stop, plan_options, sampling_options, format_options
@@ -107,7 +116,7 @@ def run(
         _require_comparable(request, sampling)
     cancel = cancel_on_interrupt()
     plan, engine = load_engine(spec, request, cancel, quiet=as_json)
-    with engine:
+    with engine, _traced(engine, trace_drafts):
         arguments: dict[str, Any] = {
             "max_tokens": max_tokens,
             "stop": stop or (),
@@ -124,6 +133,7 @@ def run(
             checked = _check(engine, messages, sampling, seed_used, arguments, result)
             checked = None if cancel.is_set() else checked  # then it compared only a part
         measured = _report(plan, engine, result, seed_used, checked)
+        _LOG.info("drafts: %s", _reasons(plan, engine))
         measured |= energy.as_json(len(result.token_ids))
     if as_json:
         print(json.dumps(measured))
@@ -181,6 +191,13 @@ def _prompt_text(prompt: str | None, file: Path | None) -> str:
     return prompt
 
 
+def _refuse_connected(check: bool, trace_drafts: Path | None) -> None:
+    if trace_drafts is not None:
+        raise typer.BadParameter("--trace-drafts needs a model of this process")
+    if check:
+        raise typer.BadParameter("--check decodes plainly, which a server is not asked to do")
+
+
 def _messages(
     system: str | None, text: str, spec: ModelSpec, images: Sequence[Image]
 ) -> str | list[Message]:
@@ -206,6 +223,11 @@ def _images(names: Sequence[str]) -> list[Image]:
 
 def _require_comparable(request: Request, sampling: SamplingParams) -> None:
     """Raise UnsupportedError where another text than plain decoding's is no mistake."""
+    if sampling.accept_typical:
+        raise UnsupportedError(
+            "--check compares with plain decoding, and --accept typical writes another text",
+            hint="leave out one of them",
+        )
     if request.draft_model is not None and not sampling.is_greedy:
         raise UnsupportedError(
             "--check compares token by token, and drafts that a model draws give the same seed "
@@ -243,8 +265,7 @@ def _check(
     result: Result,
 ) -> dict[str, Any]:
     """Generate again with plain decoding; where the outputs part, how close the choice was."""
-    from edgespec.measure.divergence import find_divergence
-    from edgespec.measure.noise import measure_batch_noise
+    from edgespec.measure.noise import find_divergence, measure_batch_noise
 
     again = dataclasses.replace(sampling, seed=seed)
     plain = engine.generate(prompt, sampling=again, speculate=False, **arguments)
@@ -271,6 +292,35 @@ def _check(
 # -- reporting -----------------------------------------------------------------------------
 
 
+@contextmanager
+def _traced(engine: Engine, path: Path | None) -> Iterator[None]:
+    """Write a line for each round to a file, if one is named."""
+    if path is None or engine.drafter is None:
+        yield
+        return
+    try:
+        file = path.open("w", encoding="utf-8")
+    except OSError as problem:
+        raise UnsupportedError(
+            f"--trace-drafts {path} cannot be written: {problem.strerror}",
+            hint="name a file in a folder that exists",
+        ) from problem
+    with file:
+        engine.drafter.trace = lambda record: print(json.dumps(record), file=file)
+        try:
+            yield
+        finally:
+            engine.drafter.trace = None
+
+
+def _reasons(plan: Plan, engine: Engine) -> str:
+    """What became of each drafter, or why there is none."""
+    if engine.drafter is not None:
+        return engine.drafter.reasons()
+    said = (choice.reason for choice in plan.choices if choice.name == "drafter")
+    return f"no drafter: {next(said, 'none was asked for')}"
+
+
 def _report(
     plan: Plan, engine: Engine, result: Result, seed: int | None, checked: dict[str, Any] | None
 ) -> dict[str, Any]:
@@ -287,6 +337,7 @@ def _report(
         "crowded_rounds": counters.crowded_rounds,
         "drafted_tokens": counters.drafted_tokens,
         "accepted_tokens": counters.accepted_tokens,
+        "changed_tokens": counters.changed_tokens,
         "drafted_by": dict(counters.drafted_by),
         "accepted_by": dict(counters.accepted_by),
         "draft_failure": engine.draft_failure,
@@ -331,6 +382,10 @@ def _summary(report: dict[str, Any]) -> str:
         line += f"; cut off by {limit}"
     if report["j_per_token"] is not None:
         line += f"; {report['j_per_token']:.2f} J a token ({report['energy_source']})"
+    if report["changed_tokens"]:
+        line += (
+            f"\n--accept typical: {report['changed_tokens']} tokens are not the model's own picks"
+        )
     crowded = report["crowded_rounds"] / max(1, report["rounds"])
     if crowded >= _WORTH_TELLING:
         line += f"\nother programs kept cores busy: fewer threads in {crowded:.0%} of the steps"

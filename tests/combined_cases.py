@@ -8,18 +8,16 @@ from typing import Any
 from draft_model_cases import Clock
 
 from edgespec.backends.tree import DraftTree
-from edgespec.drafting.drafters.base import Outcome
+from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
+from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepContext
 from edgespec.memory.times.curve import CostCurve
 
 INF = float("inf")
 PLAIN_MS = 10.0
-ALLOWANCE = 0.004  # of a step
-FIRST_STEPS, FIRST_STEPS_OF_MODEL = 4.0, 2.0
 
 
-class Table:
+class Table(Drafter):
     """Proposes given tokens in a chain; asking it and letting it learn take time."""
 
     nbytes = 100
@@ -46,16 +44,16 @@ class Table:
         self.clock.ms += ms
         self.spent_ms += ms
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         self.asked += 1
         self.bases.append(base)
         self.spend(self.propose_ms)
-        size = min(stakes.max_nodes, len(self.tokens))
+        size = min(context.max_nodes, len(self.tokens))
         return Proposal(
             self.tokens[:size], range(-1, size - 1), [0.5**n for n in range(1, size + 1)]
         )
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyResult) -> None:
         self.text += outcome.emitted
         if outcome.top_tokens(0) is not None:
             self.learned += 1
@@ -69,20 +67,27 @@ class Table:
 
 
 class Model(Table):
-    """Like a draft model: says beforehand what it hopes for, and what that takes."""
+    """Like a draft model: says beforehand what it expects, and what that takes."""
 
-    failure, is_promised = None, False
+    has_engine, has_to_read = True, True
 
     def __init__(
-        self, clock: Clock, hopes: Sequence[float], *, before_ms: float = 0.0, draft_ms: float = 2.0
+        self, clock: Clock, chances: Sequence[float], *, read_ms: float = 0.0, draft_ms: float = 2.0
     ) -> None:
-        super().__init__("model", clock, [7] * len(hopes))
-        self.hopes = hopes
-        self.before_ms = before_ms
+        super().__init__("model", clock, [7] * len(chances), propose_ms=read_ms + draft_ms)
+        self.chances = chances
+        self.read_ms = read_ms
         self.draft_ms = draft_ms
+        self.reads_prompts = False
 
-    def prospects(self, stakes: Stakes) -> Prospects:
-        return Prospects(self.hopes, self.before_ms, self.draft_ms)
+    def estimate(self, context: StepContext) -> DraftEstimate:
+        return DraftEstimate(self.chances[: context.max_nodes], self.read_ms, self.draft_ms)
+
+    def reading_ms(self) -> float:
+        return self.read_ms
+
+    def can_read_prompts(self, *, pays: bool) -> None:
+        self.reads_prompts = pays
 
     def memory_bytes(self) -> dict[str, int]:
         return {}
@@ -91,24 +96,24 @@ class Model(Table):
         self.closed = True
 
 
-def stakes_of(*more_ms: float) -> Stakes:
+def context_of(*more_ms: float) -> StepContext:
     """Step times: 10 ms for a token alone, then the given ones, or 10 ms for up to 16 nodes."""
     ms = more_ms or (PLAIN_MS,) * 15
-    return Stakes(len(ms), 0.01, CostCurve([INF, PLAIN_MS, *ms]), depth=0)
+    return StepContext(len(ms), 0.01, CostCurve([INF, PLAIN_MS, *ms]), depth=0)
 
 
 def rounds(
-    combined: CombinedDrafter, count: int, stakes: Stakes, *, accepted: bool = False
+    combined: CombinedDrafter, count: int, context: StepContext, *, accepted: bool = False
 ) -> Proposal:
     """Rounds that verify all that is proposed, of which everything or nothing is right."""
     proposal = EMPTY
     for _ in range(count):
-        proposal = combined.propose(stakes)
+        proposal = combined.propose(context)
         size = len(proposal)
         tree = DraftTree(
             (1, *proposal.tokens), [-1, *(p + 1 for p in proposal.parents)], ("", *proposal.sources)
         )
         path = range(size + 1 if accepted else 1)
         emitted = [*(tree.tokens[node] for node in path[1:]), 2]
-        combined.observe(Outcome(tree, path, emitted, stakes, lambda _node: ([3], [1.0])))
+        combined.observe(VerifyResult(tree, path, emitted, context, lambda _node: ([3], [1.0])))
     return proposal

@@ -14,8 +14,8 @@ from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.base import Drafter, Outcome
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.drafters.base import Drafter, VerifyResult
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.memory.times.curve import CostCurve
 
 Model = Callable[[tuple[int, ...]], Sequence[float]]
@@ -40,11 +40,10 @@ def flat() -> CostCurve:
     return free_drafts(32)
 
 
-class Prophet:
+class Prophet(Drafter):
     """Drafts `num_nodes` tokens of what the model will write; keeps what it is told."""
 
     name = "prophet"
-    nbytes = 0
 
     def __init__(self, model: Model, num_nodes: int) -> None:
         self._model = model
@@ -57,14 +56,14 @@ class Prophet:
         self.calls.append("begin")
         self.text = list(tokens)
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyResult) -> None:
         self.calls.append("observe")
         self.text += outcome.emitted
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         self.calls.append("propose")
-        self.min_probability = stakes.min_probability
-        size = min(self._num_nodes, stakes.max_nodes)
+        self.min_probability = context.min_probability
+        size = min(self._num_nodes, context.max_nodes)
         tokens: list[int] = []
         for _ in range(size):
             tokens.append(int(np.argmax(self._model((*self.text, *tokens)))))

@@ -13,12 +13,12 @@ from hypothesis import settings
 from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
-from edgespec.drafting.drafters.base import Outcome
+from edgespec.drafting.drafters.base import VerifyResult
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.drafters.proposal_builder import new_calibration
-from edgespec.drafting.proposal import Proposal, Prospects, Stakes
+from edgespec.drafting.proposal import DraftEstimate, Proposal, StepContext
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.exits.early_exit import ExitInfo
+from edgespec.models.early_exit import ExitInfo
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
 
@@ -88,16 +88,14 @@ def drafter_of(
     return ModelDrafter(draft, curve_of(*[node_ms] * 16), V), draft
 
 
-def stakes_of(*ms: float, max_nodes: int = 15, **options: Any) -> Stakes:
+def context_of(*ms: float, max_nodes: int = 15, **options: Any) -> StepContext:
     """Target steps of up to 32 nodes in 10 ms, or of the given times."""
     curve = curve_of(*(ms or (10.0,) * 32))
-    return Stakes(max_nodes, options.pop("min_probability", 0.02), curve, depth=0, **options)
+    return StepContext(max_nodes, options.pop("min_probability", 0.02), curve, depth=0, **options)
 
 
-def prospects_of(drafter: ModelDrafter, **options: Any) -> Prospects:
-    hope = drafter.prospects(stakes_of(**options))
-    assert hope is not None
-    return hope
+def estimate_of(drafter: ModelDrafter, **options: Any) -> DraftEstimate:
+    return drafter.estimate(context_of(**options))
 
 
 def sampler_of(seed: int, **params: Any) -> Sampler:
@@ -112,4 +110,4 @@ def paths_of(proposal: Proposal) -> list[tuple[int, ...]]:
 
 
 def observe(drafter: ModelDrafter, emitted: Sequence[int]) -> None:
-    drafter.observe(Outcome(DraftTree.chain((0,)), range(len(emitted)), emitted, stakes_of()))
+    drafter.observe(VerifyResult(DraftTree.chain((0,)), range(len(emitted)), emitted, context_of()))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from branching import Branching
 from decoding_cases import flat
 from frozen_times import Frozen
 from hypothesis import strategies as st
@@ -21,13 +22,12 @@ from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import make_drafter
-from edgespec.drafting.drafters.base import Drafter, Outcome
+from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.head import HeadDrafter, HeadText
-from edgespec.drafting.drafters.model import ModelDrafter
+from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
@@ -85,11 +85,10 @@ def plain(
 # ------------------------------------------------------------------------------ drafters
 
 
-class Scribe:
+class Scribe(Drafter):
     """Keeps the text; what it proposes is for others to say."""
 
     name = "scribe"
-    nbytes = 0
 
     def __init__(self) -> None:
         self.text: list[int] = []
@@ -97,10 +96,10 @@ class Scribe:
     def begin(self, tokens: Sequence[int]) -> None:
         self.text = list(tokens)
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyResult) -> None:
         self.text += outcome.emitted
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
@@ -118,8 +117,8 @@ class Oracle(Scribe):
         self._model = model
         self._num_nodes = num_nodes
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
-        size = min(self._num_nodes, stakes.max_nodes)
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
+        size = min(self._num_nodes, context.max_nodes)
         tokens = plain(self._model, self.text, size)
         return Proposal(tokens, range(-1, size - 1), [1.0] * size)
 
@@ -132,8 +131,8 @@ class Garbage(Scribe):
         self._random = random.Random(4)
         self._chain = chain
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
-        size = min(7, stakes.max_nodes)
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
+        size = min(7, context.max_nodes)
         tokens = [self._random.randrange(V) for _ in range(size)]
         parents = [
             node - 1 if self._chain else self._random.randrange(-1, node) for node in range(size)
@@ -156,7 +155,7 @@ class Shaped(Scribe):
         self._shapes = shapes
         self._round = 0
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         shape = self._shapes[self._round % len(self._shapes)]
         self._round += 1
         paths: list[list[int]] = []
@@ -228,8 +227,7 @@ def all_together(draft: Model) -> Drafter:
 
 DRAFTERS: dict[str, Callable[[Model], Drafter]] = {
     "suffix": lambda model: SuffixDrafter(),
-    "suffix, two children": lambda model: SuffixDrafter(max_children=2),
-    "suffix, three children": lambda model: SuffixDrafter(max_children=3),
+    "branching suffix": lambda model: Branching(),
     "oracle": lambda model: Oracle(model, 4),
     "garbage chain": lambda model: Garbage(chain=True),
     "garbage tree": lambda model: Garbage(chain=False),
@@ -242,8 +240,7 @@ DRAFTERS: dict[str, Callable[[Model], Drafter]] = {
     "all with a garbage model": lambda model: all_together(garbage_model),
 }
 MAKES_TREES = (
-    "suffix, two children",
-    "suffix, three children",
+    "branching suffix",
     "garbage tree",
     "suffix and recycling",
     "model",

@@ -15,8 +15,7 @@ LEAST = 0.02  # probability of a node that is asked for
 class SlowDrafter:
     """What the module's docstring says, with lists and a search through all of the text."""
 
-    def __init__(self, max_children: int) -> None:
-        self.max_children = max_children
+    def __init__(self) -> None:
         self.calibration = suffix.new_calibration({})
         self.texts: list[list[int]] = []  # the last one is written
         self.cells: dict[Path, int] = {}
@@ -106,7 +105,7 @@ class SlowDrafter:
             if token is not None:
                 parties.setdefault(token, []).append(vote)
         weights = {token: sum(vote[0] for vote in party) for token, party in parties.items()}
-        for token in sorted(weights, key=lambda token: -weights[token])[: self.max_children]:
+        for token in sorted(weights, key=lambda token: -weights[token])[:1]:
             share = weights[token] / sum(weights.values())
             cell = self.cell(parties[token], len(path), share)
             below = probability * self.calibration.probability(cell)

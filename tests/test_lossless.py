@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from branching import Branching
 from decoding_cases import flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +33,7 @@ from lossless_cases import (
 
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.sampling.logprobs import logprob_of
 from edgespec.sampling.params import SamplingParams
 
@@ -239,8 +240,8 @@ class PoemOracle(Oracle):
     def __init__(self, num_nodes: int) -> None:
         super().__init__(poem_model, num_nodes)
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
-        size = min(self._num_nodes, stakes.max_nodes)
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
+        size = min(self._num_nodes, context.max_nodes)
         tokens = [POEM[(len(self.text) - 1 + i) % len(POEM)] for i in range(size)]
         return Proposal(tokens, range(-1, size - 1), [1.0] * size)
 
@@ -257,7 +258,7 @@ def test_a_stop_string_ends_the_text_wherever_it_lies_in_a_draft(
     text = POEM.decode()
     ends = sorted((text.index(s) + len(s), -len(s)) for s in stop if s in text)
     count, text = (ends[0][0], text[: sum(ends[0])]) if ends else (len(text), text)
-    for drafter in (PoemOracle(num_nodes), SuffixDrafter(), SuffixDrafter(max_children=3)):
+    for drafter in (PoemOracle(num_nodes), SuffixDrafter(), Branching()):
         engine = Engine(Witness(poem_model, 128), curve=flat(), drafter=drafter)
         for speculate in (True, False, True):
             result = engine.generate([0], max_tokens=len(POEM), stop=stop, speculate=speculate)

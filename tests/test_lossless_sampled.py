@@ -14,6 +14,7 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
+from branching import Branching
 from decoding_cases import flat
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -290,7 +291,7 @@ DRAWN_DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "model": lambda: model_drafter(twisted_model, WORD_V),
     "head": lambda: head_drafter(twisted_model, WORD_V),
     "suffix and model": lambda: CombinedDrafter(
-        [SuffixDrafter(max_children=2), model_drafter(twisted_model, WORD_V)]
+        [Branching(), model_drafter(twisted_model, WORD_V)]
     ),
     "model, suffix and recycling": lambda: CombinedDrafter(
         [model_drafter(twisted_model, WORD_V), SuffixDrafter(), RecyclingDrafter()]

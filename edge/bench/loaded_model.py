@@ -16,8 +16,7 @@ from edgespec.drafting.drafters import HEAD, MODEL, drafter_names, make_drafter
 from edgespec.drafting.drafters.base import Drafter
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import WritingDrafter
-from edgespec.measure.divergence import find_divergence
-from edgespec.measure.noise import measure_batch_noise
+from edgespec.measure.noise import find_divergence, measure_batch_noise
 from edgespec.memory.device.track import MemoryTracker, peak_resident_bytes
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request

@@ -11,25 +11,19 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
-from edgespec.backends.base import Backend, Logits, SeesImages
+from edgespec.backends.base import Backend, KeepsStates, Logits, SeesImages
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.accept import accept, cut
+from edgespec.decode.accept import TypicalPick, accept, cut
 from edgespec.decode.generation import Run, Written
 from edgespec.decode.verification import accept_sampled
 from edgespec.decode.writers import ALONE
-from edgespec.drafting.balance import Balance, Balances
+from edgespec.drafting import constants
 from edgespec.drafting.calibration import Calibration
 from edgespec.drafting.controller import build_tree, likeliest_chain
-from edgespec.drafting.drafters.base import (
-    Drafter,
-    HasPurses,
-    KeepsTexts,
-    Outcome,
-    Pauses,
-    TopTokens,
-)
+from edgespec.drafting.drafters.base import Drafter, TopTokens, VerifyResult
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.ledger import StepTimes
+from edgespec.drafting.proposal import EMPTY, StepContext
 from edgespec.drafting.top_tokens import top_tokens_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory
@@ -41,11 +35,18 @@ from edgespec.sampling.sampling import Sampler
 class Known:
     """What the generations of one engine find out for the next ones, besides its drafter."""
 
+    steps: StepTimes = field(default_factory=StepTimes)
     forced: Calibration = field(default_factory=new_counts)  # text that a grammar forces
-    balances: Balances = field(default_factory=Balances)
-    balance: Balance = field(default_factory=lambda: Balance(of_all=True))
+    snapshots_cost: float = 1.0  # times as long that plain steps take for keeping snapshots
     # Other curves, by how many times fewer threads, and how many texts in a step.
     curves: dict[tuple[float, int], CostCurve] = field(default_factory=dict)
+
+    def are_snapshots_worth_it(self, drafter: Drafter) -> bool:
+        """Whether drafts save what their snapshots cost; True while too little is known."""
+        saved, cost = drafter.saved_part, self.snapshots_cost
+        if saved is None or cost < constants.NO_DIFFERENCE:
+            return True
+        return (1.0 - saved) * cost < constants.NO_DIFFERENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +79,6 @@ class Model:
         return self.known.curves[key]
 
 
-class Company(NamedTuple):
-    """What else a step is about, besides the drafts of one text: those of others in it."""
-
-    roots: int = 0
-    pending: int = 0  # tokens that are fed again, this text's own included
-    kept: int = 0  # nodes of theirs that cannot be left out
-    previous: int = 0  # nodes of the step before
-
-
-class Offer(NamedTuple):
-    """What could be drafted in a round, and what the step that verifies it may cost."""
-
-    stakes: Stakes | None  # None where nothing is ever drafted
-    proposal: Proposal
-
-
-_NOTHING = Offer(None, EMPTY)
 _ROOT_ALONE = range(-1, 0)  # the parents of its nodes
 
 
@@ -108,47 +92,26 @@ class _Reading:
     reused: int = 0
     spent_s: float = 0.0
     row: Logits | None = None  # [V], after the last piece
+    stops: Sequence[int] = ()  # where the backend keeps a state
     is_drafted_from: bool = False  # whether the drafter was given it
 
 
-@dataclass(slots=True)
-class _Pause:
-    """Plain rounds that need no choice, and that the drafter is told of behind them.
+class _PlainRound(NamedTuple):
+    """A round without a choice, of which the drafter is told later."""
 
-    After each step of the model what Python uses is no longer in the processor's caches: telling
-    of a round takes 0.1 ms there, which is 3% of a step of 3 ms, and of many as long as of one.
-    """
-
-    drafter: Pauses | None  # None where it never pauses
-    rounds: int = 0  # still to come
-    root: int = -1  # the token before them
-    stakes: Stakes | None = None  # of the round before them
-    tokens: list[int] = field(default_factory=list)
-    steps_ms: list[float] = field(default_factory=list)
-
-    def begin(self, stakes: Stakes) -> None:
-        """Behind a round that nothing was proposed for."""
-        if self.drafter is not None:
-            self.rounds, self.stakes = self.drafter.pause(), stakes
-
-    def note(self, emitted: list[int], step_ms: float) -> None:
-        """One of its rounds; the last one, if the drafter wants to be asked."""
-        self.rounds -= 1
-        self.tokens += emitted
-        self.steps_ms.append(step_ms)
-        self.reconsider()
-
-    def reconsider(self) -> None:
-        """End it where the text that has come meanwhile makes the drafter want to be asked."""
-        if self.rounds > 0 and self.drafter is not None and self.drafter.is_wanted(self.tokens):
-            self.rounds = 0
+    root: int
+    token: int
+    step_ms: float
 
 
 class Decoding:
     """One model writes, until the text ends or another model goes on.
 
     Its text is read in pieces (`has_read`, `first`); then each round has stages, which `step` runs
-    for any number of texts at once: `offer`, `draft`, `settle`.
+    for any number of texts at once: `propose`, `draft`, `settle`. A round behind which no drafter
+    can be asked for some rounds begins a cooldown: plain rounds, of which the drafter is told
+    behind them. After a step of the model what Python uses is no longer in the processor's caches:
+    telling of a round takes 0.1 ms there, which is 3% of a step of 3 ms, and of many as long.
 
     Args:
         text: token ids to go on from, not empty.
@@ -160,16 +123,18 @@ class Decoding:
         self.run = run
         self._reading = _Reading(text, reuse)
         self._drafter = self._chosen_drafter()
-        self._pause = _Pause(self._drafter if isinstance(self._drafter, Pauses) else None)
+        self._cooldown = 0  # plain rounds to come
+        self._plain_rounds: list[_PlainRound] = []  # of the cooldown, so far
+        self._is_plain = False  # whether this round is one of them
         self._min_probability = 0.0  # of a draft node that can pay
         if self._drafter is not None and model.curve is not None:
             self._min_probability = model.curve.least_useful_probability(len(text))
         self._root = -1  # the last token, which is not in the cache yet
-        self._offer = _NOTHING  # of this round
+        self.context: StepContext | None = None  # of the last choice; None: nothing is drafted
+        self.proposal = EMPTY
         self._tree = DraftTree.chain((0,))
         self.previous = 0  # nodes of the step before
         self.has_unsaid = False  # tokens that the sampler has picked, and no round has written
-        self.balance = Balance()
 
     @property
     def backend(self) -> Backend:
@@ -197,11 +162,14 @@ class Decoding:
         known = common_prefix_length(self.backend.tokens, reading.text[:-1])
         reading.end = reading.reused = self.backend.truncate(known if reading.reuse else 0)
         self.run.num_read = self.run.num_reused = reading.end
+        if reading.reuse and isinstance(self.backend, KeepsStates):
+            reading.stops = self.backend.stops(reading.text, reading.end)
 
     def next_piece(self, most: int) -> list[int]:
-        """The next tokens to be read, at most `most`, of a text that has begun, up to an image."""
+        """The next tokens to be read, at most `most`, up to an image or a state that is kept."""
         start, end = self._reading.end, self._reading.end + most
-        end = min((place for place in self.run.images if start < place < end), default=end)
+        places = (*self.run.images, *self._reading.stops)
+        end = min((place for place in places if start < place < end), default=end)
         return self._reading.text[start:end]
 
     @property
@@ -242,77 +210,82 @@ class Decoding:
     @property
     def rests(self) -> bool:
         """Whether the next round has no drafts, whatever the last one wrote."""
-        return self._drafter is None or self._pause.rounds > 0
+        return self._drafter is None or self._cooldown > 0
 
-    def offer(self, company: Company) -> Offer:
-        """What could be drafted, and what the step that verifies it may cost."""
+    def propose(self, others: int, pending: int, kept: int) -> None:
+        """What could be drafted, and what the step that verifies it may cost.
+
+        Args:
+            others: texts that share the step.
+            pending: tokens that are fed again in it, this text's own included.
+            kept: sampled nodes of others, which cannot be left out.
+        """
         self.tell()
-        reading = self._reading
+        reading, self.proposal = self._reading, EMPTY
         if self._drafter is not None and not reading.is_drafted_from:
-            if isinstance(self.model.drafter, KeepsTexts):
-                self.model.drafter.history = self.run.history
-                if self.run.prediction:
-                    self.model.drafter.recall([(self.run.history, self.run.prediction)])
+            assert self.model.drafter is not None
+            self.model.drafter.history = self.run.history
+            if self.run.prediction:
+                self.model.drafter.recall([(self.run.history, self.run.prediction)])
             text = [one for one in reading.text if one >= 0] if self.run.images else reading.text
             self._drafter.begin([*text, self._root])  # for which no first token waited
             reading.is_drafted_from = True
-        stakes, proposal = self._stakes_of(company), EMPTY
-        if self._drafter is not None and stakes is not None and stakes.max_nodes > 0:
-            proposal = self._drafter.propose(stakes)
-            goes_on = self.run.writers.goes_on
-            if goes_on < 1.0:
-                proposal = proposal.cut_off(goes_on)
-            if not stakes.branches:
-                proposal = likeliest_chain(proposal)
-            if not len(proposal) and not company.roots:
-                self._pause.begin(stakes)
-        self._offer = Offer(stakes, proposal)
-        return self._offer
+        self.context = context = self._context_of(others, pending, kept)
+        if self._drafter is None or context is None or context.max_nodes <= 0:
+            return
+        proposal = self._drafter.propose(context)
+        if (goes_on := self.run.writers.goes_on) < 1.0:
+            proposal = proposal.cut_off(goes_on)
+        self.proposal = proposal if context.branches else likeliest_chain(proposal)
+        if not len(self.proposal) and not others:
+            self._cooldown = self._drafter.cooldown()
 
-    def _stakes_of(self, company: Company) -> Stakes | None:
+    def _context_of(self, others: int, pending: int, kept: int) -> StepContext | None:
         """What the next round may draft and cost; None where nothing is ever drafted."""
         run, backend = self.run, self.backend
-        curve = self.model.curve_now(1 + company.roots)
+        curve = self.model.curve_now(1 + others)
         if self._drafter is None or curve is None:
             return None
-        extra = company.roots + company.pending
+        extra = others + pending
         room = min(
             run.limit - run.counters.generated_tokens - 1,
             backend.context_size - backend.length - 1,
-            self.model.drafts_beside(1 + company.roots) - company.kept,
+            self.model.drafts_beside(1 + others) - kept,
             # drawn nodes cannot be left out later
-            len(curve.base) - extra - company.kept - 2,
+            len(curve.base) - extra - kept - 2,
         )
-        return Stakes(
+        return StepContext(
             max_nodes=max(0, room),
             min_probability=self._min_probability,
             curve=curve,
             depth=backend.length,
-            previous=company.previous,
+            previous=self.previous,
             extra=extra,
-            others=company.roots,
+            others=others,
             branches=backend.capabilities.tree,
             sampler=run.draft_sampler,
-            margin=max(self.balance.margin, self.model.known.balance.margin),
         )
 
     def plain(self) -> DraftTree:
         """The root alone, in a round that nothing is offered for."""
-        self._offer = _NOTHING
+        self.proposal, self._is_plain = EMPTY, True
         self._tree = tree = DraftTree((self._root,), _ROOT_ALONE)
         return tree
 
     def draft(self, size: int) -> DraftTree:
         """The root, and the best nodes of the proposal."""
-        self._tree = build_tree(self._root, self._offer.proposal, size)
-        self.balance.paid = (0, 0)
+        self._is_plain = False
+        self._tree = build_tree(self._root, self.proposal, size)
         return self._tree
 
-    def settle(self, logits: Logits, began_s: float, step_ms: float) -> Written | None:
+    def settle(
+        self, logits: Logits, began_s: float, step_ms: float, node_ms: float | None = None
+    ) -> Written | None:
         """Accept, commit and learn, by the rows [n, V] of the tree.
 
-        The step took `step_ms`, and its drafts were begun at `began_s` by `perf_counter`. Returns
-        what was written, None where another model writes the next token.
+        The step took `step_ms`, of which each draft added `node_ms`; its drafts were begun at
+        `began_s` by `perf_counter`. Returns what was written, None where another model writes the
+        next token.
         """
         run, tree, backend = self.run, self._tree, self.model.backend
         counters = run.counters
@@ -324,11 +297,11 @@ class Decoding:
         backend.commit(path)
         path = path[: len(emitted)]
         if self._drafter is not None and emitted:
-            self._teach(tree, logits, path, emitted, step_ms)
+            self._teach(logits, path, emitted, step_ms, node_ms)
         spent_s = perf_counter() - began_s
         counters.crowded_rounds += backend.crowding > 1.0
         sources = counters.add_round(
-            tree, path, step_ms / 1e3, self._offer.proposal.draft_ms / 1e3, spent_s
+            tree, path, step_ms / 1e3, self.proposal.draft_ms / 1e3, spent_s
         )
         if not emitted:
             return None
@@ -341,7 +314,12 @@ class Decoding:
         sampler, writers = self.run.sampler, self.run.writers
         if not tree.distributions or not isinstance(sampler, Sampler):
             hands_over = None if writers is ALONE else writers.hands_over
-            path, emitted = accept(tree, logits, sampler.pick, hands_over)
+            pick: Callable[[Logits], int] = sampler.pick
+            if isinstance(sampler, Sampler) and sampler.params.accept_typical and len(tree) > 1:
+                pick = TypicalPick(tree, sampler)
+            path, emitted = accept(tree, logits, pick, hands_over)
+            if isinstance(pick, TypicalPick):
+                self.run.counters.changed_tokens += pick.num_taken
         else:
             kept = accept_sampled(
                 tree,
@@ -356,46 +334,41 @@ class Decoding:
 
     def _teach(
         self,
-        tree: DraftTree,
         logits: Logits,
         path: list[int],
         emitted: list[int],
         step_ms: float,
+        node_ms: float | None,
     ) -> None:
         """Let the drafter and the counts know what the round brought, or keep it until `tell`."""
-        assert self._drafter is not None
-        stakes = self._offer.stakes
-        if stakes is None:
-            self._pause.note(emitted, step_ms)
-            return
-        self._pause.root = emitted[-1]
-        outcome = Outcome(tree, path, emitted, stakes, _top_tokens(logits))
-        if tree.sources and isinstance(self._drafter, HasPurses):
-            pays = [name in self._drafter.paid_for for name in tree.sources]
-            self.balance.paid = sum(pays), sum(pays[node] for node in path)
-        self._drafter.observe(outcome)
-        self._pause.reconsider()
-        self.model.history.observe(len(tree), len(emitted))
+        drafter, context = self._drafter, self.context
+        assert drafter is not None
+        if self._is_plain:
+            self._plain_rounds.append(_PlainRound(self._root, emitted[0], step_ms))
+            self._cooldown -= 1
+        elif context is not None:
+            rows = _top_tokens(logits)
+            result = VerifyResult(self._tree, path, emitted, context, rows, node_ms=node_ms)
+            drafter.observe(result)
+            self.model.history.observe(len(self._tree), len(emitted))
+        if self._cooldown > 0 and drafter.has_hit([one.token for one in self._plain_rounds]):
+            self._cooldown = 0
 
     def tell(self) -> None:
-        """Let the drafter, the curve and the counts know of the rounds of a pause, which ends."""
-        pause, self._pause = self._pause, _Pause(self._pause.drafter)
-        stakes, count = pause.stakes, len(pause.tokens)
-        if self._drafter is None or stakes is None or not count:
+        """Let the drafter, the curve and the counts know of the cooldown's rounds; it ends."""
+        told, context, self._cooldown = self._plain_rounds, self.context, 0
+        count, self._plain_rounds = len(told), []
+        if self._drafter is None or context is None or not count:
             return
-        tree = DraftTree.chain((pause.root, *pause.tokens[:-1]))
-        self._drafter.observe(Outcome(tree, range(count), pause.tokens, stakes, rounds=count))
-        for _ in pause.tokens:
+        tokens = [one.token for one in told]
+        tree = DraftTree.chain((told[0].root, *tokens[:-1]))
+        self._drafter.observe(VerifyResult(tree, range(count), tokens, context, rounds=count))
+        for _ in told:
             self.model.history.observe(1, 1)
-        curve, depth = stakes.curve, max(0, self.backend.length - count)  # 0: it failed
-        plain_ms = curve.scale * curve.estimated_ms(1, depth)
-        known = self.model.known
-        for balance in (self.balance, known.balance, known.balances):
-            balance.add(1, count, sum(pause.steps_ms), plain_ms)
-        if curve is self.model.curve_now():
-            for step_ms in pause.steps_ms:
-                curve.observe(1, depth, 1, step_ms)
-                depth += 1
+        if context.curve is self.model.curve_now():
+            depth = max(0, self.backend.length - count)  # 0: it failed
+            for place, one in enumerate(told):
+                context.curve.observe(1, depth + place, 1, one.step_ms)
 
 
 def _top_tokens(logits: Logits) -> Callable[[int], TopTokens]:

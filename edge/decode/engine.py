@@ -7,37 +7,34 @@ and no probabilities (the drafter does).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
-from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, sequences_of
-from edgespec.decode.asynchronous import chunks_of
+from edgespec.backends.base import Backend, ImageRun, KeepsSnapshots, SeesImages, sequences_of
 from edgespec.decode.decoding import Decoding, Known, Model
-from edgespec.decode.generation import Chunk, Result, Stream
-from edgespec.decode.images import ShownImages
+from edgespec.decode.generation import Chunk, Result, Stream, chunks_of
 from edgespec.decode.options import GenerationOptions
 from edgespec.decode.scheduler import Job, Models, Scheduler, never
 from edgespec.decode.slots import Slots
 from edgespec.decode.stats import Counters
 from edgespec.decode.stream import TextStream
-from edgespec.drafting.balance import Balances
-from edgespec.drafting.drafters.base import Drafter, HoldsModel
+from edgespec.drafting.drafters.base import Drafter
 from edgespec.errors import ContextFullError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import RoundHistory
 from edgespec.models.chat import Message, prompt_text
-from edgespec.models.images import Image, images_of
+from edgespec.models.images import Image, images_of, parts_of
 from edgespec.prefix import common_prefix_length
-from edgespec.sampling.constrained import ConstrainedSampler, make_grammar
+from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought, make_grammar
 from edgespec.sampling.params import SamplingParams
 from edgespec.sampling.sampling import Sampler
-from edgespec.sampling.thought import LimitedThought
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgespec.decode.options import GenerationKeywords
+
 
 _PROMPT_END = 8  # tokens by which a drafter finds the beginning of a predicted answer
 _FEW = 32  # tokens of a cache that are read again at once
@@ -57,6 +54,7 @@ class Engine(Models):
         chat_template: Jinja source of the model's chat format, or None.
         tool_template: the same for conversations with tools, where the file has one.
         reuses_cache: whether a generation may go on from what the cache holds of its prompt.
+        is_exact: the answer must be plain decoding's, so no setting may change it.
         latency: most that reading one prompt adds to a step of others' answers, in steps; as of
             `Pace`.
         snapshots_cost: how many times as long plain steps take because the backend keeps snapshots
@@ -77,6 +75,7 @@ class Engine(Models):
         chat_template: str | None = None,
         tool_template: str | None = None,
         reuses_cache: bool = True,
+        is_exact: bool = False,
         latency: float = 1.0,
         snapshots_cost: float = 1.0,
         cache_key: str = "",
@@ -89,11 +88,12 @@ class Engine(Models):
         self.chat_template = chat_template
         self.tool_template = tool_template
         self.reuses_cache = reuses_cache
+        self._is_exact = is_exact
         self.cache_key = cache_key
         self._max_nodes = min(backend.max_nodes, max_nodes or backend.max_nodes)
         self._on_close = on_close
         self._is_freed = False
-        self._known = Known(balances=Balances(snapshots_cost))
+        self._known = Known(snapshots_cost=snapshots_cost)
         self._more_drafters = more_drafters
         self._scheduler = Scheduler(
             Slots(backend), latency=latency, curve=curve, splits=reuses_cache
@@ -170,6 +170,11 @@ class Engine(Models):
                 hint="raise --ctx, or shorten the prompt",
             )
         params = asked.sampling or SamplingParams()
+        if self._is_exact and params.accept_typical:
+            raise UnsupportedError(
+                "typical acceptance changes what is written, and the model was loaded as exact",
+                hint="leave out --accept typical, or --exact",
+            )
         tokenizer = self.backend.tokenizer
         texts = [one for one in ids if one >= 0] if images else ids
         sampler = Sampler(params, self.vocab_size, texts, tokenizer.token_bytes)
@@ -289,15 +294,13 @@ class Engine(Models):
 
     def memory_bytes(self) -> dict[str, int]:
         """Bytes the engines of the model and of its drafter say they allocated, by component."""
-        of_drafter: dict[str, int] = (
-            self.drafter.memory_bytes() if isinstance(self.drafter, HoldsModel) else {}
-        )
+        of_drafter: dict[str, int] = self.drafter.memory_bytes() if self.drafter is not None else {}
         return {**self.backend.memory_bytes(), **of_drafter}
 
     @property
     def draft_failure(self) -> str | None:
         """Why a draft model is not asked any more, or None; a DraftModelWarning said so."""
-        return self.drafter.failure if isinstance(self.drafter, HoldsModel) else None
+        return self.drafter.failure if self.drafter is not None else None
 
     def check(self) -> None:
         """Raise UnsupportedError where it is closed, or was loaded before this process forked."""
@@ -370,8 +373,10 @@ class Engine(Models):
 
         Not where this empties a cache that the prompt goes on from.
         """
-        backend, is_worth_it = self.backend, self._known.balances.are_worth_it
-        if is_worth_it or self.drafter is None or not isinstance(backend, KeepsSnapshots):
+        backend = self.backend
+        if self.drafter is None or not isinstance(backend, KeepsSnapshots):
+            return
+        if self._known.are_snapshots_worth_it(self.drafter):
             return
         if job.reuse and common_prefix_length(backend.tokens, prompt) > _FEW:
             return
@@ -393,3 +398,72 @@ class Engine(Models):
         and where the calling thread holds it already.
         """
         return self._scheduler.exclusive(is_cancelled)
+
+
+def sees_images(backend: Backend) -> TypeGuard[SeesImages]:
+    """Whether a model was loaded with a projector."""
+    return isinstance(backend, SeesImages) and backend.sees_images
+
+
+class ShownImages:
+    """A backend's tokenizer that knows some images by their marks in texts.
+
+    Raises UnsupportedError where there are images and the model sees none, or one is broken.
+    """
+
+    def __init__(self, backend: Backend, images: Iterable[Image]) -> None:
+        self._tokenizer = backend.tokenizer
+        self._pieces: dict[Image, Sequence[Sequence[int] | ImageRun]] = {}
+        for image in dict.fromkeys(images):
+            if not sees_images(backend):
+                raise UnsupportedError(
+                    "this model reads text alone, and the prompt has an image",
+                    hint="--mmproj FILE names the projector of a model that sees",
+                )
+            self._pieces[image] = backend.image_pieces(image)
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Ids of a text; an image has its own, which are negative but for those around it."""
+        ids: list[int] = []
+        for place, part in enumerate(parts_of(text, self._pieces)):
+            if isinstance(part, Image):
+                for piece in self._pieces[part]:
+                    ids += piece.ids if isinstance(piece, ImageRun) else piece
+            elif part or not place:
+                ids += self._tokenizer.encode(part, add_special=add_special and not place)
+        return ids
+
+    def token_bytes(self, token: int) -> bytes:
+        """As of `Tokenizer`; an image has none."""
+        return self._tokenizer.token_bytes(token) if token >= 0 else b""
+
+    def places(self, ids: Sequence[int]) -> dict[int, ImageRun]:
+        """The runs of cells in a prompt, by where they begin.
+
+        Raises UnsupportedError for ids of other images, and for images that the prompt lacks.
+        """
+        runs = {
+            piece.ids[0]: piece
+            for pieces in self._pieces.values()
+            for piece in pieces
+            if isinstance(piece, ImageRun)
+        }
+        found: dict[int, ImageRun] = {}
+        place = 0
+        while place < len(ids):
+            if ids[place] >= 0:
+                place += 1
+                continue
+            run = runs.get(ids[place])
+            if run is None or tuple(ids[place : place + len(run.ids)]) != run.ids:
+                raise UnsupportedError(f"token id {ids[place]} is not in the vocabulary")
+            found[place] = run
+            place += len(run.ids)
+        if {run.image for run in found.values()} != set(self._pieces):
+            raise UnsupportedError(
+                "an image was given that the prompt does not show",
+                hint='make it a part of a message: {"type": "image", "image": ...}',
+            )
+        if ids and ids[-1] < 0:
+            raise UnsupportedError("the prompt ends with an image", hint="put a text behind it")
+        return found

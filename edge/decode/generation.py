@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from edgespec.backends.base import Grammar, ImageRun, Logits
 from edgespec.decode.stats import Counters
 from edgespec.decode.stream import TextStream
 from edgespec.decode.writers import ALONE, LARGE, ModelTurn, Writers
-from edgespec.sampling.constrained import ConstrainedSampler
+from edgespec.sampling.constrained import ConstrainedSampler, LimitedThought
 from edgespec.sampling.logprobs import TokenLogprob, logprob_of
 from edgespec.sampling.sampling import Sampler
-from edgespec.sampling.thought import LimitedThought
 
 Chunks = Generator["Chunk", None, None]
 
@@ -272,3 +279,69 @@ def _turns(turns: Sequence[ModelTurn], count: int) -> tuple[ModelTurn, ...]:
     *ended, (model, _) = turns
     rest = count - sum(tokens for _, tokens in ended)
     return (*ended, (model, rest)) if rest > 0 else tuple(ended)
+
+
+class Closable(Protocol):
+    """A stream or a turn."""
+
+    def __iter__(self) -> Iterator[Chunk]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What comes after the last chunk."""
+
+    problem: BaseException | None
+
+
+async def chunks_of(stream: Closable) -> AsyncGenerator[Chunk, None]:
+    """The chunks of `stream`, without blocking the event loop.
+
+    Leaving the iteration early, or cancelling the task, stops the generation after the step under
+    way and waits for that; so does closing the event loop, which waits for nothing. Raises what the
+    stream raises.
+    """
+    import asyncio  # costs 40 ms, which commands do not need
+
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[Chunk | _End] = asyncio.Queue()
+
+    def put(item: Chunk | _End) -> bool:
+        """False where nobody can wait for it any more: the event loop is closed."""
+        try:
+            loop.call_soon_threadsafe(queue.put_nowait, item)
+        except RuntimeError:
+            if not loop.is_closed():
+                raise
+            return False
+        return True
+
+    def read() -> None:
+        problem: BaseException | None = None
+        try:
+            for chunk in stream:
+                if not put(chunk):
+                    stream.close()
+                    break
+        except BaseException as caught:
+            problem = caught
+        put(_End(problem))
+
+    threading.Thread(target=read, name="edgespec-stream", daemon=True).start()
+    end: _End | None = None
+    try:
+        while end is None:
+            item = await queue.get()
+            if isinstance(item, _End):
+                end = item
+            else:
+                yield item
+    finally:
+        if end is None:
+            stream.close()
+            while not isinstance(await queue.get(), _End):
+                pass
+    if end.problem is not None:
+        raise end.problem

@@ -1,6 +1,6 @@
 """A conversation: messages that are kept, and a cache that is not computed twice.
 
-A new turn prefills only what is new: `edgespec.decode.known` has the ids of what was said. So
+A new turn prefills only what is new: `edgespec.decode.session` has the ids of what was said. So
 `engine.generate(turn.prompt_ids)` is the turn computed from scratch, and with settings of
 `--exact` it gives the same tokens.
 
@@ -18,12 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.base import KeepsCache, sequences_of
-from edgespec.decode.asynchronous import chunks_of
 from edgespec.decode.engine import Engine
-from edgespec.decode.generation import Chunk, Result, Stream
-from edgespec.decode.known import KnownText
+from edgespec.decode.generation import Chunk, Result, Stream, chunks_of
 from edgespec.decode.options import GenerationOptions
-from edgespec.decode.session_file import read_session, write_session
 from edgespec.errors import BackendError, ContextFullError, SessionFileError, UnsupportedError
 from edgespec.models.chat import Message, plain_message
 from edgespec.models.images import (
@@ -41,6 +38,16 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgespec.decode.options import GenerationKeywords
+import hashlib
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import IO
+
+from edgespec.backends.base import Tokenizer
+from edgespec.decode.engine import ShownImages
+from edgespec.models.writing import reason, whole_file
 
 Content = str | Sequence[dict[str, Any]]
 _FORMAT = 1  # of the document in a session file
@@ -434,3 +441,141 @@ class Turn:
     def close(self) -> None:
         """Stop; see `Stream.close`."""
         self._stream.close()
+
+
+@dataclass(slots=True)
+class KnownText:
+    """A text, its ids, and the places at which both may be cut."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    # (characters, ids), ascending; at the ends of prompts and answers
+    places: list[tuple[int, int]] = field(default_factory=list)
+
+    def encode(self, text: str, tokenizer: Tokenizer | ShownImages) -> list[int]:
+        """Ids of a prompt's text: known ones where it is the same."""
+        chars, ids = self._part_of(text)
+        rest = tokenizer.encode(text[chars:], add_special=False) if chars else []
+        if chars and (not rest or tokenizer.token_bytes(rest[0]) == b""):
+            return [*ids, *rest]  # text is cut alike on both sides of a control token
+        return tokenizer.encode(text)
+
+    def learn(
+        self,
+        text: str,
+        prompt_ids: Sequence[int],
+        answer: str,
+        answer_ids: Sequence[int],
+        tokenizer: Tokenizer,
+    ) -> None:
+        """Keep the ids of a prompt's text and of what the model answered."""
+        self._cut(common_prefix_length(self.text, text))
+        while self.ids != list(prompt_ids[: len(self.ids)]):  # this prompt was encoded anew
+            self._cut(len(self.text) - 1)
+        self._add(text[len(self.text) :], prompt_ids[len(self.ids) :])
+        ids = [token for token in answer_ids if not tokenizer.is_end(token)]
+        pieces = [(tokenizer.token_bytes(token), token) for token in ids]
+        plain = b"".join(data for data, _ in pieces).decode(errors="replace")
+        named = b"".join(data or tokenizer.token_text(token).encode() for data, token in pieces)
+        if answer in (plain, named.decode(errors="replace")):
+            self._add(answer, ids)
+
+    def _part_of(self, text: str) -> tuple[int, list[int]]:
+        common = common_prefix_length(self.text, text)
+        places = [place for place in self.places if place[0] <= common]
+        chars, count = places[-1] if places else (0, 0)
+        return chars, self.ids[:count]
+
+    def _cut(self, num_chars: int) -> None:
+        """Forget what goes beyond a common text of `num_chars`."""
+        while self.places and self.places[-1][0] > num_chars:
+            self.places.pop()
+        chars, ids = self.places[-1] if self.places else (0, 0)
+        self.text, self.ids = self.text[:chars], self.ids[:ids]
+
+    def _add(self, text: str, ids: Sequence[int]) -> None:
+        self.text += text
+        self.ids += ids
+        self.places.append((len(self.text), len(self.ids)))
+
+
+_MAGIC = b"edgespec session\x01"
+_FOOTER = struct.Struct("<17sQQ32s")  # magic, bytes of the cache, bytes of the JSON, digest
+_BLOCK_BYTES = 1 << 20
+_MAX_JSON_BYTES = 256 << 20
+_HINT = "name a file that /save or Session.save wrote"
+
+
+def write_session(
+    path: Path, document: dict[str, Any], write_cache: Callable[[str], int] | None = None
+) -> None:
+    """Replace `path` by a session file, or leave it as it is.
+
+    `write_cache` writes the cache to the path it is given and returns how many bytes it wrote.
+    Raises SessionFileError when the file cannot be written.
+    """
+    try:
+        with whole_file(path, private=True) as partial:
+            cache_bytes = write_cache(os.fspath(partial)) if write_cache is not None else 0
+            with partial.open("r+b") as file:
+                _finish(file, cache_bytes, json.dumps(document).encode())
+    except OSError as problem:
+        raise SessionFileError(
+            f"cannot write {path}: {reason(problem)}", hint="name a file in a folder of yours"
+        ) from problem
+
+
+def read_session(path: Path) -> tuple[dict[str, Any], int]:
+    """The document of a session file, and how many bytes of cache come first.
+
+    Raises SessionFileError for a file that is missing, damaged, or of another kind.
+    """
+    try:
+        with open(path, "rb") as file:
+            return _read(path, file)
+    except OSError as problem:
+        raise SessionFileError(f"cannot read {path}: {problem.strerror}", hint=_HINT) from problem
+
+
+def _finish(file: IO[bytes], cache_bytes: int, document: bytes) -> None:
+    """Append document and footer behind the cache."""
+    file.truncate(cache_bytes)
+    digest = _digest(file, cache_bytes)
+    file.seek(cache_bytes)
+    digest.update(document)
+    file.write(document)
+    file.write(_FOOTER.pack(_MAGIC, cache_bytes, len(document), digest.digest()))
+
+
+def _read(path: Path, file: IO[bytes]) -> tuple[dict[str, Any], int]:
+    size = os.fstat(file.fileno()).st_size
+    if size < _FOOTER.size:
+        raise SessionFileError(f"{path} is not a session of edgespec", hint=_HINT)
+    file.seek(size - _FOOTER.size)
+    magic, cache_bytes, json_bytes, wanted = _FOOTER.unpack(file.read(_FOOTER.size))
+    if magic != _MAGIC:
+        raise SessionFileError(f"{path} is not a session of edgespec, or is cut off", hint=_HINT)
+    if cache_bytes + json_bytes + _FOOTER.size != size or json_bytes > _MAX_JSON_BYTES:
+        raise SessionFileError(f"{path} is damaged: its sizes do not add up")
+    digest = _digest(file, cache_bytes)
+    text = file.read(json_bytes)
+    digest.update(text)
+    if digest.digest() != wanted:
+        raise SessionFileError(f"{path} is damaged: its checksum is wrong")
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise SessionFileError(f"{path} is damaged: {problem}") from problem
+    if not isinstance(document, dict):
+        raise SessionFileError(f"{path} is damaged: it holds no conversation")
+    return document, cache_bytes
+
+
+def _digest(file: IO[bytes], size: int) -> hashlib._Hash:
+    """SHA-256 of the first `size` bytes; the file stands behind them afterwards."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while size > 0 and (block := file.read(min(size, _BLOCK_BYTES))):
+        digest.update(block)
+        size -= len(block)
+    return digest

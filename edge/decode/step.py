@@ -15,7 +15,7 @@ what such a step took is no price of theirs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import prod
@@ -24,10 +24,11 @@ from typing import NamedTuple
 
 from edgespec.backends.base import HoldsSequences, Logits
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.decoding import Company, Decoding, Offer
+from edgespec.decode.decoding import Decoding
 from edgespec.decode.generation import Written
+from edgespec.drafting.constants import REQUIRED_GAIN
 from edgespec.drafting.controller import choose_size
-from edgespec.drafting.proposal import Proposal, Stakes
+from edgespec.drafting.proposal import Proposal, StepContext
 
 # What a round of one text came to: None where another model writes on, or why it failed.
 Outcome = Written | Exception | None
@@ -62,83 +63,104 @@ def make_step(
     if read_beside is None and len(decodings) == 1 and decodings[0].rests:
         return [_plain_step(decodings[0])]
     began = perf_counter()
-    outcomes: list[Outcome] = [None] * len(decodings)
-    going, offers, pending = _offers(decodings, outcomes)
-    most = decodings[0].model.drafts_beside(len(going)) if going else 0
-    chosen = _Choice.of(offers, pending, most)
-    trees = [decodings[i].draft(size) for i, size in zip(going, chosen.sizes, strict=True)]
-    nodes = sum(map(len, trees)) + pending
+    plan = StepPlan.of(decodings)
+    trees = [one.draft(size) for one, size in zip(plan.going, plan.sizes, strict=True)]
+    nodes = sum(map(len, trees)) + plan.pending
     pieces = read_beside(nodes) if read_beside is not None else ()
-    num_read = sum(len(piece.tokens) for piece in pieces)
     drafted = perf_counter()
-    rows = _compute([decodings[i] for i in going], trees, pieces)
+    rows = _compute(plan.going, trees, pieces)
     step_ms = (perf_counter() - drafted) * 1e3
-    for piece, last in zip(pieces, rows[len(going) :], strict=True):
-        spent_ms = step_ms * len(piece.tokens) / (nodes + num_read)
-        piece.decoding.has_read(piece.tokens, last[0], spent_ms / 1e3)
-    for i, logits in zip(going, rows, strict=False):
-        decodings[i].previous = nodes + num_read
+    num_fed = nodes + sum(len(piece.tokens) for piece in pieces)
+    for piece, last in zip(pieces, rows[len(trees) :], strict=True):
+        piece.decoding.has_read(piece.tokens, last[0], step_ms * len(piece.tokens) / num_fed / 1e3)
+    node_ms = None if pieces else plan.node_ms(step_ms)
+    for one, logits in zip(plan.going, rows, strict=False):
+        one.previous = num_fed
         try:
-            outcomes[i] = decodings[i].settle(logits, began, step_ms)
+            plan.outcomes[one] = one.settle(logits, began, step_ms, node_ms)
         except Exception as problem:
-            outcomes[i] = problem
-    num_written = sum(len(one.tokens) for one in outcomes if isinstance(one, Written))
-    if num_written:
-        spent_ms = (perf_counter() - began) * 1e3
-        texts = [decodings[i] for i in going]
-        _learn(texts, chosen, num_written, step_ms, spent_ms, has_read=bool(pieces))
-    return outcomes
+            plan.outcomes[one] = problem
+    if not pieces:
+        plan.learn(step_ms, (perf_counter() - began) * 1e3)
+    return [plan.outcomes[one] for one in decodings]
 
 
-def _offers(
-    decodings: Sequence[Decoding], outcomes: list[Outcome]
-) -> tuple[list[int], list[Offer], int]:
-    """Which texts go on, what they offer, and the tokens that are fed again.
+@dataclass(slots=True)
+class StepPlan:
+    """Which texts go on, and how many drafts of each are verified, in which context."""
 
-    The outcome of a text that fails is filled in.
-    """
-    pending = sum(one.backend.pending for one in decodings)
-    going, offers, kept = [], [], 0
-    for i, one in enumerate(decodings):
-        try:
-            offer = one.offer(Company(len(decodings) - 1, pending, kept, one.previous))
-        except Exception as problem:
-            outcomes[i] = problem
-            continue
-        going.append(i)
-        offers.append(offer)
-        kept += offer.proposal.kept
-    return going, offers, pending
-
-
-class _Choice(NamedTuple):
-    """How many nodes of each offer are verified, at which stakes: those of the whole step."""
-
+    going: list[Decoding]
+    outcomes: dict[Decoding, Outcome]
+    pending: int  # tokens that are fed again
     sizes: list[int]
-    stakes: Stakes | None
-    draft_ms: float
+    context: StepContext | None = None  # of the whole step; None where nothing is ever drafted
+    draft_ms: float = 0.0
 
     @classmethod
-    def of(cls, offers: Sequence[Offer], pending: int, most: int) -> _Choice:
-        """The best nodes of all offers, as many as are worth their time, at most `most`."""
-        if len(offers) == 1 and not offers[0][1].kept:  # which nothing has to be ranked for
-            [(alone, proposal)] = offers
-            if alone is not None and not alone.others:
-                spent_ms, chances = proposal.draft_ms, proposal.probabilities
-                size, _ = choose_size(chances, alone, spent_ms=spent_ms, tries=True)
-                return cls([size], alone, spent_ms)
-        there = [stakes for stakes, _ in offers if stakes is not None]
+    def of(cls, decodings: Sequence[Decoding]) -> StepPlan:
+        """Ask all texts, and choose; the outcome of a text that fails is filled in."""
+        pending = sum(one.backend.pending for one in decodings)
+        plan, kept = cls([], {}, pending, []), 0
+        for one in decodings:
+            try:
+                one.propose(len(decodings) - 1, pending, kept)
+            except Exception as problem:
+                plan.outcomes[one] = problem
+                continue
+            plan.going.append(one)
+            kept += one.proposal.kept
+        if plan.going:
+            most = plan.going[0].model.drafts_beside(len(plan.going))
+            plan._choose([one.proposal for one in plan.going], most)
+        return plan
+
+    def _choose(self, proposals: Sequence[Proposal], most: int) -> None:
+        """The best nodes of all proposals, as many as are worth their time, at most `most`."""
+        self.sizes = [proposal.kept for proposal in proposals]
+        there = [one.context for one in self.going if one.context is not None]
         if not there:
-            return cls([0] * len(offers), None, 0.0)
-        proposals = [proposal for _, proposal in offers]
-        sizes = [proposal.kept for proposal in proposals]
-        draft_ms = sum(proposal.draft_ms for proposal in proposals)
-        stakes, kept = _joint(there, len(offers), pending, most), sum(sizes)
-        worth, order = _shared_worth(proposals)
-        size, _ = choose_size(worth, stakes, kept=kept, spent_ms=draft_ms, tries=True)
+            return
+        self.draft_ms = sum(proposal.draft_ms for proposal in proposals)
+        self.context = context = _joint(there, len(proposals), self.pending, most)
+        kept, worth = sum(self.sizes), proposals[0].probabilities
+        order = [0] * len(worth)
+        if len(proposals) > 1 or kept:
+            worth, order = _shared_worth(proposals)
+        # What a model drafted was promised before it was asked.
+        required = 1.0 if self.draft_ms else REQUIRED_GAIN
+        size, _ = choose_size(
+            worth,
+            context,
+            kept=kept,
+            spent_ms=self.draft_ms,
+            required_gain=required,
+            tries=True,
+        )
         for i in order[: size - kept]:
-            sizes[i] += 1
-        return cls(sizes, stakes, draft_ms)
+            self.sizes[i] += 1
+
+    def node_ms(self, step_ms: float) -> float | None:
+        """What each draft has added to a step; None without any."""
+        num_drafted = sum(self.sizes)
+        if self.context is None or not num_drafted:
+            return None
+        steps, estimated_ms = self.going[0].model.known.steps, self.context.estimated_ms
+        believed_ms = steps.believed_ms(step_ms, estimated_ms(1 + num_drafted))
+        return (believed_ms - estimated_ms(1)) / num_drafted
+
+    def learn(self, step_ms: float, spent_ms: float) -> None:
+        """Let the curve know what a step took in which nothing was read."""
+        context, model = self.context, self.going[0].model if self.going else None
+        if context is None or model is None:
+            return
+        if not any(isinstance(one, Written) for one in self.outcomes.values()):
+            return
+        # Else the team changed for this step, or one of the texts failed.
+        texts = 1 + context.others
+        if context.curve is model.curve_now(texts) and len(self.going) == texts:
+            nodes = 1 + sum(self.sizes) + context.extra
+            work_ms = spent_ms - self.draft_ms
+            context.curve.observe(nodes, context.depth, context.previous, step_ms, work_ms)
 
 
 def _shared_worth(proposals: Sequence[Proposal]) -> tuple[list[float], list[int]]:
@@ -168,60 +190,18 @@ def _shared_worth(proposals: Sequence[Proposal]) -> tuple[list[float], list[int]
     return worth, order
 
 
-def _joint(stakes: Sequence[Stakes], roots: int, pending: int, most: int) -> Stakes:
+def _joint(contexts: Sequence[StepContext], roots: int, pending: int, most: int) -> StepContext:
     """What a step over all texts costs: behind as many tokens as they have on average."""
-    first = stakes[0]
+    first = contexts[0]
     if roots == 1 and not first.others:  # more where the others failed
         return first
     return replace(
         first,
         max_nodes=min(most, len(first.curve.base) - roots - pending - 1),
-        depth=round(sum(one.depth for one in stakes) / len(stakes)),
+        depth=round(sum(one.depth for one in contexts) / len(contexts)),
         extra=roots - 1 + pending,
         others=roots - 1,
-        margin=max(one.margin for one in stakes),
     )
-
-
-def _learn(
-    decodings: Sequence[Decoding],
-    chosen: _Choice,
-    num_written: int,
-    step_ms: float,
-    spent_ms: float,
-    *,
-    has_read: bool,
-) -> None:
-    """Let the curve know what a step took, and each text whether drafts have paid.
-
-    What they gain or lose is all texts' alike: each has a part in the step. Of a step that others
-    were read in, the nodes have what they would have taken alone.
-    """
-    stakes = chosen.stakes
-    if stakes is None:
-        return
-    curve, num_drafted = stakes.curve, sum(chosen.sizes)
-    if has_read:
-        expected_ms = stakes.estimated_ms(1 + num_drafted)
-        spent_ms += expected_ms - step_ms
-    plain_ms = curve.scale * curve.estimated_ms(1 + stakes.extra, stakes.depth)
-    work_ms = spent_ms - chosen.draft_ms
-    # What a drafter's purse pays for is no loss of the others, nor are its tokens a gain.
-    paid = sum(one.balance.paid[0] for one in decodings)
-    left, tokens = num_drafted - paid, num_written - sum(one.balance.paid[1] for one in decodings)
-    left_ms = work_ms - max(0.0, step_ms - plain_ms) * paid / max(1, num_drafted)
-    known = decodings[0].model.known
-    for balance in (*(one.balance for one in decodings), known.balance):
-        balance.add(1 + left, tokens / len(decodings), left_ms, plain_ms)
-    # Snapshots are kept for the drafts of all, and what models take to make them counts, too.
-    each = num_written / len(decodings)
-    for _ in decodings:
-        known.balances.add(1 + num_drafted, each, work_ms, plain_ms, chosen.draft_ms)
-    texts = 1 + stakes.others
-    # Else the team changed for this step, or one of the texts failed.
-    if not has_read and curve is decodings[0].model.curve_now(texts) and len(decodings) == texts:
-        nodes = 1 + num_drafted + stakes.extra
-        curve.observe(nodes, stakes.depth, stakes.previous, step_ms, work_ms)
 
 
 def _compute(

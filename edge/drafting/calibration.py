@@ -21,14 +21,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from edgespec.memory.store.counts import added
-
-_CELL_STRENGTH = 6.0
-_RECENT_STRENGTH = 40.0
-_RECENT_DECAY = 0.9
-_GROUP_STRENGTH = 1.0
-_MAX_TRIES = 4000.0  # older counts fade beyond this, so that a table never gets stuck
-_PRIOR_TRIES = 20.0  # of a cell that counts of other models stand for at most
+from edgespec.drafting import constants
 
 Counts = Mapping[int, tuple[float, float]]  # hits and tries by cell
 
@@ -54,14 +47,14 @@ class Calibration:
     ) -> None:
         self._groups, self._recents = groups, recents
         self._known_hits = [0.0] * num_cells
-        self._known_tries = [_CELL_STRENGTH] * num_cells  # those of the group included
+        self._known_tries = [constants.CELL_STRENGTH] * num_cells  # those of the group included
         self._hits = [0.0] * num_cells
         self._tries = [0.0] * num_cells
-        self._group_hits = [_GROUP_STRENGTH * prior for prior in priors]
-        self._group_tries = [_GROUP_STRENGTH] * len(priors)
+        self._group_hits = [constants.GROUP_STRENGTH * prior for prior in priors]
+        self._group_tries = [constants.GROUP_STRENGTH] * len(priors)
         self.forget_recent()
         for cell, (hits, tries) in (known or {}).items():
-            weight = min(1.0, _PRIOR_TRIES / tries)
+            weight = min(1.0, constants.PRIOR_TRIES / tries)
             self._known_hits[cell] = weight * hits
             self._known_tries[cell] += weight * tries
             self._group_hits[groups[cell]] += weight * hits
@@ -77,10 +70,10 @@ class Calibration:
         """Chance that a node of this cell is right, given that its parent was."""
         group, recent = self._groups[cell], self._recents[cell]
         coarse = self._group_hits[group] / self._group_tries[group]
-        hits = self._hits[cell] + self._known_hits[cell] + _CELL_STRENGTH * coarse
+        hits = self._hits[cell] + self._known_hits[cell] + constants.CELL_STRENGTH * coarse
         fine = hits / (self._tries[cell] + self._known_tries[cell])
-        return (self._recent_hits[recent] + _RECENT_STRENGTH * fine) / (
-            self._recent_tries[recent] + _RECENT_STRENGTH
+        return (self._recent_hits[recent] + constants.RECENT_STRENGTH * fine) / (
+            self._recent_tries[recent] + constants.RECENT_STRENGTH
         )
 
     def group_probability(self, group: int) -> float:
@@ -90,10 +83,10 @@ class Calibration:
     def count(self, cell: int, hit: bool) -> None:
         """Record that a node of this cell, whose parent was right, was right or wrong."""
         recent = self._recents[cell]
-        self._recent_hits[recent] = _RECENT_DECAY * self._recent_hits[recent] + hit
-        self._recent_tries[recent] = _RECENT_DECAY * self._recent_tries[recent] + 1.0
+        self._recent_hits[recent] = constants.RECENT_DECAY * self._recent_hits[recent] + hit
+        self._recent_tries[recent] = constants.RECENT_DECAY * self._recent_tries[recent] + 1.0
         self._add(cell, hit, 1.0)
-        if self._tries[cell] > _MAX_TRIES:
+        if self._tries[cell] > constants.MOST_TRIES:
             self._add(cell, -0.5 * self._hits[cell], -0.5 * self._tries[cell])
 
     def _add(self, cell: int, hits: float, tries: float) -> None:
@@ -118,38 +111,15 @@ class Calibration:
         }
         return {"num_cells": len(self._tries), "cells": cells}
 
-    def load_json(self, document: dict[str, Any] | None) -> None:
+    def load_json(self, document: Any) -> None:
         """Take over counts of an earlier run; a document of another layout is ignored."""
         if not isinstance(document, dict) or document.get("num_cells") != len(self._tries):
             return
-        cells = document.get("cells")
-        for name, counts in (cells if isinstance(cells, dict) else {}).items():
-            try:
-                cell = int(name)
-                hits, tries = (round(float(count), 3) for count in counts[:2])
-                most = 2 * _MAX_TRIES - self._tries[cell]  # "1" and "01" are one cell
-                if 0 <= hits <= tries <= most and cell >= 0:
-                    self._add(cell, hits, tries)
-            except (ValueError, TypeError, LookupError, OverflowError):
-                continue
-
-
-def merged_counts(now: Any, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The document to store: `now` is stored, and a process went from `before` to `after`.
-
-    Whatever else than counts is in the documents is that of `after`.
-    """
-    if not isinstance(now, dict) or now.get("num_cells") != after.get("num_cells"):
-        now = {}
-    pairs = [pairs_of(document.get("cells")) for document in (now, before, after)]
-    cells = {}
-    for name in {name: None for found in pairs for name in found}:
-        hits, tries = added(*(found.get(name, (0.0, 0.0)) for found in pairs))
-        while tries > _MAX_TRIES:
-            hits, tries = 0.5 * hits, 0.5 * tries
-        if tries > 0.0:
-            cells[name] = [round(min(max(0.0, hits), tries), 3), round(tries, 3)]
-    return {**after, "cells": cells}
+        for name, counts in pairs_of(document.get("cells")).items():
+            cell = int(name) if name.isdecimal() and len(name) < 9 else len(self._tries)
+            hits, tries = (round(count, 3) for count in counts)
+            if cell < len(self._tries) and tries <= 2 * constants.MOST_TRIES - self._tries[cell]:
+                self._add(cell, hits, tries)  # "1" and "01" are one cell
 
 
 def pairs_of(cells: Any) -> dict[str, tuple[float, float]]:

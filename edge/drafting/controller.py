@@ -6,8 +6,8 @@
 Where several texts share the step, E(n) begins with one token for each of them, and is their number
 times the geometric mean (`decode/step.py`). No nodes but their roots are plain decoding and an
 ordinary choice. The best of many noisy estimates is too good on average, so steps over drafts are
-taken to be as slow as their times are unsure, and must promise a margin besides (`balance.py`). The
-rule knows neither drafters nor backends.
+taken to be as slow as their times are unsure. What may be lost at most is not its business
+(`ledger.py`). The rule knows neither drafters nor backends.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.backends.tree import DraftTree, is_chain
-from edgespec.drafting.proposal import Proposal, Stakes
+from edgespec.drafting.proposal import Proposal, StepContext
 
 
 def choose_size(
     probabilities: Sequence[float],
-    stakes: Stakes,
+    context: StepContext,
     *,
     kept: int = 0,
     spent_ms: float = 0.0,
     node_ms: float = 0.0,
     drafted: int = 0,
+    required_gain: float = 1.0,
     tries: bool = False,
 ) -> tuple[int, float]:
     """How many of the proposed nodes to verify, possibly none, and the tokens/ms to expect.
@@ -36,31 +37,32 @@ def choose_size(
     Args:
         probabilities: what each node adds to the tokens expected (of one text: the path's
             probability), the best first behind the kept ones.
-        stakes: step times and the most that may be drafted.
+        context: step times and the most that may be drafted.
         kept: the first nodes, which cannot be left out.
         spent_ms: time this round has taken already, by a clock.
         node_ms: time it takes to draft one more node, by a clock.
         drafted: nodes that are drafted already; those behind them take `node_ms` each.
+        required_gain: times the tokens/ms without drafts that a choice of more must promise.
         tries: whether a size that was not measured is taken where its estimate is the best. Two
             such steps measure it, so that few are lost where the estimate was too good.
     """
-    expected = 1.0 + stakes.others + sum(probabilities[:kept])
-    scale = stakes.curve.scale  # below, all times are the curve's
+    expected = 1.0 + context.others + sum(probabilities[:kept])
+    scale = context.curve.scale  # below, all times are the curve's
     spent_ms, node_ms = spent_ms / scale, node_ms / scale
     spent_ms += max(0, kept - drafted) * node_ms
-    curve, extra, depth, previous = stakes.curve, stakes.extra, stakes.depth, stakes.previous
+    curve, extra, depth, previous = context.curve, context.extra, context.depth, context.previous
     rate = expected / (spent_ms + curve.estimated_ms(1 + kept + extra, depth, previous))
-    best, best_rate, least = kept, rate, rate * (1.0 if kept else stakes.margin)
+    best, best_rate, least, required = kept, rate, rate, required_gain * rate
     step_ms = curve.estimated_ms if tries else curve.step_ms
-    doubt = stakes.doubt(1 + kept)  # which what is compared with has, too
-    for size in range(kept + 1, min(len(probabilities), stakes.max_nodes) + 1):
+    doubt = context.doubt(1 + kept)  # which what is compared with has, too
+    for size in range(kept + 1, min(len(probabilities), context.max_nodes) + 1):
         expected += probabilities[size - 1]
         if size > drafted:
             spent_ms += node_ms
         ms = step_ms(size + 1 + extra, depth, previous)
         rate = expected / (spent_ms + ms)
-        if rate > least:
-            unsure = max(0.0, stakes.doubt(size + 1) - doubt)
+        if rate > least and rate >= required:
+            unsure = max(0.0, context.doubt(size + 1) - doubt)
             cautious = expected / (spent_ms + ms * (1.0 + unsure))
             if cautious > least:
                 best, best_rate, least = size, rate, cautious

@@ -15,10 +15,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from edgespec.drafting import constants
 from edgespec.drafting.calibration import Counts, pairs_of
 
 VERSION = 1
-_CAUTION = 0.5  # of the odds
 
 
 @cache
@@ -37,7 +37,7 @@ def cautious(counts: Counts) -> Counts:
     """The same number of tries, at the odds that one may expect of another model."""
     found = {}
     for cell, (hits, tries) in counts.items():
-        odds = _CAUTION * (hits + 0.5) / (tries - hits + 0.5)
+        odds = constants.PRIOR_ODDS * (hits + 0.5) / (tries - hits + 0.5)
         found[cell] = (tries * odds / (1.0 + odds), tries)
     return found
 

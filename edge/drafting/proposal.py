@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from edgespec.sampling.sampling import Sampler
 
 
-MARGIN = 1.05  # that drafts must promise over plain decoding, if nothing was lost
-MOST_DRAWN = 8  # nodes of a proposal that carry a distribution, which is a number for each token
-
-
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """Candidate nodes below the root, most probable first.
@@ -68,14 +64,13 @@ EMPTY = Proposal((), (), ())
 
 
 @dataclass(frozen=True, slots=True)
-class Stakes:
+class StepContext:
     """What a round may cost, and what its drafts are worth.
 
     Times are those of this moment, as a clock would show them: the curve's at its `scale`.
 
     At most `max_nodes` may be drafted; those less probable than `min_probability` cannot pay and
-    need not be proposed. Drafts are verified where they promise `margin` times as many tokens/ms as
-    plain decoding. `branches` says whether siblings can be verified. `sampler` is there when
+    need not be proposed. `branches` says whether siblings can be verified. `sampler` is there when
     the target's tokens are drawn at random: drafts may then be drawn by it, too.
     """
 
@@ -88,7 +83,11 @@ class Stakes:
     others: int = 0  # of these, the roots of other texts, each of which brings a token
     branches: bool = True
     sampler: Sampler | None = None
-    margin: float = MARGIN
+
+    @property
+    def token_ms(self) -> float:
+        """A plain step's time for each of its tokens: the unit of ledgers."""
+        return self.estimated_ms(1) / (1 + self.others)
 
     def doubt(self, num_nodes: int) -> float:
         """Relative standard deviation of the predicted time of a step."""
@@ -109,9 +108,10 @@ class Stakes:
 
 
 @dataclass(frozen=True, slots=True)
-class Prospects:
-    """What a drafter that takes time expects of a round, before it has spent any."""
+class DraftEstimate:
+    """What a draft model expects of a round before it is asked, and what asking it takes."""
 
-    probabilities: Sequence[float]  # of the nodes, as they usually are lately, non-increasing
-    before_ms: float  # to read what it has not seen, beyond the first node's own step
-    draft_ms: float  # that drafting takes behind that
+    probabilities: Sequence[float]  # of the nodes of its chain, non-increasing; none: it cannot
+    read_ms: float = 0.0  # to read what it has not seen: bought once, used in many rounds
+    first_ms: float = 0.0  # that drafting takes whatever its length
+    node_ms: float = 0.0  # and each token more

@@ -161,6 +161,7 @@ def measure_depths(backend: Backend, curve: CostCurve) -> None:
         return
 
     def fill() -> int:
+        backend.truncate(0)  # of steps that could not be taken back
         tokens = some_tokens(backend, fitting[-1])
         for start in range(0, len(tokens), backend.batch_size):
             backend.prefill(tokens[start : start + backend.batch_size])

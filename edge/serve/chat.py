@@ -11,21 +11,18 @@ from edgespec.decode.options import GenerationOptions
 from edgespec.errors import UnsupportedError
 from edgespec.models.images import KINDS as IMAGES
 from edgespec.models.images import Image, joined, sent_image
-from edgespec.serve.asked import ChatAsked, Output, Setup, take_model, take_output
+from edgespec.serve.asked import ChatAsked, Setup, take_model, take_output
 from edgespec.serve.fields import Fields, shown
 from edgespec.serve.generation_fields import take_format, take_max_tokens, take_sampling, take_stops
 from edgespec.serve.limits import Limits
 from edgespec.serve.shapes import (
     Choice,
     Delta,
+    OpenAIShape,
+    Output,
     ToldTokens,
     ToolCall,
-    fingerprint,
-    new_id,
-    now_s,
-    sources,
     timings,
-    usage,
 )
 from edgespec.serve.tools import call_arguments, take_tools
 
@@ -362,27 +359,18 @@ def _call(fields: Fields) -> dict[str, Any]:
     }
 
 
-class ChatShape:
-    """Answers to one request.
-
-    Args:
-        tokens: tells logprobs, where there are any.
-    """
+class ChatShape(OpenAIShape):
+    """Answers to one request."""
 
     def __init__(self, model: str, output: Output, tokens: ToldTokens) -> None:
-        self._output, self._tokens = output, tokens
-        self._head = {
-            "id": new_id("chatcmpl-"),
-            "created": now_s(),
-            "model": model,
-            "system_fingerprint": fingerprint(),
-        }
+        kinds = "chat.completion.chunk", "chat.completion"
+        super().__init__("chatcmpl-", kinds, model, output, tokens)
         self._calls = dict[str, int]()  # of the answer that is being sent: numbers by identity
 
     def begin(self, index: int) -> list[dict[str, Any]]:
         """The role."""
         self._calls = {}
-        return [self._chunk(index, {"role": "assistant", "content": ""})]
+        return [self._event(_choice(index, {"role": "assistant", "content": ""}))]
 
     def add(self, index: int, delta: Delta, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
         """One event."""
@@ -396,33 +384,20 @@ class ChatShape:
             values["function_call"] = parts[0]["function"]
         elif parts:
             values["tool_calls"] = parts
-        more = {"sources": sources(chunks)} if self._output.sources else {}
+        more = self._more(chunks)
         told = self._tokens.chat([one for chunk in chunks for one in chunk.logprobs])
         if not (values or more or told):
             return []
-        return [{**self._chunk(index, values, logprobs=told), **more}]
+        return [self._event(_choice(index, values, logprobs=told), **more)]
 
     def end(self, choice: Choice) -> list[dict[str, Any]]:
         """The reason, with the timings of this answer."""
-        last = self._chunk(choice.index, {}, self._reason(choice))
-        return [{**last, "timings": timings([choice])}]
-
-    def close(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
-        """The usage, where it was asked for."""
-        if not self._output.usage:
-            return []
-        head = self._document("chat.completion.chunk", [])
-        return [
-            {**head, "usage": usage(choices, self._output.choices), "timings": timings(choices)}
-        ]
+        last = _choice(choice.index, {}, self._reason(choice))
+        return [self._event(last, timings=timings([choice]))]
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """All answers."""
-        return {
-            **self._document("chat.completion", [self._whole(choice) for choice in choices]),
-            "usage": usage(choices, self._output.choices),
-            "timings": timings(choices),
-        }
+        return self._document(self._kinds[1], [self._whole(one) for one in choices], choices)
 
     def _part(self, call: ToolCall) -> dict[str, Any]:
         """A call, or more of one: arguments alone."""
@@ -431,16 +406,6 @@ class ChatShape:
             return {"index": self._calls[call.identity], "function": more}
         self._calls[call.identity] = len(self._calls)
         return {"index": self._calls[call.identity], **_call_document(call)}
-
-    def _chunk(
-        self, index: int, delta: Any, reason: str | None = None, logprobs: Any = None
-    ) -> Any:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        chunk = self._document("chat.completion.chunk", [choice])
-        return {**chunk, "usage": None} if self._output.usage else chunk
-
-    def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._head, "object": kind, "choices": choices}
 
     def _reason(self, choice: Choice) -> str:
         is_function = choice.is_calling and self._output.functions
@@ -464,6 +429,12 @@ class ChatShape:
             "logprobs": self._tokens.chat(choice.result.logprobs),
             "finish_reason": self._reason(choice),
         }
+
+
+def _choice(
+    index: int, delta: Any, reason: str | None = None, logprobs: Any = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _call_document(call: ToolCall) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from edgespec.decode.generation import Chunk, Result
 from edgespec.decode.options import GenerationOptions
 from edgespec.models.images import KINDS as IMAGES
 from edgespec.models.images import Image
-from edgespec.serve.asked import ChatAsked, Output, Setup, take_model
+from edgespec.serve.asked import ChatAsked, Setup, take_model
 from edgespec.serve.chat import (
     content_of,
     take_effort,
@@ -28,7 +28,7 @@ from edgespec.serve.generation_fields import (
     typed_format,
 )
 from edgespec.serve.limits import Limits
-from edgespec.serve.shapes import Choice, Delta, ToolCall, new_id
+from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, new_id
 from edgespec.serve.tools import Tools, checked, take_function
 
 Messages = list[dict[str, Any]]
@@ -215,7 +215,7 @@ _REASONS = {
 _THOUGHT, _TEXT = "thinking", "text"
 
 
-class MessagesShape:
+class MessagesShape(Shape):
     """The answer to one request; there is only one choice.
 
     Args:
@@ -251,10 +251,6 @@ class MessagesShape:
         }
         last = {"type": "message_delta", "delta": delta, "usage": _usage(choice.result)}
         return [*self._close_block(), last, {"type": "message_stop"}]
-
-    def close(self, choices: Sequence[Choice]) -> list[Event]:
-        """Nothing more."""
-        return []
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The answer, for who asked for no stream."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
-from edgespec.decode.known import KnownText
+from edgespec.decode.session import KnownText
 from edgespec.errors import UnsupportedError
 from edgespec.models.chat import Message, render_chat
 from edgespec.models.images import Image

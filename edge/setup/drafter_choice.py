@@ -14,18 +14,18 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
+from edgespec.drafting.constants import NO_DIFFERENCE, TELLING_ROUNDS
 from edgespec.drafting.drafters import HEAD, MODEL
-from edgespec.drafting.drafters.model_savings import SAVINGS
+from edgespec.drafting.ledger import SAVINGS
 from edgespec.errors import DoesNotFitError
-from edgespec.memory.plan.drafts import DRAFT_SIZES
+from edgespec.memory.plan.layout import DRAFT_SIZES
 from edgespec.memory.plan.options import LLAMACPP
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Choice, Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import predicted_speedup
-from edgespec.models.embedded import embedded_drafter_path
-from edgespec.models.exits.early_exit import (
+from edgespec.models.early_exit import (
     ExitInfo,
     MadeFor,
     gains_of,
@@ -33,18 +33,16 @@ from edgespec.models.exits.early_exit import (
     read_made_for,
     target_hash,
 )
+from edgespec.models.embedded import embedded_drafter_path
 from edgespec.models.heads import has_head
 from edgespec.models.pairing import check_pair, heads_for
 from edgespec.models.spec import ModelSpec, read_model_spec
-from edgespec.setup.snapshots import snapshot_cost
-from edgespec.setup.stored import draft_settings_of, stored_curve, stored_learned
+from edgespec.setup.stored import draft_settings_of, snapshot_cost, stored_curve, stored_learned
 
-# Predicted gain for which one is loaded unseen. Files tell of text of their own, which flatters:
-# a head said 1.66 tokens a round of one draft, and the first 96 tokens of answers to people's
-# prompts had 1.38; an exit said 1.57 and had 1.38. And its memory has to be worth it.
-_WORTH_TRYING = 1.25
+# Of the tokens that drafts gain on a file's own text, what they gain on people's prompts: a head
+# said 0.66 a round of one draft, and the first 96 tokens of answers had 0.38; an exit 0.57, 0.38.
+_HOLDS = 0.6
 _WORTH_LOADING = 0.01  # of the time of rounds: what it has to save where that was seen
-_TELLING_ROUNDS = 300
 _CHOICES = {MODEL: "early_exit", HEAD: HEAD}  # names in a plan
 _DRAFTS = {MODEL: "the model's own first words of what follows", HEAD: "the head"}
 
@@ -84,10 +82,10 @@ class Experience:
         values = [(document or {}).get(name) for name in SAVINGS]
         if not all(isinstance(value, float) and isfinite(value) for value in values):
             return None
-        rounds, usual_ms, saved_ms = (float(value) for value in values if value is not None)
-        if rounds < _TELLING_ROUNDS or usual_ms <= 0.0:
+        rounds, usual_steps, saved_steps = (float(value) for value in values if value is not None)
+        if rounds < TELLING_ROUNDS or usual_steps <= 0.0:
             return None
-        return cls(rounds, saved_ms / usual_ms)
+        return cls(rounds, saved_steps / usual_steps)
 
 
 @lru_cache(maxsize=1)
@@ -167,6 +165,7 @@ def _verdict(spec: ModelSpec, plan: Plan, candidate: Candidate) -> Verdict:
         draft_curve,
         Experience.from_json(stored_learned(spec, plan, drafter)),
         _snapshots_for_it(spec, plan, candidate),
+        0.0 if drafter is None else drafter.weight_bytes / plan.limit_bytes,
     )
 
 
@@ -189,12 +188,15 @@ def judge(
     draft_curve: CostCurve | None,
     experience: Experience | None = None,
     cost: float = 1.0,
+    memory: float = 0.0,
 ) -> Verdict:
     """What it brought here, or else what its file says of how often it is right, and step times.
 
-    A shipped one is used where measurements say that it pays; one that was named, or is the model's
-    own, unless they say that it does not. A draft step that was not measured takes as long as its
-    share of the target's bytes. Plain steps take `cost` times as long where it may draft.
+    Its ledger bounds what it can lose to next to nothing, so that it only has to be worth its
+    bytes: a percent of speed for every percent of the `memory` that the plan may take. A shipped
+    one is used where measurements say that it pays; one that was named, or is the model's own,
+    unless they say that it does not. A draft step that was not measured takes as long as its share
+    of the target's bytes. Plain steps take `cost` times as long where it may draft.
     """
     if experience is not None:
         saved, rounds = experience.saved, experience.rounds
@@ -219,14 +221,15 @@ def judge(
         draft_ms = first_ms = plain_ms * candidate.spec.weight_bytes / target.weight_bytes
     if candidate.drafts_as == MODEL or first_ms == inf:
         first_ms = draft_ms  # a head's first draft also takes in rows of the model
-    speed, length = predicted_speedup(candidate.gains, curve.base, draft_ms, first_ms)
+    gains = [_HOLDS * gain for gain in candidate.gains]
+    speed, length = predicted_speedup(gains, curve.base, draft_ms, first_ms)
     two_ms = curve.step_ms(2, 0)
     reason = (
         f"{speed:.2f}x of plain decoding predicted: {length:.2f} tokens a round, "
         f"{first_ms / plain_ms:.2f} plain steps a draft, "
         + (f"{two_ms / plain_ms:.2f} for two tokens" if two_ms < inf else "one token a step")
     )
-    return Verdict(speed > _WORTH_TRYING, reason)
+    return Verdict(speed > NO_DIFFERENCE + memory, reason)
 
 
 def _obstacle(request: Request, plan: Plan, drafts_as: str) -> str:

@@ -37,8 +37,7 @@ from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.depth import expect_slopes
-from edgespec.memory.times.measuring import measure_curve
+from edgespec.memory.times.measuring import expect_slopes, measure_curve
 from edgespec.models.embedded import embedded_model
 from edgespec.models.hub.resolve import model_file
 from edgespec.models.onnx.folder import read_model
@@ -46,9 +45,7 @@ from edgespec.models.projector import read_projector
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, content_hash, read_model_spec
 from edgespec.progress import Progress
 from edgespec.setup.draft_loading import load_draft_model, load_head
-from edgespec.setup.exactness import largest_exact_step, prefill_is_exact
 from edgespec.setup.kernel_choice import prepare_kernels
-from edgespec.setup.learning import Learning
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.slowdown import compare_with_before
 from edgespec.setup.stored import (
@@ -68,6 +65,24 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgespec.memory.plan.options import LoadKeywords
+from typing import Any
+from warnings import warn
+
+from edgespec.drafting.drafters import MODEL, make_drafter
+from edgespec.drafting.drafters.combined import CombinedDrafter
+from edgespec.drafting.drafters.suffix import SuffixDrafter
+from edgespec.errors import EdgespecWarning, UnsupportedError
+from edgespec.measure.noise import largest_invariant_step, prefill_is_invariant, tested_depth
+from edgespec.memory.plan.settings import Settings
+from edgespec.memory.store.texts import add_texts, remembered_texts
+from edgespec.memory.times.speed import RoundHistory
+from edgespec.setup import stored
+from edgespec.setup.stored import (
+    PREFILLS,
+    STEPS,
+    compared,
+    keep_compared,
+)
 
 _LOGGER = logging.getLogger("edgespec.setup")
 # Together with warm-up and one large step too many these stay below two seconds.
@@ -242,6 +257,7 @@ def _load_one(
             chat_template=spec.chat_template,
             tool_template=spec.tool_template,
             reuses_cache=reuses_cache,
+            is_exact=plan.exact,
             latency=plan.latency,
             snapshots_cost=1.0 if plan.drafter_is_asked else cost,
             cache_key=f"{key} | exact" if plan.exact else key,
@@ -280,6 +296,7 @@ def _load_llamacpp(spec: ModelSpec, plan: Plan, report: Progress) -> Backend:
         overrides=plan.overrides,
         projector="" if plan.projector is None else str(plan.projector),
         image_tokens=plan.image_tokens,
+        states=plan.states,
     )
     has_head = HEAD in plan.drafter.split(",") and plan.draft_max > 0
     make: Callable[..., Backend] = LlamaBackend
@@ -382,3 +399,125 @@ def _curve(backend: Backend, spec: ModelSpec, plan: Plan, report: Progress) -> C
         saw_step(spec.bytes_per_token, curve.base[1] / 1e3)
     report("measuring step times", 1.0)
     return curve
+
+
+def largest_exact_step(
+    backend: Backend, spec: ModelSpec, settings: Settings, report: Progress
+) -> int:
+    """Nodes a step of `--exact` may have, so that it rounds as one-token steps do.
+
+    Measured where no plan before had steps as large and a cache as deep. Raises UnsupportedError
+    where no step of several tokens rounds alike.
+    """
+    largest, depth = backend.max_nodes, tested_depth(backend)
+    if largest == 1:
+        return 1
+    known = [
+        size
+        for (tried, deep), size in compared(spec, settings, STEPS).items()
+        if deep >= depth and (tried >= largest or size < tried)
+    ]
+    if not known:
+        told = "checking that batches round like single tokens"
+        known = [largest_invariant_step(backend, progress=lambda part: report(told, part))]
+        keep_compared(spec, settings, STEPS, (largest, depth), known[0])
+    size = min(known)
+    if size == 1:
+        raise UnsupportedError(
+            "--exact is not possible: logits of this file change with the number of tokens in a "
+            "step, on this device",
+            hint="Q4_0, Q4_1 and Q8_0 files are batch-invariant on CPUs; or leave out --exact",
+        )
+    return min(size, largest)  # an earlier plan may have had larger steps
+
+
+def prefill_is_exact(backend: Backend, spec: ModelSpec, settings: Settings, step: int) -> bool:
+    """Whether a conversation may keep its cache; where it may not, every turn is prefilled again.
+
+    `step` is the most nodes of a step.
+    """
+    sizes = backend.batch_size, step, tested_depth(backend)
+    known = compared(spec, settings, PREFILLS).get(sizes)
+    if known is None:
+        known = prefill_is_invariant(backend, step)
+        keep_compared(spec, settings, PREFILLS, sizes, known)
+    return bool(known)
+
+
+class Learning:
+    """One load of a model, from what earlier runs counted to what this one adds.
+
+    Args:
+        curve: step times, which the run goes on learning; None: there are no drafts.
+        model: the opened draft model or head of the plan, if there is one.
+        vocab_size: of the model; a damaged text may have tokens that it does not.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        plan: Plan,
+        curve: CostCurve | None,
+        model: WritingDrafter | None,
+        vocab_size: int,
+    ) -> None:
+        self.drafter: CombinedDrafter | None = None
+        self.more_drafters: list[CombinedDrafter] = []  # of further users
+        self.history = RoundHistory()
+        self._spec, self._plan, self._curve = spec, plan, curve
+        self._draft_spec: ModelSpec | None = None
+        if plan.draft_model is not None:
+            self._draft_spec = read_model_spec(plan.draft_model, heads=True)
+        if curve is not None:
+            self._begin(model, vocab_size)
+        if plan.remember and self._suffix is None:
+            said = "nothing is remembered: texts are kept for the suffix drafter, which is not used"
+            warn(said, EdgespecWarning, stacklevel=2)
+
+    def _begin(self, model: WritingDrafter | None, vocab_size: int) -> None:
+        spec, plan = self._spec, self._plan
+        # A plan whose steps have no room for drafts loads no draft model.
+        names = plan.drafter if model is not None else plan.of_small().drafter
+        self.drafter = make_drafter(names, model)
+        if self.drafter is None:
+            return
+        self.history = stored.stored_history(spec, names)
+        learned: dict[str, Any] = {}
+        if model is not None:
+            learned = stored.stored_learned(spec, plan, self._draft_spec)
+        made = (make_drafter(names) for _ in range(plan.users - 1))
+        self.more_drafters = [drafter for drafter in made if drafter is not None]
+        known = {**stored.stored_calibration(spec), MODEL: learned, HEAD: learned}
+        texts = remembered_texts(spec.fingerprint) if plan.remember else []
+        self.drafter.load_state(known)
+        for drafter in self.more_drafters:
+            drafter.share_with(self.drafter)
+        self.drafter.recall([one for one in texts if max(one[1], default=0) < vocab_size])
+
+    @property
+    def _suffix(self) -> SuffixDrafter | None:
+        """What has the texts of all users, if it drafts."""
+        found = self.drafter.member(SuffixDrafter.name) if self.drafter is not None else None
+        return found if isinstance(found, SuffixDrafter) else None
+
+    def keep(self) -> None:
+        """Add what the run has learned to what is stored now, and free the draft model."""
+        try:
+            if self._curve is not None:
+                settings = settings_of(self._plan)
+                stored.learn_curve(self._spec, settings, self._curve)
+            if self.drafter is not None:
+                self._add(self.drafter)
+        finally:
+            if self.drafter is not None:
+                self.drafter.close()
+
+    def _add(self, drafter: CombinedDrafter) -> None:
+        spec, plan, state = self._spec, self._plan, drafter.state()
+        stored.keep_calibration(spec, state)
+        if plan.remember and self._suffix is not None:
+            add_texts(spec.fingerprint, spec.path.name, self._suffix.written())
+        for name in state.keys() & {MODEL, HEAD}:
+            stored.keep_learned(spec, plan, self._draft_spec, state[name])
+        if plan.draft_max:  # rounds that could not draft say nothing about others
+            stored.keep_rounds(spec, drafter.name, self.history.rounds())

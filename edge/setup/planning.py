@@ -11,43 +11,56 @@ whether the next one is of use depends on the plans before it:
 3. where it pays: those of an early exit or a head, too (`drafter_choice`)
 4. with edgespec's matrix kernels, and with llama.cpp's: 1 to 3 with those that are faster
    (`kernel_choice`)
-5. where ONNX Runtime was measured with this file: 1 to 3 on it (`backend_choice`)
+5. where ONNX Runtime was measured with this file: 1 to 3 on it (`best_backend`)
 
 Imports no inference library and no numpy, so that `edgespec plan` answers at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 
-from edgespec.drafting.drafters import tables_bytes
-from edgespec.errors import DoesNotFitError
+from edgespec.drafting.constants import MOST_DRAWN
+from edgespec.drafting.drafters import HEAD, MODEL, drafter_names, tables_bytes
+from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.bytes.simulation import simulating
 from edgespec.memory.device.bandwidth import memory_bandwidth
 from edgespec.memory.plan.machine import Machine, this_machine
+from edgespec.memory.plan.options import LLAMACPP, ONNX
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.planner import make_plan
 from edgespec.memory.plan.request import Choice, Request, users_of
 from edgespec.memory.plan.settings import Settings, settings_of
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.speed import SpeedModel, estimated_curve
-from edgespec.models.spec import ModelSpec
-from edgespec.setup.backend_choice import best_backend, with_backend
-from edgespec.setup.companions import (
-    draft_rows_bytes,
-    draft_spec_of,
-    switch_spec_of,
-    with_switch,
-)
+from edgespec.models.early_exit import read_exit
+from edgespec.models.heads import DRAFTED, require_head
+from edgespec.models.onnx.facts import check_supported
+from edgespec.models.pairing import check_pair
+from edgespec.models.projector import projector_beside, read_projector
+from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.setup.drafter_choice import Candidate, candidate_of, with_candidate, with_offer
 from edgespec.setup.kernel_choice import best_kernels
-from edgespec.setup.projector_choice import image_limits, is_too_large, with_projector
-from edgespec.setup.snapshots import curve_with
-from edgespec.setup.stored import known_exact_step, stored_curve, stored_kv_losses, stored_rounds
+from edgespec.setup.stored import (
+    curve_with,
+    known_exact_step,
+    stored_curve,
+    stored_kv_losses,
+    stored_reads,
+    stored_rounds,
+)
+from edgespec.switching.planning import check_switch, stored_switch, switch_reason
+from edgespec.switching.policy import SwitchPrices
 
 _MAX_NODES = 32  # of a step whose time is estimated
-_MANY, _FLAT = 8, 1.3  # nodes of a step, and times a plain step: flatter curves reward branches
+# Nodes of a step, and times a plain step. A ledger bounds what recycling can lose, so that this is
+# where it brings nothing: over suffix alone 1.013 at 1.15, 1.000 at 1.3, 1.002 at 1.48, 0.999 at
+# 1.67, in replays of SmolLM2's answers that charge nothing for its tables.
+_MANY, _FLAT = 8, 1.3
 
 
 def make_run_plan(spec: ModelSpec, request: Request, machine: Machine | None = None) -> Plan:
@@ -178,3 +191,278 @@ def speed_model(spec: ModelSpec, settings: Settings) -> SpeedModel:
         return SpeedModel(curve, is_measured=True, rounds=rounds)
     estimate = estimated_curve(spec.bytes_per_token, memory_bandwidth(), _MAX_NODES)
     return SpeedModel(estimate, is_measured=False, rounds=rounds)
+
+
+_F32, _F64 = 4, 8
+
+
+def draft_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
+    """The draft model that was named. Raises UnsupportedError if it cannot draft for this one."""
+    names = () if request.drafter == "auto" else drafter_names(request.drafter)
+    if HEAD in names and request.backend == ONNX:
+        raise UnsupportedError(
+            "ONNX Runtime runs no heads", hint="leave out --backend, or the drafter 'head'"
+        )
+    if request.draft_model is None:
+        if HEAD in names:
+            require_head(spec)
+        if MODEL in names:
+            raise UnsupportedError(
+                "the drafter 'model' needs a draft model", hint="name one with --draft-model FILE"
+            )
+        return None
+    draft_spec = read_model_spec(request.draft_model, heads=True)
+    drafts_as = MODEL if draft_spec.reads is None else HEAD
+    if names and drafts_as not in names:
+        raise UnsupportedError(
+            f"--draft-model is not used by --drafter {request.drafter}",
+            hint=f"leave out one, or name the drafter '{drafts_as}'",
+        )
+    check_pair(spec, draft_spec)
+    return draft_spec
+
+
+def draft_rows_bytes(spec: ModelSpec, draft_spec: ModelSpec | None, names: str) -> int:
+    """Bytes of the distributions of drawn nodes, and of the target's that they are held against."""
+    if draft_spec is None and HEAD not in names.split(","):
+        return 0
+    distributions = MOST_DRAWN * spec.vocab_size * (_F32 + _F64)
+    is_part = draft_spec and (DRAFTED in draft_spec.tensors or read_exit(draft_spec))
+    spread = spec.vocab_size * _F32 if is_part else 0
+    return distributions + spread
+
+
+def switch_spec_of(spec: ModelSpec, request: Request) -> ModelSpec | None:
+    """The smaller model that was named. Raises UnsupportedError if it cannot take turns."""
+    if request.switch is None:
+        return None
+    if request.remember:
+        raise UnsupportedError(
+            "--remember keeps what one model writes, and with --switch two do",
+            hint="leave out one of them",
+        )
+    small = read_model_spec(request.switch)
+    check_switch(spec, small)
+    return small
+
+
+def with_switch(
+    plan: Plan,
+    spec: ModelSpec,
+    small: ModelSpec,
+    depth: int,
+    curve_of: Callable[[ModelSpec, Settings], CostCurve],
+) -> Plan:
+    """The plan with what taking turns with a smaller model is expected to bring.
+
+    `depth` counts the tokens in the cache where speed is predicted.
+    """
+    pair = (spec, settings_of(plan)), (small, settings_of(plan.of_small()))
+    curves = [curve_of(*one) for one in pair]
+    reads = [
+        known and known.at_the_level_of(curve)
+        for known, curve in zip((stored_reads(*one) for one in pair), curves, strict=True)
+    ]
+    prices = SwitchPrices(curves[0], curves[1], reads[0], reads[1])
+    why, speed = switch_reason(stored_switch(spec, small), prices, depth, plan.tokens_per_s)
+    choices = (*plan.choices, Choice("switch", small.path.name, why))
+    return replace(plan, choices=choices, tokens_per_s=speed)
+
+
+_LIMITS = (2048, 1024, 512, 256)  # tokens of an image, where as many as it may have are too many
+
+
+def with_projector(spec: ModelSpec, request: Request) -> tuple[Request, bool]:
+    """The request with a projector's path, or None, and whether the plan may do without it.
+
+    Raises UnsupportedError where one is needed that cannot be used, and as `read_projector`.
+    """
+    if str(request.mmproj) == "none":
+        return replace(request, mmproj=None), False
+    reason, is_found = _unsupported_reason(spec, request), request.mmproj is None
+    path = projector_beside(spec.path) if request.mmproj is None else Path(request.mmproj)
+    if is_found and path is not None and not read_projector(path).fits(spec.embedding_size):
+        path = None  # of another model
+    if path is None and request.images:
+        raise UnsupportedError(
+            f"there is no projector beside {spec.path.name}, and the prompt has an image",
+            hint="--mmproj FILE names the mmproj file of a model that sees",
+        )
+    if reason and (request.images or not is_found):
+        raise UnsupportedError(f"images are not possible: {reason}")
+    if path is None or reason:
+        return replace(request, mmproj=None), False
+    cells = request.images * read_projector(path).cells(request.image_max_tokens)
+    request = replace(request, mmproj=path, prompt_tokens=request.prompt_tokens + cells)
+    return request, is_found and not request.images
+
+
+def image_limits(request: Request) -> Sequence[int | None]:
+    """Most tokens of an image to plan with, the best first; None leaves it to the projector."""
+    if request.mmproj is None or request.image_max_tokens is not None:
+        return [request.image_max_tokens]
+    projector = read_projector(Path(request.mmproj))
+    most = projector.tokens(None)
+    return [None, *(one for one in _LIMITS if projector.tokens(one) < most)]
+
+
+def is_too_large(request: Request, context_size: int) -> bool:
+    """Whether images of a prompt do not fit into a context, or the next one takes most of it."""
+    if request.mmproj is None:
+        return False
+    if request.images:
+        return request.prompt_tokens > context_size
+    return read_projector(Path(request.mmproj)).tokens(request.image_max_tokens) > context_size // 2
+
+
+def _unsupported_reason(spec: ModelSpec, request: Request) -> str:
+    """What keeps images away, or ""."""
+    if request.backend == ONNX or spec.format == ONNX_FORMAT:
+        return "ONNX Runtime has models of text alone"
+    if request.switch is not None:
+        return "with --switch two models write, and one of them sees nothing"
+    if "head" in request.drafter.split(","):
+        return "a head follows texts alone"
+    if request.draft_model is not None and read_model_spec(request.draft_model, heads=True).reads:
+        return "a head follows texts alone"
+    return ""
+
+
+# Predicted speed of the other backend: one that has answered here, and one that has only been timed
+# (such predictions were up to 30% too good).
+_WORTH_SWITCHING, _WORTH_TRYING = 1.03, 1.2
+
+
+def with_backend(
+    spec: ModelSpec, request: Request, machine: Machine
+) -> tuple[Request, Choice | None]:
+    """The request with a backend, and why it has that one.
+
+    Where the request leaves it open that is llama.cpp for now, and None: `best_backend` looks at
+    the other one. Raises UnsupportedError where options contradict each other or the file.
+    """
+    if spec.format == ONNX_FORMAT:
+        _check_folder(spec, request)
+        request = _with_device(replace(request, backend=ONNX), machine)
+        return request, Choice("backend", ONNX, "the model is an ONNX folder")
+    request = _with_device(request, machine)
+    if request.backend == ONNX:
+        check_supported(spec)
+        reason = "an NPU is ONNX Runtime's" if request.device == "npu" else "as asked"
+        return request, Choice("backend", ONNX, reason)
+    if request.backend == LLAMACPP:
+        return request, Choice("backend", LLAMACPP, "as asked")
+    return replace(request, backend=LLAMACPP), None
+
+
+def _check_folder(spec: ModelSpec, request: Request) -> None:
+    if request.backend == LLAMACPP:
+        raise UnsupportedError(
+            f"llama.cpp runs GGUF files, and {spec.path} is an ONNX model folder",
+            hint="leave out --backend, or name a GGUF file",
+        )
+    if request.exact:
+        # Empty cells lie between the past and the new tokens, so sums are taken in another order.
+        raise UnsupportedError(
+            "--exact is not possible with an ONNX model folder: a token rounds differently once it "
+            "is past",
+            hint="leave out --exact, or use a GGUF file of this model",
+        )
+
+
+def _with_device(request: Request, machine: Machine) -> Request:
+    """The request with what its device means for the other options.
+
+    Raises UnsupportedError where they contradict it.
+    """
+    if request.device == "npu":
+        if request.backend == LLAMACPP:
+            raise UnsupportedError(
+                "--device npu is not possible with llama.cpp", hint="use --backend onnx"
+            )
+        return replace(request, backend=ONNX)
+    if request.backend == ONNX or request.device not in ("cpu", "gpu"):
+        return request
+    if request.gpu_layers is not None and (request.gpu_layers == 0) != (request.device == "cpu"):
+        raise UnsupportedError(
+            f"--device {request.device} and --gpu-layers {request.gpu_layers} contradict each "
+            "other",
+            hint="leave one of them out",
+        )
+    if request.device == "gpu" and not machine.accelerators:
+        raise UnsupportedError(
+            f"--device gpu is not possible: {machine.missing_gpu}",
+            hint="`edgespec doctor` says what is missing; or add --backend onnx",
+        )
+    return replace(request, gpu_layers=0) if request.device == "cpu" else request
+
+
+def best_backend(
+    spec: ModelSpec,
+    request: Request,
+    machine: Machine,
+    plan: Plan,
+    plan_of: Callable[[Request], Plan],
+) -> Plan:
+    """`plan`, which is llama.cpp's, or that of ONNX Runtime; each says why it was chosen.
+
+    ONNX Runtime has to be measured with this file, and predicted to be worth what it takes.
+    """
+    other = _obstacle(request, machine) or _onnx_plan(spec, request, plan, plan_of)
+    if isinstance(other, str):
+        return plan.with_choice(Choice("backend", LLAMACPP, other))
+    both = f"{plan.goal.tokens_per_s:.1f} tokens/s predicted with llama.cpp"
+    both += f", {other.tokens_per_s:.1f} with ONNX Runtime"
+    worth = _worth(other, plan, stored_curve(spec, settings_of(other)))
+    if other.tokens_per_s > worth * plan.goal.tokens_per_s:
+        return other.with_choice(Choice("backend", ONNX, both))
+    both += f", which would have to be {worth:.2f}x as fast to be worth its memory"
+    return plan.with_choice(Choice("backend", LLAMACPP, both))
+
+
+def _obstacle(request: Request, machine: Machine) -> str | None:
+    """What keeps a request from ONNX Runtime, whatever its plan there would be."""
+    if (machine.accelerators and request.device != "cpu") or request.gpu_layers:
+        return "shares layers with workers" if request.workers else "runs on the GPU"
+    if request.kv_type not in (None, "f32"):
+        return f"has a cache of {request.kv_type}"
+    if not find_spec("onnxruntime"):
+        return "ONNX Runtime is not installed"
+    return None
+
+
+def _onnx_plan(
+    spec: ModelSpec, request: Request, plan: Plan, plan_of: Callable[[Request], Plan]
+) -> Plan | str:
+    """The plan on ONNX Runtime where it was measured and fits, or why there is none.
+
+    It fits where nothing is left out for it, be it drafts as large as llama.cpp would have: more
+    memory must not bring a faster backend and less of the rest.
+    """
+    request, least_draft = replace(request, backend=ONNX), plan.goal.draft_max
+    try:
+        if request.switch is not None:
+            check_supported(read_model_spec(request.switch))
+        check_supported(spec)
+        found = plan_of(request)
+        if found.goal.draft_max < least_draft:
+            larger = plan_of(replace(request, draft_max=least_draft))
+            found = larger.with_reason("draft_max", "as with llama.cpp")
+    except (UnsupportedError, DoesNotFitError) as problem:
+        return f"not on ONNX Runtime: {problem}"
+    if stored_curve(spec, settings_of(found)) is None:
+        return "ONNX Runtime was not tried with this file yet (--backend onnx)"
+    if found.is_limited:
+        return "ONNX Runtime takes more memory: context or drafts would be left out for it"
+    return found
+
+
+def _worth(other: Plan, plan: Plan, curve: CostCurve | None) -> float:
+    """How many times as fast another backend must be predicted to be.
+
+    A percent for every percent of the memory that it takes more of, and more where its step times
+    were never held against a real answer.
+    """
+    extra = max(0, other.predicted_peak_bytes - plan.predicted_peak_bytes)
+    is_tried = curve is not None and curve.is_tried
+    return (_WORTH_SWITCHING if is_tried else _WORTH_TRYING) + extra / other.limit_bytes

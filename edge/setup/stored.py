@@ -11,9 +11,10 @@
 | rounds | file and drafters | what rounds of each size emitted |
 | kv_losses | file | what smaller cache types lose |
 
-Whatever is missing or damaged is None or what is usual. What several processes may change is read,
-changed and written under one lock (`cache.update`). Texts, thresholds of two models and bandwidths
-have owners of their own: `memory.store.texts`, `switching.planning`, `memory.device.bandwidth`.
+Whatever is missing or damaged is None or what is usual. Of counts the last process's are kept; what
+several processes add to otherwise is read, changed and written under one lock (`cache.update`).
+Texts, thresholds of two models and bandwidths have owners of their own: `memory.store.texts`,
+`switching.planning`, `memory.device.bandwidth`.
 """
 
 from __future__ import annotations
@@ -21,28 +22,31 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from time import time
 from typing import Any
 
-from edgespec.drafting.calibration import merged_counts
 from edgespec.drafting.drafters import HEAD, MODEL
-from edgespec.drafting.drafters.model_savings import TIME, is_recent, merged, recalled
+from edgespec.drafting.ledger import TIME, dated, is_recent, recalled
 from edgespec.memory.bytes.shape import KV_TYPE_BYTES
 from edgespec.memory.device import host
 from edgespec.memory.device.kernels import kernels_key
+from edgespec.memory.plan.layout import DRAFT_SIZES
 from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.plan import Plan, draft_kv_type
 from edgespec.memory.plan.settings import Settings, draft_shares, settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round, RoundHistory, merged_rounds
+from edgespec.memory.times.speed import DEFAULT_ROUNDS, Round, RoundHistory
 from edgespec.models.spec import ModelSpec
 
 _CURVES, _READS, _INVARIANCE, _SNAPSHOTS = "curves", "reads", "invariance", "snapshots"
 _CALIBRATION, _LEARNED, _ROUNDS, _KV_LOSSES = "calibration", "learned", "rounds", "kv_losses"
-_MOST_PREFILLS = 32  # comparisons that are kept; each is of one plan's sizes
+# What is compared with single tokens, and how many numbers a comparison is.
+STEPS, PREFILLS = "steps", "prefills"
+_NUMBERS = {STEPS: 3, PREFILLS: 4}
+_MOST_COMPARED = 32  # that are kept; each is of one plan's sizes
 _TELLING_ROUNDS = 500  # fewer say little about what comes next
 _MOST_COST = 10.0  # of snapshots, in plain steps
 # Packages that are ONNX Runtime, with one provider or another.
@@ -167,16 +171,10 @@ def stored_calibration(spec: ModelSpec) -> dict[str, Any]:
     return cache.load(_CALIBRATION, spec.fingerprint) or {}
 
 
-def add_calibration(spec: ModelSpec, loaded: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Add what table drafters have counted since they were `loaded`."""
-
-    def change(now: dict[str, Any] | None) -> dict[str, Any]:
-        stored = dict(now or {})
-        for name in state.keys() - {MODEL, HEAD}:  # which are kept with their own settings
-            stored[name] = merged_counts(stored.get(name), loaded[name], state[name])
-        return stored
-
-    cache.update(_CALIBRATION, spec.fingerprint, change)
+def keep_calibration(spec: ModelSpec, state: Mapping[str, Any]) -> None:
+    """Keep what drafters of tables have counted; others are kept with their own settings."""
+    counts = {name: part for name, part in state.items() if name not in (MODEL, HEAD)}
+    cache.update(_CALIBRATION, spec.fingerprint, lambda now: {**(now or {}), **counts})
 
 
 def stored_learned(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None) -> dict[str, Any]:
@@ -184,16 +182,12 @@ def stored_learned(spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None) ->
     return recalled(cache.load(_LEARNED, learned_key(spec, plan, draft_spec)))
 
 
-def add_learned(
-    spec: ModelSpec,
-    plan: Plan,
-    draft_spec: ModelSpec | None,
-    loaded: Mapping[str, Any],
-    state: Mapping[str, Any],
+def keep_learned(
+    spec: ModelSpec, plan: Plan, draft_spec: ModelSpec | None, state: Mapping[str, Any]
 ) -> None:
-    """Add what a draft model, or a head, has done since it was `loaded`."""
+    """Keep how a draft model, or a head, did; as old as before if no round was added."""
     key = learned_key(spec, plan, draft_spec)
-    cache.update(_LEARNED, key, lambda now: merged(now, loaded, state))
+    cache.update(_LEARNED, key, lambda now: dated(state, recalled(now)))
 
 
 def stored_history(spec: ModelSpec, drafter: str) -> RoundHistory:
@@ -209,15 +203,9 @@ def _rounds_of(spec: ModelSpec, document: Mapping[str, Any] | None) -> Any:
     return None if is_over else found.get("rounds")
 
 
-def add_rounds(
-    spec: ModelSpec, drafter: str, loaded: Sequence[Round], rounds: Sequence[Round]
-) -> None:
-    """Add the rounds since those that were `loaded`."""
-
-    def change(now: dict[str, Any] | None) -> dict[str, Any]:
-        return {"rounds": merged_rounds(_rounds_of(spec, now), loaded, rounds), TIME: time()}
-
-    cache.update(_ROUNDS, rounds_key(spec, drafter), change)
+def keep_rounds(spec: ModelSpec, drafter: str, rounds: Sequence[Round]) -> None:
+    """Keep what rounds with these drafters emitted."""
+    cache.store(_ROUNDS, rounds_key(spec, drafter), {"rounds": rounds, TIME: time()})
 
 
 def stored_rounds(spec: ModelSpec, drafter: str) -> tuple[tuple[int, int, float], ...]:
@@ -241,91 +229,42 @@ def keep_kv_losses(spec: ModelSpec, losses: Mapping[str, float]) -> None:
     cache.update(_KV_LOSSES, spec.fingerprint, lambda now: {**(now or {}), **losses})
 
 
-@dataclass(frozen=True, slots=True)
-class KnownStep:
-    """How large steps may be that round alike, of those `tried`, up to `depth` tokens of cache."""
+def compared(spec: ModelSpec, settings: Settings, what: str) -> dict[tuple[int, ...], int]:
+    """Which `STEPS` or `PREFILLS` were seen to round like single tokens under these settings.
 
-    largest_step: int
-    tried: int
-    depth: int
-
-    @property
-    def is_limit(self) -> bool:
-        """Whether a larger step was seen to round differently."""
-        return self.largest_step < self.tried
-
-    def covers(self, tried: int, depth: int) -> bool:
-        """Whether it says all that a comparison of so large steps and caches would."""
-        return self.depth >= depth and (self.is_limit or self.tried >= tried)
-
-    @classmethod
-    def from_json(cls, document: object) -> KnownStep | None:
-        """What an earlier run has stored; None from anything else."""
-        if not isinstance(document, Mapping):
-            return None
-        values = [document.get(field.name) for field in fields(cls)]
-        numbers = [value for value in values if isinstance(value, int) and value > 0]
-        return cls(*numbers) if len(numbers) == len(values) else None
+    Steps are the largest that do, by how many nodes were tried up to which depth of cache. Prefills
+    are whether those in pieces do, by the sizes that were compared.
+    """
+    return _compared(cache.load(_INVARIANCE, settings_key(spec, settings)), what)
 
 
-def known_steps(spec: ModelSpec, settings: Settings) -> list[KnownStep]:
-    """What is known of steps that round alike under these settings, none covered by another."""
-    return _steps_of(cache.load(_INVARIANCE, settings_key(spec, settings)))
+def _compared(document: Mapping[str, Any] | None, what: str) -> dict[tuple[int, ...], int]:
+    rows = (document or {}).get(what)
+    found = {}
+    for row in rows if isinstance(rows, list) else []:
+        is_ours = isinstance(row, list) and len(row) == _NUMBERS[what]
+        if is_ours and all(isinstance(one, int) and one >= 0 for one in row):
+            found[tuple(row[:-1])] = row[-1]
+    return found
 
 
-def keep_known_step(spec: ModelSpec, settings: Settings, found: KnownStep) -> None:
-    """Add it to what plans of other sizes have found, and to what is known of prefills."""
+def keep_compared(
+    spec: ModelSpec, settings: Settings, what: str, sizes: tuple[int, ...], found: int
+) -> None:
+    """Add a comparison to those of plans of other sizes."""
 
     def change(now: dict[str, Any] | None) -> dict[str, Any]:
-        others = (one for one in _steps_of(now) if not found.covers(one.tried, one.depth))
-        return {**(now or {}), "steps": [asdict(one) for one in (*others, found)]}
+        rows = [[*key, value] for key, value in {**_compared(now, what), sizes: found}.items()]
+        return {**(now or {}), what: rows[-_MOST_COMPARED:]}
 
     cache.update(_INVARIANCE, settings_key(spec, settings), change)
-
-
-def _steps_of(document: Mapping[str, Any] | None) -> list[KnownStep]:
-    known = map(KnownStep.from_json, _list_of(document, "steps"))
-    return [one for one in known if one is not None]
-
-
-def _list_of(document: Mapping[str, Any] | None, name: str) -> list[Any]:
-    found = (document or {}).get(name)
-    return found if isinstance(found, list) else []
 
 
 def known_exact_step(spec: ModelSpec, settings: Settings) -> int | None:
     """The largest step that rounds alike, where an earlier run found that there is a limit."""
-    limits = [one.largest_step for one in known_steps(spec, settings) if one.is_limit]
-    least = min(limits, default=1)
+    known = compared(spec, settings, STEPS).items()
+    least = min((size for (tried, *_), size in known if size < tried), default=1)
     return least if least > 1 else None  # loading refuses a model without such steps
-
-
-def known_prefill(spec: ModelSpec, settings: Settings, compared: Sequence[int]) -> bool | None:
-    """Whether prefills in pieces round alike, if that was compared with these sizes."""
-    document = cache.load(_INVARIANCE, settings_key(spec, settings))
-    return _prefills_of(document).get(tuple(compared))
-
-
-def keep_prefill(spec: ModelSpec, settings: Settings, compared: Sequence[int], alike: bool) -> None:
-    """Add it to what was compared with other sizes, and to what is known of steps."""
-
-    def change(now: dict[str, Any] | None) -> dict[str, Any]:
-        known = {**_prefills_of(now), tuple(compared): alike}
-        kept = list(known.items())[-_MOST_PREFILLS:]
-        return {**(now or {}), "prefills": [[list(sizes), same] for sizes, same in kept]}
-
-    cache.update(_INVARIANCE, settings_key(spec, settings), change)
-
-
-def _prefills_of(document: Mapping[str, Any] | None) -> dict[tuple[int, ...], bool]:
-    found = {}
-    for item in _list_of(document, "prefills"):
-        try:
-            sizes, alike = item
-            found[tuple(int(size) for size in sizes)] = bool(alike)
-        except (TypeError, ValueError, OverflowError):
-            continue
-    return found
 
 
 @functools.cache
@@ -336,3 +275,33 @@ def _library(backend: str) -> str:
         with suppress(PackageNotFoundError):
             return f"{name} {version(name)}"
     return f"{_RUNTIMES[0]} missing"
+
+
+def snapshot_cost(spec: ModelSpec, settings: Settings, count: int) -> float | None:
+    """How many times as long plain steps take with so many snapshots as without; None: unknown.
+
+    Each one costs as much as each of those that were measured.
+    """
+    costs = stored_snapshot_costs(spec, settings)
+    if not count or not costs:
+        return None if count else 1.0
+    nearest = min(costs, key=lambda known: abs(known - count))
+    return 1.0 + (costs[nearest] - 1.0) * count / nearest
+
+
+def curve_with(spec: ModelSpec, settings: Settings) -> CostCurve | None:
+    """Step times with the snapshots of `settings`, as far as anything was measured.
+
+    Those without any are compared with those with some: both follow from the latter, so that only
+    what was measured in turns makes a difference between them.
+    """
+    curve = stored_curve(spec, settings)
+    if not spec.has_snapshots or (curve is not None and settings.snapshots):
+        return curve
+    for known in DRAFT_SIZES:
+        found = stored_curve(spec, replace(settings, snapshots=known))
+        theirs = snapshot_cost(spec, settings, known)
+        ours = snapshot_cost(spec, settings, settings.snapshots)
+        if found is not None and theirs is not None and ours is not None:
+            return found.scaled(ours / theirs)
+    return curve

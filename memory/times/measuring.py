@@ -13,6 +13,7 @@ from functools import partial
 from statistics import fmean, median
 
 from edgespec.memory.times.curve import CostCurve
+from edgespec.models.spec import ModelSpec
 
 _AGREEMENT = 1.3  # samples further apart than this: the slower one was disturbed
 _ALIKE = 1.1  # empty caches further apart than this: the machine changed its speed
@@ -184,3 +185,47 @@ def measure_depth(
         grown_ms = deep_ms - (fmean(around) if slow <= _ALIKE * fast else slow)
         error_ms = _BEST_ERROR * deep_ms + (slow - fast)
         curve.learn_growth(n, depth, level * grown_ms, level * error_ms)
+
+
+_READ_FACTOR = 2.0
+_MULTIPLY_FACTOR = 8.0
+_ERROR = 1.0  # relative standard error; 0.4 of these two models, more with llama.cpp's attention
+_CACHE_BYTES = 2  # of a number
+_COMPARED = 8  # nodes whose step says what further tokens take
+
+
+def expect_slopes(curve: CostCurve, spec: ModelSpec) -> None:
+    """Let a curve begin with the slopes that are likely for this model."""
+    whole = _whole_layers(spec)
+    per_head = {layer: spec.key_length[layer] + spec.value_length[layer] for layer in whole}
+    values = sum(spec.num_kv_heads[layer] * both for layer, both in per_head.items())
+    products = sum(spec.num_heads[layer] * both for layer, both in per_head.items())
+    weights = _weights(spec)
+    if not (values and weights and spec.weight_bytes):
+        return
+    first_ms, many = curve.base[1], min(_COMPARED, curve.max_nodes)
+    read_ms = first_ms * values * _CACHE_BYTES / spec.weight_bytes
+    node_ms = first_ms
+    if many > 1:
+        node_ms = max(0.0, curve.estimated_ms(many, 0) - first_ms) / (many - 1)
+    multiply_ms = node_ms * products / weights
+    curve.expect_slopes(_READ_FACTOR * read_ms, _MULTIPLY_FACTOR * multiply_ms, _ERROR)
+
+
+def _whole_layers(spec: ModelSpec) -> list[int]:
+    """Layers that attend to the whole context."""
+    sliding = spec.is_sliding or (False,) * spec.num_layers
+    return [i for i in range(spec.num_layers) if not sliding[i] and spec.num_kv_heads[i]]
+
+
+def _weights(spec: ModelSpec) -> int:
+    """Multiplications of one token with the weights of the blocks and the head."""
+    width, total = spec.embedding_size, spec.embedding_size * spec.vocab_size
+    used = max(1, spec.num_experts_used)
+    for layer in range(spec.num_layers):
+        keys, values = spec.key_length[layer], spec.value_length[layer]
+        heads = spec.num_heads[layer] * (keys + values)
+        forward = spec.expert_feed_forward_size * used if spec.num_experts else 0
+        forward = forward or spec.feed_forward_size[layer]
+        total += width * (heads + spec.num_kv_heads[layer] * (keys + values) + 3 * forward)
+    return total

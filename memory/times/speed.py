@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.memory.store.counts import added
 from edgespec.memory.times.curve import CostCurve
 
 Round = tuple[int, int, float]  # nodes, tokens emitted, how often
@@ -82,16 +81,6 @@ class RoundHistory:
                 return cls()
         most = 2 * _KEPT_ROUNDS
         return cls([r for r in rounds if 1 <= r[1] <= r[0] <= _MOST_NODES and 0 < r[2] <= most])
-
-
-def merged_rounds(now: object, before: Sequence[Round], after: Sequence[Round]) -> list[Round]:
-    """The rounds to store: `now` is stored, and a process went from `before` to `after`."""
-    parts = [RoundHistory.from_json(now).rounds(), before, after]
-    counts = [{(n, e): times for n, e, times in rounds} for rounds in parts]
-    keys = sorted({key for count in counts for key in count})
-    lists = [[*(count.get(key, 0.0) for key in keys), sum(count.values())] for count in counts]
-    times_of = dict(zip(keys, added(*lists), strict=False))
-    return [(n, e, round(times, 3)) for (n, e), times in times_of.items() if times > 5e-4]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from decoding_cases import END, VOCAB, Prophet, flat, writes
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.base import Outcome
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.drafters.base import VerifyResult
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 
 TEXT = b"The clock in the hall struck nine, and nobody was there to hear it."
 
@@ -25,20 +25,20 @@ class Sleeper(Prophet):
         self.told: list[int] = []
         self.is_awake = False
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         self.is_awake = not self.is_awake
-        return super().propose(stakes, base) if self.is_awake else EMPTY
+        return super().propose(context, base) if self.is_awake else EMPTY
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyResult) -> None:
         super().observe(outcome)
         self.told.append(outcome.rounds)
         assert len(outcome.tree) >= len(outcome.emitted) == len(outcome.path)
         assert self.text[-len(outcome.emitted) - 1] == outcome.tree.tokens[0]
 
-    def pause(self) -> int:
+    def cooldown(self) -> int:
         return self.rounds
 
-    def is_wanted(self, tokens: Sequence[int]) -> bool:
+    def has_hit(self, tokens: Sequence[int] = ()) -> bool:
         return self.alarm in tokens[-1:]
 
 

@@ -17,11 +17,11 @@ from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters import model
-from edgespec.drafting.drafters.base import Drafter, Outcome
+from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.head import HeadDrafter, HeadText
+from edgespec.drafting.drafters.model import HeadDrafter, HeadText
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.params import SamplingParams
 
@@ -147,9 +147,9 @@ class SlowSuffix(SuffixDrafter):
         super().__init__()
         self.clock = clock
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         self.clock.ms += LOOKUP_MS
-        return super().propose(stakes, base)
+        return super().propose(context, base)
 
 
 class SlowCombined(CombinedDrafter):
@@ -159,7 +159,7 @@ class SlowCombined(CombinedDrafter):
         super().__init__(drafters)
         self.clock = clock
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyResult) -> None:
         self.clock.ms += TELLING_MS
         super().observe(outcome)
 
@@ -238,7 +238,7 @@ def test_a_head_that_pays_keeps_the_snapshots_that_it_needs(
     Giving them up takes the head along, so a useless one goes once that is known.
     """
     engine = engine_of(clock, CHEAP, agreement)
-    engine._known.balances.cost = 1.07
+    engine._known.snapshots_cost = 1.07
     answers_ms(engine, clock, 2 * ANSWERS, 0.0)
     assert isinstance(engine.backend, Target)
     assert engine.backend.gave_up is not is_kept

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edgespec.decode.pace import Pace
+from edgespec.decode.scheduler import Pace
 from edgespec.memory.times.curve import CostCurve
 
 

@@ -12,7 +12,7 @@ from simulated_time import Asked, Clock, Timed, simulate
 
 from edgespec.backends.base import Logits
 from edgespec.backends.tree import DraftTree
-from edgespec.decode import pace
+from edgespec.decode import scheduler
 from edgespec.decode.engine import Engine
 from edgespec.decode.options import GenerationOptions
 
@@ -96,8 +96,8 @@ def test_where_most_wait_for_their_first_token_prompts_have_more_of_the_time(
 ) -> None:
     """First tokens come sooner, all have their answers sooner, and nobody has half of the mean."""
     found = {}
-    for further in (0.0, pace._FURTHER):
-        monkeypatch.setattr(pace, "_FURTHER", further)
+    for further in (0.0, scheduler._FURTHER):
+        monkeypatch.setattr(scheduler, "_FURTHER", further)
         users = crowd(8, 4)
         began_ms = clock.ms
         with engine_of(8, clock) as engine:
@@ -106,8 +106,8 @@ def test_where_most_wait_for_their_first_token_prompts_have_more_of_the_time(
         speeds = [len(one.tokens) / (one.rounds_ms[-1] - one.rounds_ms[0]) for one in answers]
         assert min(speeds) > 0.5 * mean(speeds)
         found[further] = median(one.first_ms for one in answers), clock.ms - began_ms
-    assert found[pace._FURTHER][0] < 0.75 * found[0.0][0], found
-    assert found[pace._FURTHER][1] < found[0.0][1], found
+    assert found[scheduler._FURTHER][0] < 0.75 * found[0.0][0], found
+    assert found[scheduler._FURTHER][1] < found[0.0][1], found
 
 
 @pytest.mark.parametrize("latency", [0.5, 1.0, 3.0])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.drafting import calibration as calibration_module
+from edgespec.drafting import constants
 from edgespec.drafting.calibration import Calibration
 
 
@@ -16,12 +16,12 @@ from edgespec.drafting.calibration import Calibration
 def strengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """The constants of the hand-worked examples, whatever the tuned ones are."""
     for name, value in (
-        ("_CELL_STRENGTH", 6.0),
-        ("_GROUP_STRENGTH", 1.0),
-        ("_RECENT_STRENGTH", 20.0),
-        ("_RECENT_DECAY", 0.95),
+        ("CELL_STRENGTH", 6.0),
+        ("GROUP_STRENGTH", 1.0),
+        ("RECENT_STRENGTH", 20.0),
+        ("RECENT_DECAY", 0.95),
     ):
-        monkeypatch.setattr(calibration_module, name, value)
+        monkeypatch.setattr(constants, name, value)
 
 
 def small() -> Calibration:
@@ -219,7 +219,7 @@ def test_a_damaged_entry_does_not_hide_the_good_ones() -> None:
 @pytest.mark.usefixtures("strengths")
 def test_counts_of_other_models_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """10 of 40 tries count as 5 of 20: group 0 (0.5 + 5) / 21, cell 0 (5 + 6 * that) / 26."""
-    monkeypatch.setattr(calibration_module, "_PRIOR_TRIES", 20.0)
+    monkeypatch.setattr(constants, "PRIOR_TRIES", 20.0)
     known = {0: (10.0, 40.0)}
     calibration = Calibration(3, (0, 0, 1), (0, 1, 1), (0.5, 0.2), known)
     coarse = 5.5 / 21

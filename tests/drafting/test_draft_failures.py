@@ -166,13 +166,14 @@ FAILS = """
 import sys
 from edgespec.cli.main import main
 from edgespec.drafting.drafters import combined
-from edgespec.drafting.drafters.model_text import ModelText
+from edgespec.drafting.drafters.model import ModelText
 from edgespec.errors import BackendError
 
 def fails(self, tokens):
     raise BackendError("llama_decode failed with -3")
 
-combined._Source.buy = lambda *_: True
+combined._Source.limit = lambda *_: 4
+combined._Source.is_worth_asking = lambda *_: True
 ModelText._feed = fails
 main()
 """

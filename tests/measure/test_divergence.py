@@ -6,7 +6,7 @@ import pytest
 from logit_gaps import V, by_length
 
 from edgespec.backends.fake import FakeBackend
-from edgespec.measure.divergence import Divergence, find_divergence
+from edgespec.measure.noise import Divergence, find_divergence
 
 
 @pytest.mark.parametrize(

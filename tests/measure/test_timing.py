@@ -48,6 +48,27 @@ def test_slow_models_are_looked_at_less_deep(token_ms: float, depth: int) -> Non
         assert not curve.knows_depth
 
 
+class Recurrent(Cache):
+    """Steps cannot be taken back whole: one token of each stays."""
+
+    context_size = 264
+    capabilities = SimpleNamespace(rollback=True, snapshots=1)
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        super().prefill(tokens)
+        assert self.length <= self.context_size
+
+    def commit(self, path: Sequence[int]) -> None:
+        self.length += len(path)
+
+
+def test_steps_that_stay_leave_room_for_the_depth() -> None:
+    backend = Recurrent()
+    curve = CostCurve([math.inf, *(0.1 * n for n in range(1, 9))])
+    measure_depths(backend, curve)  # type: ignore[arg-type]
+    assert (backend.read, backend.length) == (256, 0)
+
+
 class Drafting(Cache):
     """Steps take 1 ms for each token, and twice that behind a step of somebody else."""
 

@@ -20,10 +20,10 @@ from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.base import Outcome
+from edgespec.drafting.drafters.base import VerifyResult
 from edgespec.drafting.drafters.grammar import GrammarDrafter, new_counts
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import Stakes
+from edgespec.drafting.proposal import StepContext
 from edgespec.errors import BackendError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.constrained import ConstrainedSampler
@@ -104,26 +104,26 @@ def test_biases_that_leave_nothing_of_what_the_grammar_allows_are_told(params: A
         Sampler(every, V).pick(ROW)
 
 
-def stakes_of(max_nodes: int) -> Stakes:
-    return Stakes(max_nodes, 0.0, CostCurve([float("inf"), 1.0]), depth=0)
+def context_of(max_nodes: int) -> StepContext:
+    return StepContext(max_nodes, 0.0, CostCurve([float("inf"), 1.0]), depth=0)
 
 
 def test_forced_text_is_drafted_and_how_it_is_cut_is_counted() -> None:
     grammar, counts = Even(b"name", num_sure=3), new_counts()
     drafter = GrammarDrafter(grammar, SuffixDrafter(), counts)
     drafter.begin([1, 2, 3])
-    before = drafter.propose(stakes_of(8))
+    before = drafter.propose(context_of(8))
     assert bytes(before.tokens) == b"name"
     assert list(before.probabilities) == sorted(before.probabilities, reverse=True)
     tree = DraftTree.chain([3, *b"name"])
-    outcome = Outcome(tree, range(5), [*b"name", 7], stakes_of(8))
+    outcome = VerifyResult(tree, range(5), [*b"name", 7], context_of(8))
     for _ in range(30):
-        drafter.propose(stakes_of(8))
+        drafter.propose(context_of(8))
         drafter.observe(outcome)
-    assert drafter.propose(stakes_of(8)).probabilities[-1] > before.probabilities[-1]
-    assert len(drafter.propose(stakes_of(2))) == 2
+    assert drafter.propose(context_of(8)).probabilities[-1] > before.probabilities[-1]
+    assert len(drafter.propose(context_of(2))) == 2
     grammar.text = b""
-    assert bytes(drafter.propose(stakes_of(8)).tokens[:1]) == b"n"  # the other drafter's
+    assert bytes(drafter.propose(context_of(8)).tokens[:1]) == b"n"  # the other drafter's
 
 
 def test_a_text_that_is_cut_off_says_nothing_about_how_texts_end() -> None:
@@ -132,12 +132,14 @@ def test_a_text_that_is_cut_off_says_nothing_about_how_texts_end() -> None:
     drafter = GrammarDrafter(Even(b"name", num_sure=3), SuffixDrafter(), counts)
     drafter.begin([1, 2, 3])
     before = counts.probability(0)
-    assert drafter.propose(stakes_of(2)).probabilities == [1.0, 1.0]
-    drafter.observe(Outcome(DraftTree.chain([3, *b"na"]), range(3), [*b"nam"], stakes_of(2)))
+    assert drafter.propose(context_of(2)).probabilities == [1.0, 1.0]
+    drafter.observe(VerifyResult(DraftTree.chain([3, *b"na"]), range(3), [*b"nam"], context_of(2)))
     assert counts.probability(0) == before
-    whole = drafter.propose(stakes_of(4))
+    whole = drafter.propose(context_of(4))
     assert whole.probabilities == [1.0, 1.0, 1.0, before]
-    drafter.observe(Outcome(DraftTree.chain([3, *b"name"]), range(5), [*b"name."], stakes_of(4)))
+    drafter.observe(
+        VerifyResult(DraftTree.chain([3, *b"name"]), range(5), [*b"name."], context_of(4))
+    )
     assert counts.probability(0) > before
 
 

@@ -25,13 +25,12 @@ from serving_cases import (
 
 from edgespec.backends.fake import ByteTokenizer
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.serve.asked import Output, Setup
+from edgespec.serve.asked import Defaults, Setup
 from edgespec.serve.chat import ChatShape, read_chat, take_messages
-from edgespec.serve.defaults import Defaults
 from edgespec.serve.fields import Fields
 from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
-from edgespec.serve.shapes import ToldTokens
+from edgespec.serve.shapes import Output, ToldTokens
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])

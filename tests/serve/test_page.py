@@ -20,7 +20,7 @@ from vision_gguf import jpeg, picture, png
 from waiting import PATIENCE_S
 
 from edgespec.models.images import read_image
-from edgespec.serve.page import page
+from edgespec.serve.app import page
 from edgespec.serve.server import Server
 
 NODE = shutil.which("node")

@@ -28,6 +28,6 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
         monkeypatch.setattr(module, "read_model_spec", lambda _path, **_: SPEC)
     monkeypatch.setattr(loading, "_curve", lambda *_: CURVE)
     monkeypatch.setattr("edgespec.setup.stored.learned_key", lambda *_: "key")
-    monkeypatch.setattr("edgespec.setup.learning.read_model_spec", lambda _path, **_: SPEC)
+    monkeypatch.setattr("edgespec.setup.loading.read_model_spec", lambda _path, **_: SPEC)
     made = make_run_plan(SPEC, Request(context_size=256, threads=1), PLENTY)
     return replace(made, draft_model=Path("draft.gguf"), drafter="suffix,model", draft_max=4)

@@ -9,7 +9,7 @@ from planning_cases import SPEC
 
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan.request import Request
-from edgespec.setup.companions import draft_rows_bytes, draft_spec_of, switch_spec_of
+from edgespec.setup.planning import draft_rows_bytes, draft_spec_of, switch_spec_of
 
 
 @pytest.mark.parametrize(

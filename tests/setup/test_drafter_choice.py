@@ -7,10 +7,9 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-import numpy as np
 import pytest
 from laid_out import machine_with
-from random_gguf import Q4_0, VOCABULARY, write_model
+from random_gguf import Q4_0, Q8_0, write_model, write_untrained
 
 import edgespec
 from edgespec.errors import UnsupportedError
@@ -21,7 +20,6 @@ from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.embedded import embedded_drafter_path
-from edgespec.models.exits.writer import write_pruned
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.stored import draft_settings_of, learned_key, settings_key
@@ -34,13 +32,11 @@ MACHINE = machine_with(4 << 30, (), repacks=True)
 
 @pytest.fixture
 def target(tmp_path: Path) -> ModelSpec:
-    return read_model_spec(write_model(tmp_path / "target.gguf", "llama", Q4_0))
+    return read_model_spec(write_model(tmp_path / "target.gguf", "llama", Q8_0))
 
 
 def exit_file(target: ModelSpec, path: Path, gains: Any = OFTEN) -> Path:
-    ids = np.arange(0, VOCABULARY, 2, dtype=np.int32)
-    write_pruned(target, path, blocks=[0], token_ids=ids, report={"gains": gains} if gains else {})
-    return path
+    return write_untrained(target, path, 0, report={"gains": gains} if gains else {}).path
 
 
 @pytest.fixture
@@ -111,7 +107,7 @@ def test_it_is_used_where_it_pays(target: ModelSpec, shipped: Path) -> None:
     plan = plan_of(target)
     share = read_model_spec(shipped).weight_bytes / target.weight_bytes
     value, reason = choice(plan)
-    rates = [(1 + sum(OFTEN[:n])) / (FLAT[n] + n * share) for n in range(1, len(OFTEN) + 1)]
+    rates = [(1 + 0.6 * sum(OFTEN[:n])) / (FLAT[n] + n * share) for n in range(1, len(OFTEN) + 1)]
     assert value == "used" and reason.startswith(f"{max(rates):.2f}x of plain decoding predicted: ")
     assert reason.endswith(f"{share:.2f} plain steps a draft, 1.05 for two tokens")
     assert (plan.drafter, plan.draft_model) == ("suffix,model", shipped)
@@ -130,12 +126,12 @@ def test_it_is_not_used_where_steps_are_dear(target: ModelSpec, shipped: Path) -
 def test_what_a_file_promises_has_to_be_more_than_it_flatters(
     target: ModelSpec, drafter: Path, two_ms: float, said: str
 ) -> None:
-    """1.8 tokens a round of one draft over 1.4 or 1.5 plain steps: 1.29x and 1.2x."""
+    """1.8 tokens a round of one draft, so 1.48 of people's prompts, over 1.4 or 1.5 plain steps."""
     certain = exit_file(target, drafter, gains=[0.8])
     measured(target, [1.0, two_ms, *[9.0] * 14])
     drafts_measured(target, certain, 0.1)
     value, reason = choice(plan_of(target, draft_model=certain))
-    assert value == said and "1.80 tokens a round" in reason
+    assert value == said and "1.48 tokens a round" in reason
 
 
 def test_a_curve_of_single_tokens_is_enough_to_say_no(target: ModelSpec, shipped: Path) -> None:
@@ -156,32 +152,33 @@ def lived(target: ModelSpec, drafter: Path, plan: Plan | None = None, **found: A
     """What a run with it leaves behind: 400 rounds now, if nothing else is said; and where."""
     plan = plan or plan_of(target, drafter="suffix")
     key = learned_key(target, plan, read_model_spec(drafter))
-    usual = {"rounds": 400.0, "usual_ms": 1000.0, "time": time()}
+    usual = {"rounds": 400.0, "usual_steps": 1000.0, "time": time()}
     cache.store("learned", key, usual | found)
     return key
 
 
 @pytest.mark.parametrize(
-    ("saved_ms", "said"), [(40.0, "used"), (4.0, "not used"), (-40.0, "not used")]
+    ("saved_steps", "said"), [(40.0, "used"), (4.0, "not used"), (-40.0, "not used")]
 )
 def test_what_it_brought_here_counts_more_than_what_its_file_says(
-    target: ModelSpec, shipped: Path, saved_ms: float, said: str
+    target: ModelSpec, shipped: Path, saved_steps: float, said: str
 ) -> None:
     measured(target, FLAT if said != "used" else STEEP)
-    lived(target, shipped, saved_ms=saved_ms)
-    part = max(0.0, saved_ms / 1000)
+    lived(target, shipped, saved_steps=saved_steps)
+    part = max(0.0, saved_steps / 1000)
     reason = f"in the last 400 rounds here it saved {part:.1%} of the time"
     assert choice(plan_of(target)) == (said, reason)
 
 
 @pytest.mark.parametrize(
-    "found", [{"rounds": 299.0}, {"time": time() - 40 * 86400}, {"usual_ms": 0.0}, {"time": "now"}]
+    "found",
+    [{"rounds": 299.0}, {"time": time() - 40 * 86400}, {"usual_steps": 0.0}, {"time": "now"}],
 )
 def test_few_rounds_and_old_ones_say_nothing(
     target: ModelSpec, shipped: Path, found: dict[str, Any]
 ) -> None:
     measured(target, FLAT)
-    lived(target, shipped, saved_ms=0.0, **found)
+    lived(target, shipped, saved_steps=0.0, **found)
     assert "predicted" in choice(plan_of(target))[1]
 
 
@@ -193,12 +190,12 @@ def test_old_experience_does_not_outlive_a_short_run(target: ModelSpec, drafter:
     plan = edgespec.plan(target.path, **options)
     for age_s, rounds in ((40 * 86400, 0.0), (86400, 400.0)):
         seen = time() - age_s
-        key = lived(target, drafter, plan, saved_ms=0.0, time=seen)
+        key = lived(target, drafter, plan, saved_steps=0.0, time=seen)
         edgespec.load(target.path, **options).close()
         unused = cache.load("learned", key)
         assert unused is not None and unused["rounds"] == rounds
         assert rounds == 0.0 or unused["time"] == seen  # nothing was added
-        lived(target, drafter, plan, saved_ms=0.0, time=seen)
+        lived(target, drafter, plan, saved_steps=0.0, time=seen)
         with edgespec.load(target.path, **options) as engine:
             engine.generate([1, 2, 3], max_tokens=20)
         used = cache.load("learned", key)
@@ -317,7 +314,7 @@ def test_without_room_for_drafts_the_model_is_loaded_without_it(
 def test_a_shipped_one_is_loaded_once_the_target_was_measured(
     target: ModelSpec, shipped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.setup.drafter_choice._WORTH_TRYING", 0.0)
+    monkeypatch.setattr("edgespec.setup.drafter_choice.NO_DIFFERENCE", 0.0)
     names = []
     for _ in range(2):
         with edgespec.load(

@@ -11,9 +11,9 @@ from planning_cases import SPEC
 from edgespec.backends.fake import FakeBackend
 from edgespec.errors import UnsupportedError
 from edgespec.memory.plan.settings import Settings
-from edgespec.setup import exactness
-from edgespec.setup.exactness import largest_exact_step, prefill_is_exact
-from edgespec.setup.stored import KnownStep, keep_known_step, known_exact_step, known_steps
+from edgespec.setup import loading
+from edgespec.setup.loading import largest_exact_step, prefill_is_exact
+from edgespec.setup.stored import STEPS, keep_compared, known_exact_step
 
 SETTINGS = Settings(2, "bf16", "f16", 0, "suffix")
 DEEPEST = 704
@@ -43,8 +43,8 @@ class Measurements:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Measurements:
     made = Measurements(lambda _depth: 99)
-    monkeypatch.setattr(exactness, "largest_invariant_step", made.step)
-    monkeypatch.setattr(exactness, "prefill_is_invariant", made.prefill)
+    monkeypatch.setattr(loading, "largest_invariant_step", made.step)
+    monkeypatch.setattr(loading, "prefill_is_invariant", made.prefill)
     return made
 
 
@@ -64,11 +64,10 @@ def test_plans_in_turn_are_measured_once_each(measured: Measurements) -> None:
     assert measured.of_prefills == list(plans)
 
 
-def test_a_result_takes_the_place_of_those_it_covers(measured: Measurements) -> None:
+def test_a_result_stands_for_those_it_covers(measured: Measurements) -> None:
     for plan in ((4, 512), (8, 256), (32, DEEPEST), (4, 512), (8, 256)):
         load(*plan)
     assert measured.of_steps == [(4, 512), (8, 256), (32, DEEPEST)]
-    assert known_steps(SPEC, SETTINGS) == [KnownStep(32, 32, DEEPEST)]
 
 
 def test_a_limit_says_all_about_larger_steps_and_nothing_about_deeper_caches(
@@ -102,6 +101,6 @@ def test_a_file_without_such_steps_is_refused(measured: Measurements) -> None:
 
 def test_what_is_known_of_steps_and_of_prefills_lies_side_by_side(measured: Measurements) -> None:
     load(4, 512)
-    keep_known_step(SPEC, SETTINGS, KnownStep(32, 32, 600))
+    keep_compared(SPEC, SETTINGS, STEPS, (32, 600), 32)
     load(4, 512)
     assert (len(measured.of_steps), len(measured.of_prefills)) == (1, 1)

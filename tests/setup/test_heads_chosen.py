@@ -14,14 +14,14 @@ from eagle3_gguf import write_eagle
 from hybrid_gguf import Shape, write_hollow, write_hybrid
 from planning_cases import reason
 
-from edgespec.drafting.drafters.model_savings import SAVINGS
+from edgespec.drafting.ledger import SAVINGS
 from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.exits.early_exit import MadeFor, target_hash
+from edgespec.models.early_exit import MadeFor, target_hash
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup import drafter_choice
 from edgespec.setup.planning import make_run_plan
@@ -124,9 +124,9 @@ def measured(target: ModelSpec, head: Path, times: list[float]) -> None:
 @pytest.mark.parametrize(
     ("gains", "times", "used", "why"),
     [
-        ([0.6, 0.3], FLAT, True, "1.46x of plain decoding predicted: 1.90 tokens a round, 0.10"),
+        ([0.9, 0.6], FLAT, True, "1.46x of plain decoding predicted: 1.90 tokens a round, 0.10"),
         ([0.6, 0.3], STEEP, False, "x of plain decoding predicted"),
-        ([0.2], FLAT, False, "1.04x of plain decoding predicted"),
+        ([0.2], FLAT, False, "0.97x of plain decoding predicted"),
         ([], STEEP, True, "it is not known yet whether it pays here"),
         ([0.6], [], True, "step times are not measured yet"),
     ],

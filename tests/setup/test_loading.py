@@ -41,7 +41,7 @@ from edgespec.memory.store import cache
 from edgespec.models.spec import read_model_spec
 from edgespec.quantize.context import EvalContext
 from edgespec.setup import loading
-from edgespec.setup.learning import Learning
+from edgespec.setup.loading import Learning
 from edgespec.setup.planning import make_run_plan
 
 

@@ -85,13 +85,11 @@ def test_an_exact_run_knows_the_largest_step_that_rounds_alike() -> None:
     request = Request(threads=2, exact=True)
     assert make_run_plan(SPEC, request, PLENTY).draft_max == 31
     exact = Settings(2, "bf16", "f16", 0, "suffix")
-    known = {"largest_step": 8, "tried": 32, "depth": 704}
-    cache.store("invariance", settings_key(SPEC, exact), {"steps": [known]})
+    cache.store("invariance", settings_key(SPEC, exact), {"steps": [[32, 704, 8]]})
     assert make_run_plan(SPEC, request, PLENTY).draft_max == 7
     assert make_run_plan(SPEC, Request(threads=2), PLENTY).draft_max == 31
-    for change in ({"largest_step": "eight"}, {"tried": 8}, {"depth": None}):
-        damaged = {"steps": [{**known, **change}]}
-        cache.store("invariance", settings_key(SPEC, exact), damaged)
+    for damaged in ([32, 704, "eight"], [8, 704, 8], [32, None, 8], [32, 8], {"tried": 32}):
+        cache.store("invariance", settings_key(SPEC, exact), {"steps": [damaged]})
         assert make_run_plan(SPEC, request, PLENTY).draft_max == 31, "no limit is known"
 
 

@@ -12,8 +12,7 @@ from edgespec.errors import DoesNotFitError, UnsupportedError
 from edgespec.memory.plan.request import Request
 from edgespec.models.projector import read_projector
 from edgespec.models.spec import read_model_spec
-from edgespec.setup.planning import make_run_plan
-from edgespec.setup.projector_choice import with_projector
+from edgespec.setup.planning import make_run_plan, with_projector
 
 
 @pytest.fixture

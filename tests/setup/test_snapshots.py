@@ -11,7 +11,7 @@ import pytest
 from hybrid_gguf import Shape, write_hollow
 from planning_cases import reason
 
-from edgespec.drafting.drafters.model_savings import SAVINGS
+from edgespec.drafting.ledger import SAVINGS
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import Settings, settings_of
@@ -19,15 +19,16 @@ from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.setup.planning import make_run_plan
-from edgespec.setup.snapshots import curve_with, snapshot_cost
 from edgespec.setup.stored import (
-    add_rounds,
     curve_key,
+    curve_with,
     keep_curve,
+    keep_rounds,
     keep_snapshot_cost,
     learned_key,
     rounds_key,
     settings_key,
+    snapshot_cost,
     stored_rounds,
     stored_snapshot_costs,
 )
@@ -103,7 +104,7 @@ def test_a_plan_leaves_out_snapshots_that_cost_more_than_they_bring(
     without_head = {"draft_model": None, "users": 1}
     saw(spec, 400.0, 0.0)
     assert plan_of(spec, **without_head).draft_max >= 3, "what is usual says that drafts pay"
-    add_rounds(spec, "suffix", [], NEVER)
+    keep_rounds(spec, "suffix", NEVER)
     plan = plan_of(spec, **without_head)
     assert plan.draft_max == drafts
     assert f"{cost:.2f} times as long" in reason(plan, "snapshots") or cost < 1.01
@@ -111,13 +112,13 @@ def test_a_plan_leaves_out_snapshots_that_cost_more_than_they_bring(
 
 def test_what_decided_against_them_is_forgotten(spec: ModelSpec) -> None:
     """Texts change: after 30 days drafts are tried again."""
-    add_rounds(spec, "suffix", [], NEVER)
+    keep_rounds(spec, "suffix", NEVER)
     assert stored_rounds(spec, "suffix") == ((1, 1, 1000.0),)
     key = rounds_key(spec, "suffix")
     old = time() - 31 * 24 * 3600.0
     cache.store("rounds", key, {"rounds": NEVER, "time": old})
     assert stored_rounds(spec, "suffix") != ((1, 1, 1000.0),)
-    add_rounds(spec, "suffix", [], [(4, 4, 600.0)])
+    keep_rounds(spec, "suffix", [(4, 4, 600.0)])
     assert stored_rounds(spec, "suffix") == ((4, 4, 600.0),), "and what follows counts alone"
     attending = replace(spec, arch="llama")
     cache.store("rounds", rounds_key(attending, "suffix"), {"rounds": NEVER, "time": old})
@@ -136,7 +137,7 @@ def test_a_head_pays_for_the_snapshots_that_it_alone_needs(
     spec: ModelSpec, saved: float, used: bool
 ) -> None:
     measured(spec, 1.06)
-    add_rounds(spec, "suffix", [], NEVER)
+    keep_rounds(spec, "suffix", NEVER)
     saw(spec, 400.0, saved)
     plan = plan_of(spec)
     assert (plan.drafter == "suffix,head") == used

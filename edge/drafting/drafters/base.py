@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from edgespec.backends.tree import DraftTree, is_chain
 from edgespec.drafting.calibration import Calibration
-from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
+from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepContext
 from edgespec.memory.store.texts import KeptText
 
 # The target's best tokens after a node, best first, and their shares of the probability of these.
@@ -16,121 +16,95 @@ TopTokens = tuple[Sequence[int], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """One finished round: what was sent to the target, what it wrote, and at what stakes.
+class VerifyResult:
+    """One finished round: what was sent to the target, what it wrote, and in which context.
 
-    The stakes are those of this very round, whoever was asked to draft for it, or nobody.
+    The context is that of this very round, whoever was asked to draft for it, or nobody.
     `top_tokens(node)` gives the target's best tokens after a node, or None where they are not to
     be looked at. Plain rounds may be told together: then they are a chain that nobody drafted, of
-    as many `rounds`, at the stakes of the round before them.
+    as many `rounds`, in the context of the round before them.
     """
 
     tree: DraftTree
     path: Sequence[int]  # accepted nodes, the root first
     emitted: Sequence[int]  # as many tokens
-    stakes: Stakes
+    context: StepContext
     top_tokens: Callable[[int], TopTokens | None] = lambda _node: None
     rounds: int = 1
+    node_ms: float | None = None  # time that a draft added to the step; None: as estimated
 
 
-class Drafter(Protocol):
-    """A source of candidate nodes."""
+class Drafter:
+    """A source of candidate nodes. What a subclass has no use for does nothing."""
 
-    @property
-    def name(self) -> str: ...
+    name = ""
+    history = ""  # of the next text: only texts of the same history draft for each other
+    failure: str | None = None  # why it is not asked any more
+    trace: Callable[[dict[str, Any]], None] | None = None  # is given a record of each round
+    has_engine = False  # a model or head of its own, whose steps take time
+    has_to_read = False  # the whole text, before it drafts anything
 
     @property
     def nbytes(self) -> int:
         """Bytes its tables may take at most (a ceiling, allocated as they fill)."""
+        return 0
 
     def begin(self, tokens: Sequence[int]) -> None:
         """A new text starts with `tokens`: the prompt and the first token of the answer."""
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
-        """Candidates for what comes after the text so far, at most `stakes.max_nodes`.
+    def estimate(self, context: StepContext) -> DraftEstimate | None:
+        """What a draft model expects of a round before it is asked; None: asking costs no step."""
+        return None
+
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
+        """Candidates for what comes after the text so far, at most `context.max_nodes`.
 
         `base` is what other drafters propose already; nodes of it may be repeated.
         """
+        return EMPTY
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, result: VerifyResult) -> None:
         """A round has ended: count, learn, and extend the text.
 
         What was proposed counts if it was for this round; a round need not have asked for any.
         """
 
-    def state(self) -> dict[str, Any]:
-        """What should survive a restart (calibration), as a JSON document."""
-
-    def load_state(self, document: dict[str, Any] | None) -> None:
-        """Take over the state of an earlier run; anything unusable is ignored."""
-
-
-@runtime_checkable
-class Pauses(Protocol):
-    """A drafter that knows when it will not be asked, whatever the text brings."""
-
-    def pause(self) -> int:
-        """Rounds behind this one, for which it proposed nothing, that it need not be asked for.
+    def cooldown(self) -> int:
+        """Rounds behind one without a proposal for which it need not be asked.
 
         They may be told together.
         """
+        return 0
 
-    def is_wanted(self, tokens: Sequence[int]) -> bool:
-        """Whether it is to be asked after all, now that a pause has brought `tokens`.
+    def has_hit(self, tokens: Sequence[int] = ()) -> bool:
+        """Whether there is a reason to ask now, with `tokens` behind what was observed.
 
-        None yet, behind the round that the pause begins with.
+        Of tables an n-gram hit: the text ends as it did before.
         """
+        return False
 
+    def can_read_prompts(self, *, pays: bool) -> None:
+        """Whether it may read the next prompts while its model does, which takes time."""
 
-@runtime_checkable
-class HasPurses(Protocol):
-    """Drafters of which some pay for their nodes themselves."""
+    def reading_ms(self) -> float:
+        """What reading a prompt of the usual length takes."""
+        return 0.0
 
-    @property
-    def paid_for(self) -> frozenset[str]:
-        """Their names: what their nodes gain or lose is no gain or loss of the others."""
-
-
-@runtime_checkable
-class Knows(Protocol):
-    """A drafter that sees at once whether there is anything to look up."""
-
-    def is_familiar(self, tokens: Sequence[int]) -> bool:
-        """Whether the text ends as it did before, with `tokens` behind what was observed."""
-
-
-@runtime_checkable
-class TakesTime(Protocol):
-    """A drafter whose drafts cost time, so that it is asked only where they are worth it."""
-
-    def prospects(self, stakes: Stakes) -> Prospects | None:
-        """What it expects of a round; None where it cannot draft."""
-
-
-@runtime_checkable
-class Promises(Protocol):
-    """A drafter of which somebody has measured what it brings: it is believed for longer."""
+    def reasons(self) -> str:
+        """In one line, for people: what became of its drafts in the last text."""
+        return ""
 
     @property
-    def is_promised(self) -> bool: ...
+    def saved_part(self) -> float | None:
+        """Of the time of plain steps, what drafts have saved; None: nobody knows."""
+        return None
 
+    def state(self) -> dict[str, Any]:
+        """What should survive a restart (calibration), as a JSON document."""
+        return {}
 
-@runtime_checkable
-class ReadsAlong(Protocol):
-    """A drafter that can read prompts while its model does, which takes time."""
-
-    def expect(self, gain_ms: float) -> None:
-        """Texts usually gain so much by it: what reading the next prompts is weighed against."""
-
-
-@runtime_checkable
-class KeepsTexts(Protocol):
-    """A drafter with tables of texts, which those of other users share.
-
-    Only what is of the same `history` as a text drafts for it.
-    """
-
-    history: str  # of the next text
+    def load_state(self, document: dict[str, Any] | None) -> None:
+        """Take over the state of an earlier run; anything unusable is ignored."""
 
     def recall(self, texts: Sequence[KeptText]) -> None:
         """Fill the tables with texts of earlier runs."""
@@ -138,20 +112,38 @@ class KeepsTexts(Protocol):
     def share_with(self, other: Any) -> None:
         """Have the tables and counts of another drafter of its kind, in place of its own."""
 
-
-@runtime_checkable
-class HoldsModel(Protocol):
-    """A drafter with an engine of its own."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why it is not asked any more, or None."""
-
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes the engine says it allocated, by component."""
+        """Bytes an engine of its own says it allocated, by component."""
+        return {}
 
     def close(self) -> None:
-        """Free it; safe to call twice."""
+        """Free what it holds beyond its tables; safe to call twice."""
+
+
+class CountingDrafter(Drafter):
+    """A drafter that counts how often nodes of each cell of its `calibration` were right."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self._calibration = calibration
+        self._proposal = EMPTY
+        self._cells: Sequence[int] = ()  # of its nodes
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self._calibration.forget_recent()
+        self._proposal = EMPTY
+
+    def observe(self, result: VerifyResult) -> None:
+        count_hits(self._proposal, self._cells, result.emitted, self._calibration)
+        self._proposal = EMPTY
+
+    def share_with(self, other: Any) -> None:
+        self._calibration = other._calibration.for_another_text()
+
+    def state(self) -> dict[str, Any]:
+        return self._calibration.as_json()
+
+    def load_state(self, document: dict[str, Any] | None) -> None:
+        self._calibration.load_json(document)
 
 
 def count_hits(

@@ -1,365 +1,382 @@
 """Several drafters as one: each is asked where it pays, and their nodes share one tree.
 
-Each drafter has a purse of milliseconds, into which every round pays a small allowance:
-
-* The first drafter, if it takes no model's time, is asked while its purse is not empty, and where
-  the text ends as it did before. It pays the time that asking takes; each of its tokens that is
-  accepted brings the time of a plain step. The purse holds little, so that it is soon asked less
-  where it is of no use, and soon again where it is. Beside other texts it may owe more, and is not
-  asked at all until that is paid off.
-* Any other drafter is asked while its purse is not empty. It pays the time it takes and what its
-  nodes add to the target's step; each of its tokens that is accepted brings the time of a plain
-  step.
-* One that needs a model's time says beforehand what it expects, too. Where that does not raise the
-  round's tokens/ms, its purse has to hold the price of a try before it is asked; where it holds
-  less, nobody looks again for some rounds. One that was measured to bring something begins with a
-  fuller purse, of which tries take no more than the allowance.
-
-So a drafter that never pays costs its first purse and its allowance, whatever it promises, and is
-never given up. Where no purse will hold enough for some rounds, these need no choice at all.
+Each has a ledger (`edgespec.drafting.ledger`) that bounds what it can lose. One whose balance does
+not cover the price of a round is not asked, and drafts no more than its balance covers. A table
+that finds an n-gram hit is asked as long as it owes nothing: where steps were measured beside other
+programs and are thought to be dear, nothing else would show what they take. One that needs a
+model's time says beforehand what it expects, and is asked where that raises the round's tokens/ms,
+or where its ledger is full: then a try costs only the allowance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf, isfinite
+from math import inf
 from time import perf_counter
 from typing import Any
 
+from edgespec.drafting import constants
 from edgespec.drafting.controller import choose_size
-from edgespec.drafting.drafters.base import (
-    Drafter,
-    HoldsModel,
-    KeepsTexts,
-    Knows,
-    Outcome,
-    Promises,
-    ReadsAlong,
-    TakesTime,
-)
-from edgespec.drafting.drafters.merging import merge
-from edgespec.drafting.drafters.model_savings import SAVINGS
-from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
+from edgespec.drafting.drafters.base import Drafter, VerifyResult
+from edgespec.drafting.ledger import Ledger
+from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepContext
 from edgespec.memory.store.texts import KeptText
 
-_ALLOWANCE = 0.004  # of the time of the target's steps
-_FIRST_STEPS = 4.0  # plain steps' worth of time to begin with
-_FIRST_STEPS_OF_MODEL = 2.0  # which takes far more of it, and says what it expects,
-_FIRST_STEPS_OF_PROMISED = 16.0  # or whose file says what it brings: some texts are harder
-_FIRST_MOST = 1.0  # and most that the first one holds
-# Rounds behind one in which it promised nothing and could not pay, and most behind a try.
-_RESTS, _MOST_RESTS = 8, 500
-_BESIDE = 3.0  # times as long as its lookup asking it takes: choosing, telling, counting
-_FIRST_DEBT = 0.25  # and most that it owes
-_SHARED_DEBT = 12.0  # beside other texts: more is paid off before it is asked again
-_TYPICAL = "gain_of_a_text_ms"
-_LONGEST_MS = 1e7
-_TEXT_RATE = 0.2  # of a text in what texts usually gain
-_MOST_STEPS = 50.0  # that a purse holds or owes: old savings and one bad moment fade
-_MOST_ROUNDS = 5000.0  # that savings are of; older ones fade
+_NEVER = 1 << 20  # rounds
+# Why a drafter has no node in a round, in words for people.
+_LOW, _BLIND = "its balance did not cover the price", "it found nothing"
+_DEAR, _CANNOT = "a try was not expected to pay", "it cannot read this text"
+_WORTHLESS, _VERIFIED = "its drafts were not worth verifying", "verified"
 
 
 @dataclass(slots=True)
 class _Source:
+    """A drafter and its account; all but the ledger is of the round under way."""
+
     drafter: Drafter
-    # Of one that takes a model's time; None once it has failed.
-    prospects: Callable[[Stakes], Prospects | None] | None
     is_first: bool
-    purse_ms: float = 0.0
-    price_ms: float = 0.0  # that the purse has to hold for it to be asked
-    rests: int = 0  # rounds in which nobody looks whether it promises anything
-    missed_ms: float = 0.0  # that a model would have saved in this text, had it read all of it
-    gained_ms: float = 0.0  # that it saved or would have saved in this text so far,
-    typical_ms: float = 0.0  # and that texts before this one came to
-    texts: int = 0  # that count in it
-    is_open: bool = False  # whether there is a text
-    is_promised: bool = False  # whether somebody has measured what it brings
-    # Of a model: what rounds would have taken without it, and what it saved of that.
-    rounds: float = 0.0
-    usual_ms: float = 0.0
-    saved_ms: float = 0.0
-    # Of the first one, if it can tell: whether the text ends as it did before.
-    is_familiar: Callable[[Sequence[int]], bool] = lambda _tokens: False
+    ledger: Ledger
+    lookup_ms: float = 0.0  # what lookups of a table usually take
+    price: float = 0.0  # that the balance has to cover, in plain steps
+    is_open: bool = True  # whether it does
+    is_free: bool = False  # an n-gram hit: whatever the step takes
+    estimate: DraftEstimate | None = None
+    num_proposed: int = 0
+    why: str = _BLIND  # it has no node, as far as that is known
 
-    def __post_init__(self) -> None:
-        self.is_first = self.is_first and self.prospects is None
-        self.is_promised = isinstance(self.drafter, Promises) and self.drafter.is_promised
-        if self.is_first and isinstance(self.drafter, Knows):
-            self.is_familiar = self.drafter.is_familiar
+    def limit(self, context: StepContext, token_ms: float) -> int:
+        """The most nodes whose loss the balance covers; 0: it is not asked."""
+        estimate, balance = self.estimate, self.ledger.balance
+        fixed_ms, node_ms, reserve = self.lookup_ms, 0.0, constants.RESERVE
+        if estimate is not None:
+            fixed_ms, node_ms = estimate.read_ms + estimate.first_ms, estimate.node_ms
+            reserve = 0.0
+        plain_ms = context.estimated_ms(1)
 
-    @property
-    def first_steps(self) -> float:
-        """Plain steps' worth of time that its purse begins with."""
-        if self.prospects is not None:
-            return _FIRST_STEPS_OF_PROMISED if self.is_promised else _FIRST_STEPS_OF_MODEL
-        return _FIRST_MOST if self.is_first else _FIRST_STEPS
+        def price(nodes: int) -> float:
+            ms = fixed_ms + nodes * node_ms + context.estimated_ms(1 + nodes) - plain_ms
+            return max(0.0, ms) / token_ms
 
-    def typical_with_this_text(self) -> float:
-        """What texts usually gain, in ms, this one included."""
+        self.price = price(1) + reserve
+        self.is_open = balance >= self.price
+        most = context.max_nodes
+        if self.is_open and price(most) <= balance:
+            return most
+        if estimate is None and balance >= 0.0 and self.drafter.has_hit():
+            self.is_open, self.is_free = True, True
+            return most
         if not self.is_open:
-            return self.typical_ms
-        rate = max(_TEXT_RATE, 1.0 / (self.texts + 1))
-        return self.typical_ms + rate * (self.gained_ms - self.typical_ms)
+            return 0
+        return next((n - 1 for n in range(2, most) if price(n) > balance), most - 1)
 
-    def tell(self) -> None:
-        """Tell a drafter that reads prompts what it may cost to."""
-        if isinstance(self.drafter, ReadsAlong):
-            self.drafter.expect(self.typical_ms)
+    def is_worth_asking(self, merged: Proposal, context: StepContext) -> bool:
+        """Whether what a draft model expects raises the round's tokens/ms, or a try is free."""
+        estimate = self.estimate
+        assert estimate is not None
+        _, rate = choose_size(merged.probabilities, context, kept=merged.kept)
+        size, hoped = choose_size(
+            estimate.probabilities,
+            context,
+            spent_ms=estimate.first_ms,
+            node_ms=estimate.node_ms,
+        )
+        if (size > 0 and hoped > rate) or self.ledger.is_full:
+            return True
+        self.price, self.why = self.ledger.most, _DEAR
+        return False
 
-    def buy(self, merged: Proposal, stakes: Stakes, allowance_ms: float) -> bool:
-        """Whether a drafter that takes time is asked, and pay for it.
-
-        Reading that pays has an account of its own, as long as no more than its price was lost so
-        far; all else is paid for out of the purse.
-        """
-        if self.rests:  # what it promises changes slowly, and looking takes time
-            self.rests -= 1
-            return False
-        hope = self.prospects(stakes) if self.prospects is not None else None
-        if hope is None or not hope.probabilities:
-            self.price_ms = inf
-            return False
-        try_ms = hope.before_ms + hope.draft_ms
-        gain_ms = _expected_gain(hope, merged, stakes)
-        is_promising = gain_ms > 0.0 and self.saved_ms >= -hope.before_ms
-        self.price_ms = 0.0 if is_promising else try_ms
-        if self.purse_ms < self.price_ms:
-            self.rests = _RESTS
-            return False
-        if gain_ms <= 0.0 and self.is_promised and allowance_ms:
-            # The purse is for what it promises: tries take what rounds between them bring.
-            self.rests = min(_MOST_RESTS, int(try_ms / allowance_ms))
-        if is_promising and self._saves(gain_ms, hope.before_ms):
-            self.purse_ms -= hope.draft_ms
-        elif self.purse_ms >= try_ms:
-            self.purse_ms -= try_ms
-        else:
-            return False
-        self.saved_ms -= try_ms
-        return True
-
-    def _saves(self, gain_ms: float, before_ms: float) -> bool:
-        """Add a gain to those of this text; whether they come to what reading it takes.
-
-        Reading what it has not seen is bought once and used in many rounds, nobody knows how many.
-        It is bought where texts usually come to its price, and else when what it would have saved
-        so far in this one does: that costs at most twice what knowing the future would (the
-        ski-rental rule).
-        """
-        to_come_ms = self.typical_ms - self.gained_ms
-        self.gained_ms += gain_ms
-        self.missed_ms += gain_ms
-        is_bought = max(self.missed_ms, to_come_ms) >= before_ms
-        if is_bought:
-            self.missed_ms = max(0.0, self.missed_ms - before_ms)
-        return is_bought
-
-    def settle(self, outcome: Outcome, plain_ms: float, step_ms: float, node_ms: float) -> None:
-        """Pay for the nodes of a round, be paid for the accepted ones, and count both."""
-        name, sources = self.drafter.name, outcome.tree.sources
-        accepted = sum(sources[node] == name for node in outcome.path if sources)
-        added = sum(one == name for one in sources)
-        brought_ms = accepted * plain_ms - added * node_ms
-        self.purse_ms += brought_ms
-        if self.price_ms == inf:  # rounds in which it cannot draft say nothing about it
-            return
-        self.rounds += outcome.rounds
-        self.usual_ms += step_ms + brought_ms
-        self.saved_ms += brought_ms
-        if self.rounds > _MOST_ROUNDS:
-            for one in SAVINGS:
-                setattr(self, one, getattr(self, one) / 2.0)
+    def ask(self, context: StepContext, merged: Proposal, token_ms: float) -> Proposal:
+        """Its proposal, whose time it pays for."""
+        began = perf_counter()
+        proposal = self.drafter.propose(context, merged)
+        ms = (perf_counter() - began) * 1e3
+        if self.estimate is None:
+            if self.is_first:
+                ms *= constants.ASKING_TIMES
+            rate = constants.ASKING_RATE if self.lookup_ms else 1.0
+            self.lookup_ms += rate * (ms - self.lookup_ms)
+        self.ledger.pay(ms / token_ms)
+        self.num_proposed = len(proposal)
+        if proposal.sources or not len(proposal):
+            return proposal
+        return replace(proposal, sources=[self.drafter.name] * len(proposal))
 
 
-class CombinedDrafter:
-    """Drafters in the order in which they propose; each is told what those before it propose."""
+class CombinedDrafter(Drafter):
+    """Drafters in the order in which they propose; each is told what those before it propose.
+
+    `trace` is given a record of each round, as JSON has them.
+    """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.name = ",".join(drafter.name for drafter in drafters)
+        self._drafters = list(drafters)
         self._sources = [
-            _Source(
-                drafter,
-                drafter.prospects if isinstance(drafter, TakesTime) else None,
-                is_first=number == 0,
-            )
+            _Source(drafter, number == 0 and not drafter.has_engine, Ledger())
             for number, drafter in enumerate(drafters)
         ]
-        drafters = [source.drafter for source in self._sources]
-        self._models = [drafter for drafter in drafters if isinstance(drafter, HoldsModel)]
-        self.paid_for = frozenset(one.drafter.name for one in self._sources if not one.is_first)
-        self._was_asked = False
-        self._allowance_ms = 0.0  # of a plain round
-        self.history = ""  # that the next text is of
+        self._has_begun = False
+        self._whys: Counter[tuple[str, str]] = Counter()  # rounds of this text
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tables together."""
-        return sum(source.drafter.nbytes for source in self._sources)
+        return sum(drafter.nbytes for drafter in self._drafters)
 
     @property
-    def failure(self) -> str | None:
+    def failure(self) -> str | None:  # type: ignore[override]
         """Why one of them is not asked any more, or None."""
-        return next((one.failure for one in self._models if one.failure is not None), None)
+        return next((one.failure for one in self._drafters if one.failure is not None), None)
 
     def member(self, name: str) -> Drafter | None:
         """The drafter of that name, if it is one of these."""
-        drafters = (source.drafter for source in self._sources)
-        return next((drafter for drafter in drafters if drafter.name == name), None)
+        return next((drafter for drafter in self._drafters if drafter.name == name), None)
+
+    def ledger(self, name: str) -> Ledger:
+        """The account of the drafter of that name."""
+        return next(source.ledger for source in self._sources if source.drafter.name == name)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start a new text."""
-        for drafter in self._with_texts():
+        self._whys.clear()
+        for drafter in self._drafters:
             drafter.history = self.history
-        for source in self._sources:
-            source.typical_ms = source.typical_with_this_text()
-            source.texts += source.is_open
-            source.is_open = True
-            source.missed_ms = source.gained_ms = 0.0
-            source.rests = 0
-            source.drafter.begin(tokens)
-            source.tell()
+            drafter.begin(tokens)
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """One tree of what every drafter that is asked proposes."""
-        if not self._was_asked:
-            self._was_asked = True
+        token_ms, merged, asked = context.token_ms, base, 0
+        if not self._has_begun:
+            self._has_begun = True
             for source in self._sources:
-                source.purse_ms += source.first_steps * stakes.estimated_ms(1)
-        merged = base
+                drafter = source.drafter
+                source.ledger.expect_reading(
+                    drafter.reading_ms() / token_ms, is_needed=drafter.has_to_read
+                )
         for source in self._sources:
-            if source.prospects is not None:
-                is_asked = source.buy(merged, stakes, self._allowance_ms)
-            else:
-                is_asked = source.purse_ms >= 0.0 or self._is_tempted(source, stakes)
-            if is_asked:
-                start = perf_counter()
-                merged = merge(merged, _named(source.drafter, stakes, merged))
-                if source.prospects is None:
-                    times = _BESIDE if source.is_first else 1.0
-                    source.purse_ms -= (perf_counter() - start) * 1e3 * times
+            source.num_proposed, source.why, source.is_free = 0, _BLIND, False
+            source.estimate = estimate = source.drafter.estimate(context)
+            if estimate is not None and not estimate.probabilities:
+                source.is_open, source.price, source.why = False, inf, _CANNOT
+                continue
+            limit = source.limit(context, token_ms)
+            if limit < 1:
+                source.why = _LOW
+                continue
+            if estimate is not None and not source.is_worth_asking(merged, context):
+                continue
+            allowed = context if limit >= context.max_nodes else replace(context, max_nodes=limit)
+            merged = merge(merged, source.ask(allowed, merged, token_ms))
+            asked += source.num_proposed > 0
+        return self._within_means(merged, context) if asked > 1 else merged
+
+    def _within_means(self, merged: Proposal, context: StepContext) -> Proposal:
+        """As much of a tree of several drafters as each of them has the balance for."""
+        token_ms, plain_ms = context.token_ms, context.estimated_ms(1)
+        balances = {
+            one.drafter.name: one.ledger.balance for one in self._sources if not one.is_free
+        }
+        counts = Counter(merged.sources[: merged.kept])
+        for size in range(merged.kept + 1, len(merged) + 1):
+            counts[merged.sources[size - 1]] += 1
+            each = (context.estimated_ms(1 + size) - plain_ms) / (size * token_ms)
+            if any(each * count > balances.get(name, inf) for name, count in counts.items()):
+                return merged.part(range(size - 1))
         return merged
 
-    def _is_tempted(self, source: _Source, stakes: Stakes) -> bool:
-        """Whether the text ends as it did before, and asking there has not only cost so far.
+    def cooldown(self) -> int:
+        """Rounds until a balance covers its price again."""
+        rounds = min(source.ledger.rounds_until(source.price) for source in self._sources)
+        return int(min(max(0, rounds - 1), _NEVER))  # this one's allowance is still to come
 
-        Beside others a draft gains little, and asking takes time of all of them.
+    def has_hit(self, tokens: Sequence[int] = ()) -> bool:
+        """Whether the text ends as it did before, and who found that owes nothing.
+
+        Each of `tokens` was a round.
         """
-        if not source.is_familiar(()):
-            return False
-        plain_ms = stakes.estimated_ms(1) / (1 + stakes.others)
-        return not stakes.others or source.purse_ms > -_SHARED_DEBT * plain_ms
+        earned = constants.ALLOWANCE * len(tokens)
+        return any(
+            source.ledger.balance + earned >= 0.0 and source.drafter.has_hit(tokens)
+            for source in self._sources
+        )
 
-    def pause(self) -> int:
-        """Rounds until a purse holds enough again."""
-        missing_ms = min(source.price_ms - source.purse_ms for source in self._sources)
-        if missing_ms <= 0.0 or not self._allowance_ms:
-            return 0
-        rounds = min(missing_ms / self._allowance_ms, _MOST_STEPS / _ALLOWANCE)
-        return ceil(rounds) - 1  # this one's brings the first
-
-    def is_wanted(self, tokens: Sequence[int]) -> bool:
-        """Whether the text ends as it did before."""
-        return self._sources[0].is_familiar(tokens)
-
-    def observe(self, outcome: Outcome) -> None:
-        """Let every drafter learn, as far as its purse allows."""
-        stakes, nodes = outcome.stakes, len(outcome.tree)
-        plain_ms, step_ms = stakes.estimated_ms(1), stakes.estimated_ms(nodes)
-        node_ms = (step_ms - plain_ms) / max(1, nodes - 1)
-        if outcome.rounds > 1:
-            step_ms = outcome.rounds * plain_ms
-        plain_ms, step_ms = plain_ms / (1 + stakes.others), step_ms / (1 + stakes.others)
-        self._allowance_ms = _ALLOWANCE * plain_ms
-        sources = outcome.tree.sources
+    def observe(self, result: VerifyResult) -> None:
+        """Let every drafter learn, as far as its balance allows, and keep the accounts."""
+        context, nodes = result.context, len(result.tree)
+        token_ms, node_ms = context.token_ms, result.node_ms
+        if node_ms is None:
+            more_ms = context.estimated_ms(nodes) - context.estimated_ms(1)
+            node_ms = more_ms / (nodes - 1) if nodes > 1 and result.rounds == 1 else 0.0
+        sources = result.tree.sources
+        before = [one.ledger.balance for one in self._sources] if self.trace is not None else []
         for source in self._sources:
-            drafter = source.drafter
-            source.purse_ms += _ALLOWANCE * step_ms
-            if source.is_first:
-                drafter.observe(outcome)
-                accepted = sum(sources[node] == drafter.name for node in outcome.path if sources)
-                purse_ms = source.purse_ms + accepted * plain_ms
-                least_ms = -inf if stakes.others else -_FIRST_DEBT * plain_ms
-                source.purse_ms = min(max(purse_ms, least_ms), _FIRST_MOST * plain_ms)
-                continue
-            start = perf_counter()
-            can_pay = source.purse_ms >= 0.0
-            drafter.observe(outcome if can_pay else replace(outcome, top_tokens=_nothing))
-            source.purse_ms -= (perf_counter() - start) * 1e3
-            source.settle(outcome, plain_ms, step_ms, node_ms)
-            most = _MOST_STEPS * plain_ms
-            source.purse_ms = min(max(source.purse_ms, -most), most)
+            began, ledger, name = perf_counter(), source.ledger, source.drafter.name
+            is_taught = source.is_open and result.rounds == 1
+            source.drafter.observe(result if is_taught else replace(result, top_tokens=_nothing))
+            if is_taught and not source.is_first:
+                ledger.pay((perf_counter() - began) * 1e3 / token_ms)
+            num_nodes = sum(one == name for one in sources)
+            accepted = sum(sources[node] == name for node in result.path) if num_nodes else 0
+            gain = accepted - num_nodes * node_ms / token_ms
+            # Rounds in which it cannot draft say nothing about it.
+            tokens = 0 if source.price == inf else len(result.emitted)
+            ledger.add(result.rounds, tokens, gain)
+            if source.num_proposed and result.rounds == 1:
+                source.why = _VERIFIED if num_nodes else _WORTHLESS
+            self._whys[name, source.why] += result.rounds
+            if source.drafter.has_engine:
+                # What is above the first balance was earned, and reading has to earn itself back.
+                pays = ledger.balance > ledger.reading + constants.FIRST_BALANCE
+                source.drafter.can_read_prompts(pays=pays)
+        if self.trace is not None:
+            self.trace(self._record(result, before, node_ms))
+        for source in self._sources:
+            source.num_proposed = 0  # the next round may ask nobody
+
+    # -- for people ------------------------------------------------------------------------
+
+    def _record(
+        self, result: VerifyResult, before: Sequence[float], node_ms: float
+    ) -> dict[str, Any]:
+        """A round: what each drafter expected, its ledger, and the sizes that were compared."""
+        context, num_nodes = result.context, len(result.tree) - 1
+        plain_ms = context.estimated_ms(1)
+        sizes = [n for n in (1, 2, 3, 4, 7, 11, 15, num_nodes) if n <= context.max_nodes]
+        return {
+            "depth": context.depth,
+            "rounds": result.rounds,
+            "verified": num_nodes if result.rounds == 1 else 0,
+            "emitted": len(result.emitted),
+            "step_plain_ms": round(plain_ms, 4),
+            "draft_node_steps": round(node_ms / context.token_ms, 4),
+            "step_times": {
+                str(1 + n): round(context.estimated_ms(1 + n) / plain_ms, 3)
+                for n in dict.fromkeys(sizes)
+                if n
+            },
+            "drafters": {
+                source.drafter.name: {
+                    "balance_before": round(balance, 4),
+                    "balance": round(source.ledger.balance, 4),
+                    "price": round(source.price, 4) if source.price < inf else None,
+                    "expected": [round(p, 4) for p in source.estimate.probabilities]
+                    if source.estimate is not None
+                    else None,
+                    "proposed": source.num_proposed,
+                    "why": source.why,
+                }
+                for source, balance in zip(self._sources, before, strict=True)
+            },
+        }
+
+    def reasons(self) -> str:
+        """In one line, what became of each drafter in the rounds of the last text."""
+        parts = []
+        for drafter in self._drafters:
+            found = [
+                f"{why} ({count} rounds)"
+                for (name, why), count in self._whys.most_common()
+                if name == drafter.name
+            ]
+            parts.append(f"{drafter.name}: {', '.join(found) or 'was not asked'}")
+        return "; ".join(parts)
+
+    # -- between runs ----------------------------------------------------------------------
+
+    @property
+    def saved_part(self) -> float | None:
+        """Of the time of plain steps, what drafts have saved; None while that says too little."""
+        if self._sources[0].ledger.usual_steps < constants.TELLING_ROUNDS:
+            return None
+        ledgers = [source.ledger for source in self._sources]
+        return sum(one.saved_steps / one.usual_steps for one in ledgers if one.usual_steps)
 
     def state(self) -> dict[str, Any]:
-        """What each drafter keeps, by its name."""
-        kept = {source.drafter.name: source.drafter.state() for source in self._sources}
-        for source in self._sources:
-            if source.prospects is not None:
-                savings = {name: getattr(source, name) for name in SAVINGS}
-                savings[_TYPICAL] = source.typical_with_this_text()
-                kept[source.drafter.name] |= savings
-        return kept
+        return {
+            source.drafter.name: source.drafter.state()
+            | (source.ledger.savings() if source.drafter.has_engine else {})
+            for source in self._sources
+        }
 
     def load_state(self, document: dict[str, Any] | None) -> None:
-        """Give each drafter what it kept."""
         for source in self._sources:
             kept = (document or {}).get(source.drafter.name)
             source.drafter.load_state(kept if isinstance(kept, dict) else None)
-            if source.prospects is None or not isinstance(kept, dict):
-                continue
-            typical = kept.get(_TYPICAL)
-            if isinstance(typical, float) and 0.0 <= typical < _LONGEST_MS:
-                source.typical_ms, source.texts = typical, round(1.0 / _TEXT_RATE)
-                source.tell()
-            savings = {name: kept.get(name) for name in SAVINGS}
-            if all(isinstance(part, float) and isfinite(part) for part in savings.values()):
-                for name, part in savings.items():
-                    setattr(source, name, part)
-                source.rounds = min(max(0.0, source.rounds), _MOST_ROUNDS)
+            if source.drafter.has_engine and isinstance(kept, dict):
+                source.ledger.load_savings(kept)
 
     def share_with(self, other: CombinedDrafter) -> None:
-        """What drafters of one user know is known to those of the other."""
-        for mine, others in zip(self._with_texts(), other._with_texts(), strict=True):
+        for mine, others in zip(self._drafters, other._drafters, strict=False):
             mine.share_with(others)
 
     def recall(self, texts: Sequence[KeptText]) -> None:
-        """Fill the tables from texts of earlier runs."""
-        for drafter in self._with_texts():
+        for drafter in self._drafters:
             drafter.recall(texts)
 
-    def _with_texts(self) -> list[KeepsTexts]:
-        drafters = (source.drafter for source in self._sources)
-        return [drafter for drafter in drafters if isinstance(drafter, KeepsTexts)]
-
     def memory_bytes(self) -> dict[str, int]:
-        """What drafters with an engine of their own allocated, by component."""
         found: dict[str, int] = {}
-        for drafter in self._models:
+        for drafter in self._drafters:
             found |= drafter.memory_bytes()
         return found
 
     def close(self) -> None:
-        """Free what drafters hold beyond their tables."""
-        for drafter in self._models:
+        for drafter in self._drafters:
             drafter.close()
-
-
-def _expected_gain(hope: Prospects, merged: Proposal, stakes: Stakes) -> float:
-    """What asking a drafter would save in this round, in ms."""
-    _, rate = choose_size(merged.probabilities, stakes, kept=merged.kept)
-    size, hoped = choose_size(hope.probabilities, stakes, spent_ms=hope.draft_ms)
-    if size == 0 or hoped <= rate:
-        return 0.0
-    return (hope.draft_ms + stakes.step_ms(size + 1)) * (hoped / rate - 1.0)
-
-
-def _named(drafter: Drafter, stakes: Stakes, base: Proposal) -> Proposal:
-    """A proposal whose nodes say which drafter they are from."""
-    proposal = drafter.propose(stakes, base)
-    if proposal.sources or not len(proposal):
-        return proposal
-    return replace(proposal, sources=[drafter.name] * len(proposal))
 
 
 def _nothing(_node: int) -> None:
     """TopTokens that nobody looked at."""
+
+
+def merge(base: Proposal, added: Proposal) -> Proposal:
+    """Both proposals in one tree, kept nodes first, then by probability; both name sources.
+
+    At most one of the two has kept nodes.
+    """
+    if not len(added) or not len(base):
+        return base if len(base) else added
+    tokens, parents = list(base.tokens), list(base.parents)
+    probabilities, sources = list(base.probabilities), list(base.sources)
+    distributions = [*(base.distributions or [None] * len(base))]
+    added_distributions = added.distributions or [None] * len(added)
+    nodes = {key: node for node, key in enumerate(zip(parents, tokens, strict=True))}
+    left: dict[int, float] = {-1: 1.0}  # of a parent's probability, not yet given to a child
+    for parent, probability in zip(parents, probabilities, strict=True):
+        left[parent] = left.get(parent, probabilities[parent]) - probability
+    kept = dict.fromkeys(range(base.kept))  # in the order in which they were drawn
+    places: list[int] = []
+    for i, token in enumerate(added.tokens):
+        parent = places[added.parents[i]] if added.parents[i] >= 0 else -1
+        node = nodes.get((parent, token), -1)
+        already = probabilities[node] if node >= 0 else 0.0
+        room = left.get(parent, probabilities[parent]) + already
+        probability = max(already, min(added.probabilities[i], room))
+        left[parent] = room - probability
+        if node < 0:
+            node = len(tokens)
+            nodes[parent, token] = node
+            tokens.append(token)
+            parents.append(parent)
+            probabilities.append(probability)
+            sources.append(added.sources[i])
+            distributions.append(added_distributions[i])
+        elif probability > already or i < added.kept:
+            # The children's share of this node stays what it was, so what is left of it grows.
+            if node in left:
+                left[node] += probability - already
+            probabilities[node] = probability
+            sources[node] = added.sources[i]
+            distributions[node] = added_distributions[i] if i < added.kept else distributions[node]
+        if i < added.kept:
+            kept[node] = None
+        places.append(node)
+    merged = Proposal(
+        tokens,
+        parents,
+        probabilities,
+        sources,
+        distributions if kept else (),
+        draft_ms=base.draft_ms + added.draft_ms,
+    )
+    others = sorted(set(range(len(tokens))) - kept.keys(), key=lambda n: (-probabilities[n], n))
+    return replace(merged.part([*kept, *others]), kept=len(kept))

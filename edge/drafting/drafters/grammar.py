@@ -9,45 +9,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
-from typing import Any
 
 from edgespec.backends.base import Grammar
 from edgespec.drafting.calibration import Calibration
-from edgespec.drafting.drafters.base import Drafter, HasPurses, Outcome, Pauses, count_hits
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.drafters.base import CountingDrafter, Drafter, VerifyResult
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 
 _SURE, _LAST = -1, 0  # cells of the calibration; -1 is not counted
 
 
-class GrammarDrafter:
+class GrammarDrafter(CountingDrafter):
     """Drafts what the grammar forces, and what another drafter proposes where it forces nothing.
 
     It lives as long as one answer. `counts` are shared by all answers of an engine.
     """
 
     name = "grammar"
-    nbytes = 0
 
     def __init__(self, grammar: Grammar, inner: Drafter, counts: Calibration) -> None:
+        super().__init__(counts)
         self._grammar = grammar
         self._inner = inner
-        self._counts = counts
-        self._proposal = EMPTY
-        self._cells: list[int] = []  # of its tokens
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """A new text starts."""
         self._inner.begin(tokens)
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """The forced text, cut into tokens, or the other drafter's proposal."""
         self._proposal = EMPTY
         forced, num_sure = self._grammar.forced()
-        tokens = list(forced[: stakes.max_nodes])
+        tokens = list(forced[: context.max_nodes])
         if not tokens:
-            return self._inner.propose(stakes, base)
+            return self._inner.propose(context, base)
         self._cells = [_SURE if place < num_sure else _LAST for place in range(len(tokens))]
-        last = self._counts.probability(_LAST)
+        last = self._calibration.probability(_LAST)
         chances = [1.0 if cell == _SURE else last for cell in self._cells]
         self._proposal = Proposal(
             tokens,
@@ -57,33 +52,17 @@ class GrammarDrafter:
         )
         return self._proposal
 
-    def observe(self, outcome: Outcome) -> None:
-        """Count how far the forced text was cut alike, and go on."""
-        count_hits(self._proposal, self._cells, outcome.emitted, self._counts)
-        self._proposal = EMPTY
-        self._inner.observe(outcome)
+    def observe(self, result: VerifyResult) -> None:
+        super().observe(result)
+        self._inner.observe(result)
 
-    @property
-    def paid_for(self) -> frozenset[str]:
-        """Those of the other drafter; forced text is drafted at no price."""
-        return self._inner.paid_for if isinstance(self._inner, HasPurses) else frozenset()
-
-    def pause(self) -> int:
+    def cooldown(self) -> int:
         """As long as the other drafter's; text that is forced ends it."""
-        return self._inner.pause() if isinstance(self._inner, Pauses) else 0
+        return self._inner.cooldown()
 
-    def is_wanted(self, tokens: Sequence[int]) -> bool:
+    def has_hit(self, tokens: Sequence[int] = ()) -> bool:
         """Whether the grammar, which has gone on with `tokens`, forces text now."""
-        if self._grammar.forced()[0]:
-            return True
-        return isinstance(self._inner, Pauses) and self._inner.is_wanted(tokens)
-
-    def state(self) -> dict[str, Any]:
-        """Nothing of its own."""
-        return self._inner.state()
-
-    def load_state(self, document: dict[str, Any] | None) -> None:
-        """Nothing of its own."""
+        return bool(self._grammar.forced()[0]) or self._inner.has_hit(tokens)
 
 
 def new_counts() -> Calibration:

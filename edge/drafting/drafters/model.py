@@ -1,6 +1,6 @@
-"""A draft model: a smaller model with the target's vocabulary writes ahead.
+"""Drafters that write ahead: a smaller model with the target's vocabulary, or a head of the target.
 
-It drafts a spine of tokens, one step of its own each, and beside them its next best tokens where
+One drafts a spine of tokens, one step of its own each, and beside them its next best tokens where
 the target verifies branches: what DySpec's greedy expansion (arXiv 2410.11744) comes to when each
 step of the draft model extends the likeliest path alone. Drafting stops where one more token is
 not expected to raise the tokens/ms of the round: a rule by value, not a fixed length.
@@ -9,40 +9,206 @@ not expected to raise the tokens/ms of the round: a rule by value, not a fixed l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 from warnings import warn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.backends.base import Backend, Logits
+from edgespec.backends.tree import DraftTree
+from edgespec.drafting import constants
+from edgespec.drafting.calibration import Calibration
+from edgespec.drafting.constants import LONGEST
 from edgespec.drafting.controller import choose_size
-from edgespec.drafting.drafters.base import Outcome, count_hits
-from edgespec.drafting.drafters.model_rounds import LONGEST, RoundTimes, UsualRound
-from edgespec.drafting.drafters.model_text import DraftText, ModelText
+from edgespec.drafting.drafters.base import CountingDrafter, VerifyResult
 from edgespec.drafting.drafters.proposal_builder import ProposalBuilder, new_calibration
-from edgespec.drafting.proposal import EMPTY, Proposal, Prospects, Stakes
+from edgespec.drafting.proposal import EMPTY, DraftEstimate, Proposal, StepContext
 from edgespec.drafting.top_tokens import top_tokens_of
 from edgespec.errors import DraftModelWarning, EdgespecError, UnsupportedError
 from edgespec.memory.times.curve import CostCurve
-from edgespec.models.exits.early_exit import ExitInfo, gains_of
+from edgespec.models.early_exit import WINDOW, ExitInfo, gains_of
+from edgespec.prefix import common_prefix_length
 
 _FAILURES = (EdgespecError, OSError, MemoryError)  # of a backend; all else is a mistake of ours
+_PLACES = "places"  # of a stored state: the counts of places in a chain
 
 
-class WritingDrafter:
+class ModelText:
+    """A text that grows, as far as a draft model, `backend`, has to see it.
+
+    A text with a token from `readable` on cannot be read. With a `window` no more than so many
+    tokens are read at once: the text begins with its last ones, and does so again where more of
+    them were missed or where the context is full, `room` being kept for drafts.
+    """
+
+    def __init__(self, backend: Backend, readable: int, window: int | None, room: int) -> None:
+        self.backend = backend
+        self.tokens: list[int] = []
+        self.cached: list[int] = []  # tokens in the backend's cache
+        self.shared = 0  # of them, those the text begins with
+        self._readable = readable
+        self._window = window
+        self._room = room
+        self._is_readable = True  # every token so far
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start a new one; nothing is computed."""
+        self.tokens = list(tokens[-self._window :] if self._window else tokens)
+        self._is_readable = max(tokens, default=0) < self._readable
+        self.shared = common_prefix_length(self.cached, self.tokens)
+
+    def append(self, emitted: Sequence[int]) -> None:
+        """Go on with more tokens; those that were drafted are in the cache already."""
+        self.tokens += emitted
+        self._is_readable = self._is_readable and max(emitted, default=0) < self._readable
+        self.shared = common_prefix_length(self.cached, self.tokens, self.shared)
+        self._leave_behind()
+
+    def _leave_behind(self) -> None:
+        """Begin anew with the last tokens where that is less to read, or all that fits."""
+        window, length = self._window, len(self.tokens)
+        if window and (length - self.shared > window or not self._fits):
+            del self.tokens[:-window]
+            self.shared = 0
+
+    def forget(self) -> None:
+        """Empty the cache."""
+        self.backend.truncate(0)
+        self.cached, self.shared = [], 0
+
+    @property
+    def _fits(self) -> bool:
+        return len(self.tokens) + self._room <= self.backend.context_size
+
+    @property
+    def can_be_read(self) -> bool:
+        """Whether the backend has room for it, and all of its tokens."""
+        return self._is_readable and self._fits
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens to be fed before anything can be drafted; the last one is fed in any case."""
+        return max(1, len(self.tokens) - self.shared)
+
+    def catch_up(self) -> Logits:
+        """Feed what the backend has not seen; logits after the last token, [V]."""
+        backend = self.backend
+        kept = backend.truncate(min(self.shared, len(self.tokens) - 1))
+        self.cached, self.shared = self.tokens[:kept], kept  # should a step fail
+        missing = self.tokens[kept:]
+        while len(missing) > backend.max_nodes:
+            size = min(backend.batch_size, len(missing) - 1)
+            backend.prefill(missing[:size])
+            missing = missing[size:]
+        self.cached, self.shared = list(self.tokens), len(self.tokens)
+        return self._feed(missing)
+
+    def feed_draft(self, token: int) -> Logits:
+        """Go on with a token that is not in the text yet; logits after it, [V]."""
+        logits = self._feed([token])
+        self.cached.append(token)
+        return logits
+
+    def _feed(self, tokens: Sequence[int]) -> Logits:
+        logits = self.backend.verify(DraftTree.chain(tokens))
+        self.backend.commit(range(len(tokens)))
+        last: Logits = logits[-1]
+        return last
+
+
+class Head(Protocol):
+    """What drafts beside a backend that tells it all it reads.
+
+    `reads_prompts` says whether it reads prompts as the backend does, or the last tokens of one
+    when it drafts first. A step drafts `block` tokens, or one if that is 0.
+    """
+
+    reads_prompts: bool
+
+    @property
+    def token_ids(self) -> NDArray[np.int64] | None:
+        """V' of the target's tokens, which rows of logits stand for; None: all of them."""
+
+    @property
+    def block(self) -> int:
+        """Tokens that a step drafts; 0: one by one, each behind those before it."""
+
+    @property
+    def context_size(self) -> int:
+        """Tokens there is room for."""
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the text that are fed before anything is drafted."""
+
+    def begin(self, token: int) -> Logits:
+        """Logits of what comes after `token`, which the backend has not read yet, [V']."""
+
+    def go_on(self, token: int) -> Logits:
+        """Logits of what comes after one token more, [V']; of a block no more than it has."""
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes the engine says it allocated, by component."""
+
+    def close(self) -> None:
+        """Free it; safe to call twice."""
+
+
+class HeadText:
+    """The text as a head sees it: one that goes on and back with its model by itself.
+
+    There is nothing to catch up with but what the target has read since the head drafted last.
+    """
+
+    def __init__(self, head: Head) -> None:
+        self.backend = head
+        self.tokens: list[int] = []
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """As of `ModelText`, like all that follows."""
+        self.tokens = list(tokens)
+
+    def append(self, emitted: Sequence[int]) -> None:
+        self.tokens += emitted
+
+    def forget(self) -> None:
+        """There is no cache of its own."""
+
+    @property
+    def can_be_read(self) -> bool:
+        return len(self.tokens) + LONGEST <= self.backend.context_size
+
+    @property
+    def num_missing(self) -> int:
+        return self.backend.num_unread + 1
+
+    def catch_up(self) -> Logits:
+        return self.backend.begin(self.tokens[-1])
+
+    def feed_draft(self, token: int) -> Logits:
+        return self.backend.go_on(token)
+
+
+class WritingDrafter(CountingDrafter):
     """Drafts with an engine of its own that reads the text and writes ahead.
 
     An engine that fails is said so once, with a DraftModelWarning, and never asked again: what
     failed would fail in each round, and take its time. Answers go on without.
+
+    Args:
+        curve: what steps of the engine take.
+        token_ids: the target's tokens that rows of logits stand for; None are the first ones.
+        promised: what an i + 1st draft adds to the tokens of a round, as a file says.
     """
 
-    name = ""
-    nbytes = 0  # of tables; the engine's own bytes are in the plan
+    has_engine = True
     _who = _component = ""
     _block = 0  # tokens that one step drafts; 0: one by one
-    _text: DraftText
+    _text: ModelText | HeadText
 
     def __init__(
         self,
@@ -51,22 +217,19 @@ class WritingDrafter:
         token_ids: Sequence[int] | NDArray[np.int64] | None = None,
         promised: Sequence[float] = (),
     ) -> None:
+        super().__init__(new_calibration())
         self.failure: str | None = None  # of the backend, in its words
-        self._times = RoundTimes(curve)
-        self._usual, self.is_promised = UsualRound(promised), bool(promised)
+        self._curve = curve
         self._vocab_size = vocab_size
-        # The target's tokens that the rows of logits stand for; None are the first ones.
         self._ids = None if token_ids is None else np.array(token_ids)
-        self._calibration = new_calibration()
-        self._proposal = EMPTY
-        self._cells: list[int] = []
+        self._places = _calibration_of_places(promised)  # that a place of the spine is right
         self._spine: list[int] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text; nothing is computed before it pays."""
-        self._calibration.forget_recent()
-        self._usual.begin()
-        self._proposal, self._spine = EMPTY, []
+        super().begin(tokens)
+        self._places.forget_recent()
+        self._spine = []
         self._text.begin(tokens)
 
     def forget(self) -> None:
@@ -75,32 +238,29 @@ class WritingDrafter:
 
     # -- drafting --------------------------------------------------------------------------
 
-    def prospects(self, stakes: Stakes) -> Prospects | None:
-        """What drafting brought lately, and what it would take now; None once it has failed."""
-        if self.failure is not None:
-            return None
-        if not self._text.can_be_read:
-            return Prospects((), 0.0, 0.0)
-        before_ms = self._times.catch_up_ms(self._text.num_missing, len(self._text.tokens))
-        draft_ms = self._steps_of(self._usual.num_steps) * self._step_ms()
-        return Prospects(self._usual.probabilities[: stakes.max_nodes], before_ms, draft_ms)
+    def estimate(self, context: StepContext) -> DraftEstimate:
+        """What chains brought, place by place, and what drafting takes now."""
+        if self.failure is not None or not self._text.can_be_read:
+            return DraftEstimate(())
+        most = min(context.max_nodes, self._block or LONGEST)
+        chances = list(accumulate(map(self._places.probability, range(most)), mul))
+        step_ms = self._step_ms()
+        read_ms = max(0.0, self._read_ms(self._text.num_missing) - step_ms)
+        if self._block:
+            return DraftEstimate(chances, read_ms, first_ms=step_ms)
+        return DraftEstimate(chances, read_ms, node_ms=step_ms)
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """A spine of the draft model's tokens, with siblings where they can be verified."""
         self._proposal, self._spine = EMPTY, []
         if self.failure is not None or not self._text.can_be_read:
             return EMPTY
-        began, missing = perf_counter(), self._text.num_missing
-        builder = ProposalBuilder(stakes, self._calibration)
+        began = perf_counter()
+        builder = ProposalBuilder(context, self._calibration)
         try:
-            self._build(builder, stakes)
+            self._build(builder, context)
         except _FAILURES as error:
             self.failure = str(error) or type(error).__name__
-        if self.failure is None:
-            ms = (perf_counter() - began) * 1e3
-            steps = self._steps_of(builder.depth)
-            self._times.learn(ms, missing, steps, len(self._text.tokens))
-            self._usual.learn(builder.probabilities, builder.depth)
         # What was drawn before a failure stays: dropping it because its own token could not be fed
         # would bias the output.
         self._spine = builder.spine()
@@ -109,47 +269,60 @@ class WritingDrafter:
             warn(f"{self._who} failed and is left out: {self.failure}", DraftModelWarning, 2)
         return self._proposal
 
-    def _build(self, builder: ProposalBuilder, stakes: Stakes) -> None:
+    def _build(self, builder: ProposalBuilder, context: StepContext) -> None:
+        missing, began = self._text.num_missing, perf_counter()
         logits = self._text.catch_up()
+        start = perf_counter()
+        if missing <= self._curve.max_nodes:  # what reading more takes is a guess
+            self._learn(missing, (start - began) * 1e3)
         # What was read serves many rounds. This one pays for the step behind its first token, or it
         # would seem so dear already that any number of further drafts were cheap.
-        start = perf_counter() - self._step_ms() / 1e3
-        while self._extend(builder, logits, stakes):
-            if not self._goes_on(builder, stakes, (perf_counter() - start) * 1e3):
+        paid_ms = self._step_ms()
+        while self._extend(builder, logits, context):
+            if not self._goes_on(builder, context, paid_ms + (perf_counter() - start) * 1e3):
                 break
+            began = perf_counter()
             logits = self._text.feed_draft(builder.tip)
+            if not self._block:
+                self._learn(1, (perf_counter() - began) * 1e3)
 
-    def _goes_on(self, builder: ProposalBuilder, stakes: Stakes, spent_ms: float) -> bool:
+    def _learn(self, num_tokens: int, ms: float) -> None:
+        """A step of the engine over so many tokens took `ms`."""
+        self._curve.observe(num_tokens, len(self._text.tokens), num_tokens, ms)
+
+    def _goes_on(self, builder: ProposalBuilder, context: StepContext, spent_ms: float) -> bool:
         """Whether one more token of the spine is expected to raise the round's tokens/ms."""
         longest = self._block or LONGEST
         if builder.is_full or builder.depth >= longest:
             return False
         spine, depth = builder.spine_probabilities(), builder.depth
-        ahead = [builder.chance * self._usual.hope ** (i + 1) for i in range(longest - depth)]
+        places = map(self._places.probability, range(depth, longest))
+        ahead = list(accumulate(places, mul, initial=builder.chance))[1:]
         size, _ = choose_size(
             [*spine, *ahead],
-            stakes,
-            kept=depth if stakes.sampler else 0,
+            context,
+            kept=depth if context.sampler else 0,
             spent_ms=spent_ms,
             node_ms=0.0 if self._block else self._step_ms(),
             drafted=depth,
         )
         return size > depth
 
-    def _steps_of(self, depth: float) -> float:
-        """That drafting so many tokens takes."""
-        return min(1.0, depth) if self._block else depth
-
     def _step_ms(self) -> float:
-        return self._times.step_ms(len(self._text.tokens))
+        """One step of the engine at this moment."""
+        return self._curve.scale * self._curve.estimated_ms(1, len(self._text.tokens))
 
-    def _extend(self, builder: ProposalBuilder, logits: Logits, stakes: Stakes) -> bool:
+    def _read_ms(self, num_tokens: int) -> float:
+        """What feeding so many tokens takes at this moment."""
+        return self._curve.scale * self._curve.read_ms(num_tokens, len(self._text.tokens))
+
+    def _extend(self, builder: ProposalBuilder, logits: Logits, context: StepContext) -> bool:
         """Let it grow by a row of the draft model; False for a broken one."""
         logits = logits[: self._vocab_size]  # the rest pads it
         if not np.isfinite(logits.max()):
             return False
-        if stakes.sampler is not None:
-            builder.draw(self._spread(logits), stakes.sampler)
+        if context.sampler is not None:
+            builder.draw(self._spread(logits), context.sampler)
             return True
         tokens, shares = top_tokens_of(logits)
         builder.take(tokens if self._ids is None else self._ids[tokens].tolist(), shares)
@@ -165,30 +338,42 @@ class WritingDrafter:
 
     # -- learning --------------------------------------------------------------------------
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, result: VerifyResult) -> None:
         """Count what was accepted; drafts that were right stay in the draft model's cache."""
-        count_hits(self._proposal, self._cells, outcome.emitted, self._calibration)
-        self._usual.learn_hits(self._spine, outcome.emitted)
-        self._proposal, self._spine = EMPTY, []
-        self._text.append(outcome.emitted)
+        super().observe(result)
+        for place, (token, written) in enumerate(zip(self._spine, result.emitted, strict=False)):
+            self._places.count(place, token == written)
+            if token != written:
+                break
+        self._spine = []
+        self._text.append(result.emitted)
 
     def state(self) -> dict[str, Any]:
-        """The counts."""
-        return {**self._calibration.as_json(), **self._usual.state()}
+        return {**super().state(), _PLACES: self._places.as_json()}
 
     def load_state(self, document: dict[str, Any] | None) -> None:
-        """Start from the counts of an earlier run."""
-        self._calibration.load_json(document)
-        self._usual.load_state(document or {})
+        super().load_state(document)
+        self._places.load_json((document or {}).get(_PLACES))
 
     def memory_bytes(self) -> dict[str, int]:
-        """What the draft model's engine says it allocated, by component."""
         found = self._text.backend.memory_bytes()
         return {f"{self._component}_{name}": size for name, size in found.items()}
 
     def close(self) -> None:
-        """Free the draft model."""
         self._text.backend.close()
+
+
+def _calibration_of_places(promised: Sequence[float]) -> Calibration:
+    """How often the token at each place of a chain is right where those before it were.
+
+    A file's own figures are counts of tries that nobody made here.
+    """
+    tries, before, known = constants.PRIOR_TRIES, 1.0, {}
+    for place, gain in enumerate(promised[:LONGEST]):
+        chance = min(1.0, gain / before) if before > 0.0 else 0.0
+        known[place] = (tries * chance, tries)
+        before = gain
+    return Calibration(LONGEST, [0] * LONGEST, [0] * LONGEST, [constants.FIRST_CHANCE], known)
 
 
 class ModelDrafter(WritingDrafter):
@@ -202,6 +387,7 @@ class ModelDrafter(WritingDrafter):
     """
 
     name = "model"
+    has_to_read = True
     _who, _component = "the draft model", "draft"
     _text: ModelText
 
@@ -219,8 +405,38 @@ class ModelDrafter(WritingDrafter):
                 f"this model cannot draft: {backend.capabilities.reason}",
                 hint="use a draft model without sliding windows or recurrent layers",
             )
-        window = early_exit.window if early_exit else None
+        window = WINDOW if early_exit else None
         readable = vocab_size if readable is None else readable
         token_ids = early_exit.token_ids if early_exit else None
         super().__init__(curve, vocab_size, token_ids, promised)
         self._text = ModelText(backend, readable, window, LONGEST)
+        self._usual_prompt = min(constants.USUAL_PROMPT, window or constants.USUAL_PROMPT)
+
+    def reading_ms(self) -> float:
+        """As of `Drafter`; an exit reads no more than its window."""
+        return self._read_ms(self._usual_prompt)
+
+
+class HeadDrafter(WritingDrafter):
+    """Drafts with a head, which reads the target's own rows, for a target of `vocab_size`."""
+
+    name = "head"
+    _who, _component = "the head", "head"
+    _text: HeadText
+
+    def __init__(
+        self,
+        text: HeadText,
+        curve: CostCurve,
+        vocab_size: int,
+        promised: Sequence[float] = (),
+    ) -> None:
+        super().__init__(curve, vocab_size, text.backend.token_ids, promised)
+        self._text, self._block = text, text.backend.block
+        text.backend.reads_prompts = False
+
+    def can_read_prompts(self, *, pays: bool) -> None:
+        self._text.backend.reads_prompts = pays
+
+    def reading_ms(self) -> float:
+        return self._read_ms(constants.USUAL_PROMPT)

@@ -18,37 +18,38 @@ import numpy as np
 
 from edgespec.backends.base import Logits
 from edgespec.drafting.calibration import Calibration
-from edgespec.drafting.proposal import MOST_DRAWN, Proposal, Stakes
+from edgespec.drafting.constants import (
+    BELIEF,
+    BELIEF_POWER,
+    BELIEVED_TRIES,
+    DRAFT_GUESSES,
+    MOST_DRAWN,
+    SHARE_BORDERS,
+)
+from edgespec.drafting.proposal import Proposal, StepContext
 from edgespec.sampling.distributions import DraftDistribution, without
 from edgespec.sampling.sampling import Sampler
 
 _NUM_RANKS = 3  # nodes beside each other
-_SHARE_BORDERS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99, 0.999)
-_NUM_SHARES = len(_SHARE_BORDERS) + 1
-_PRIORS = ((0.7, 0.15, 0.05), (0.6, 0.15, 0.05))  # by best or drawn, and rank
-# Before anything was counted, what a draft model says of its best token is believed in part: 0.8
-# times the share to the power of 1.5. Of a head trained for minutes, tokens with shares of about
-# 0.27, 0.42, 0.57, 0.72, 0.85 and 0.93 were right at 0.12, 0.24, 0.33, 0.44, 0.76 and 0.8 of 940
-# places.
-_BELIEF, _DOUBT, _BELIEVED_TRIES = 0.8, 1.5, 6.0
+_NUM_SHARES = len(SHARE_BORDERS) + 1
 
 
 def new_calibration() -> Calibration:
     """Cells are numbered (drawn * ranks + rank) * shares + share."""
     groups = [cell // _NUM_SHARES for cell in range(2 * _NUM_RANKS * _NUM_SHARES)]
-    borders = pairwise((0.0, *_SHARE_BORDERS, 1.0))
+    borders = pairwise((0.0, *SHARE_BORDERS, 1.0))
     said = {
-        cell: (_BELIEVED_TRIES * _BELIEF * ((low + high) / 2.0) ** _DOUBT, _BELIEVED_TRIES)
+        cell: (BELIEVED_TRIES * BELIEF * ((low + high) / 2.0) ** BELIEF_POWER, BELIEVED_TRIES)
         for cell, (low, high) in enumerate(borders)
     }
-    return Calibration(len(groups), groups, groups, [p for row in _PRIORS for p in row], said)
+    return Calibration(len(groups), groups, groups, [p for row in DRAFT_GUESSES for p in row], said)
 
 
 class ProposalBuilder:
     """A proposal that grows by what may follow the tip of its spine: a token and its siblings."""
 
-    def __init__(self, stakes: Stakes, calibration: Calibration) -> None:
-        self._stakes = stakes
+    def __init__(self, context: StepContext, calibration: Calibration) -> None:
+        self._context = context
         self._calibration = calibration
         self.tokens: list[int] = []
         self._parents: list[int] = []
@@ -79,8 +80,8 @@ class ProposalBuilder:
     @property
     def is_full(self) -> bool:
         """Whether as much is drafted as may be."""
-        most = self._stakes.max_nodes
-        return len(self.tokens) >= (min(most, MOST_DRAWN) if self._stakes.sampler else most)
+        most = self._context.max_nodes
+        return len(self.tokens) >= (min(most, MOST_DRAWN) if self._context.sampler else most)
 
     def proposal(self, draft_ms: float) -> tuple[Proposal, list[int]]:
         """What has grown, the most probable first unless it was drawn, and the cells."""
@@ -105,11 +106,11 @@ class ProposalBuilder:
     def take(self, tokens: Sequence[int], shares: Sequence[float]) -> None:
         """The best of these tokens, best first with the draft model's shares; others beside it."""
         parent, chance = self._descend()
-        width = _NUM_RANKS if self._stakes.branches else 1
+        width = _NUM_RANKS if self._context.branches else 1
         for rank, (token, share) in enumerate(zip(tokens[:width], shares, strict=False)):
             cell = _cell(0, rank, share)
             probability = chance * self._calibration.probability(cell)
-            if rank > 0 and (self.is_full or probability < self._stakes.min_probability):
+            if rank > 0 and (self.is_full or probability < self._context.min_probability):
                 return
             self._add(token, parent, probability, cell)
 
@@ -122,11 +123,11 @@ class ProposalBuilder:
         dense = np.zeros(sampler.vocab_size, np.float32)
         dense[slice(None) if ids is None else ids] = chances
         distribution: DraftDistribution | None = dense
-        for rank in range(_NUM_RANKS if self._stakes.branches else 1):
+        for rank in range(_NUM_RANKS if self._context.branches else 1):
             # What a sibling is worth before its token is known: what those before it were worth.
             worth = chance * self._calibration.group_probability(_NUM_RANKS + rank)
             if distribution is None or (
-                rank > 0 and (self.is_full or worth < self._stakes.min_probability)
+                rank > 0 and (self.is_full or worth < self._context.min_probability)
             ):
                 return
             token = sampler.draw(distribution.astype(np.float64, copy=False))
@@ -149,4 +150,4 @@ class ProposalBuilder:
 
 
 def _cell(drawn: int, rank: int, share: float) -> int:
-    return (drawn * _NUM_RANKS + rank) * _NUM_SHARES + bisect_right(_SHARE_BORDERS, share)
+    return (drawn * _NUM_RANKS + rank) * _NUM_SHARES + bisect_right(SHARE_BORDERS, share)

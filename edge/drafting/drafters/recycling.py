@@ -17,26 +17,22 @@ import heapq
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
 
 from edgespec.drafting.calibration import Calibration
-from edgespec.drafting.drafters.base import Outcome, TopTokens, count_hits
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.constants import RECYCLED_BORDERS, RECYCLED_GUESSES, RIVAL_BORDERS, WIDTH
+from edgespec.drafting.drafters.base import CountingDrafter, TopTokens, VerifyResult
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.memory.store.texts import KeptText
 
-_WIDTH = 8  # top tokens kept of a row (K of the paper)
 _SLOT_BITS = 15
 _MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the usual multiplicative hash
 _NO_KEY = -1
 _KEY_MASK = (1 << 63) - 1  # keys are not negative
 
-# Borders of the calibration cells. A value lands in the bucket of the last border it reaches.
-_SHARE_BORDERS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 0.98)
-_RIVAL_BORDERS = (0.01, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
+# Cells of the calibration. A value lands in the bucket of the last border it reaches.
 _NUM_RANKS = 4  # the last one stands for all that follow
-_NUM_SHARES = len(_SHARE_BORDERS) + 1
-_NUM_RIVALS = len(_RIVAL_BORDERS) + 1
-_PRIORS = ((0.3, 0.08, 0.04, 0.02), (0.18, 0.05, 0.03, 0.02))  # by table and rank
+_NUM_SHARES = len(RECYCLED_BORDERS) + 1
+_NUM_RIVALS = len(RIVAL_BORDERS) + 1
 
 # Path probability (negative: heaps are smallest first), token, cell or -1 for a node of the base,
 # that node or -1, parent, and the token before.
@@ -45,37 +41,37 @@ _Candidate = tuple[float, int, int, int, int, int]
 
 def _new_calibration() -> Calibration:
     """Cells are numbered ((table * ranks + rank) * shares + share) * rivals + rival."""
-    cells = range(len(_PRIORS) * _NUM_RANKS * _NUM_SHARES * _NUM_RIVALS)
+    cells = range(len(RECYCLED_GUESSES) * _NUM_RANKS * _NUM_SHARES * _NUM_RIVALS)
     groups = [cell // (_NUM_SHARES * _NUM_RIVALS) for cell in cells]
     recents = [group // _NUM_RANKS for group in groups]
-    return Calibration(len(cells), groups, recents, [p for row in _PRIORS for p in row])
+    return Calibration(len(cells), groups, recents, [p for row in RECYCLED_GUESSES for p in row])
 
 
 class _Table:
     """The newest top tokens by key, in a fixed number of slots: a later key pushes out another."""
 
-    nbytes = (8 + 8 * _WIDTH) << _SLOT_BITS
+    nbytes = (8 + 8 * WIDTH) << _SLOT_BITS
 
     def __init__(self) -> None:
         self._keys = array("q", [_NO_KEY]) * (1 << _SLOT_BITS)
-        self._tokens = array("i", [0]) * (_WIDTH << _SLOT_BITS)
-        self._shares = array("f", [0.0]) * (_WIDTH << _SLOT_BITS)
+        self._tokens = array("i", [0]) * (WIDTH << _SLOT_BITS)
+        self._shares = array("f", [0.0]) * (WIDTH << _SLOT_BITS)
 
     def get(self, key: int) -> TopTokens | None:
         slot = self._slot(key)
         if self._keys[slot] != key:
             return None
-        row = slice(slot * _WIDTH, (slot + 1) * _WIDTH)
+        row = slice(slot * WIDTH, (slot + 1) * WIDTH)
         return self._tokens[row], self._shares[row]
 
     def put(self, key: int, top_tokens: TopTokens) -> None:
         tokens, shares = top_tokens
         slot = self._slot(key)
         self._keys[slot] = key
-        start, count = slot * _WIDTH, min(len(tokens), _WIDTH)
+        start, count = slot * WIDTH, min(len(tokens), WIDTH)
         self._tokens[start : start + count] = array("i", tokens[:count])
         self._shares[start : start + count] = array("f", shares[:count])
-        for place in range(start + count, start + _WIDTH):
+        for place in range(start + count, start + WIDTH):
             self._shares[place] = 0.0
 
     @staticmethod
@@ -83,27 +79,27 @@ class _Table:
         return (key * _MIX >> 40) & ((1 << _SLOT_BITS) - 1)
 
 
-class RecyclingDrafter:
+class RecyclingDrafter(CountingDrafter):
     """Drafts from the target's own second thoughts; learns across texts of this process."""
 
     name = "recycling"
-    nbytes = 2 * _Table.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both tables."""
+        return 2 * _Table.nbytes
 
     def __init__(self) -> None:
-        self._calibration = _new_calibration()
-        self.history = ""  # that the next text is of, and drafted from
+        super().__init__(_new_calibration())
         self._salt = 0  # in the keys of a history's rows
         self._tables: list[_Table] = []  # made when the first text begins; all users'
         self._last = (0, 0)
-        self._proposal = EMPTY
-        self._cells: list[int] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text; what was learned from others of its history stays."""
+        super().begin(tokens)
         self._open(self.history)
-        self._calibration.forget_recent()
         self._last = (tokens[-2] if len(tokens) > 1 else 0, tokens[-1])
-        self._proposal = EMPTY
 
     def _open(self, history: str) -> None:
         if not self._tables:
@@ -119,9 +115,9 @@ class RecyclingDrafter:
 
     # -- proposing -------------------------------------------------------------------------
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """The most probable continuations, and nodes of `base` where branches hang below them."""
-        floor = stakes.min_probability
+        floor = context.min_probability
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(base.parents):
             children.setdefault(parent, []).append(node)
@@ -131,7 +127,7 @@ class RecyclingDrafter:
         cells: list[int] = []
         heap = self._children(self._last, 1.0, -1, children.get(-1, ()), base, floor)
         heapq.heapify(heap)
-        while heap and len(tokens) < stakes.max_nodes:
+        while heap and len(tokens) < context.max_nodes:
             negative, token, cell, base_node, parent, before = heapq.heappop(heap)
             node = len(tokens)
             tokens.append(token)
@@ -165,14 +161,14 @@ class RecyclingDrafter:
             return found
         known = {base.tokens[node] for node in below}
         table, row = self._row(context)
-        rival = bisect_right(_RIVAL_BORDERS, taken / probability)
+        rival = bisect_right(RIVAL_BORDERS, taken / probability)
         for rank, (token, share) in enumerate(zip(*row, strict=True)):
             if share == 0.0:
                 break
             if token in known:
                 continue
             place = table * _NUM_RANKS + min(rank, _NUM_RANKS - 1)
-            cell = place * _NUM_SHARES + bisect_right(_SHARE_BORDERS, share)
+            cell = place * _NUM_SHARES + bisect_right(RECYCLED_BORDERS, share)
             cell = cell * _NUM_RIVALS + rival
             path = probability * self._calibration.probability(cell)
             if path >= floor:
@@ -189,18 +185,17 @@ class RecyclingDrafter:
 
     # -- learning --------------------------------------------------------------------------
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, result: VerifyResult) -> None:
         """Count hits, and learn from all rows of the step, those of rejected nodes included."""
-        count_hits(self._proposal, self._cells, outcome.emitted, self._calibration)
-        self._proposal = EMPTY
-        tree = outcome.tree
+        super().observe(result)
+        tree = result.tree
         for node, token in enumerate(tree.tokens):
-            row = outcome.top_tokens(node)
+            row = result.top_tokens(node)
             if row is None:
                 continue
             before = tree.tokens[tree.parents[node]] if node else self._last[0]
             self._learn(before, token, row)
-        before, last = [*self._last, *outcome.emitted][-2:]
+        before, last = [*self._last, *result.emitted][-2:]
         self._last = (before, last)
 
     def _learn(self, before: int, last: int, row: TopTokens) -> None:
@@ -208,14 +203,5 @@ class RecyclingDrafter:
         self._tables[1].put(self._salt ^ last, row)
 
     def share_with(self, other: RecyclingDrafter) -> None:
-        """Have the tables and the counts of another user's drafter, which it has, too."""
+        super().share_with(other)
         self._tables = other._tables
-        self._calibration = other._calibration.for_another_text()
-
-    def state(self) -> dict[str, Any]:
-        """The counts."""
-        return self._calibration.as_json()
-
-    def load_state(self, document: dict[str, Any] | None) -> None:
-        """Start from the counts of an earlier run."""
-        self._calibration.load_json(document)

@@ -14,37 +14,30 @@ several matches from GOOSE (arXiv 2604.02047).
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
 
 from edgespec.drafting.calibration import Calibration, Counts
-from edgespec.drafting.drafters.base import Outcome, count_hits
+from edgespec.drafting.constants import (
+    AGREEING_BORDERS,
+    LENGTH_BORDERS,
+    OF_OLDER_TEXTS,
+    OF_THIS_TEXT,
+    OLD_TEXT_WEIGHT,
+    VOTE_BORDERS,
+)
+from edgespec.drafting.drafters.base import CountingDrafter, VerifyResult
 from edgespec.drafting.priors import known_counts
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.drafting.text_index import LENGTH_CAP, Place, Text, TextIndex, to_keep
 from edgespec.memory.store.texts import KeptText
 
-# A vote from an older text against one from this text. One that was the same for as long as is
-# looked is likely to be so to its end, and counts as much.
-_OLD_TEXT_WEIGHT = 0.05
-
-# Borders of the calibration cells. A value lands in the bucket of the last border it reaches.
-_LENGTH_BORDERS = (2, 3, 4, 5, 7, 10, 15, 23, 40, LENGTH_CAP)
-_SHARE_BORDERS = (0.3, 0.5, 0.65, 0.8, 0.9, 0.97, 0.995)
-_COUNT_BORDERS = (2, 3, 5, 9)
-_NUM_LENGTHS = len(_LENGTH_BORDERS) + 1
-_NUM_SHARES = len(_SHARE_BORDERS) + 1
-_NUM_COUNTS = len(_COUNT_BORDERS) + 1
+# Cells of the calibration. A value lands in the bucket of the last border it reaches.
+_NUM_LENGTHS = len(LENGTH_BORDERS) + 1
+_NUM_SHARES = len(VOTE_BORDERS) + 1
+_NUM_COUNTS = len(AGREEING_BORDERS) + 1
 NUM_CELLS = _NUM_LENGTHS * _NUM_SHARES * _NUM_COUNTS * 2
-_LENGTH_BUCKET = [bisect_right(_LENGTH_BORDERS, length) for length in range(2 * LENGTH_CAP + 1)]
-# Before anything was counted, by length: a longer match is likelier to go on, an older text less
-# so, unless all of it was the same so far.
-_OF_THIS_TEXT = (0.3, 0.375, 0.45, 0.525, 0.6, 0.675, 0.75, 0.825, 0.9, 0.9, 0.9)
-_OF_OLDER_TEXTS = (*(0.7 * chance for chance in _OF_THIS_TEXT[:-2]), 0.85, 0.97)
-
-
+_LENGTH_BUCKET = [bisect_right(LENGTH_BORDERS, length) for length in range(2 * LENGTH_CAP + 1)]
 # The weight of its vote comes with it.
 _Vote = tuple[float, Place]
 
@@ -54,29 +47,24 @@ def new_calibration(known: Counts, make: type[Calibration] = Calibration) -> Cal
     lengths = [cell // (2 * _NUM_COUNTS * _NUM_SHARES) for cell in range(NUM_CELLS)]
     groups = [2 * length + cell % 2 for cell, length in enumerate(lengths)]
     recents = [0 if length < 4 else 1 if length < 6 else 2 for length in lengths]
-    pairs = zip(_OF_OLDER_TEXTS, _OF_THIS_TEXT, strict=True)
+    pairs = zip(OF_OLDER_TEXTS, OF_THIS_TEXT, strict=True)
     priors = [chance for pair in pairs for chance in pair]
     return make(NUM_CELLS, groups, recents, priors, known)
 
 
-class SuffixDrafter:
+class SuffixDrafter(CountingDrafter):
     """Drafts from repetitions in the text, in the last texts of this process, and of itself.
 
     Args:
         texts: the index of these texts.
-        max_children: branches per node; 1 proposes chains.
     """
 
     name = "suffix"
 
-    def __init__(self, texts: TextIndex | None = None, *, max_children: int = 1) -> None:
+    def __init__(self, texts: TextIndex | None = None) -> None:
+        super().__init__(new_calibration(known_counts(self.name, NUM_CELLS)))
         self.texts = texts or TextIndex()
-        self.history = ""  # that the next text is of, and drafted from
-        self._max_children = max_children
-        self._calibration = new_calibration(known_counts(self.name, NUM_CELLS))
         self._text: Text | None = None
-        self._cells: list[int] = []
-        self._proposal = EMPTY
 
     @property
     def nbytes(self) -> int:
@@ -85,8 +73,7 @@ class SuffixDrafter:
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start a new text; older ones of its history stay as a weaker source."""
-        self._proposal = EMPTY
-        self._calibration.forget_recent()
+        super().begin(tokens)
         self._text = self.texts.begin(self.history, tokens)
 
     def recall(self, texts: Sequence[KeptText]) -> None:
@@ -98,19 +85,16 @@ class SuffixDrafter:
         """The texts of this process, all users', with the history of each."""
         return to_keep(self.texts.texts())
 
-    def is_familiar(self, tokens: Sequence[int]) -> bool:
+    def has_hit(self, tokens: Sequence[int] = ()) -> bool:
         """Whether the last four tokens, with `tokens` behind the text, stood together before."""
         return self._text is not None and self.texts.is_familiar(self._text, tokens)
 
     # -- proposing -------------------------------------------------------------------------
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         """The most probable continuations, best first."""
         votes = self._votes()
-        self._cells = []
-        self._proposal = (
-            self._build(votes, stakes.max_nodes, stakes.min_probability) if votes else EMPTY
-        )
+        self._proposal = self._chain(votes, context) if votes else EMPTY
         return self._proposal
 
     def _votes(self) -> list[_Vote]:
@@ -122,61 +106,45 @@ class SuffixDrafter:
             _, _, length, is_own = place
             weight = float(length * length)
             if not is_own and length < LENGTH_CAP:
-                weight *= _OLD_TEXT_WEIGHT
+                weight *= OLD_TEXT_WEIGHT
             votes.append((weight, place))
         votes.sort(key=_weight, reverse=True)
         return votes
 
-    def _build(self, votes: list[_Vote], max_nodes: int, min_probability: float) -> Proposal:
-        """Best-first expansion of the votes into nodes."""
-        if self._max_children == 1:
-            return self._chain(votes, max_nodes, min_probability)
-        tokens: list[int] = []
-        parents: list[int] = []
-        probabilities: list[float] = []
-        heap: list[tuple[float, int, int, int, list[_Vote]]] = []
-        node, parent_probability, path = -1, 1.0, tokens
-        while True:
-            for token, cell, agreeing in self._elect(votes, path):
-                probability = parent_probability * self._calibration.probability(cell)
-                if probability >= min_probability or node < 0:
-                    heapq.heappush(heap, (-probability, token, cell, node, agreeing))
-            if not heap or len(tokens) == max_nodes:
-                return Proposal(tokens, parents, probabilities, (self.name,) * len(tokens))
-            negative, token, cell, parent, votes = heapq.heappop(heap)
-            node, parent_probability = len(tokens), -negative
-            tokens.append(token)
-            parents.append(parent)
-            probabilities.append(parent_probability)
-            self._cells.append(cell)
-            path = _path(tokens, parents, node)
-
-    def _chain(self, votes: list[_Vote], max_nodes: int, min_probability: float) -> Proposal:
-        """The same where no node has siblings, in half the time: this runs before every step."""
+    def _chain(self, votes: list[_Vote], context: StepContext) -> Proposal:
+        """What most of the votes say, token by token."""
         tokens: list[int] = []
         probabilities: list[float] = []
+        cells: list[int] = []
         probability = 1.0
-        while len(tokens) < max_nodes and (winners := self._elect(votes, tokens)):
-            [(token, cell, votes)] = winners
+        while len(tokens) < context.max_nodes:
+            token, cell, votes = self._elect(votes, tokens)
+            if not votes:
+                break
             probability *= self._calibration.probability(cell)
-            if probability < min_probability and tokens:
+            if probability < context.min_probability and tokens:
                 break
             tokens.append(token)
             probabilities.append(probability)
-            self._cells.append(cell)
+            cells.append(cell)
+        self._cells = cells
         parents = range(-1, len(tokens) - 1)
         return Proposal(tokens, parents, probabilities, (self.name,) * len(tokens))
 
-    def _elect(self, votes: list[_Vote], path: Sequence[int]) -> list[tuple[int, int, list[_Vote]]]:
-        """What `votes` say comes after the text and `path`: (token, cell, who voted for it)."""
+    def _elect(self, votes: list[_Vote], path: Sequence[int]) -> tuple[int, int, list[_Vote]]:
+        """What `votes` say comes after the text and `path`: token, cell, and who voted for it.
+
+        Nobody where all their texts have ended.
+        """
         depth = len(path)
         if len(votes) == 1:
             [(_, (tokens, next_, _, is_own))] = votes
             at = next_ + depth
             if at < len(tokens):
-                return [(tokens[at], _cell(votes, depth, 1.0), votes)]
-            token = path[at - len(tokens)] if is_own else None
-            return [] if token is None else [(token, _cell(votes, depth, 1.0), votes)]
+                return tokens[at], _cell(votes, depth, 1.0), votes
+            if not is_own:
+                return 0, 0, []
+            return path[at - len(tokens)], _cell(votes, depth, 1.0), votes
         ballots: list[tuple[int, _Vote]] = []
         weights: dict[int, float] = {}
         for vote in votes:
@@ -193,35 +161,23 @@ class SuffixDrafter:
             weights[token] = weights.get(token, 0.0) + weight
         if len(weights) == 1:
             agreeing = votes if len(ballots) == len(votes) else [vote for _, vote in ballots]
-            return [(ballots[0][0], _cell(agreeing, depth, 1.0), agreeing)]
-        total = sum(weights.values())
-        winners = []
-        for token in sorted(weights, key=weights.__getitem__, reverse=True)[: self._max_children]:
-            agreeing = [vote for ballot, vote in ballots if ballot == token]
-            winners.append((token, _cell(agreeing, depth, weights[token] / total), agreeing))
-        return winners
+            return ballots[0][0], _cell(agreeing, depth, 1.0), agreeing
+        if not weights:
+            return 0, 0, []
+        winner = max(weights, key=weights.__getitem__)
+        agreeing = [vote for ballot, vote in ballots if ballot == winner]
+        return winner, _cell(agreeing, depth, weights[winner] / sum(weights.values())), agreeing
 
     # -- learning --------------------------------------------------------------------------
 
-    def observe(self, outcome: Outcome) -> None:
-        """Count every proposed node whose parent was right, then go on with the text."""
-        count_hits(self._proposal, self._cells, outcome.emitted, self._calibration)
-        self._proposal = EMPTY
+    def observe(self, result: VerifyResult) -> None:
+        super().observe(result)
         if self._text is not None:
-            self._text = self.texts.extend(self._text, outcome.emitted)
+            self._text = self.texts.extend(self._text, result.emitted)
 
     def share_with(self, other: SuffixDrafter) -> None:
-        """Have the texts and the counts of another user's drafter, which it has, too."""
+        super().share_with(other)
         self.texts = other.texts
-        self._calibration = other._calibration.for_another_text()
-
-    def state(self) -> dict[str, Any]:
-        """The counts."""
-        return self._calibration.as_json()
-
-    def load_state(self, document: dict[str, Any] | None) -> None:
-        """Start from the counts of an earlier run."""
-        self._calibration.load_json(document)
 
 
 def _weight(vote: _Vote) -> float:
@@ -232,14 +188,5 @@ def _cell(agreeing: list[_Vote], depth: int, share: float) -> int:
     """The calibration cell of a token that these voted for."""
     _, _, length, is_own = agreeing[0][1]
     bucket = _LENGTH_BUCKET[min(length + depth, 2 * LENGTH_CAP)]
-    cell = bucket * _NUM_SHARES + bisect_right(_SHARE_BORDERS, share)
-    return (cell * _NUM_COUNTS + bisect_right(_COUNT_BORDERS, len(agreeing))) * 2 + is_own
-
-
-def _path(tokens: list[int], parents: list[int], node: int) -> list[int]:
-    """Tokens from below the root down to `node`."""
-    path = []
-    while node >= 0:
-        path.append(tokens[node])
-        node = parents[node]
-    return path[::-1]
+    cell = bucket * _NUM_SHARES + bisect_right(VOTE_BORDERS, share)
+    return (cell * _NUM_COUNTS + bisect_right(AGREEING_BORDERS, len(agreeing))) * 2 + is_own

@@ -23,7 +23,7 @@ from edgespec.backends.llama.eagle_head import EagleHead
 from edgespec.backends.llama.head import FollowedBackend
 from edgespec.decode.engine import Engine
 from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.head import HeadDrafter, HeadText
+from edgespec.drafting.drafters.model import HeadDrafter, HeadText
 from edgespec.errors import DoesNotFitError, ModelFileError, UnsupportedError
 from edgespec.memory.plan.plan import Plan
 from edgespec.memory.plan.request import Request

@@ -21,12 +21,11 @@ from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.early_exit import EmbeddingTable, ExitBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.combined import CombinedDrafter
-from edgespec.drafting.drafters.merging import merge
+from edgespec.drafting.drafters.combined import CombinedDrafter, merge
 from edgespec.drafting.drafters.model import ModelDrafter
-from edgespec.drafting.proposal import Proposal, Stakes
+from edgespec.drafting.proposal import Proposal, StepContext
 from edgespec.errors import BackendError, ModelFileError, UnsupportedError
-from edgespec.models.exits.early_exit import read_exit
+from edgespec.models.early_exit import read_exit
 from edgespec.models.gguf.reader import read_gguf
 from edgespec.models.onnx.weights import raw_rows
 from edgespec.models.pairing import check_pair
@@ -106,11 +105,11 @@ def test_what_is_drafted_are_the_targets_tokens_of_the_best_rows(
     curve = Frozen([INF, *[1.0] * 8])
     model = ModelDrafter(backend, curve, target.vocab_size, early_exit=read_exit(drafter))
     model.begin(TEXT)
-    assert model.propose(Stakes(1, 0.0, curve, depth=6, branches=False)).tokens == [best]
+    assert model.propose(StepContext(1, 0.0, curve, depth=6, branches=False)).tokens == [best]
     sampler = Sampler(SamplingParams(temperature=1.0, seed=3), target.vocab_size)
     for _ in range(30):
         model.begin(TEXT)
-        drawn = model.propose(Stakes(1, 0.0, curve, depth=6, branches=False, sampler=sampler))
+        drawn = model.propose(StepContext(1, 0.0, curve, depth=6, branches=False, sampler=sampler))
         assert set(drawn.tokens) <= set(IDS.tolist())
         (distribution,) = drawn.distributions
         assert distribution is not None and len(distribution) == target.vocab_size
@@ -201,7 +200,7 @@ def drafts(
     model = ModelDrafter(backend, prices, target.vocab_size, early_exit=info)
     curve = Frozen([INF, *(1000.0 + n for n in range(8))])
     model.begin(text)
-    proposal = model.propose(Stakes(7, 0.02, curve, depth=len(text), **options))
+    proposal = model.propose(StepContext(7, 0.02, curve, depth=len(text), **options))
     model.close()
     return replace(proposal, sources=["model"] * len(proposal))
 

@@ -28,7 +28,7 @@ from edgespec.backends.llama.context import LlamaSettings
 from edgespec.backends.llama.kernels import attach
 from edgespec.backends.llama.recurrent import RecurrentBackend
 from edgespec.backends.tree import DraftTree
-from edgespec.measure.divergence import find_divergence
+from edgespec.measure.noise import find_divergence
 from edgespec.memory.bytes.footprint import weights_parts
 from edgespec.memory.bytes.shape import RunShape
 from edgespec.memory.bytes.simulation import Wanted, simulated

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from branching import Branching
 from llama_cases import THREADS, RecordingBackend, flat, settings
 from random_gguf import Q8_0, write_model
 
@@ -70,7 +71,7 @@ def test_chains_are_lossless(
 def test_trees_are_lossless(
     backend: RecordingBackend, spec: ModelSpec, plain: list[Result]
 ) -> None:
-    engine = engine_on(backend, spec, SuffixDrafter(max_children=2))
+    engine = engine_on(backend, spec, Branching())
     assert_lossless(plain, [engine.generate(prompt, max_tokens=32) for prompt in PROMPTS])
     assert any(leaves > 1 for _, leaves, _ in backend.seen)
     assert any(pending > 0 for _, _, pending in backend.seen)
@@ -88,7 +89,7 @@ def test_trees_are_lossless(
 def test_the_same_seed_gives_the_same_tokens(
     backend: RecordingBackend, reference: LlamaBackend, spec: ModelSpec, params: SamplingParams
 ) -> None:
-    engine = engine_on(backend, spec, SuffixDrafter(max_children=2))
+    engine = engine_on(backend, spec, Branching())
     slow = engine_on(reference, spec)
     arguments: dict[str, Any] = {"max_tokens": 24, "sampling": params}
     results = [engine.generate(prompt, **arguments) for prompt in PROMPTS[:2]]

@@ -28,10 +28,10 @@ from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
 from edgespec.decode.generation import Result
 from edgespec.drafting.drafters import make_drafter
-from edgespec.drafting.drafters.base import Outcome
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.drafters.base import Drafter, VerifyResult
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.errors import BackendError, UnsupportedError
-from edgespec.measure.divergence import find_divergence
+from edgespec.measure.noise import find_divergence
 from edgespec.measure.timing import one_step
 from edgespec.memory.bytes.footprint import footprint
 from edgespec.memory.bytes.shape import RunShape
@@ -176,11 +176,10 @@ def test_a_cache_goes_to_a_file_and_back(
     assert_rows(path, backend.verify(DraftTree.chain(TEXT[21:22]))[0], plain_rows[21])
 
 
-class Guesser:
+class Guesser(Drafter):
     """Drafts what plain decoding wrote, each token wrong with some chance."""
 
     name = "guesser"
-    nbytes = 0
 
     def __init__(self, right: Sequence[int], wrong: float) -> None:
         self.right, self.wrong, self.written = right, wrong, 0
@@ -189,12 +188,12 @@ class Guesser:
     def begin(self, tokens: Sequence[int]) -> None:
         self.written = 1
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
-        ahead = self.right[self.written : self.written + stakes.max_nodes]
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
+        ahead = self.right[self.written : self.written + context.max_nodes]
         drafts = [token ^ (self.source.random() < self.wrong) for token in ahead]
         return Proposal(drafts, range(-1, len(drafts) - 1), [0.9] * len(drafts))
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyResult) -> None:
         self.written += len(outcome.emitted)
 
     def state(self) -> dict[str, Any]:

@@ -142,9 +142,10 @@ def test_an_engine_gives_up_snapshots_that_its_drafts_are_not_worth(
     flat = Frozen([0.0, *[1.0 + 0.001 * size for size in range(1, SNAPSHOTS + 2)]])
     backend = RecurrentBackend(path, settings(), snapshots=SNAPSHOTS)
     drafter = make_drafter("suffix")
+    assert drafter is not None
     with Engine(backend, curve=flat, drafter=drafter, snapshots_cost=cost) as engine:
         text = engine.generate(TEXT, max_tokens=50).token_ids
-        engine.model().known.balances.add(1, 400.0, 400.0, 1.0)
+        drafter.ledger("suffix").add(400, 400.0)
         engine.generate([*TEXT, *text], max_tokens=5, reuse=True)
         assert engine.drafter is drafter, "the cache was of use"
         fresh = [9, *TEXT]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from branching import Branching
 from frozen_times import Frozen, free_drafts
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,12 +20,12 @@ from edgespec.backends.base import Logits
 from edgespec.backends.fake import FakeBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.decode.engine import Engine
-from edgespec.drafting.drafters.base import Drafter, Outcome
+from edgespec.drafting.drafters.base import Drafter, VerifyResult
 from edgespec.drafting.drafters.combined import CombinedDrafter
 from edgespec.drafting.drafters.model import ModelDrafter
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("frozen_clock")
@@ -105,25 +106,24 @@ def model_drafter() -> ModelDrafter:
     return ModelDrafter(FakeBackend(other_letters, V), Frozen([INF, *[0.01] * 16]), V)
 
 
-class Diary:
+class Diary(Drafter):
     """Keeps the text as it hears of it, and proposes nothing."""
 
     name = "diary"
-    nbytes = 0
 
     def __init__(self) -> None:
         self.text: list[int] = []
-        self.stakes: list[tuple[int, int]] = []
+        self.context: list[tuple[int, int]] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
         self.text = list(tokens)
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         return EMPTY
 
-    def observe(self, outcome: Outcome) -> None:
+    def observe(self, outcome: VerifyResult) -> None:
         self.text += outcome.emitted
-        self.stakes.append((len(outcome.tree), outcome.stakes.extra))
+        self.context.append((len(outcome.tree), outcome.context.extra))
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -135,10 +135,10 @@ class Diary:
 DRAFTERS: dict[str, Callable[[], list[Drafter]]] = {
     "suffix": lambda: [SuffixDrafter()],
     "suffix and recycling": lambda: [SuffixDrafter(), RecyclingDrafter()],
-    "branching suffix and recycling": lambda: [SuffixDrafter(max_children=3), RecyclingDrafter()],
+    "branching suffix and recycling": lambda: [Branching(), RecyclingDrafter()],
     "suffix and model": lambda: [SuffixDrafter(), model_drafter()],
-    "model and suffix": lambda: [model_drafter(), SuffixDrafter(max_children=2)],
-    "all": lambda: [SuffixDrafter(max_children=2), RecyclingDrafter(), model_drafter()],
+    "model and suffix": lambda: [model_drafter(), Branching()],
+    "all": lambda: [Branching(), RecyclingDrafter(), model_drafter()],
 }
 
 CURVES: dict[str, Sequence[float]] = {
@@ -202,7 +202,7 @@ def test_drafts_change_nothing(drafter: str, max_nodes: int, curve: str) -> None
     if max_nodes == 32 and curve == "flat":
         names = {name for tree in backend.trees for name in tree.sources}
         assert names > {"", "grammar"}
-    assert all(nodes + extra < len(times.base) for nodes, extra in diary.stakes)
+    assert all(nodes + extra < len(times.base) for nodes, extra in diary.context)
 
 
 @pytest.mark.usefixtures("template")
@@ -259,14 +259,14 @@ class Sleeper(Diary):
         super().__init__()
         self.rounds, self.asked = rounds, 0
 
-    def propose(self, stakes: Stakes, base: Proposal = EMPTY) -> Proposal:
+    def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
         self.asked += 1
         return EMPTY
 
-    def pause(self) -> int:
+    def cooldown(self) -> int:
         return self.rounds
 
-    def is_wanted(self, _tokens: Sequence[int]) -> bool:
+    def has_hit(self, _tokens: Sequence[int] = ()) -> bool:
         return False
 
 

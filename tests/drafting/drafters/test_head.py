@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from draft_model_cases import ONE_HOT, V, counting, curve_of, paths_of, stakes_of
+from draft_model_cases import ONE_HOT, V, context_of, counting, curve_of, paths_of
 
 from edgespec.backends.base import Logits
-from edgespec.drafting.drafters.head import HeadDrafter, HeadText
+from edgespec.drafting.drafters.model import HeadDrafter, HeadText
 
 
 class Counting:
@@ -42,7 +42,7 @@ def test_a_head_begins_with_the_last_token_and_goes_on_with_its_own() -> None:
     head = Counting()
     drafter = drafter_of(head)
     drafter.begin([5, 1, 2])
-    proposal = drafter.propose(stakes_of(max_nodes=3, branches=False))
+    proposal = drafter.propose(context_of(max_nodes=3, branches=False))
     assert max(paths_of(proposal), key=len) == (3, 4, 5)
     assert head.began == [2]
 
@@ -60,15 +60,15 @@ def test_a_text_is_behind_by_what_the_head_has_not_read() -> None:
     assert not text.can_be_read
 
 
-def test_prompts_are_read_where_texts_gain_more_than_that_takes() -> None:
+def test_a_prompt_is_read_along_where_that_pays() -> None:
     """Reading 512 tokens takes 512 / 16 steps of 4 ms."""
     head = Counting()
     drafter = drafter_of(head, *[4.0] * 16)
-    assert not head.reads_prompts
-    drafter.expect(1000.0)
-    assert head.reads_prompts
-    drafter.expect(1.0)
-    assert not head.reads_prompts
+    assert drafter.reading_ms() == 128.0
+    for pays in (False, True, False):
+        assert not head.reads_prompts or not pays
+        drafter.can_read_prompts(pays=pays)
+        assert head.reads_prompts is pays
 
 
 def test_a_block_costs_one_step_however_many_of_it_are_drafted() -> None:
@@ -79,5 +79,5 @@ def test_a_block_costs_one_step_however_many_of_it_are_drafted() -> None:
         head.block = block
         drafter = drafter_of(head, *(30.0,) * 16)
         drafter.begin([5, 1, 2])
-        found.append(len(drafter.propose(stakes_of(max_nodes=15, branches=False)).tokens))
+        found.append(len(drafter.propose(context_of(max_nodes=15, branches=False)).tokens))
     assert found == [1, 7]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.drafting.controller import likeliest_chain
-from edgespec.drafting.drafters.merging import merge
+from edgespec.drafting.drafters.combined import merge
 from edgespec.drafting.proposal import EMPTY, Proposal
 from edgespec.sampling.distributions import DraftDistribution
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from itertools import groupby
@@ -16,21 +17,24 @@ from draft_model_cases import (
     LONGEST,
     ONE_HOT,
     Clock,
+    Draft,
     Model,
     V,
+    context_of,
     counting,
     curve_of,
     drafter_of,
+    estimate_of,
     observe,
     paths_of,
     rough,
     sampler_of,
-    stakes_of,
 )
 
 from edgespec.backends.fake import FakeBackend
 from edgespec.decode.engine import Engine
-from edgespec.drafting.proposal import MARGIN, Proposal
+from edgespec.drafting.drafters.model import ModelDrafter, _calibration_of_places
+from edgespec.drafting.proposal import Proposal
 from edgespec.memory.times.curve import CostCurve
 from edgespec.sampling.distributions import without
 
@@ -79,7 +83,7 @@ def slow_length(target: Sequence[float], node_ms: float, longest: int) -> int:
 
     length = 1
     while length < longest:
-        best = max(MARGIN * rate(0, length), *(rate(size, length) for size in range(length + 1)))
+        best = max(rate(0, length), *(rate(size, length) for size in range(length + 1)))
         if max(rate(size, size) for size in range(length + 1, longest + 1)) <= best:
             break
         length += 1
@@ -112,7 +116,7 @@ def test_drafting_stops_where_it_does_not_pay(
     """Flat and 1 ms: 1.63 / 11, 2.02 / 12, 2.26 / 13 = 0.174, 2.42 / 14 = 0.173."""
     drafter, _ = drafter_of(counting, clock, node_ms)
     drafter.begin([1, 2])
-    proposal = drafter.propose(stakes_of(*CURVES[curve], max_nodes=16))
+    proposal = drafter.propose(context_of(*CURVES[curve], max_nodes=16))
     assert len(proposal) == length == slow_length(CURVES[curve], node_ms, 16)
     assert proposal.draft_ms == pytest.approx(length * node_ms)
     assert list(proposal.probabilities) == pytest.approx(
@@ -128,7 +132,7 @@ def test_it_is_as_long_as_the_slow_rule_says(
 ) -> None:
     drafter, _ = drafter_of(counting, clock, node_ms)
     drafter.begin([1, 2])
-    proposal = drafter.propose(stakes_of(*CURVES[curve], max_nodes=longest))
+    proposal = drafter.propose(context_of(*CURVES[curve], max_nodes=longest))
     assert len(proposal) == slow_length(CURVES[curve], node_ms, longest)
 
 
@@ -137,7 +141,7 @@ def test_what_was_accepted_makes_the_next_draft_longer(clock: Clock) -> None:
     drafter.begin([0])
     sizes = []
     for _ in range(60):
-        proposal = drafter.propose(stakes_of(max_nodes=31))
+        proposal = drafter.propose(context_of(max_nodes=31))
         sizes.append(len(proposal))
         observe(drafter, [*proposal.tokens, (proposal.tokens[-1] + 1) % V])
     assert sizes[0] == 4 and sizes[-1] == LONGEST
@@ -152,7 +156,7 @@ def test_the_next_best_tokens_stand_beside_the_spine(clock: Clock) -> None:
     drafter, _ = drafter_of(rough, clock)
     for branches in (True, False):
         drafter.begin([1, 2])
-        proposal = drafter.propose(stakes_of(max_nodes=30, branches=branches))
+        proposal = drafter.propose(context_of(max_nodes=30, branches=branches))
         assert list(proposal.probabilities) == sorted(proposal.probabilities, reverse=True)
         assert (proposal.kept, list(proposal.distributions)) == (0, [])
         children = [list(proposal.parents).count(node) for node in range(-1, len(proposal))]
@@ -172,7 +176,7 @@ def test_no_more_is_drafted_than_asked_for(
         drafter.begin([seed % V, 2])
         sampler = sampler_of(seed) if temperature else None
         assert (
-            1 <= len(drafter.propose(stakes_of(max_nodes=max_nodes, sampler=sampler))) <= max_nodes
+            1 <= len(drafter.propose(context_of(max_nodes=max_nodes, sampler=sampler))) <= max_nodes
         )
 
 
@@ -185,7 +189,7 @@ def drawn_proposal(
     drafter, _ = drafter_of(model, clock, 0.1)
     drafter.begin([1, 2])
     sampler = sampler_of(seed, **params)
-    return drafter.propose(stakes_of(branches=branches, sampler=sampler))
+    return drafter.propose(context_of(branches=branches, sampler=sampler))
 
 
 @pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"top_k": 2}, {"top_k": 1}], ids=str)
@@ -235,14 +239,16 @@ def test_no_decision_knows_the_tokens_it_is_about(clock: Clock) -> None:
     trained.begin([1, 2])
     sampler = sampler_of(1)
     for _ in range(60):
-        trained.propose(stakes_of(sampler=sampler))
+        trained.propose(context_of(sampler=sampler))
         observe(trained, [0, 0, 3])  # the likeliest token is right, others never
     proposals = []
     for seed in range(300):
         drafter, _ = drafter_of(skewed, clock, 1.0)
         drafter.load_state(trained.state())
         drafter.begin([1, 2])
-        proposals.append(drafter.propose(stakes_of(min_probability=0.01, sampler=sampler_of(seed))))
+        proposals.append(
+            drafter.propose(context_of(min_probability=0.01, sampler=sampler_of(seed)))
+        )
     sizes: dict[tuple[tuple[int, ...], ...], set[int]] = {}
     for proposal in proposals:
         nodes = zip(proposal.parents, proposal.tokens, strict=True)
@@ -276,6 +282,98 @@ def test_drawn_tokens_follow_their_law(clock: Clock) -> None:
     sampler = sampler_of(5)
     for _ in range(4000):
         drafter.begin([1, 2])
-        counts[drafter.propose(stakes_of(max_nodes=1, sampler=sampler)).tokens[0]] += 1
+        counts[drafter.propose(context_of(max_nodes=1, sampler=sampler)).tokens[0]] += 1
     deviation = np.abs(counts - 4000 * expected)
     assert np.all(deviation <= 5 * np.sqrt(4000 * expected * (1 - expected)))
+
+
+# ------------------------------------------------------------------------------ estimates
+
+
+def test_what_places_of_a_chain_brought_is_what_is_expected_of_the_next(clock: Clock) -> None:
+    """Chains of three that are always right, with nothing worth standing beside them."""
+    drafter, _ = drafter_of(counting, clock)
+    drafter.begin([0])
+    assert list(estimate_of(drafter, max_nodes=2).probabilities) == pytest.approx([0.7, 0.49])
+    for _ in range(200):
+        observe(drafter, [*drafter.propose(context_of(max_nodes=3)).tokens, 0])
+    found = estimate_of(drafter, max_nodes=3)
+    assert min(found.probabilities) > 0.9
+    assert found.node_ms == pytest.approx(0.01, rel=0.05)
+
+
+def test_a_files_own_figures_are_counts_of_its_places() -> None:
+    """Worth twenty tries: another twenty that are all wrong halve them."""
+    places = _calibration_of_places([0.6, 0.3])
+    assert places.probability(0) == pytest.approx(0.6, abs=0.02)
+    assert places.probability(1) == pytest.approx(0.5, abs=0.02)
+    for _ in range(20):
+        places.count(0, False)
+    places.forget_recent()
+    assert places.probability(0) == pytest.approx(0.3, abs=0.07)
+
+
+def test_what_steps_take_here_is_learned(clock: Clock) -> None:
+    """Steps that were measured at 1 ms and take 2 ms here."""
+    draft = Draft(counting, clock, 2.0)
+    drafter = ModelDrafter(draft, CostCurve([INF, *[1.0] * 16]), V)
+    drafter.begin([0])
+    assert estimate_of(drafter).node_ms == 1.0
+    for _ in range(200):
+        observe(drafter, [*drafter.propose(context_of(max_nodes=2)).tokens, 0])
+    assert estimate_of(drafter).node_ms == pytest.approx(2.0, rel=0.05)
+
+
+def test_what_it_would_take_to_catch_up(clock: Clock) -> None:
+    """Step times 1, 2, 4 and 8 ms: three missing tokens are 3 ms more than one, and 40 take ten
+    steps of four."""
+    draft = Draft(counting, clock, 1.0)
+    drafter = ModelDrafter(draft, curve_of(1.0, 2.0, 4.0, 8.0), V)
+    for missing, read_ms in ((1, 0.0), (2, 1.0), (3, 3.0), (4, 7.0), (40, 79.0)):
+        drafter.begin([0] * missing)
+        found = estimate_of(drafter, max_nodes=3)
+        assert found.read_ms == pytest.approx(read_ms)
+        assert found.node_ms == 1.0
+    assert drafter.reading_ms() == 8.0 * 512 / 4
+
+
+def test_a_draft_grows_over_sizes_of_the_target_that_were_not_measured(clock: Clock) -> None:
+    """Of the target 1 and 5 nodes were measured: one drafted token can only be left out, four pay.
+
+    1 / 10, and (1 + 0.7 + 0.49 + 0.343 + 0.24) / 14.4. Five of six nodes were not measured either.
+    """
+    drafter, _ = drafter_of(counting, clock, 0.1)
+    drafter.begin([1, 2])
+    assert len(drafter.propose(context_of(10.0, INF, INF, INF, 14.0, INF))) == 4
+
+
+# ------------------------------------------------------------------------------ state
+
+
+def test_counts_survive_a_restart(clock: Clock) -> None:
+    drafter, draft = drafter_of(counting, clock)
+    drafter.begin([0])
+    for _ in range(10):
+        observe(drafter, [*drafter.propose(context_of(max_nodes=3)).tokens, 5])
+    fresh, _ = drafter_of(counting, clock)
+    fresh.load_state(json.loads(json.dumps(drafter.state())))
+    assert fresh.state() == drafter.state()
+    fresh.begin([0])
+    drafter.begin([0])
+    ours, theirs = (estimate_of(each) for each in (fresh, drafter))
+    assert ours.probabilities == theirs.probabilities
+    assert ours.probabilities[0] > 0.9
+    drafter.close()
+    assert draft.closed
+
+
+@pytest.mark.parametrize(
+    "document", [None, {}, {"places": "high"}, {"places": {"num_cells": 3}}, {"cells": 7}]
+)
+def test_a_state_that_is_of_no_use_is_ignored(
+    clock: Clock, document: dict[str, Any] | None
+) -> None:
+    drafter, _ = drafter_of(counting, clock)
+    before = drafter.state()
+    drafter.load_state(document)
+    assert drafter.state() == before

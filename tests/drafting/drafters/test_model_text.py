@@ -12,16 +12,16 @@ from draft_model_cases import (
     Clock,
     Draft,
     V,
+    context_of,
     counting,
     curve_of,
     drafter_of,
+    estimate_of,
     observe,
     paths_of,
-    prospects_of,
     quick,
     rough,
     sampler_of,
-    stakes_of,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,16 +55,15 @@ def _texts_of_a_cache(data: st.DataObject, clock: Clock) -> None:
         text = data.draw(st.lists(tokens, min_size=1, max_size=30))
         drafter.begin(text)
         for _ in range(data.draw(st.integers(0, 6))):
-            stakes = stakes_of(max_nodes=data.draw(st.sampled_from((1, 4, 15))))
-            hope = drafter.prospects(stakes)
-            assert hope is not None
-            assert 0.0 <= hope.before_ms < INF and 0.0 < hope.draft_ms < INF
+            context = context_of(max_nodes=data.draw(st.sampled_from((1, 4, 15))))
+            found = drafter.estimate(context)
+            assert 0.0 <= found.read_ms < INF and 0.0 < found.node_ms < INF
             same = _num_common(draft.cached, text)
             assert drafter._text.shared == same
             spine: list[int] = []
             if data.draw(st.booleans()):
                 fed = draft.fed
-                proposal = drafter.propose(stakes)
+                proposal = drafter.propose(context)
                 assert draft.cached[: len(text)] == text
                 spine = list(sorted(paths_of(proposal), key=len)[-1])
                 assert draft.cached[len(text) :] == list(drafter._spine)[:-1]
@@ -86,24 +85,24 @@ def _num_common(first: Sequence[int], second: Sequence[int]) -> int:
 def test_a_new_text_feeds_only_what_is_new(clock: Clock) -> None:
     drafter, draft = drafter_of(counting, clock)
     drafter.begin([*range(8), *range(8), 5])
-    drafter.propose(stakes_of(max_nodes=1))
+    drafter.propose(context_of(max_nodes=1))
     assert (draft.fed, draft.length) == (17, 17)
     drafter.begin([*range(8), *range(8), 6, 1])
-    drafter.propose(stakes_of(max_nodes=1))
+    drafter.propose(context_of(max_nodes=1))
     assert (draft.fed, draft.length) == (17 + 2, 18)
     drafter.begin([*range(8)])  # the last token is fed again: its row was not kept
-    drafter.propose(stakes_of(max_nodes=1))
+    drafter.propose(context_of(max_nodes=1))
     assert (draft.fed, draft.length) == (17 + 2 + 1, 8)
 
 
 def test_a_forgotten_text_is_fed_again(clock: Clock) -> None:
     drafter, draft = drafter_of(counting, clock)
     drafter.begin([*range(8), 0])
-    drafter.propose(stakes_of(max_nodes=1))
+    drafter.propose(context_of(max_nodes=1))
     drafter.forget()
     assert (draft.length, drafter._text.shared) == (0, 0)
     drafter.begin([*range(8), 0])
-    drafter.propose(stakes_of(max_nodes=1))
+    drafter.propose(context_of(max_nodes=1))
     assert (draft.fed, draft.length) == (9 + 9, 9)
 
 
@@ -111,7 +110,7 @@ def test_a_long_text_is_fed_in_batches(clock: Clock) -> None:
     drafter, draft = drafter_of(counting, clock, max_nodes=4, batch_size=10)
     text = [i * i % V for i in range(57)]
     drafter.begin(text)
-    assert list(drafter.propose(stakes_of(max_nodes=1)).tokens) == [(text[-1] + 1) % V]
+    assert list(drafter.propose(context_of(max_nodes=1)).tokens) == [(text[-1] + 1) % V]
     assert draft.cached == text
     assert max(draft.steps) <= 4
 
@@ -120,13 +119,13 @@ def test_nothing_is_drafted_where_the_draft_models_context_ends(clock: Clock) ->
     """The longest draft must fit, so that nothing is ever cut off."""
     drafter, draft = drafter_of(counting, clock, context_size=20 + LONGEST)
     drafter.begin([i % V for i in range(20)])
-    assert LONGEST - 4 < len(drafter.propose(stakes_of(max_nodes=31))) <= LONGEST
-    assert len(prospects_of(drafter).probabilities) == 15
+    assert LONGEST - 4 < len(drafter.propose(context_of(max_nodes=31))) <= LONGEST
+    assert len(estimate_of(drafter).probabilities) == 15
     observe(drafter, [4])
-    assert len(drafter.propose(stakes_of())) == 0
-    assert prospects_of(drafter).probabilities == ()
+    assert len(drafter.propose(context_of())) == 0
+    assert estimate_of(drafter).probabilities == ()
     drafter.begin([1, 2])
-    assert len(drafter.propose(stakes_of())) > 0
+    assert len(drafter.propose(context_of())) > 0
     assert draft.length < 20
 
 
@@ -134,24 +133,24 @@ def test_a_window_is_all_that_is_read_of_a_text(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Begins with the last tokens; again after more of them that others drafted, or when full."""
-    monkeypatch.setattr("edgespec.models.exits.early_exit.WINDOW", 6)
+    monkeypatch.setattr("edgespec.models.early_exit.WINDOW", 6)
     draft = Draft(counting, clock, 0.01, context_size=10 + LONGEST)
     drafter = ModelDrafter(draft, curve_of(*[0.01] * 16), V, early_exit=EXIT)
     drafter.begin([i % V for i in range(1000)])
-    assert prospects_of(drafter).before_ms == pytest.approx(0.0)  # no more than six
-    assert list(drafter.propose(stakes_of(max_nodes=1)).tokens) == [0]
+    assert estimate_of(drafter).read_ms == pytest.approx(0.0)  # no more than six
+    assert list(drafter.propose(context_of(max_nodes=1)).tokens) == [0]
     assert draft.cached == [2, 3, 4, 5, 6, 7]
     observe(drafter, [i % V for i in range(4)])  # ten: fits, and four are less than six
-    drafter.propose(stakes_of(max_nodes=1))
+    drafter.propose(context_of(max_nodes=1))
     assert draft.cached == [2, 3, 4, 5, 6, 7, 0, 1, 2, 3]
     observe(drafter, [4])  # one too many
-    drafter.propose(stakes_of(max_nodes=1))
+    drafter.propose(context_of(max_nodes=1))
     assert draft.cached == [7, 0, 1, 2, 3, 4]
     observe(drafter, [i % V for i in range(5, 12)])  # seven that it has not seen
-    assert list(drafter.propose(stakes_of(max_nodes=1)).tokens) == [4]
+    assert list(drafter.propose(context_of(max_nodes=1)).tokens) == [4]
     assert draft.cached == [6, 7, 0, 1, 2, 3]
     drafter.begin([3, 4])  # shorter than the window
-    assert list(drafter.propose(stakes_of(max_nodes=1)).tokens) == [5]
+    assert list(drafter.propose(context_of(max_nodes=1)).tokens) == [5]
     assert draft.cached == [3, 4]
 
 
@@ -162,7 +161,7 @@ def test_a_window_never_changes_what_follows_from_the_last_tokens(data: st.DataO
     clock = Clock()
     draft = Draft(rough, clock, 0.01, context_size=12 + LONGEST)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgespec.models.exits.early_exit.WINDOW", 4)
+        patch.setattr("edgespec.models.early_exit.WINDOW", 4)
         seeing = ModelDrafter(draft, curve_of(*[0.01] * 16), V, early_exit=EXIT)
     whole, _ = drafter_of(rough, clock)
     tokens = st.lists(st.integers(0, V - 1), min_size=1, max_size=9)
@@ -170,7 +169,7 @@ def test_a_window_never_changes_what_follows_from_the_last_tokens(data: st.DataO
     for drafter in (seeing, whole):
         drafter.begin(text)
     for _ in range(data.draw(st.integers(1, 8))):
-        first, second = (d.propose(stakes_of(max_nodes=3)) for d in (seeing, whole))
+        first, second = (d.propose(context_of(max_nodes=3)) for d in (seeing, whole))
         assert first.tokens[:1] == second.tokens[:1] or len(text) < 2
         emitted = data.draw(tokens)
         text = text + emitted
@@ -195,7 +194,7 @@ def test_vocabularies_may_be_padded(clock: Clock, draft_size: int, temperature: 
     drafter.begin([1, 2])
     sampler = sampler_of(1) if temperature else None
     for _ in range(30):
-        proposal = drafter.propose(stakes_of(sampler=sampler))
+        proposal = drafter.propose(context_of(sampler=sampler))
         assert max(proposal.tokens) < min(draft_size, V)
         assert all(
             len(distribution) == V
@@ -213,7 +212,7 @@ def test_a_pair_that_shares_fewer_tokens_than_the_target_has(clock: Clock) -> No
     drafter, _ = drafter_of(rough, clock)
     drafter.begin([1, 2])
     sampler = Sampler(SamplingParams(temperature=1.0, seed=1), V - 1)
-    proposal = drafter.propose(stakes_of(sampler=sampler))
+    proposal = drafter.propose(context_of(sampler=sampler))
     assert proposal.tokens and max(proposal.tokens) < V - 1
 
 
@@ -221,12 +220,12 @@ def test_a_text_that_the_draft_model_cannot_read_is_not_drafted_for(clock: Clock
     draft = Draft(rough, clock, 0.01, vocab_size=5)
     drafter = ModelDrafter(draft, curve_of(*[0.01] * 16), V, 5)
     drafter.begin([1, 5])
-    assert drafter.propose(stakes_of()) is EMPTY
-    assert prospects_of(drafter).probabilities == ()
+    assert drafter.propose(context_of()) is EMPTY
+    assert estimate_of(drafter).probabilities == ()
     drafter.begin([1, 2])
-    assert drafter.propose(stakes_of()).tokens
+    assert drafter.propose(context_of()).tokens
     observe(drafter, [3, 6])
-    assert drafter.propose(stakes_of()) is EMPTY
+    assert drafter.propose(context_of()) is EMPTY
     assert draft.fed > 0 and max(draft.cached) < 5
 
 

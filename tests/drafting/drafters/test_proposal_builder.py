@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draft_model_cases import FIRST_CHANCE, V, paths_of, sampler_of, stakes_of
+from draft_model_cases import FIRST_CHANCE, V, context_of, paths_of, sampler_of
 
+from edgespec.drafting.constants import MOST_DRAWN
 from edgespec.drafting.drafters.proposal_builder import ProposalBuilder, new_calibration
-from edgespec.drafting.proposal import MOST_DRAWN
 
 SHARES = (0.9, 0.05, 0.04)
 
 
-def builder_of(**stakes: Any) -> ProposalBuilder:
-    return ProposalBuilder(stakes_of(**stakes), new_calibration())
+def builder_of(**context: Any) -> ProposalBuilder:
+    return ProposalBuilder(context_of(**context), new_calibration())
 
 
 def test_the_best_token_goes_on_and_others_stand_beside_it() -> None:

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting.drafters import recycling
-from edgespec.drafting.drafters.base import Outcome, TopTokens
+from edgespec.drafting.drafters.base import TopTokens, VerifyResult
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
-from edgespec.drafting.proposal import EMPTY, Proposal, Stakes
+from edgespec.drafting.proposal import EMPTY, Proposal, StepContext
 from edgespec.memory.times.curve import CostCurve
 
 quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 Path = tuple[int, ...]
 Rows = dict[tuple[int, ...], TopTokens]  # what the target says after these last tokens
 LEAST = 0.02
-STAKES = Stakes(31, LEAST, CostCurve([float("inf"), 1.0]), depth=0)
+STAKES = StepContext(31, LEAST, CostCurve([float("inf"), 1.0]), depth=0)
 
 
 def paths_of(proposal: Proposal) -> list[Path]:
@@ -54,7 +54,9 @@ def learn(
 ) -> None:
     """A round that verified these tokens, the root first, and saw these rows of them."""
     tree = DraftTree.chain(tokens) if parents is None else DraftTree(tokens, parents)
-    drafter.observe(Outcome(tree, range(len(emitted)), emitted, STAKES, lambda node: rows[node]))
+    drafter.observe(
+        VerifyResult(tree, range(len(emitted)), emitted, STAKES, lambda node: rows[node])
+    )
 
 
 def drafter_of(text: Sequence[int], rows: dict[tuple[int, int], TopTokens]) -> RecyclingDrafter:
@@ -390,7 +392,7 @@ def test_proposals_and_counts_are_those_of_the_slow_drafter(data: st.DataObject)
         rows = [data.draw(st.none() | top_tokens()) for _ in range(len(tree))]
         way = tree.path(rng.randrange(len(tree)))
         emitted = [*(tree.tokens[node] for node in way[1:]), rng.randrange(1, 5)]
-        fast.observe(Outcome(tree, way, emitted, STAKES, rows.__getitem__))
+        fast.observe(VerifyResult(tree, way, emitted, STAKES, rows.__getitem__))
         slow.observe(tree, rows, emitted, paths)
         root = emitted[-1]
     assert fast.state() == slow.calibration.as_json()

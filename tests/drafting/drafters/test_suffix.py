@@ -14,15 +14,15 @@ from slow_suffix import LEAST, Path, SlowDrafter
 
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting.drafters import NAMES, make_drafter, suffix, tables_bytes
-from edgespec.drafting.drafters.base import Outcome
+from edgespec.drafting.drafters.base import VerifyResult
 from edgespec.drafting.drafters.recycling import RecyclingDrafter
 from edgespec.drafting.drafters.suffix import SuffixDrafter
-from edgespec.drafting.proposal import Proposal, Stakes
+from edgespec.drafting.proposal import Proposal, StepContext
 from edgespec.errors import UnsupportedError
 from edgespec.memory.times.curve import CostCurve
 
 quick = settings(max_examples=100, deadline=None, derandomize=True, database=None)
-STAKES = Stakes(31, LEAST, CostCurve([float("inf"), 1.0]), depth=0)
+STAKES = StepContext(31, LEAST, CostCurve([float("inf"), 1.0]), depth=0)
 
 
 @pytest.fixture(autouse=True)
@@ -46,11 +46,11 @@ def propose(drafter: SuffixDrafter, max_nodes: int, least: float) -> Proposal:
 def observe(drafter: SuffixDrafter, emitted: Sequence[int]) -> None:
     """A round in which all of it was drafted."""
     tree = DraftTree.chain((0, *emitted[:-1]))
-    drafter.observe(Outcome(tree, range(len(emitted)), emitted, STAKES))
+    drafter.observe(VerifyResult(tree, range(len(emitted)), emitted, STAKES))
 
 
-def drafter_of(text: Sequence[int], max_children: int = 1) -> SuffixDrafter:
-    drafter = SuffixDrafter(max_children=max_children)
+def drafter_of(text: Sequence[int]) -> SuffixDrafter:
+    drafter = SuffixDrafter()
     drafter.begin(text)
     return drafter
 
@@ -85,19 +85,14 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("max_children", [1, 2, 3])
 @pytest.mark.parametrize(
     "name",
     list(TEXTS),
 )
-def test_proposals_and_counts_are_those_of_the_slow_drafter(name: str, max_children: int) -> None:
-    """At every position: the same nodes with the same probabilities, learning as they go.
-
-    Chains are compared node by node. Branches of equal probability may come in any order, so
-    trees are compared as the best probabilities, each belonging to the right path.
-    """
+def test_proposals_and_counts_are_those_of_the_slow_drafter(name: str) -> None:
+    """At every position: the same nodes with the same probabilities, learning as they go."""
     text, older, rng = TEXTS[name], TEXTS["prose"][:60], random.Random(0)
-    fast, slow = SuffixDrafter(max_children=max_children), SlowDrafter(max_children)
+    fast, slow = SuffixDrafter(), SlowDrafter()
     for tokens in (older, text[:5]):
         fast.begin(tokens)
         slow.begin(tokens)
@@ -111,8 +106,7 @@ def test_proposals_and_counts_are_those_of_the_slow_drafter(name: str, max_child
         assert [expected[path] for path in paths] == pytest.approx(list(proposal.probabilities))
         best = sorted(expected.values(), reverse=True)[: len(paths)]
         assert list(proposal.probabilities) == pytest.approx(best)
-        if max_children == 1:
-            assert paths == sorted(expected, key=len)[: len(paths)]
+        assert paths == sorted(expected, key=len)[: len(paths)]
         emitted = text[at : at + rng.choice((1, 1, 3))]
         observe(fast, emitted)
         slow.observe(emitted, paths)
@@ -158,15 +152,6 @@ def test_the_longer_match_wins() -> None:
     """Three places follow 9 with 5; one follows 8 9 with 6: weight 4 against 3."""
     text = [1, 9, 5, 2, 9, 5, 3, 9, 5, 8, 9, 6, 8, 9]
     assert propose(drafter_of(text), 1, LEAST).tokens == [6]
-
-
-def test_branches_are_the_votes_in_order() -> None:
-    """After 9: weights 4 for 6 (one match of two tokens), 3 for 5 (three of one), 1 for 4."""
-    text = [1, 9, 5, 2, 9, 5, 3, 9, 5, 0, 9, 4, 8, 9, 6, 8, 9]
-    proposal = propose(drafter_of(text, max_children=2), 31, LEAST)
-    assert {path[0] for path in paths_of(proposal)} == {5, 6}
-    proposal = propose(drafter_of(text, max_children=3), 31, LEAST)
-    assert {path[0] for path in paths_of(proposal)} == {4, 5, 6}
 
 
 def test_an_older_text_is_a_weaker_source() -> None:
@@ -243,14 +228,11 @@ def restarted(drafter: SuffixDrafter, text: Sequence[int]) -> SuffixDrafter:
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=80),
     st.lists(st.integers(0, 3), max_size=40),
-    st.integers(1, 3),
     st.integers(1, 20),
 )
-def test_a_proposal_keeps_its_contract(
-    older: list[int], text: list[int], max_children: int, max_nodes: int
-) -> None:
-    """Parents come first and are likelier; the order is by probability; siblings differ."""
-    drafter = SuffixDrafter(max_children=max_children)
+def test_a_proposal_keeps_its_contract(older: list[int], text: list[int], max_nodes: int) -> None:
+    """Parents come first and are likelier; the order is by probability."""
+    drafter = SuffixDrafter()
     drafter.begin(older)
     for start in range(0, len(text), 2):
         propose(drafter, max_nodes, LEAST)
@@ -266,7 +248,7 @@ def test_a_proposal_keeps_its_contract(
     paths = paths_of(proposal)
     assert len(set(paths)) == len(paths)
     children = [list(proposal.parents).count(node) for node in range(-1, len(proposal))]
-    assert max(children) <= max_children
+    assert max(children) <= 1
 
 
 # ------------------------------------------------------------------------------ the table

@@ -15,8 +15,8 @@ from random_gguf import Q8_0, write_model
 import edgespec
 from edgespec.backends.tree import DraftTree
 from edgespec.drafting.drafters import make_drafter
-from edgespec.drafting.drafters.base import Outcome
-from edgespec.drafting.proposal import Stakes
+from edgespec.drafting.drafters.base import VerifyResult
+from edgespec.drafting.proposal import StepContext
 from edgespec.errors import EdgespecWarning
 from edgespec.memory.store import texts
 from edgespec.memory.times.curve import CostCurve
@@ -115,13 +115,13 @@ def test_a_recalled_text_is_drafted(names: str) -> None:
     drafter.recall([("mine", [1, 2, 3, 4, 5, 6])])
     drafter.history = "mine"
     drafter.begin([9, 2, 3])
-    stakes = Stakes(3, 0.001, CostCurve([float("inf"), 1.0, 1.0, 1.0, 1.0]), depth=3)
-    proposal = drafter.propose(stakes)
+    context = StepContext(3, 0.001, CostCurve([float("inf"), 1.0, 1.0, 1.0, 1.0]), depth=3)
+    proposal = drafter.propose(context)
     assert proposal.tokens[0] == 4
-    drafter.observe(Outcome(DraftTree.chain((3,)), (0,), (4,), stakes))
+    drafter.observe(VerifyResult(DraftTree.chain((3,)), (0,), (4,), context))
     drafter.history = "another's"
     drafter.begin([9, 2, 3])
-    assert len(drafter.propose(stakes)) == 0
+    assert len(drafter.propose(context)) == 0
 
 
 @pytest.mark.parametrize("token", [258, 10**12])

@@ -14,7 +14,7 @@ from edgespec.decode.engine import Engine
 from edgespec.decode.writers import LARGE, SMALL
 from edgespec.drafting.controller import choose_size
 from edgespec.drafting.drafters import make_drafter
-from edgespec.drafting.proposal import Stakes
+from edgespec.drafting.proposal import StepContext
 from edgespec.memory.times.curve import CostCurve
 from edgespec.memory.times.measuring import measure_curve
 from edgespec.memory.times.speed import SpeedModel, predicted_speedup
@@ -94,18 +94,18 @@ def test_the_root_is_priced_with_the_tokens_that_are_fed_again() -> None:
     1 / 12 against 1.1 / 20. If it took for ever, the least likely draft would pay.
     """
     curve = CostCurve([INF, 10.0, INF, INF, 16.0, 20.0])
-    stakes = Stakes(31, 0.0, curve, depth=0, extra=1)
-    size, rate = choose_size([0.04, 0.03, 0.03], stakes)
+    context = StepContext(31, 0.0, curve, depth=0, extra=1)
+    size, rate = choose_size([0.04, 0.03, 0.03], context)
     assert (size, rate) == (0, 1 / 12)
-    assert choose_size([0.9, 0.9, 0.9], stakes)[0] == 3
-    assert choose_size([0.9, 0.03, 0.03], stakes)[0] == 2
+    assert choose_size([0.9, 0.9, 0.9], context)[0] == 3
+    assert choose_size([0.9, 0.03, 0.03], context)[0] == 2
 
 
 def test_nodes_that_stay_are_no_reason_for_more() -> None:
     """Two drawn nodes are a step of three: 14 ms by their neighbours, and 16 ms with a third."""
-    stakes = Stakes(31, 0.0, CostCurve([INF, 10.0, INF, INF, 16.0]), depth=0)
-    assert choose_size([0.5, 0.4, 0.01], stakes, kept=2) == (2, 1.9 / 14)
-    assert choose_size([0.5, 0.4, 0.4], stakes, kept=2) == (3, 2.3 / 16)
+    context = StepContext(31, 0.0, CostCurve([INF, 10.0, INF, INF, 16.0]), depth=0)
+    assert choose_size([0.5, 0.4, 0.01], context, kept=2) == (2, 1.9 / 14)
+    assert choose_size([0.5, 0.4, 0.4], context, kept=2) == (3, 2.3 / 16)
 
 
 @quick
@@ -121,7 +121,7 @@ def test_only_what_was_measured_is_chosen(
     kept = min(kept, len(probabilities))
     size, rate = choose_size(
         sorted(probabilities, reverse=True),
-        Stakes(32, 0.0, curve, depth=7, extra=extra),
+        StepContext(32, 0.0, curve, depth=7, extra=extra),
         kept=kept,
     )
     assert math.isfinite(rate) and rate > 0.0
@@ -205,9 +205,9 @@ def test_a_policy_is_found_whatever_was_measured(
 def test_a_size_is_tried_where_its_estimate_is_the_best_and_asked_for() -> None:
     """Four tokens of a sure chain: three of them in 12 ms, by the line from 10 to 14."""
     curve = CostCurve([INF, 10.0, INF, INF, 14.0])
-    stakes = Stakes(max_nodes=2, min_probability=0.01, curve=curve, depth=0)
-    assert choose_size([0.9, 0.9, 0.9], stakes) == (0, 0.1)
-    size, rate = choose_size([0.9, 0.9, 0.9], stakes, tries=True)
+    context = StepContext(max_nodes=2, min_probability=0.01, curve=curve, depth=0)
+    assert choose_size([0.9, 0.9, 0.9], context) == (0, 0.1)
+    size, rate = choose_size([0.9, 0.9, 0.9], context, tries=True)
     assert size == 2 and rate == pytest.approx(2.8 / (10 + 8 / 3))
 
 
