@@ -87,6 +87,8 @@ class States:
                 found.append(place)
         for before, place in zip([start, *found], [*found, last], strict=True):
             found += range(before + _FAR, place - gap, _FAR)
+        # Within an image, whose ids are negative, there is no going on.
+        found = [place for place in found if max(text[place - 1 : place + 1]) >= 0]
         there = [one.length for one in self._all if one.owner == owner and one.length <= start]
         kept = _spread([*there, *found, last], self.most)
         self._all = [one for one in self._all if one.owner != owner or one.length in kept]
@@ -95,11 +97,11 @@ class States:
 
     def _begins_message(self, token: int) -> bool:
         known = self._begins.get(token)
-        if known is None:
+        if known is None and token >= 0:
             tokenizer = self._context.tokenizer
-            known = token >= 0 and not tokenizer.token_bytes(token)
+            known = not tokenizer.token_bytes(token)
             known = self._begins[token] = known and not tokenizer.is_end(token)
-        return known
+        return bool(known)
 
     # -- copies ----------------------------------------------------------------------------
 

@@ -268,3 +268,6 @@ def test_reading_stops_where_messages_begin() -> None:
     assert stops([5]) == [] == stops([5, 5], start=1)
     long = [1, *[5] * 5000, 1, 5]
     assert stops(long) == [2048, 4096, 5001]
+    image = range(-3000, 0)
+    seen = [1, *[5] * 1000, *image, *[5] * 3000, 1, 5]
+    assert stops(seen) == [4096, 6144, 7001], "2048 lies within an image, which is read whole"
