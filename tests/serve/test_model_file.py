@@ -293,5 +293,5 @@ def test_models_that_see_take_turns(vision_folder: Path) -> None:
     assert pool.sees_images
 
 
-def no_service(_model: ModelFile, _engine: Engine) -> Service:
+def no_service(_model: ModelFile, _loaded: Engine | Embedder) -> Service:
     raise AssertionError
