@@ -155,15 +155,14 @@ def test_exact_is_measured_before_it_is_promised(cache_folder: Path, tmp_path: P
     assert "steps" not in json.loads(measured.read_text()), "single tokens say nothing about others"
     load(**options, exact=True).close()
     document = json.loads(measured.read_text())
-    assert document["steps"] == [{"largest_step": 4, "tried": 4, "depth": 512}]
-    assert document["prefills"][-1][0][1:] == [4, 512]
+    assert document["steps"] == [[4, 512, 4]]
+    assert document["prefills"][-1][1:3] == [4, 512]
     for change in ({"draft_max": 5}, {"context_size": 1024}):  # larger steps, a deeper cache
         load(**{**options, **change}, exact=True).close()
         again = json.loads(measured.read_text())
         assert again["steps"] != document["steps"]
         document = again
-    limit = {"largest_step": 1, "tried": 6, "depth": 1024}
-    measured.write_text(json.dumps({**document, "steps": [limit]}))
+    measured.write_text(json.dumps({**document, "steps": [[6, 1024, 1]]}))
     with pytest.raises(UnsupportedError, match=r"--exact is not possible") as caught:
         load(**options, exact=True)
     assert "--exact" in caught.value.hint
