@@ -39,10 +39,10 @@ from typing import Any
 import numpy as np
 
 import edgespec
+from edgespec.bench.report import render_switching
 from edgespec.bench.switch_calibration import forced_rows, prices_of, trace_of
 from edgespec.decode.writers import LARGE, SMALL, ModelTurn
 from edgespec.memory.device.host import cpu_name, usable_cores
-from edgespec.memory.report.profile_page import render_switching
 from edgespec.switching.engine import SwitchingEngine
 from edgespec.switching.forecast import Forecast, choose, sweep
 from edgespec.switching.policy import SwitchPolicy, SwitchPrices

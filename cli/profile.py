@@ -74,8 +74,8 @@ def _report_writer(html: Path | None) -> Any:
     """What writes the report; a missing library or folder is found before minutes are spent."""
     if html is None:
         return None
+    from edgespec.bench.report import write_profile
     from edgespec.memory.report.page import require_place, require_plots
-    from edgespec.memory.report.profile_page import write_profile
 
     require_plots()
     require_place(html)

@@ -346,10 +346,10 @@ def _compared(
     spec: ModelSpec, files: list[Path], html: Path | None, data: Path | None, progress: Progress
 ) -> dict[str, Any]:
     """The comparison of files, with its page."""
+    from edgespec.bench.report import render_losses
     from edgespec.files.comparison import compare as compare_files
     from edgespec.memory.report.page import require_place, require_plots, write_page
     from edgespec.models.onnx.folder import read_model
-    from edgespec.quantize.loss_page import render_losses
 
     if html is not None:
         require_plots()

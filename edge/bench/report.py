@@ -1,7 +1,11 @@
-"""The document of `edgespec bench --json` as a page: bars by task, speed by position, memory."""
+"""Documents of `bench`, `profile` and `quantize compare` as pages, predicted beside measured.
+
+What a page looks like is `edgespec.memory.report.page`'s; here is what stands on each.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +15,11 @@ from edgespec.memory.report.page import (
     BLUE,
     GREEN,
     GREY,
+    MEBIBYTE,
     ORANGE,
     draw_timeline,
     figure_of,
+    ms_of,
     page_of,
     require_plots,
     section_of,
@@ -27,10 +33,14 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 _COLORS = (GREY, BLUE, ORANGE, GREEN, "#8a5fbf", "#c4513b")
+Row = Mapping[str, Any]
+
+
+# -- bench ---------------------------------------------------------------------------------
 
 
 def write_bench_report(document: dict[str, Any], path: Path) -> None:
-    """Write the page to `path`.
+    """Write the page of a bench to `path`.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -42,140 +52,98 @@ def write_bench_report(document: dict[str, Any], path: Path) -> None:
 def render_bench_report(document: dict[str, Any]) -> str:
     """The page as text."""
     require_plots()
-    model, variants = document["model"], document["variants"]
-    baseline = variants[0]["name"]
+    model, variants, settings = document["model"], document["variants"], document["settings"]
+    first = variants[0]
+    head = (
+        *(f"{first['name']} tokens/s", "tokens/s", "ratio", "95%"),
+        *("acceptance length", "first token", "identical"),
+    )
+    tables = [
+        table_of((one["name"], *head), table_rows(one, first), numbers=7)
+        for one in variants[1:] or variants
+    ]
+    asked = (
+        f"{settings['prompts']} of {settings['tasks']} tasks, at most {settings['max_tokens']} "
+        f"tokens each, greedy, {settings['repeats']} times"
+    )
+    facts = [*_machine_rows(document["machine"]), ("prompts", asked)]
+    if (energy := document["energy"])["source"] is not None:
+        each = (f"{v['name']} {v['overall']['j_per_token'] or 0:.3g}" for v in variants)
+        idle = f"{energy['idle_w']:.1f} W idle"
+        facts.append(("J a token", f"{', '.join(each)} ({energy['source']}, {idle})"))
+    drafted = [
+        (one["name"], source, str(count), str(one["overall"]["accepted_by"].get(source, 0)))
+        for one in variants
+        for source, count in one["overall"]["drafted_by"].items()
+    ]
     sections = [
-        tiles_of(_facts(document)),
+        tiles_of(_bench_tiles(document)),
         section_of(
             "Speed by task",
-            f"How many times as fast as {baseline}, prompt by prompt in turns; the lines are 95% "
-            "bootstrap intervals over prompts within tasks, where there are five prompts or more.",
+            f"How many times as fast as {first['name']}, prompt by prompt in turns; the lines are "
+            "95% bootstrap intervals over prompts within tasks, where there are five prompts or "
+            "more.",
             figure_of(_draw_ratios, variants),
-            *(_task_table(one, variants[0]) for one in variants[1:] or variants),
+            *tables,
         ),
         section_of(
             "Speed over the answer",
             f"Tokens per second by how many tokens were written already, in bins of {BIN_TOKENS}.",
             figure_of(_draw_positions, variants),
         ),
-        *(_memory_section(load) for load in document["loads"]),
-        section_of("Where drafts came from", "", _source_table(variants)),
-        section_of("Machine and settings", "", _machine_table(document)),
+        *(
+            section_of(
+                f"Memory {load['settings']}".strip(),
+                f"Peak of the process: {size_of(load['memory']['measured_peak_bytes'])} measured, "
+                f"{size_of(load['memory']['predicted_peak_bytes'])} planned (dashed).",
+                figure_of(draw_timeline, load["memory"]),
+            )
+            for load in document["loads"]
+        ),
+        section_of(
+            "Where drafts came from",
+            "",
+            table_of(
+                ("variant", "drafter", "drafted", "accepted"), drafted or [("-",) * 4], numbers=3
+            ),
+        ),
+        section_of("Machine and settings", "", table_of(("what", "value"), facts)),
     ]
-    title = f"{model['name']} ({model['type']})"
-    return page_of(title, model["file"], "benchmark", sections)
+    return page_of(f"{model['name']} ({model['type']})", model["file"], "benchmark", sections)
 
 
-def _facts(document: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _bench_tiles(document: dict[str, Any]) -> list[tuple[str, str, str]]:
     variants, ceiling = document["variants"], document["ceiling"]
     fastest = max(variants, key=lambda one: one["overall"]["ratio"] or 0.0)
     overall = fastest["overall"]
-    low, high = overall["ratio_low"], overall["ratio_high"]
+    interval = interval_text(overall["ratio_low"], overall["ratio_high"])
+    reads = f"{ceiling['memory_bytes_per_s'] / 1e9:.1f} GB/s over "
+    reads += f"{size_of(ceiling['bytes_per_token'])} a token"
+    identical = f"{overall['identical']} of {overall['prompts']}"
     return [
         ("fastest", f"{overall['tokens_per_s']:.1f} tokens/s", fastest["name"]),
-        (
-            f"against {variants[0]['name']}",
-            ratio_text(overall["ratio"]),
-            f"95%: {interval_text(low, high)}",
-        ),
-        (
-            "ceiling of plain decoding",
-            f"{ceiling['tokens_per_s']:.1f} tokens/s",
-            f"{ceiling['memory_bytes_per_s'] / 1e9:.1f} GB/s over "
-            f"{size_of(ceiling['bytes_per_token'])} a token",
-        ),
-        (
-            "identical answers",
-            f"{overall['identical']} of {overall['prompts']}",
-            f"{overall['unexplained']} not explained by rounding",
-        ),
+        (f"against {variants[0]['name']}", ratio_text(overall["ratio"]), f"95%: {interval}"),
+        ("ceiling of plain decoding", f"{ceiling['tokens_per_s']:.1f} tokens/s", reads),
+        ("identical answers", identical, f"{overall['unexplained']} not explained by rounding"),
     ]
-
-
-def _task_table(variant: dict[str, Any], baseline: dict[str, Any]) -> Markup:
-    head = (
-        variant["name"],
-        f"{baseline['name']} tokens/s",
-        "tokens/s",
-        "ratio",
-        "95%",
-        "acceptance length",
-        "first token",
-        "identical",
-    )
-    return table_of(head, table_rows(variant, baseline), numbers=7)
-
-
-def _memory_section(load: dict[str, Any]) -> Markup:
-    memory = load["memory"]
-    lead = (
-        f"Peak of the process: {size_of(memory['measured_peak_bytes'])} measured, "
-        f"{size_of(memory['predicted_peak_bytes'])} planned (dashed)."
-    )
-    title = f"Memory {load['settings']}".strip()
-    return section_of(title, lead, figure_of(draw_timeline, memory))
-
-
-def _source_table(variants: list[dict[str, Any]]) -> Markup:
-    rows = [
-        (one["name"], source, str(drafted), str(one["overall"]["accepted_by"].get(source, 0)))
-        for one in variants
-        for source, drafted in one["overall"]["drafted_by"].items()
-    ]
-    return table_of(("variant", "drafter", "drafted", "accepted"), rows or [("-",) * 4], numbers=3)
-
-
-def _machine_table(document: dict[str, Any]) -> Markup:
-    machine, settings = document["machine"], document["settings"]
-    rows = [
-        ("processor", f"{machine['cpu']}, {machine['cores']} cores"),
-        ("system", f"{machine['system']}, Python {machine['python']}"),
-        (
-            "versions",
-            f"edgespec {machine['edgespec']}, llama-cpp-python {machine['llama_cpp_python']}",
-        ),
-        (
-            "prompts",
-            f"{settings['prompts']} of {settings['tasks']} tasks, at most "
-            f"{settings['max_tokens']} tokens each, greedy, {settings['repeats']} times",
-        ),
-    ]
-    if (energy := document["energy"])["source"] is not None:
-        each = (f"{v['name']} {v['overall']['j_per_token'] or 0:.3g}" for v in document["variants"])
-        rows.append(
-            (
-                "J a token",
-                f"{', '.join(each)} ({energy['source']}, {energy['idle_w']:.1f} W idle)",
-            )
-        )
-    return table_of(("what", "value"), rows)
 
 
 def _draw_ratios(axes: Any, variants: list[dict[str, Any]]) -> None:
-    shown = variants[1:] or variants
-    tasks = [*variants[0]["tasks"], "overall"]
-    width = 0.8 / len(shown)
-    for number, one in enumerate(shown):
+    shown, tasks = variants[1:] or variants, [*variants[0]["tasks"], "overall"]
+    bars, errors = {}, {}
+    for one in shown:
         rows = [one["tasks"].get(task, one["overall"]) for task in tasks]
-        places = [place + (number - (len(shown) - 1) / 2) * width for place in range(len(tasks))]
-        ratios = [row["ratio"] or 0.0 for row in rows]
-        below = [
-            ratio - (row["ratio_low"] or ratio) for ratio, row in zip(ratios, rows, strict=True)
+        bars[one["name"]] = ratios = [row["ratio"] or 0.0 for row in rows]
+        pairs = list(zip(rows, ratios, strict=True))
+        errors[one["name"]] = [
+            [ratio - (row["ratio_low"] or ratio) for row, ratio in pairs],
+            [(row["ratio_high"] or ratio) - ratio for row, ratio in pairs],
         ]
-        above = [
-            (row["ratio_high"] or ratio) - ratio for ratio, row in zip(ratios, rows, strict=True)
-        ]
-        color = _COLORS[(number + 1) % len(_COLORS)]
-        axes.bar(places, ratios, width, color=color, label=one["name"])
-        # Lines are drawn in grey, which shows on bars and on both themes.
-        axes.errorbar(
-            places, ratios, yerr=[below, above], fmt="none", ecolor=GREY, elinewidth=1.2, capsize=2
-        )
+    _bars(axes, tasks, bars, _COLORS[1:], errors)
     axes.axhline(1.0, color=GREY, linewidth=1.0, linestyle="--")
-    axes.set_xticks(range(len(tasks)), tasks, rotation=30, ha="right")
-    axes.set_ylabel(f"times {variants[0]['name']}")
     axes.margins(y=0.2)
     axes.legend(loc="upper left", ncols=min(3, len(shown)))
+    axes.set_ylabel(f"times {variants[0]['name']}")
 
 
 def _draw_positions(axes: Any, variants: list[dict[str, Any]]) -> None:
@@ -184,7 +152,361 @@ def _draw_positions(axes: Any, variants: list[dict[str, Any]]) -> None:
         speeds = [point["tokens_per_s"] for point in one["by_position"]]
         color = _COLORS[number % len(_COLORS)]
         axes.plot(middles, speeds, marker="o", markersize=3.5, color=color, label=one["name"])
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("tokens written")
+    _finish(axes, "tokens written", "tokens/s", "lower right")
+
+
+# -- profile -------------------------------------------------------------------------------
+
+
+def write_profile(profile: dict[str, Any], path: Path) -> None:
+    """Write the page of a profile, of one model or of two in turns; raises as above."""
+    page = render_switching(profile) if "points" in profile else render_profile(profile)
+    write_page(page, path)
+
+
+def render_profile(profile: dict[str, Any]) -> str:
+    """The page as text."""
+    require_plots()
+    model, memory, speeds = profile["model"], profile["memory"], profile["speed"]
+    sections = [
+        tiles_of(_profile_tiles(profile)),
+        section_of(
+            "Memory by component",
+            "What the plan allowed for and what llama.cpp says it allocated.",
+            figure_of(_draw_components, memory),
+            _component_table(memory),
+        ),
+        section_of(
+            "Memory over time",
+            "Resident memory of the whole process. The dashed line is the predicted peak.",
+            figure_of(draw_timeline, memory),
+        ),
+        section_of(
+            "Step times",
+            "What one step of the model costs by the number of tokens in it. Verifying a draft is "
+            "one such step; the mark shows the largest one planned.",
+            figure_of(_draw_steps, profile),
+        ),
+        section_of(
+            "Speed against budget",
+            "Predicted tokens per second of the best plan for each budget, and its context. Below "
+            "the left end nothing fits.",
+            figure_of(_draw_frontier, profile),
+        ),
+        section_of(
+            "Speed by task",
+            "Measured, the same answers plain and with drafts, in turns.",
+            figure_of(_draw_tasks, speeds),
+            _speed_table(speeds),
+        ),
+        *_users_section(profile["users"]),
+        section_of(
+            "The plan",
+            "",
+            table_of(
+                ("setting", "value", "why"),
+                [
+                    (name.replace("_", " "), str(choice["value"]), str(choice["reason"]))
+                    for name, choice in profile["plan"].items()
+                ],
+            ),
+        ),
+        section_of("Machine and versions", "", _profiled_machine(profile)),
+    ]
+    return page_of(f"{model['name']} ({model['type']})", model["file"], "memory profile", sections)
+
+
+def _profile_tiles(profile: dict[str, Any]) -> list[tuple[str, str, str]]:
+    memory, rows, prefill = profile["memory"], profile["speed"], profile["prefill"]
+    fastest = max(rows, key=lambda row: row["measured_tokens_per_s"])
+    speed, plain = fastest["measured_tokens_per_s"], rows[0]["measured_tokens_per_s"]
+    planned = f"{size_of(memory['predicted_peak_bytes'])} predicted"
+    planned += f", {size_of(memory['limit_bytes'])} allowed"
+    length = f"acceptance length {fastest['acceptance_length']:.2f}"
+    predicted = f"{fastest['predicted_tokens_per_s']:.1f} predicted"
+    reading = f"{prefill['tokens_per_s']:.0f} tokens/s"
+    return [
+        ("peak memory", size_of(memory["measured_peak_bytes"]), planned),
+        ("speed", f"{speed:.1f} tokens/s", predicted),
+        ("gain by drafts", f"{speed / plain:.2f}x", length),
+        ("reading prompts", reading, f"in batches of {prefill['batch_size']}"),
+    ]
+
+
+def _component_table(memory: dict[str, Any]) -> Markup:
+    rows = [
+        (name.replace("_", " "), size_of(size), size_of(memory["allocated"].get(name)))
+        for name, size in memory["predicted"].items()
+    ]
+    peaks = (memory[f"{kind}_peak_bytes"] for kind in ("predicted", "measured"))
+    predicted, measured = map(size_of, peaks)
+    rows.append(("peak of the process", predicted, measured))
+    return table_of(("component", "predicted", "measured"), rows, numbers=2)
+
+
+def _speed_table(speeds: Sequence[Row]) -> Markup:
+    head = ["drafter", "predicted tokens/s", "measured tokens/s", "acceptance length"]
+    rows = [
+        [
+            row["drafter"],
+            f"{row['predicted_tokens_per_s']:.1f}",
+            f"{row['measured_tokens_per_s']:.1f}",
+            f"{row['acceptance_length']:.2f}",
+        ]
+        for row in speeds
+    ]
+    if all(row.get("j_per_token") is not None for row in speeds):
+        head.append(f"J a token ({speeds[0]['energy_source']})")
+        for cells, row in zip(rows, speeds, strict=True):
+            cells.append(f"{row['j_per_token']:.3g}")
+    return table_of(head, rows, numbers=len(head) - 1)
+
+
+def _users_section(rows: Sequence[Row]) -> Iterator[Markup]:
+    """Nothing where only one user is possible."""
+    if len(rows) < 2:
+        return
+    cells = [
+        (
+            str(row["users"]),
+            size_of(row["peak_bytes"]),
+            str(row["tokens_each"]),
+            f"{row['tokens_per_s'] / row['users']:.1f}",
+            f"{row['tokens_per_s']:.1f}",
+        )
+        for row in rows
+    ]
+    head = ("users", "peak memory", "tokens of context each", "tokens/s each", "tokens/s of all")
+    yield section_of(
+        "Several users",
+        "Predicted, without drafts, for `edgespec serve --users N`. One step brings a token for "
+        "each user: each one gets fewer tokens per second, and all together get more. Users have "
+        "the cache in common, so memory grows by their part of it and not by a whole model.",
+        figure_of(_draw_users, rows),
+        table_of(head, cells, numbers=4),
+    )
+
+
+def _machine_rows(machine: Row) -> list[tuple[str, str]]:
+    versions = f"edgespec {machine['edgespec']}, llama-cpp-python {machine['llama_cpp_python']}"
+    return [
+        ("processor", f"{machine['cpu']}, {machine['cores']} cores"),
+        ("system", f"{machine['system']}, Python {machine['python']}"),
+        ("versions", versions),
+    ]
+
+
+def _profiled_machine(profile: dict[str, Any]) -> Markup:
+    machine, bandwidth = profile["machine"], profile["bandwidth"]
+    used = f"one-token steps read {bandwidth['used_bytes_per_s'] / 1e9:.1f} GB/s of weights"
+    if moved := bandwidth.get("memory_bytes_per_s"):
+        used = f"{moved / 1e9:.1f} GB/s; {used}"
+    free = f"{size_of(machine['memory_bytes'])}, {size_of(machine['available_bytes'])} free"
+    rows = [
+        *_machine_rows(machine),
+        ("instruction sets", ", ".join(machine["features"]) or "not told"),
+        ("memory", free),
+        ("bandwidth", used),
+        ("GPUs llama.cpp was built for", ", ".join(machine["gpu_kinds"]) or "none"),
+        ("steps that round alike", f"up to {profile['largest_invariant_step']} tokens"),
+    ]
+    return table_of(("what", "value"), rows)
+
+
+def _draw_components(axes: Any, memory: dict[str, Any]) -> None:
+    names = list(memory["predicted"])[::-1]
+    places = range(len(names))
+    predicted = [memory["predicted"][name] / MEBIBYTE for name in names]
+    real = [memory["allocated"].get(name, 0) / MEBIBYTE for name in names]
+    axes.barh([place + 0.2 for place in places], predicted, 0.38, color=BLUE, label="predicted")
+    axes.barh([place - 0.2 for place in places], real, 0.38, color=ORANGE, label="allocated")
+    axes.set_yticks(list(places), [name.replace("_", " ") for name in names])
+    axes.set_xlabel("MiB")
+    axes.set_xlim(right=1.25 * max([*predicted, *real]))
+    axes.legend(loc="center right")
+
+
+def _draw_steps(axes: Any, profile: dict[str, Any]) -> None:
+    for curve, color in zip(profile["step_ms"], (BLUE, ORANGE, GREEN, GREY), strict=False):
+        sizes, label = [int(size) for size in curve["ms"]], f"{curve['depth']} tokens of context"
+        times = list(curve["ms"].values())
+        axes.plot(sizes, times, marker="o", markersize=3.5, color=color, label=label)
+    axes.axvline(profile["draft_max"] + 1, color=GREY, linestyle=":", linewidth=1.2)
+    _finish(axes, "tokens in the step", "ms", "upper left")
+
+
+def _draw_frontier(axes: Any, profile: dict[str, Any]) -> None:
+    points = [point for point in profile["frontier"] if point["tokens_per_s"] is not None]
+    budgets = [point["budget_bytes"] / MEBIBYTE for point in points]
+    speeds = [point["tokens_per_s"] for point in points]
+    contexts = [point["context_size"] for point in points]
+    axes.step(budgets, speeds, where="post", color=BLUE, linewidth=1.8)
+    right = axes.twinx()
+    right.spines["right"].set_visible(True)
+    right.step(budgets, contexts, where="post", color=ORANGE, linewidth=1.2, linestyle="--")
+    right.set_ylim(0, 1.2 * max(contexts, default=1))
+    right.set_ylabel("tokens of context (dashed)")
+    axes.set_ylim(0, 1.2 * max(speeds, default=1.0))
+    axes.set_xlabel("budget in MiB")
     axes.set_ylabel("tokens/s")
-    axes.legend(loc="lower right")
+
+
+def _draw_users(axes: Any, rows: Sequence[Row]) -> None:
+    speeds = {
+        "of all users": [row["tokens_per_s"] for row in rows],
+        "of each user": [row["tokens_per_s"] / row["users"] for row in rows],
+    }
+    _bars(axes, [str(row["users"]) for row in rows], speeds, (BLUE, ORANGE), rotation=0)
+    axes.margins(y=0.2)
+    axes.set_xlabel("users answered at once")
+    axes.set_ylabel("tokens/s")
+    axes.legend(loc="upper left")
+
+
+def _draw_tasks(axes: Any, speeds: Sequence[Row]) -> None:
+    bars = {row["drafter"]: list(row["by_task"].values()) for row in speeds}
+    _bars(axes, list(speeds[0]["by_task"]), bars, (GREY, BLUE, ORANGE))
+    axes.margins(y=0.2)
+    axes.set_ylabel("tokens/s")
+    axes.legend(loc="upper right", ncols=len(speeds))
+
+
+# -- two models in turns -------------------------------------------------------------------
+
+
+def render_switching(found: dict[str, Any]) -> str:
+    """A page for a pair of models in turns: quality against speed, by share of the large one.
+
+    Draws the document of `edgespec profile --switch --json`, or of `benchmarks/switching.py`.
+    """
+    require_plots()
+    rows = [
+        (
+            f"{point['large_share']:.0%}",
+            f"{point['quality']:.0%}",
+            f"{point['agreement']:.1%}",
+            f"{point['tokens_per_s']:.1f}",
+        )
+        for point in found["points"]
+    ]
+    head = ("tokens by the large model", "quality", "agreement", "tokens/s")
+    section = section_of(
+        "Quality against speed",
+        "Quality is the part of the disagreement with the large model that is removed: 0 is the "
+        "small model alone. Each mark is a setting of the thresholds.",
+        figure_of(_draw_switching, found),
+        table_of(head, rows, numbers=3),
+    )
+    file = f"{found['large']} and {found['small']}"
+    return page_of("Two models in turns", file, "quality against speed", [section])
+
+
+def _draw_switching(axes: Any, found: dict[str, Any]) -> None:
+    points = found["points"]
+    speeds = [point["tokens_per_s"] for point in points]
+    axes.plot(speeds, [100 * p["quality"] for p in points], color=BLUE, marker="o", markersize=4)
+    for point in points[:: max(1, len(points) // 5)]:
+        place = (point["tokens_per_s"], 100 * point["quality"])
+        share = f"{point['large_share']:.0%}"
+        axes.annotate(share, place, (6, 4), textcoords="offset points", fontsize=8)
+    lossless = found["lossless"]["drafting_tokens_per_s"]
+    axes.plot([lossless], [100], color=ORANGE, marker="s", linestyle="", label="drafting: lossless")
+    axes.set_xlim(0, 1.15 * max([*speeds, lossless]))
+    axes.set_xlabel("tokens/s; marks say the large model's share")
+    axes.set_ylabel("quality in %")
+    axes.legend(loc="lower left")
+
+
+# -- quantized files -----------------------------------------------------------------------
+
+
+def render_losses(document: dict[str, Any], name: str) -> str:
+    """Size against loss and speed as text; `document` is the one of `compare --json`."""
+    rows = document["rows"]
+    head = ["file", "size", "KL", "agreement", "perplexity", "t(1)", "t(4)", "t(8)"]
+    head += ["plain t/s", "speculative t/s"]
+    sections = [
+        section_of(
+            "Size against loss",
+            f"KL divergence from the source over {document['places']} places of "
+            f"{document['texts']} texts, with 95% intervals.",
+            figure_of(_draw_losses, rows[1:]),
+        ),
+        section_of(
+            "Size against speed",
+            f"Predicted from step times measured here after {document['step_depth']} tokens.",
+            figure_of(_draw_speeds, rows),
+        ),
+        section_of(
+            "All numbers", "", table_of(head, list(map(_loss_cells, rows)), numbers=len(head) - 1)
+        ),
+    ]
+    return page_of(name, rows[0]["file"], "quantized files", sections)
+
+
+def _loss_cells(row: Row) -> list[str]:
+    lost = ["source", "", ""]
+    if (quality := row.get("quality")) is not None:
+        kl, ratio = quality["kl"], quality["perplexity_ratio"]["value"]
+        lost = [
+            f"{kl['value']:.4f} [{kl['low']:.4f}, {kl['high']:.4f}]",
+            f"{quality['agreement']['value']:.1%}",
+            f"{quality['perplexity']:.2f} ({ratio:.3f}x)",
+        ]
+    times = [ms_of(row["step_ms"].get(str(n))) for n in (1, 4, 8)]
+    speeds = [f"{row[f'{key}_tokens_per_s']:.1f}" for key in ("plain", "speculative")]
+    return [row["file"], size_of(row["bytes"]), *lost, *times, *speeds]
+
+
+def _draw_losses(axes: Any, rows: Sequence[Row]) -> None:
+    for row in rows:
+        kl, size = row["quality"]["kl"], row["bytes"] / MEBIBYTE
+        error = [[kl["value"] - kl["low"]], [kl["high"] - kl["value"]]]
+        axes.errorbar(size, kl["value"], yerr=error, fmt="o", color=BLUE, capsize=3)
+        axes.annotate(row["file"], (size, kl["value"]), (5, 4), textcoords="offset points")
+    axes.margins(0.15)
+    _finish(axes, "MiB", "KL divergence, nats")
+
+
+def _draw_speeds(axes: Any, rows: Sequence[Row]) -> None:
+    sizes = [row["bytes"] / MEBIBYTE for row in rows]
+    for key, color in (("plain", BLUE), ("speculative", ORANGE)):
+        axes.plot(sizes, [row[f"{key}_tokens_per_s"] for row in rows], "o", color=color, label=key)
+    for size, row in zip(sizes, rows, strict=True):
+        place = (size, row["plain_tokens_per_s"])
+        axes.annotate(row["file"], place, (5, -10), textcoords="offset points")
+    axes.margins(0.15)
+    _finish(axes, "MiB", "tokens/s", "lower left")
+
+
+# -- what plots have in common -------------------------------------------------------------
+
+
+def _bars(
+    axes: Any,
+    labels: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    colors: Sequence[str],
+    errors: Mapping[str, Sequence[Sequence[float]]] | None = None,
+    rotation: int = 30,
+) -> None:
+    """Groups of bars, one of each series; `errors` are how far lines reach below and above."""
+    width = 0.8 / len(series)
+    for number, (name, values) in enumerate(series.items()):
+        shift = (number - (len(series) - 1) / 2) * width
+        places = [place + shift for place in range(len(labels))]
+        axes.bar(places, values, width, color=colors[number % len(colors)], label=name)
+        if errors is not None:
+            # Lines are drawn in grey, which shows on bars and on both themes.
+            look = {"fmt": "none", "ecolor": GREY, "elinewidth": 1.2, "capsize": 2}
+            axes.errorbar(places, values, yerr=errors[name], **look)
+    ha = "right" if rotation else "center"
+    axes.set_xticks(range(len(labels)), labels, rotation=rotation, ha=ha)
+
+
+def _finish(axes: Any, x: str, y: str, legend: str | None = None) -> None:
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if legend is not None:
+        axes.legend(loc=legend)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.quantize.loss_page import render_losses
+from edgespec.bench.report import render_losses
 
 pytest.importorskip("matplotlib", reason="the report extra is not installed")
 

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 import pytest
 from switching_cases import document as switching_document
 
+from edgespec.bench.report import render_profile, render_switching, write_profile
 from edgespec.errors import MissingDependencyError, UnsupportedError
 from edgespec.memory.report.page import require_place
-from edgespec.memory.report.profile_page import render_profile, render_switching, write_profile
 
 MIB = 1 << 20
 
