@@ -85,10 +85,11 @@ class States:
             before = found[-1] if found else start
             if place - before >= gap and last - place >= gap:
                 found.append(place)
-        for before, place in zip([start, *found], [*found, last], strict=True):
-            found += range(before + _FAR, place - gap, _FAR)
+        ends = zip([start, *found], [*found, last], strict=True)
+        far = [one for before, end in ends for one in range(before + _FAR, end - gap, _FAR)]
         there = [one.length for one in self._all if one.owner == owner and one.length <= start]
         kept = _spread([*there, *found, last], self.most)
+        kept = sorted([*kept, *_spread(far, self.most - len(kept))])
         self._all = [one for one in self._all if one.owner != owner or one.length in kept]
         self._since = (owner, start, perf_counter())
         return [place for place in kept if place > start]

@@ -204,7 +204,7 @@ def test_what_is_lost_is_said_in_the_log(
 def test_states_take_what_the_plan_says(
     path: Path, num_read: list[int], cache_folder: Path
 ) -> None:
-    """And fewer are kept where memory is tight, none where a model can go back without."""
+    """Fewer are kept where memory is tight; no model is refused because of them."""
     spec = read_model_spec(path)
     request = Request(context_size=2048, users=1, drafter="none")
     plan = make_run_plan(spec, request)
@@ -223,8 +223,7 @@ def test_states_take_what_the_plan_says(
             assert fewer.predicted_peak_bytes <= budget and fewer.context_size == 2048
             counts.append(fewer.states)
             budget -= max(1000, ceiling // plan.states // 2)
-    assert counts[0] == plan.states and counts[-1] == 0
-    assert counts == sorted(counts, reverse=True)
+    assert max(counts) == counts[0] == plan.states and min(counts) == counts[-1] == 0
     exact = make_run_plan(spec, replace(request, exact=True))
     assert (exact.states == 0) == (path.stem in SLIDING)
 
@@ -268,3 +267,6 @@ def test_reading_stops_where_messages_begin() -> None:
     assert stops([5]) == [] == stops([5, 5], start=1)
     long = [1, *[5] * 5000, 1, 5]
     assert stops(long) == [2048, 4096, 5001]
+    system = [5] * 9000 + text
+    assert stops(system) == [2048, 4096, 6144, 8192, 9000, 9052, 9104, 9156]
+    assert stops(system, most=3) == [9000, 9104, 9156], "ends of messages come first"
