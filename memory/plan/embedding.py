@@ -91,9 +91,9 @@ class EmbeddingPlan:
         return {c.name: {"value": c.value, "reason": c.reason} for c in self.choices}
 
 
-def embeds(spec: ModelSpec) -> bool:
-    """Whether a model was made for embeddings or scores, by what its file says."""
-    return spec.pooling.kind not in ("", "none")
+def embeds(spec: ModelSpec, pooling: str | None = None) -> bool:
+    """Whether a model makes embeddings or scores: by what its file says, or as it is asked to."""
+    return pooling is not None or spec.pooling.kind not in ("", "none")
 
 
 def plan_embedding(
@@ -107,7 +107,7 @@ def plan_embedding(
     Raises UnsupportedError for options and poolings that are not possible with this model, and
     DoesNotFitError where it does not fit.
     """
-    _refuse_others(spec, options)
+    check_options(spec, options)
     chosen = _pooling_of(spec, pooling)
     machine = machine or this_machine()
     limit = min(machine.free_bytes, options.budget_bytes or machine.free_bytes)
@@ -118,7 +118,8 @@ def plan_embedding(
     raise _too_large(plan, options)
 
 
-def _refuse_others(spec: ModelSpec, options: LoadOptions) -> None:
+def check_options(spec: ModelSpec, options: LoadOptions) -> None:
+    """Raise UnsupportedError for options that mean nothing to a model that makes embeddings."""
     if (
         options.backend == ONNX
         or spec.format == ONNX_FORMAT
