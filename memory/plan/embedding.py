@@ -30,7 +30,9 @@ _USUAL_CONTEXT, _LEAST_CONTEXT = 2048, 64
 _MEBIBYTE = 1 << 20
 # What this kind of model can be told; the other options are about writing text.
 _TAKEN = {"budget_bytes", "context_size", "threads", "gpu_layers", "kernels", "backend", "device"}
-_WITHOUT_MEANING = {"prefer", "users", "latency", "remember", "exact", "drafter", "draft_max"}
+_WITHOUT_MEANING = {
+    *("prefer", "users", "latency", "remember", "exact", "drafter", "draft_max", "mmproj"),
+}
 
 
 @dataclass(frozen=True, slots=True)
