@@ -17,6 +17,7 @@ import logging
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -95,11 +96,11 @@ class States:
         return [place for place in kept if place > start]
 
     def _begins_message(self, token: int) -> bool:
-        known = self._begins.get(token)
+        known = False if token < 0 else self._begins.get(token)  # of an image
         if known is None:
-            tokenizer = self._context.tokenizer
-            known = token >= 0 and not tokenizer.token_bytes(token)
-            known = self._begins[token] = known and not tokenizer.is_end(token)
+            one = self._context.tokenizer
+            known = not one.token_bytes(token) and not one.is_end(token)
+            self._begins[token] = known
         return known
 
     # -- copies ----------------------------------------------------------------------------
@@ -128,7 +129,7 @@ class States:
         if one.owner != owner:
             return False, one.used
         earlier = [o.length for o in self._all if o.owner == owner and o.length < one.length]
-        return True, one.length - max(earlier, default=0)
+        return True, one.length - max(earlier) if earlier else 1 << 60
 
     def _tick(self) -> int:
         self._clock += 1
@@ -193,11 +194,14 @@ class States:
 
 
 def _spread(places: Sequence[int], most: int) -> list[int]:
-    """At most so many of some ascending places: the last one, and those farthest from others."""
+    """At most so many of some places: the last one, the first one, and those far from others.
+
+    What ends at the first one, a system prompt mostly, other conversations have, too.
+    """
     kept = sorted(set(places))
     while len(kept) > most:
-        gaps = [place - before for before, place in zip([0, *kept], kept[:-1], strict=False)]
-        del kept[gaps.index(min(gaps)) if gaps else 0]
+        gaps = [place - before for before, place in pairwise(kept[:-1])]
+        del kept[gaps.index(min(gaps)) + 1 if gaps else 0]
     return kept
 
 
