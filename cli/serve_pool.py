@@ -75,7 +75,7 @@ def make_pool(
 
     def serve(model: ModelFile, engine: Engine | Embedder) -> Service | EmbeddingService:
         if isinstance(engine, Embedder):
-            return EmbeddingService(engine, model.names, limits=shared.limits, any_model=any_model)
+            return EmbeddingService(engine, model.names[0])
         assert model.planned is not None
         assert isinstance(model.planned.plan, Plan)
         return Service(

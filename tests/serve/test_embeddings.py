@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve(model: ModelFile, embedder: Any) -> EmbeddingService:
-    return EmbeddingService(embedder, model.names)
+    return EmbeddingService(embedder, model.names[0])
 
 
 @pytest.fixture
