@@ -142,7 +142,7 @@ def sizes_of(models: Sequence[Path]) -> tuple[dict[str, int], int]:
         return {one["id"]: one["bytes"] for one in cards}, memory["planned_peak_bytes"]
     finally:
         process.terminate()
-        process.communicate()
+        process.wait()
 
 
 def resident_by_load(address: str, kinds: dict[str, str], loads: int) -> list[int]:
@@ -195,7 +195,7 @@ def main() -> None:
         held = resident_by_load(address, cards, given.loads)
     finally:
         process.terminate()
-        process.communicate()
+        process.wait()
     optimum = belady_loads(clients.asked, sizes, room)
     count = len(sizes)
     turns = [max(held[i : i + count]) for i in range(0, len(held) - count + 1, count)][_SETTLED:]

@@ -16,16 +16,14 @@ import typer
 
 from edgespec.cli import answer_options, options
 from edgespec.cli.embed import PoolingOption
-from edgespec.cli.render import Progress, note, printable, size_text
+from edgespec.cli.render import note
 from edgespec.cli.start import cancel_on_interrupt, load_engine
 from edgespec.errors import UnsupportedError
 from edgespec.log import PROMPTS
 
 if TYPE_CHECKING:
-    from edgespec.memory.plan.request import Request
     from edgespec.models.spec import ModelSpec
     from edgespec.sampling.params import SamplingParams
-    from edgespec.serve.embeddings import EmbeddingService
     from edgespec.serve.server import Server
 
 _KEY_VARIABLE = "EDGESPEC_API_KEY"
@@ -148,7 +146,7 @@ def serve(
     require_packages()
     use_one_arena()
     from edgespec.cli.serve_pool import PoolChoice, make_pool
-    from edgespec.memory.plan.embedding import embeds
+    from edgespec.memory.plan.embedding import check_options, embeds
     from edgespec.models.onnx.folder import read_model
     from edgespec.serve.access import check_exposure, checked_keys, checked_origins
     from edgespec.serve.asked import Defaults
@@ -167,6 +165,7 @@ def serve(
         keeps_to_form=True,  # whatever is asked for
         interface_bytes=_INTERFACE_BYTES,
         serves=True,
+        pooling=pooling,
     )
 
     def defaults(spec: ModelSpec) -> Defaults:
@@ -179,52 +178,22 @@ def serve(
         choice = PoolChoice(
             models.names, folder, any_here, keep_alive or (), pin or (), alias or ()
         )
+        if choice.is_pool and pooling is not None:
+            raise typer.BadParameter("--pooling serves one model")
+        if not choice.is_pool:
+            spec = read_model(models.paths(plan_options)[0])
+            if embeds(spec, pooling):
+                check_options(spec, request)
+                choice = replace(choice, keep_alive=["always"])
         if choice.is_pool:
-            if pooling is not None:
-                raise typer.BadParameter("--pooling serves one model")
             pool, shared = make_pool(choice, request, plan_options, defaults, any_model)
             _run(opened.enter_context(Server.of_pool(pool, shared, **access)), listener)
-            return
-        spec = read_model(models.paths(plan_options)[0])
-        if pooling is not None or embeds(spec):
-            from edgespec.serve.model_file import pool_of
-            from edgespec.serve.service import Shared
-
-            service = _embedding_service(spec, request, pooling, alias, any_model)
-            made = pool_of(service, service.limits), Shared(service.limits)
-            _run(opened.enter_context(Server.of_pool(*made, **access)), listener)
             return
         plan, engine = load_engine(spec, request, cancel_on_interrupt(), quiet=False)
         opened.enter_context(engine)
         access |= {"names": alias or [spec.path.stem], "defaults": defaults(spec), "plan": plan}
         access |= {"any_model": any_model, "file_name": spec.path.name}
         _run(opened.enter_context(Server(engine, **access)), listener)
-
-
-def _embedding_service(
-    spec: ModelSpec,
-    request: Request,
-    pooling: str | None,
-    names: list[str] | None,
-    any_model: bool,
-) -> EmbeddingService:
-    """A loaded model that makes embeddings alone. Raises as `Embedder.load`."""
-    from edgespec.memory.plan.embedding import plan_embedding
-    from edgespec.serve.embeddings import EmbeddingService
-    from edgespec.setup.embedding import Embedder
-
-    plan = plan_embedding(spec, request, pooling)
-    note(
-        f"{printable(spec.name) or spec.path.name} {spec.file_type}, embeddings by {plan.pooling}, "
-        f"texts of at most {plan.context_size} tokens, {plan.threads} threads; at most "
-        f"{size_text(plan.predicted_peak_bytes)} of {size_text(plan.limit_bytes)}"
-    )
-    progress = Progress()
-    try:
-        embedder = Embedder.reserved(plan, progress)
-    finally:
-        progress.clear()
-    return EmbeddingService(embedder, names or [spec.path.stem], any_model=any_model)
 
 
 def _run(server: Server, listener: socket.socket) -> None:

@@ -29,7 +29,7 @@ from edgespec.serve.pool import Member, Pool, keep_alive_of
 from edgespec.serve.service import Service, Shared
 from edgespec.setup.embedding import Embedder
 from edgespec.setup.kernel_choice import prepare_kernels
-from edgespec.setup.model_sets import Capacity, Planned, largest_sets, plan_set
+from edgespec.setup.model_sets import Capacity, largest_sets, plan_set
 
 _ALWAYS = "always"
 _BLOB = "sha256-"  # how Ollama calls files
@@ -54,17 +54,6 @@ class PoolChoice:
         return len(self.named) > 1 or bool(is_chosen)
 
 
-@dataclass(slots=True)
-class _Found:
-    """A file, its names for clients, and how long it stays."""
-
-    path: Path
-    names: tuple[str, ...]
-    is_named: bool = False  # on the command line: it has to be there
-    keep_alive_s: float = inf
-    is_pinned: bool = False
-
-
 def make_pool(
     choice: PoolChoice,
     request: Request,
@@ -83,14 +72,11 @@ def make_pool(
                 f"{option} is for one model, and several are served",
                 hint="serve that model alone, without --keep-alive and --pin",
             )
-    found = list(_found(choice, plan_options))
-    _settle(found, choice)
     shared, machine = Shared(Limits()), this_machine(request.workers)
-    planned, capacity = _planned(found, request, machine)
 
     def serve(model: ModelFile, engine: Engine | Embedder) -> Service | EmbeddingService:
         if isinstance(engine, Embedder):
-            return EmbeddingService(engine, model.names, limits=shared.limits, any_model=any_model)
+            return EmbeddingService(engine, model.names[0])
         assert model.planned is not None
         assert isinstance(model.planned.plan, Plan)
         return Service(
@@ -104,19 +90,21 @@ def make_pool(
             owns_engine=True,
         )
 
-    members = [
-        Member(
-            ModelFile(one.names, one.path, request, machine, serve, planned.get(one.path)),
-            one.keep_alive_s,
-            one.is_pinned,
-        )
-        for one in found
-    ]
+    found = list(_found(choice, plan_options))
+    files = [ModelFile(names, path, request, machine, serve) for names, path, _ in found]
+    members = [Member(one) for one in files]
+    _settle(members, choice)
+    is_named = [named for _, _, named in found]  # on the command line: they have to be there
+    each = zip(members, files, is_named, strict=True)
+    eager = [(one, file) for one, file, named in each if named or one.is_pinned]
+    capacity = _plan(eager, request, machine)
     return Pool(members, capacity, limits=shared.limits, any_model=any_model), shared
 
 
-def _found(choice: PoolChoice, plan_options: options.PlanOptions) -> Iterator[_Found]:
-    """The files, each once; the names of each are no other one's."""
+def _found(
+    choice: PoolChoice, plan_options: options.PlanOptions
+) -> Iterator[tuple[list[str], Path, bool]]:
+    """Names of each file, which are no other one's, its path, and whether it was named."""
     given: list[tuple[str | None, Path, bool]] = [
         (name, options.model_path(name, plan_options), True) for name in choice.named
     ]
@@ -143,14 +131,14 @@ def _found(choice: PoolChoice, plan_options: options.PlanOptions) -> Iterator[_F
         if path.name.startswith(_BLOB):
             names = names[1:] or names
         taken.update(names)
-        yield _Found(path, tuple(names), is_named)
+        yield names, path, is_named
 
 
-def _settle(found: Sequence[_Found], choice: PoolChoice) -> None:
+def _settle(found: Sequence[Member], choice: PoolChoice) -> None:
     """What options say of models: names, how long each stays, and which ones always do."""
     for text in choice.aliases:
         one, alias = _meant(found, text, "--alias", "NAME=ALIAS")
-        one.names = (alias, *one.names)
+        one.model.names = (alias, *one.model.names)
     for text in sorted(choice.keep_alive, key=lambda text: "=" in text):  # that of all goes first
         if "=" in text:
             one, value = _meant(found, text, "--keep-alive", "NAME=5m")
@@ -161,20 +149,20 @@ def _settle(found: Sequence[_Found], choice: PoolChoice) -> None:
         _meant(found, f"{text}=", "--pin", "NAME")[0].is_pinned = True
 
 
-def _set_keep_alive(models: Sequence[_Found], value: str) -> None:
+def _set_keep_alive(models: Sequence[Member], value: str) -> None:
     for one in models:
         one.is_pinned = value == _ALWAYS
         one.keep_alive_s = inf if one.is_pinned else keep_alive_of(value, "--keep-alive")
 
 
-def _meant(found: Sequence[_Found], text: str, option: str, form: str) -> tuple[_Found, str]:
+def _meant(found: Sequence[Member], text: str, option: str, form: str) -> tuple[Member, str]:
     """The model that NAME=VALUE is about, and the value. With one model NAME may be left out."""
     name, _, value = text.rpartition("=")
-    one = next((one for one in found if name in one.names), None)
+    one = next((one for one in found if name in one.model.names), None)
     if one is None and len(found) == 1 and not name:
         return found[0], value
     if one is None:
-        names = ", ".join(one.names[0] for one in found)
+        names = ", ".join(one.name for one in found)
         raise UnsupportedError(
             f"{option} {text.rstrip('=')} names no model that is served",
             hint=f"write {option} {form}, with one of {names}",
@@ -182,32 +170,31 @@ def _meant(found: Sequence[_Found], text: str, option: str, form: str) -> tuple[
     return one, value
 
 
-def _planned(
-    found: Sequence[_Found], request: Request, machine: Machine
-) -> tuple[dict[Path, Planned], Capacity]:
-    """Plans of the models that have to be there, by file, and what there is for all.
+def _plan(
+    eager: Sequence[tuple[Member, ModelFile]], request: Request, machine: Machine
+) -> Capacity:
+    """Plan the models that have to be there; what there is for all.
 
     Says what each adds, and which sets fit together. Raises as `make_run_plan`, and DoesNotFitError
     where pinned ones do not fit together.
     """
-    eager = [one for one in found if one.is_named or one.is_pinned]
-    specs = [read_model(one.path) for one in eager]
+    specs = [read_model(file.path) for _, file in eager]
     for spec in specs:
-        if embeds(spec):
-            continue
-        prepare_kernels(spec, request, lambda _what, _fraction: None)
-    pinned = [number for number, one in enumerate(eager) if one.is_pinned]
+        if not embeds(spec, request.pooling):
+            prepare_kernels(spec, request, lambda _what, _fraction: None)
+    pinned = [number for number, (one, _) in enumerate(eager) if one.is_pinned]
     planned, capacity = plan_set(specs, request, machine, pinned)
-    for one, plan in zip(eager, planned, strict=True):
+    for (one, file), plan in zip(eager, planned, strict=True):
         if plan.problem is not None:
             raise plan.problem
         assert plan.plan is not None
+        file.planned = plan
         size = f"{plan.plan.context_size} tokens of context"
         if isinstance(plan.plan, EmbeddingPlan):
             size = f"embeddings of up to {plan.plan.context_size} tokens"
         pinned_too = ", pinned" if one.is_pinned else ""
         note(
-            f"{printable(one.names[0])} {plan.spec.file_type}: {size}, "
+            f"{printable(one.name)} {plan.spec.file_type}: {size}, "
             f"{size_text(sum(plan.sizes.values()))}{pinned_too}"
         )
     if not capacity.fits([planned[number].sizes for number in pinned]):
@@ -219,8 +206,8 @@ def _planned(
         )
     if len(eager) > 1:
         for together in list(largest_sets([one.sizes for one in planned], capacity))[:_SETS]:
-            names = " + ".join(printable(eager[number].names[0]) for number in together)
+            names = " + ".join(printable(eager[number][0].name) for number in together)
             note(f"at once: {names}")
     if not capacity.shared_bytes:  # nothing was planned yet
         capacity = replace(capacity, shared_bytes=RUNTIME_BYTES + request.interface_bytes)
-    return {one.path: plan for one, plan in zip(eager, planned, strict=True)}, capacity
+    return capacity

@@ -27,7 +27,8 @@ class Made:
     """A model of some bytes. It is loaded when its gate is open, and fails where told to."""
 
     def __init__(self, name: str, size: int = SIZE, kind: str = "chat") -> None:
-        self.names, self.kind, self.size = (name, f"{name}.gguf"), kind, size
+        self.names: tuple[str, ...] = (name, f"{name}.gguf")
+        self.kind, self.size = kind, size
         self.sizes: Sizes | None = None
         self.about = about(2048, VOCAB)
         self.gate = threading.Event()

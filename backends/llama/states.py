@@ -17,6 +17,7 @@ import logging
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -85,23 +86,24 @@ class States:
             before = found[-1] if found else start
             if place - before >= gap and last - place >= gap:
                 found.append(place)
-        for before, place in zip([start, *found], [*found, last], strict=True):
-            found += range(before + _FAR, place - gap, _FAR)
+        ends = zip([start, *found], [*found, last], strict=True)
+        far = [one for before, end in ends for one in range(before + _FAR, end - gap, _FAR)]
         # Within an image, whose ids are negative, there is no going on.
-        found = [place for place in found if max(text[place - 1 : place + 1]) >= 0]
+        far = [place for place in far if max(text[place - 1 : place + 1]) >= 0]
         there = [one.length for one in self._all if one.owner == owner and one.length <= start]
         kept = _spread([*there, *found, last], self.most)
+        kept = sorted([*kept, *_spread(far, self.most - len(kept))])
         self._all = [one for one in self._all if one.owner != owner or one.length in kept]
         self._since = (owner, start, perf_counter())
         return [place for place in kept if place > start]
 
     def _begins_message(self, token: int) -> bool:
-        known = self._begins.get(token)
-        if known is None and token >= 0:
-            tokenizer = self._context.tokenizer
-            known = not tokenizer.token_bytes(token)
-            known = self._begins[token] = known and not tokenizer.is_end(token)
-        return bool(known)
+        known = False if token < 0 else self._begins.get(token)  # of an image
+        if known is None:
+            one = self._context.tokenizer
+            known = not one.token_bytes(token) and not one.is_end(token)
+            self._begins[token] = known
+        return known
 
     # -- copies ----------------------------------------------------------------------------
 
@@ -129,7 +131,7 @@ class States:
         if one.owner != owner:
             return False, one.used
         earlier = [o.length for o in self._all if o.owner == owner and o.length < one.length]
-        return True, one.length - max(earlier, default=0)
+        return True, one.length - max(earlier) if earlier else 1 << 60
 
     def _tick(self) -> int:
         self._clock += 1
@@ -194,11 +196,14 @@ class States:
 
 
 def _spread(places: Sequence[int], most: int) -> list[int]:
-    """At most so many of some ascending places: the last one, and those farthest from others."""
+    """At most so many of some places: the last one, the first one, and those far from others.
+
+    What ends at the first one, a system prompt mostly, other conversations have, too.
+    """
     kept = sorted(set(places))
     while len(kept) > most:
-        gaps = [place - before for before, place in zip([0, *kept], kept[:-1], strict=False)]
-        del kept[gaps.index(min(gaps)) if gaps else 0]
+        gaps = [place - before for before, place in pairwise(kept[:-1])]
+        del kept[gaps.index(min(gaps)) + 1 if gaps else 0]
     return kept
 
 

@@ -151,7 +151,8 @@ class Slots:
         oldest = min(free, key=lambda slot: (len(slot.tokens) > 0, slot.last_used))
         if not reuse:
             return oldest, oldest, 0
-        known = {slot: slot.reach(text[:-1]) for slot in self._slots}
+        text = text[:-1]  # the last token's logits are wanted
+        known = {slot: slot.reach(text) for slot in self._slots}
         best = max(free, key=lambda slot: known[slot])
         if known[best] >= max(1, _GOES_ON * (len(best.tokens) - known[best])):
             return best, best, known[best]
@@ -159,7 +160,7 @@ class Slots:
             return oldest, oldest, known[oldest]
         for slot in self._slots:
             if slot is not oldest:
-                known[slot] = slot.reach(text[:-1], shared=True)
+                known[slot] = slot.reach(text, shared=True)
         source = max(self._slots, key=lambda slot: (known[slot], slot is oldest))
         return oldest, source, known[source]
 

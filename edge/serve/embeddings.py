@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from edgespec.errors import ContextFullError, UnsupportedError
-from edgespec.serve.asked import Defaults, Setup, take_model
 from edgespec.serve.fields import Fields, shown
-from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
 from edgespec.setup.embedding import Embedder, Text
 
@@ -23,21 +21,11 @@ class EmbeddingService:
     """An embedder that answers requests; it is closed with this.
 
     Args:
-        names: of the model; the first one is what answers call it.
+        name: what answers call the model.
     """
 
-    def __init__(
-        self,
-        embedder: Embedder,
-        names: Sequence[str] = ("edgespec",),
-        *,
-        limits: Limits | None = None,
-        any_model: bool = False,
-    ) -> None:
-        self.embedder, self.limits = embedder, limits or Limits()
-        size = embedder.chosen.context_size
-        self.setup = Setup(tuple(names), size, Defaults(), self.limits, any_model)
-        self.plan = embedder.chosen
+    def __init__(self, embedder: Embedder, name: str = "edgespec") -> None:
+        self.embedder, self.name, self.plan = embedder, name, embedder.chosen
         self._running = 0
         self._lock = threading.Lock()
 
@@ -84,7 +72,7 @@ class EmbeddingService:
 def embeddings(service: EmbeddingService, body: Any) -> dict[str, Any]:
     """Vectors of texts, as OpenAI's interface has them. Raises Refusal, and as `Embedder.embed`."""
     fields = Fields(body)
-    take_model(fields, service.setup)
+    fields.ignore("model")  # by which this one was found
     texts = _texts(fields, "input", service.embedder.tokenizer.vocab_size)
     dimensions = fields.whole("dimensions", 0, 1, 1 << 20) if "dimensions" in fields else None
     form = fields.text("encoding_format", "float")
@@ -106,7 +94,7 @@ def embeddings(service: EmbeddingService, body: Any) -> dict[str, Any]:
             {"object": "embedding", "index": index, "embedding": row}
             for index, row in enumerate(rows)
         ],
-        "model": service.setup.names[0],
+        "model": service.name,
         "usage": _usage(made.num_tokens),
     }
 
@@ -117,7 +105,7 @@ def rerank(service: EmbeddingService, body: Any) -> dict[str, Any]:
     Raises as `embeddings`.
     """
     fields = Fields(body)
-    take_model(fields, service.setup)
+    fields.ignore("model")  # by which this one was found
     query = fields.text("query")
     documents = [_document(fields, one) for one in fields.list("documents", _MOST_TEXTS)]
     if not documents:
@@ -135,8 +123,12 @@ def rerank(service: EmbeddingService, body: Any) -> dict[str, Any]:
         | ({"document": {"text": documents[index]}} if tells else {})
         for index in best
     ]
-    name = service.setup.names[0]
-    return {"object": "list", "model": name, "results": told, "usage": _usage(made.num_tokens)}
+    return {
+        "object": "list",
+        "model": service.name,
+        "results": told,
+        "usage": _usage(made.num_tokens),
+    }
 
 
 def _usage(num_tokens: Sequence[int]) -> dict[str, int]:

@@ -60,7 +60,7 @@ class KeptPrefixes:
             room = min(_MOST_BYTES, shutil.disk_usage(_folder()).free * _MOST_OF_DISK)
             for one in sorted(sequences_of(engine.backend), key=lambda one: -one.length):
                 tokens = list(one.tokens[: one.length - one.pending])
-                nbytes = len(tokens) * _cell_bytes(engine)
+                nbytes = len(tokens) * _cell_bytes(engine) + engine.memory_bytes().get("states", 0)
                 spent_s = 2 * nbytes / self._bytes_per_s
                 is_worth_it = len(tokens) * s_per_token > _GAIN * spent_s
                 if len(tokens) < _LEAST_TOKENS or nbytes > room or not is_worth_it:

@@ -17,8 +17,7 @@ from edgespec.models.projector import projector_beside
 from edgespec.models.spec import ModelSpec
 from edgespec.serve.embeddings import EmbeddingService
 from edgespec.serve.kept_prefixes import KeptPrefixes
-from edgespec.serve.limits import Limits
-from edgespec.serve.pool import CHAT, EMBED, Member, Pool
+from edgespec.serve.pool import CHAT, EMBED
 from edgespec.serve.service import Service
 from edgespec.setup.embedding import Embedder
 from edgespec.setup.kernel_choice import prepare_kernels
@@ -59,7 +58,7 @@ class ModelFile:
             self._spec = self._spec or read_model(self.path)
         except EdgespecError:
             return CHAT
-        return EMBED if embeds(self._spec) else CHAT
+        return EMBED if embeds(self._spec, self._request.pooling) else CHAT
 
     @property
     def sizes(self) -> Sizes | None:
@@ -69,7 +68,7 @@ class ModelFile:
     def plan(self, pinned: Sequence[Sizes]) -> None:
         """Plan it for a process in which these stay. Raises as `make_run_plan`."""
         self._spec = spec = read_model(self.path)
-        if not embeds(spec):
+        if not embeds(spec, self._request.pooling):
             prepare_kernels(spec, self._request, lambda _what, _fraction: None)
         made, _ = plan_beside(spec, self._request, self._machine, pinned)
         self.planned = Planned.of(spec, made)
@@ -81,7 +80,8 @@ class ModelFile:
         if one is None or one.plan is None:
             return about(None, None, sees=self._may_see)
         if isinstance(one.plan, EmbeddingPlan):
-            return {"context_length": one.plan.context_size}
+            size = one.spec.embedding_size
+            return {"context_length": one.plan.context_size, "embedding_length": size}
         sees = one.plan.projector is not None
         return about(one.plan.context_size, one.spec.vocab_size, sees=sees)
 
@@ -129,11 +129,12 @@ def about(
 
 
 class LoadedModel:
-    """A service whose model is loaded already, and stays."""
+    """A service whose engine is loaded already, and stays: the pool of one model."""
 
-    def __init__(self, service: Service | EmbeddingService) -> None:
+    kind = CHAT
+
+    def __init__(self, service: Service) -> None:
         self.names, self._service = service.setup.names, service
-        self.kind = CHAT if isinstance(service, Service) else EMBED
         peak = 0 if service.plan is None else service.plan.predicted_peak_bytes
         self.sizes: Sizes = {"process": peak}
 
@@ -141,9 +142,6 @@ class LoadedModel:
     def about(self) -> Mapping[str, Any]:
         """What is told of it."""
         service = self._service
-        if isinstance(service, EmbeddingService):
-            size = service.embedder.size
-            return {"context_length": service.setup.context_size, "embedding_length": size}
         sees = sees_images(service.engine.backend)
         return about(service.setup.context_size, service.engine.vocab_size, sees=sees)
 
@@ -156,8 +154,3 @@ class LoadedModel:
 
     def unload(self, loaded: Any) -> None:
         """It stays."""
-
-
-def pool_of(service: Service | EmbeddingService, limits: Limits) -> Pool:
-    """The pool of one model that is loaded already."""
-    return Pool([Member(LoadedModel(service), is_pinned=True, loaded=service)], limits=limits)

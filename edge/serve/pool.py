@@ -64,13 +64,11 @@ class Loaded(Protocol):
 class Loadable(Protocol):
     """A model that may be loaded."""
 
+    names: tuple[str, ...]  # as clients ask for it; the first one is what answers call it
+
     @property
     def kind(self) -> str:
         """What it answers: `CHAT` or `EMBED`."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """As clients ask for it; the first one is what answers call it."""
 
     @property
     def sizes(self) -> Sizes | None:

@@ -73,7 +73,8 @@ class Server:
     ) -> None:
         check_arguments(Server.__init__, names=names, keys=keys, origins=origins)
         require_packages()
-        from edgespec.serve.model_file import pool_of
+        from edgespec.serve.model_file import LoadedModel
+        from edgespec.serve.pool import Member, Pool
 
         self._let_in(keys, origins, hosts)
         shared = Shared(limits or Limits())
@@ -86,7 +87,8 @@ class Server:
             file_name=file_name,
             any_model=any_model,
         )
-        self._begin(pool_of(service, shared.limits), shared)
+        only = Member(LoadedModel(service), is_pinned=True, loaded=service)
+        self._begin(Pool([only], limits=shared.limits), shared)
 
     @classmethod
     def of_pool(

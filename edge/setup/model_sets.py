@@ -119,10 +119,9 @@ def _made(
     if request.budget_bytes:
         asked = replace(request, budget_bytes=max(1, request.budget_bytes - total.total()))
     limit = min(machine.free_bytes, request.budget_bytes or machine.free_bytes)
-    if embeds(spec):
-        return replace(
-            plan_embedding(spec, _for_embedding(spec, asked), machine=left), limit_bytes=limit
-        )
+    if embeds(spec, request.pooling):
+        made = plan_embedding(spec, _for_embedding(spec, asked), request.pooling, left)
+        return replace(made, limit_bytes=limit)
     plan = make_run_plan(spec, asked, left)
     return replace(plan, limit_bytes=limit, available_bytes=machine.free_bytes)
 

@@ -30,7 +30,9 @@ _USUAL_CONTEXT, _LEAST_CONTEXT = 2048, 64
 _MEBIBYTE = 1 << 20
 # What this kind of model can be told; the other options are about writing text.
 _TAKEN = {"budget_bytes", "context_size", "threads", "gpu_layers", "kernels", "backend", "device"}
-_WITHOUT_MEANING = {"prefer", "users", "latency", "remember", "exact", "drafter", "draft_max"}
+_WITHOUT_MEANING = {
+    *("prefer", "users", "latency", "remember", "exact", "drafter", "draft_max", "mmproj"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,9 @@ class EmbeddingPlan:
         return {c.name: {"value": c.value, "reason": c.reason} for c in self.choices}
 
 
-def embeds(spec: ModelSpec) -> bool:
-    """Whether a model was made for embeddings or scores, by what its file says."""
-    return spec.pooling.kind not in ("", "none")
+def embeds(spec: ModelSpec, pooling: str | None = None) -> bool:
+    """Whether a model makes embeddings or scores: by what its file says, or as it is asked to."""
+    return pooling is not None or spec.pooling.kind not in ("", "none")
 
 
 def plan_embedding(
@@ -107,7 +109,7 @@ def plan_embedding(
     Raises UnsupportedError for options and poolings that are not possible with this model, and
     DoesNotFitError where it does not fit.
     """
-    _refuse_others(spec, options)
+    check_options(spec, options)
     chosen = _pooling_of(spec, pooling)
     machine = machine or this_machine()
     limit = min(machine.free_bytes, options.budget_bytes or machine.free_bytes)
@@ -118,7 +120,8 @@ def plan_embedding(
     raise _too_large(plan, options)
 
 
-def _refuse_others(spec: ModelSpec, options: LoadOptions) -> None:
+def check_options(spec: ModelSpec, options: LoadOptions) -> None:
+    """Raise UnsupportedError for options that mean nothing to a model that makes embeddings."""
     if (
         options.backend == ONNX
         or spec.format == ONNX_FORMAT

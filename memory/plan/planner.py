@@ -140,12 +140,17 @@ def _sized(
     layout: Layout, drafts: Drafts, choices: Sequence[Choice], again: Callable[..., Plan]
 ) -> Plan:
     """The plan of a layout: its context, drafts and batch, as large as memory allows."""
-    layout, states = with_states(layout, drafts.sizes[0])
+    least = layout.contexts.least, layout.least_batch, drafts.sizes[0]
+    layout = with_states(layout, *least, most=_LEAST_STATES)
     ladder = Ladder(layout, drafts.sizes)
     context, draft_max = ladder.climb()
     batch = batch_of(layout, context, draft_max)
-    sizes = [ladder.choice(context, draft_max), *drafts.choices(draft_max), batch, *states]
+    sizes = [ladder.choice(context, draft_max), *drafts.choices(draft_max), batch]
     batch_size = max(int(batch.value), layout.max_nodes(draft_max))
+    layout = with_states(layout, context, batch_size, draft_max)
+    if layout.state_bytes:
+        reason = f"of {layout.state_bytes / _MEBIBYTE:.1f} MiB: conversations go on from there"
+        sizes.append(Choice("states", layout.states, reason))
     if layout.users > 1:
         layout, cells = with_cells_for_all(layout, context, batch_size, draft_max)
         sizes.append(cells)
@@ -347,17 +352,20 @@ _STATES_SHARE = 8  # all together take such a part of the weights' bytes
 _LEAST_STATES = 2  # behind a system prompt that several conversations have, and the last message
 
 
-def with_states(layout: Layout, draft_max: int) -> tuple[Layout, Sequence[Choice]]:
-    """States that are kept of prefixes, where the model cannot go back without: as many as fit."""
+def with_states(
+    layout: Layout, context: int, batch: int, draft_max: int, *, most: int = 1 << 30
+) -> Layout:
+    """As many states of prefixes as fit beside these sizes, where the model needs any to go back.
+
+    Two come before more context, which is read again in every turn without; others come last.
+    """
     if not layout.state_bytes:
-        return layout, ()
-    wanted = layout.spec.weight_bytes // _STATES_SHARE // layout.state_bytes
-    wanted = max(_LEAST_STATES, min(wanted, _STATES + layout.users))
-    least, batch = layout.contexts.least, layout.least_batch
-    fitting = (replace(layout, states=count) for count in range(wanted, 0, -1))
-    layout = next((one for one in fitting if one.fits(least, batch, draft_max)), layout)
-    reason = f"of {layout.state_bytes / _MEBIBYTE:.1f} MiB: conversations go on from there"
-    return layout, [Choice("states", layout.states, reason)]
+        return layout
+    share = layout.spec.weight_bytes // _STATES_SHARE // layout.state_bytes
+    wanted = min(max(_LEAST_STATES, min(share, _STATES + layout.users)), most)
+    counts = range(wanted, layout.states, -1)
+    fitting = (replace(layout, states=count) for count in counts)
+    return next((one for one in fitting if one.fits(context, batch, draft_max)), layout)
 
 
 # -- cells of several users ------------------------------------------------------------

@@ -37,6 +37,7 @@ class Request(LoadOptions):
     is_plain_greedy: bool = False  # no answer is sampled, penalised or kept to a grammar
     images: int = 0  # in the prompt
     serves: bool = False  # prompts come by HTTP
+    pooling: str | None = None  # that makes vectors of texts, whatever the file is made for
     keeps_to_form: bool = False  # answers may have to keep to a schema or a grammar
 
     @classmethod

@@ -11,6 +11,10 @@ from bert_gguf import write_random_bert
 from command_line import Command
 
 import edgespec
+from edgespec.cli.options import DEFAULTS, PlanOptions
+from edgespec.errors import UnsupportedError
+from edgespec.memory.plan.embedding import check_options
+from edgespec.models.spec import read_model_spec
 
 TEXTS = ["the cat", "a dog sat"]
 
@@ -40,6 +44,13 @@ def test_the_model_is_the_first_argument_or_an_option(command: Command, bert: Pa
     assert "hint: name a model before the texts, or with -m" in done.err
     done = command("embed")
     assert done.status == 2 and "no model: name it first, or with -m" in done.err
+
+
+def test_a_server_takes_what_commands_ask_for_unless_told_otherwise(bert: Path) -> None:
+    spec = read_model_spec(bert)
+    check_options(spec, DEFAULTS.request())
+    with pytest.raises(UnsupportedError, match="--kv-type is about writing text"):
+        check_options(spec, PlanOptions(kv_type="q8_0").request())
 
 
 def test_one_document(command: Command, bert: Path) -> None:

@@ -17,12 +17,17 @@ from hypothesis import strategies as st
 from serving_cases import Connect
 
 from edgespec.errors import EdgespecError
+from edgespec.memory.plan.machine import this_machine
+from edgespec.memory.plan.request import Request
 from edgespec.serve.embeddings import EmbeddingService, embeddings, rerank
-from edgespec.serve.model_file import pool_of
+from edgespec.serve.limits import Limits
+from edgespec.serve.model_file import ModelFile
+from edgespec.serve.pool import Member, Pool
 from edgespec.serve.refusal import Refusal
 from edgespec.serve.server import Server
 from edgespec.serve.service import Shared
 from edgespec.setup.embedding import Embedder
+from edgespec.setup.model_sets import Capacity
 
 Start = Callable[..., str]
 TEXTS = ["the cat sat", "a dog!", "sun"]
@@ -36,16 +41,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def serve(model: ModelFile, embedder: Any) -> EmbeddingService:
+    return EmbeddingService(embedder, model.names[0])
+
+
 @pytest.fixture
 def start(folder: Path) -> Iterator[Start]:
     """Serves a file of the folder; returns an address."""
     with ExitStack() as opened:
 
         def begin(file: str = "bert.gguf", **options: Any) -> str:
-            service = EmbeddingService(Embedder.load(folder / file), ["bert"])
-            opened.callback(service.close)
-            pool = pool_of(service, service.limits)
-            server = Server.of_pool(pool, Shared(service.limits), **options)
+            model = ModelFile(["bert"], folder / file, Request(), this_machine(), serve)
+            capacity = Capacity({"host": 1 << 40}, 1 << 40)
+            pool = Pool([Member(model, is_pinned=True)], capacity)
+            server = Server.of_pool(pool, Shared(Limits()), **options)
             return opened.enter_context(server).start()
 
         yield begin

@@ -46,7 +46,7 @@ def pool_of(paths: list[Path], fitting: int, request: Request = REQUEST) -> tupl
 
     def serve(model: ModelFile, engine: Engine | Embedder) -> Service | EmbeddingService:
         if isinstance(engine, Embedder):
-            return EmbeddingService(engine, model.names, limits=shared.limits)
+            return EmbeddingService(engine, model.names[0])
         return Service(engine, names=model.names, shared=shared, owns_engine=True)
 
     models = [ModelFile([one.stem], one, request, machine, serve) for one in paths]
