@@ -25,7 +25,7 @@ import numpy as np
 
 from edgespec.backends.base import AnswerFormat, Logits
 from edgespec.backends.llama.library import library
-from edgespec.errors import UnsupportedError
+from edgespec.errors import EdgespecError, UnsupportedError
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -192,7 +192,7 @@ def _engine_of(tokenizer: Vocabulary) -> LLTokenizer:
     if engine is None:
         try:
             engine = _build(tokenizer)
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit, MemoryError, EdgespecError):
             raise
         except BaseException as problem:  # a panic of Rust is one of these
             engine = " ".join(str(problem).split())[:200]
