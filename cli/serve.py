@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edgespec.serve.server import Server
 
 _KEY_VARIABLE = "EDGESPEC_API_KEY"
-_END_S = 0.4  # that the model has to be freed, and the process to end
+_END_S = 0.3  # that the model has to be freed, and the process to end
 # starlette, uvicorn, asyncio and what they hold of a dozen connections, 17 MiB when imported; and
 # the responses that are kept.
 _INTERFACE_BYTES = (24 << 20) + (8 << 20)

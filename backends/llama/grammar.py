@@ -25,7 +25,7 @@ import numpy as np
 
 from edgespec.backends.base import AnswerFormat, Logits
 from edgespec.backends.llama.library import library
-from edgespec.errors import UnsupportedError
+from edgespec.errors import EdgespecError, UnsupportedError
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -177,17 +177,32 @@ def _unusable(what: str, reason: str) -> UnsupportedError:
 
 # -- the engine of a vocabulary ---------------------------------------------------------------
 
-# Built at the first use, in 0.3 to 2 s, and kept as long as the tokenizer is.
-_ENGINES: weakref.WeakKeyDictionary[Vocabulary, LLTokenizer] = weakref.WeakKeyDictionary()
+# Built at the first use, in 0.3 to 2 s, and kept as long as the tokenizer is; or why it cannot be.
+_ENGINES: weakref.WeakKeyDictionary[Vocabulary, LLTokenizer | str] = weakref.WeakKeyDictionary()
 # One form at a time: many at once would take the processors that answers are computed with.
 _COMPILING = threading.Lock()
 
 
 def _engine_of(tokenizer: Vocabulary) -> LLTokenizer:
-    """What llguidance knows of a vocabulary; called where it is not freed, by one thread."""
+    """What llguidance knows of a vocabulary; called where it is not freed, by one thread.
+
+    Raises UnsupportedError for one that it cannot use.
+    """
     engine = _ENGINES.get(tokenizer)
     if engine is None:
-        engine = _ENGINES[tokenizer] = _build(tokenizer)
+        try:
+            engine = _build(tokenizer)
+        except (KeyboardInterrupt, SystemExit, MemoryError, EdgespecError):
+            raise
+        except BaseException as problem:  # a panic of Rust is one of these
+            engine = " ".join(str(problem).split())[:200]
+        _ENGINES[tokenizer] = engine
+    if isinstance(engine, str):
+        raise UnsupportedError(
+            f"answers of this model cannot be kept to a form: its vocabulary has what llguidance "
+            f"cannot use ({engine})",
+            hint="ask for the form in words",
+        )
     return engine
 
 

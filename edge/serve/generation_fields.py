@@ -213,6 +213,15 @@ def typed_format(fields: Fields, limits: Limits) -> AnswerForm:
     return form
 
 
+def format_within(fields: Fields, field: str, limits: Limits) -> AnswerForm:
+    """The form that the field `format` of an object asks for."""
+    outer = fields.object(field)
+    outer.ignore("effort", "task_budget", "verbosity")
+    form = typed_format(outer.object("format"), limits) if "format" in outer else AnswerForm()
+    outer.end()
+    return form
+
+
 def schema_text(schema: Any, param: str, limits: Limits) -> str:
     """The text of a schema. Raises Refusal for one that is too large."""
     if schema is not True and not isinstance(schema, dict):

@@ -21,11 +21,10 @@ from edgespec.serve.chat import (
 )
 from edgespec.serve.fields import Fields, note_ignored, shown
 from edgespec.serve.generation_fields import (
-    AnswerForm,
+    format_within,
     take_max_tokens,
     take_sampling,
     take_stops,
-    typed_format,
 )
 from edgespec.serve.limits import Limits
 from edgespec.serve.shapes import Choice, Delta, Output, Shape, ToolCall, new_id
@@ -56,7 +55,7 @@ def read_messages(body: Any, setup: Setup, *, counts: bool = False) -> ChatAsked
         stop=take_stops(fields, setup.limits, "stop_sequences"),
         raw=True,
         reuse=True,
-        **_format(fields, setup.limits),
+        **format_within(fields, "output_config", setup.limits),
     )
     tools = _tools(fields, setup.limits)
     output = Output(streams=fields.flag("stream"))
@@ -186,14 +185,6 @@ def _tools(fields: Fields, limits: Limits) -> Tools:
     if kind == "none":
         return Tools()
     return checked(Tools(tuple(offered), required, parallel), limits)
-
-
-def _format(fields: Fields, limits: Limits) -> AnswerForm:
-    outer = fields.object("output_config")
-    outer.ignore("effort", "task_budget")
-    form = typed_format(outer.object("format"), limits) if "format" in outer else AnswerForm()
-    outer.end()
-    return form
 
 
 def _thinking(fields: Fields, setup: Setup) -> tuple[int | None, dict[str, Any]]:

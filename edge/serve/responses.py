@@ -19,10 +19,9 @@ from edgespec.serve.asked import ChatAsked, Setup, take_model
 from edgespec.serve.chat import content_of, take_parts, take_thinking, text_of
 from edgespec.serve.fields import Fields, note_ignored, shown
 from edgespec.serve.generation_fields import (
-    AnswerForm,
+    format_within,
     take_max_tokens,
     take_sampling,
-    typed_format,
 )
 from edgespec.serve.limits import Limits
 from edgespec.serve.refusal import Refusal
@@ -104,7 +103,7 @@ def read_response(
         sampling=take_sampling(fields, setup.defaults.sampling, setup.limits),
         raw=True,
         reuse=True,
-        **_format(fields, setup.limits),
+        **format_within(fields, "text", setup.limits),
     )
     tools = take_tools(fields, setup.limits)
     output = Output(streams=fields.flag("stream"))
@@ -224,14 +223,6 @@ def _call(fields: Fields) -> dict[str, Any]:
     identity = fields.text("call_id", "")
     fields.end()
     return {"type": "function", "id": identity, "function": function}
-
-
-def _format(fields: Fields, limits: Limits) -> AnswerForm:
-    outer = fields.object("text")
-    outer.ignore("verbosity")
-    form = typed_format(outer.object("format"), limits) if "format" in outer else AnswerForm()
-    outer.end()
-    return form
 
 
 def _end(fields: Fields, limits: Limits) -> None:

@@ -29,6 +29,7 @@ from edgespec.serve.limits import Limits
 # end their steps the next half, and the model is freed in what is left.
 _GRACE_S = 1
 _CLOSE_S = 0.5
+_HELD_S = 0.2  # more, where a thread keeps the interpreter in native code
 # How long a thread keeps the interpreter while another one waits. A step of the engine takes it
 # about 20 times: beside a thread that reads a large schema that took 364 ms with Python's 5 ms, and
 # takes 21 ms with this.
@@ -57,7 +58,7 @@ class Running(uvicorn.Server):
             )
         )
         self._on_start = on_start
-        self._is_watched = False
+        self._timer: threading.Timer | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so; from then on the threads of this process switch more often."""
@@ -88,13 +89,14 @@ class Running(uvicorn.Server):
         """Of the first signal; a second one lets no answer go on."""
         self.force_exit = self.should_exit
         if not self.should_exit:
-            end_within(_GRACE_S + _CLOSE_S)
+            self._timer = end_within(_GRACE_S + _CLOSE_S)
             tell_systemd("STOPPING=1")
-        self.should_exit = self._is_watched = True
+        self.should_exit = True
 
     def has_ended(self) -> None:
         """Nothing is left that could hang: the process goes on."""
-        if self._is_watched:
+        if self._timer is not None:
+            self._timer.cancel()
             faulthandler.cancel_dump_traceback_later()
 
 
@@ -106,13 +108,17 @@ def tell_systemd(state: str) -> None:
             one.sendto(state.encode(), address.replace("@", "\0", 1))
 
 
-def end_within(seconds: float) -> None:
-    """End the process after this time, with the status 1, whatever its threads do then.
+def end_within(seconds: float) -> threading.Timer:
+    """End the process after this time, whatever its threads do then.
 
-    A watchdog in C ends it: it needs no thread of Python's. A later call takes the place of an
-    earlier one.
+    With the status 0; with 1 where one of them keeps the interpreter: a watchdog in C, which needs
+    no thread of Python's, ends it then.
     """
-    faulthandler.dump_traceback_later(seconds, exit=True, file=_nowhere())
+    timer = threading.Timer(seconds, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
+    faulthandler.dump_traceback_later(seconds + _HELD_S, exit=True, file=_nowhere())
+    return timer
 
 
 @functools.cache

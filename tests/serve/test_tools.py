@@ -44,9 +44,9 @@ def test_a_stream_of_calls(serve: Serve, client: Connect) -> None:
     chunks = [chunk.choices[0] for chunk in stream]
     assert "".join(one.delta.content or "" for one in chunks) == "Look."
     calls = [call for one in chunks for call in one.delta.tool_calls or []]
-    assert [(call.index, call.function and call.function.name) for call in calls] == [
-        (0, "weather")
-    ]
+    # Their first part has the name; how many parts there are is a matter of time.
+    assert {call.index for call in calls} == {0}
+    assert "".join(call.function.name or "" for call in calls if call.function) == "weather"
     assert chunks[-1].finish_reason == "tool_calls"
 
 

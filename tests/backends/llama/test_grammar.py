@@ -455,6 +455,20 @@ def test_a_plan_has_room_for_what_a_grammar_asks_of_the_vocabulary() -> None:
         grammar.forced()  # would tokenize with a vocabulary that is gone
 
 
+def test_a_vocabulary_that_cannot_be_used_is_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Looking keeps the interpreter; here nothing ends an answer, as in some strangers' files."""
+    looked = []
+    monkeypatch.setattr(VocabularyTokenizer, "is_end", lambda *_: looked.append(1))
+    tokenizer = VocabularyTokenizer(embedded_model())
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match="cannot be kept to a form: its vocabulary"):
+            made(tokenizer, {})
+    tokenizer.close()
+    assert 0 < len(looked) < 10
+
+
 PIECES = st.sampled_from(
     ["a", "[a-z]", ".", r"\w", "(a|)", "(a|b|c|)", "(.*a)", "]", "}", "é", '"']
 )
