@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -270,27 +270,26 @@ class _GraphPlan(ctypes.Structure):
 def _with_work(context: LlamaContext, found: dict[str, Bytes]) -> dict[str, Bytes]:
     """With what ggml asks for to compute the largest graph.
 
-    Where the graph is not found: a batch's activations, which are in the buffer for results, and
-    scratch of each thread.
+    Where that is not found: a batch's activations, which are in the buffer for results, and scratch
+    of each thread.
     """
-    here = found.get(HOST, Bytes(0, 0, 0, 0))
-    threads, graph = context.settings.threads, _graph(context)
+    here, threads = found.get(HOST, Bytes(0, 0, 0, 0)), context.settings.threads
     work = here.compute + threads * _UNKNOWN_WORK
-    if graph is not None:
+    with suppress(AttributeError):  # C++ names are others on Windows, and kernels may be plug-ins
         arguments = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
-        work = ggml_function("ggml_graph_plan", _GraphPlan, *arguments)(
-            graph, threads, None
-        ).work_bytes
+        plan = ggml_function("ggml_graph_plan", _GraphPlan, *arguments)
+        if graph := _graph(context):
+            work = plan(graph, threads, None).work_bytes
     return {**found, HOST: here._replace(work=work)}
 
 
 def _graph(context: LlamaContext) -> int | None:
-    """The address of the graph that the context's buffers were laid out for last."""
+    """The address of the graph that the context's buffers were laid out for last.
+
+    Raises AttributeError where llama.cpp does not tell.
+    """
     library = context.lib._lib
-    try:
-        result_of, nodes_of = library[_RESULT], library[_MOST_NODES]
-    except AttributeError:  # C++ names are others on Windows
-        return None
+    result_of, nodes_of = library[_RESULT], library[_MOST_NODES]
     result_of.restype, result_of.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     nodes_of.restype, nodes_of.argtypes = ctypes.c_int64, [ctypes.c_void_p]
     result = result_of(context.handle)

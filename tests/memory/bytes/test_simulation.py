@@ -97,6 +97,16 @@ def test_a_model_takes_what_was_said(shape: RunShape) -> None:
     assert simulated([Wanted(spec, shape)])[0] == really(spec, shape)
 
 
+def test_work_that_llama_cpp_does_not_tell_is_not_underestimated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on Windows, where C++ functions have other names."""
+    spec = read_model_spec(embedded_model())
+    told = really(spec, PLAIN)["host"].work
+    monkeypatch.setattr(simulator, "_RESULT", "nothing")
+    assert 0 < told < really(spec, PLAIN)["host"].work < 16 << 20
+
+
 @pytest.mark.parametrize("arch", sorted(HYBRIDS))
 def test_a_hybrid_takes_what_was_said(arch: str, tmp_path: Path) -> None:
     """With no, four and sixteen snapshots of its state."""
