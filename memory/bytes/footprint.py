@@ -33,11 +33,12 @@ LOOKUP_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "toke
 # Architectures with tables that llama.cpp marks (`TENSOR_READ_LAZY`).
 _READS_ROWS = ("gemma4", "qwen4exp")
 # Interpreter, numpy, the command line and llama.cpp's library, on Linux x86-64 with Python 3.11,
-# where all pages of the libraries are in the page cache. Measured: 61 MiB (`docs/memory.md`).
-RUNTIME_BYTES = 66 << 20
+# where all pages of the libraries are in the page cache, and what the C library keeps of freed
+# memory. Measured: 61 MiB without that (`docs/memory.md`).
+RUNTIME_BYTES = (66 << 20) + MOST_FREED_BYTES
 # Of that llama.cpp's library and our modules that decode, which come with the first load; and by
 # how much a process grows with which they came already.
-LIBRARY_BYTES, GROWTH_BYTES = 26 << 20, 4 << 20
+LIBRARY_BYTES, GROWTH_BYTES = (26 << 20) + MOST_FREED_BYTES, (4 << 20) + MOST_FREED_BYTES
 # What llama.cpp keeps of a token and of a merge (`llama.cpp: src/llama-vocab.cpp`): entries of
 # vectors, and nodes of hash tables as glibc rounds them. Such a table has one of these numbers of
 # buckets. Texts of over 15 bytes lie apart, three times: six tenths of all in the worst case. None
