@@ -23,47 +23,39 @@ _MAX_U31 = (1 << 31) - 1
 class _Sliding(NamedTuple):
     """How an architecture slides: every `period`-th layer is global (first or last of the period).
 
-    Period 0 slides in every layer, period None only where the file's pattern says so. `window` is
-    the default; `forced` replaces whatever window the file gives, as llama.cpp does.
+    Period 0 slides in every layer. `window` is the default; `forced` replaces whatever window the
+    file gives, as llama.cpp does.
     """
 
-    period: int | None
+    period: int
     global_first: bool = False
     window: int = 0
     forced: int = 0
 
 
-# From `load_arch_hparams` in `llama.cpp: src/models/`. llama.cpp ignores the window of any other
-# architecture (llama, mistral, qwen2, phi3), so its layers are global and so is their cache.
+# From `load_arch_hparams` in `llama.cpp: src/models/`. Of other architectures llama.cpp ignores a
+# window without a pattern (llama, mistral, qwen2, phi3): their layers are global.
 _SLIDING = {
     "afmoe": _Sliding(4),
     "cohere2": _Sliding(4),
     "cohere2moe": _Sliding(4, global_first=True),
     "deepseek4": _Sliding(0),
-    "dots3note": _Sliding(None),
     "exaone-moe": _Sliding(4, window=128),
     "exaone4": _Sliding(4, window=4096),
     "gemma-embedding": _Sliding(6),
     "gemma2": _Sliding(2, window=4096),
     "gemma3": _Sliding(6),
     "gemma3n": _Sliding(5),
-    "gemma4": _Sliding(None),
-    "gemma4-assistant": _Sliding(None),
     "gpt-oss": _Sliding(2),
-    "granite_swa": _Sliding(None),
     "laguna": _Sliding(4, global_first=True),
     "lfm2": _Sliding(0),
     "llama4": _Sliding(4, window=8192, forced=8192),
-    "maple": _Sliding(None),
     "mellum": _Sliding(4),
-    "mimo2": _Sliding(None),
     "modern-bert": _Sliding(3, global_first=True),
     "muse-glimmer": _Sliding(4),
     "olmo2": _Sliding(4),
     "plamo3": _Sliding(8),
     "smallthinker": _Sliding(4, global_first=True, forced=4096),
-    "spark2_5": _Sliding(None),
-    "step35": _Sliding(None),
 }
 # Exaone 4 slides only in its 32B size, which llama.cpp tells by the number of layers.
 _EXAONE4_SLIDING = 64
@@ -192,23 +184,26 @@ class Layers:
 
     @cached_property
     def _window(self) -> int:
-        rule = _SLIDING.get(self.keys.arch)
+        rule = _SLIDING.get(self.keys.arch, _Sliding(0) if self._has_pattern else None)
         if rule is None or (self.keys.arch == "exaone4" and self.num_trunk != _EXAONE4_SLIDING):
             return 0
         window = self.keys.integer("attention.sliding_window", rule.window)
         return rule.forced or window if window else 0
+
+    @property
+    def _has_pattern(self) -> bool:
+        """Whether the file says of each layer whether it slides."""
+        pattern = self.keys.value("attention.sliding_window_pattern")
+        return isinstance(pattern, tuple | GgufSpan)
 
     @cached_property
     def is_sliding(self) -> tuple[bool, ...]:
         """Which layers slide, by the file's pattern if it has one, else by the table's period."""
         if not self._window:
             return (False,) * self.num
+        if self._has_pattern:
+            return _flags(self.keys.value("attention.sliding_window_pattern"), self.num)
         rule = _SLIDING[self.keys.arch]
-        pattern = self.keys.value("attention.sliding_window_pattern")
-        if isinstance(pattern, tuple | GgufSpan):
-            return _flags(pattern, self.num)
-        if rule.period is None:
-            return (False,) * self.num
         period = self.keys.integer("attention.sliding_window_pattern", rule.period)
         last = 0 if rule.global_first else period - 1
         return tuple(
@@ -254,10 +249,9 @@ def _recurrent_layers(num_layers: int, tensors: Iterable[str]) -> tuple[bool, ..
     )
 
 
-def _flags(value: GgufValue, num_layers: int) -> tuple[bool, ...]:
-    """One flag a layer; llama.cpp takes a number as all layers and a short array as ending in 0."""
-    if isinstance(value, GgufSpan | str):
+def _flags(value: GgufValue | None, num_layers: int) -> tuple[bool, ...]:
+    """One flag a layer; llama.cpp takes a short array as ending in 0."""
+    if not isinstance(value, tuple):
         return (False,) * num_layers
-    values = value if isinstance(value, tuple) else (value,) * num_layers
-    padded = *values, *(0,) * num_layers
+    padded = *value, *(0,) * num_layers
     return tuple(flag != 0 for flag in padded[:num_layers])

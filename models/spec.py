@@ -90,9 +90,8 @@ class ModelSpec:
     where values are not cached, because they are computed from the keys (multi-head latent
     attention).
     `fingerprint` is the same for copies of a file wherever they lie; of the weights it holds
-    samples, which tell fine-tunes with the same shapes and texts apart. `add_bos` is None where the
-    file leaves it to llama.cpp. `notes` are sentences about what cannot be planned or done with
-    this model.
+    samples, which tell fine-tunes with the same shapes and texts apart. `notes` are sentences about
+    what cannot be done with this model.
     """
 
     path: Path
@@ -123,19 +122,15 @@ class ModelSpec:
 
     keeps_state: bool  # recurrent, in some of the layers
     is_recurrent_layer: tuple[bool, ...]
-    has_encoder: bool
     tied_embeddings: bool
 
     group_bytes: tuple[tuple[str, int], ...]
     type_bytes: tuple[tuple[str, int], ...]
-    layer_bytes: tuple[int, ...]
 
     chat_template: str | None
     bos_id: int | None
     eos_id: int | None
-    add_bos: bool | None
     tokenizer_model: str
-    tokenizer_pre: str
     tokenizer_hash: str
 
     # for conversations with tools, where it is not `chat_template`
@@ -231,11 +226,9 @@ def read_model_spec(path: str | os.PathLike[str], *, heads: bool = False) -> Mod
         expert_feed_forward_size=max(keys.per_layer("expert_feed_forward_length", layers.num, 0)),
         keeps_state=layers.keeps_state,
         is_recurrent_layer=layers.is_recurrent_layer,
-        has_encoder=keys.arch in _ENCODER_DECODER | _EMBEDDING_ONLY,
         tied_embeddings=_is_tied(keys, tensors),
         group_bytes=tuple((group, by_group[group]) for group in GROUPS),
         type_bytes=tuple(by_type.most_common()),
-        layer_bytes=_layer_bytes(tensors, layers.num),
         chat_template=first.text("tokenizer.chat_template") or None,
         tool_template=first.text("tokenizer.chat_template.tool_use") or None,
         sampling=_sampling(first.metadata),
@@ -296,9 +289,7 @@ def _tokenizer(gguf: Gguf, vocab_size: int) -> dict[str, Any]:
     return {
         "bos_id": _token_id(gguf, "bos", vocab_size),
         "eos_id": _token_id(gguf, "eos", vocab_size),
-        "add_bos": _flag(gguf.metadata.get("tokenizer.ggml.add_bos_token")),
         "tokenizer_model": _label(gguf.text("tokenizer.ggml.model")),
-        "tokenizer_pre": _label(gguf.text("tokenizer.ggml.pre")),
         "tokenizer_hash": gguf.tokenizer_hash,
         "num_merges": _span(gguf, "merges").count,
         "token_text_bytes": _span(gguf, "tokens").text_bytes,
@@ -357,11 +348,6 @@ def _is_last_block(keys: Keys, names: Collection[str]) -> bool:
     )
 
 
-def _layer_bytes(tensors: list[GgufTensor], num_layers: int) -> tuple[int, ...]:
-    by_layer = _bytes_by(tensors, lambda tensor: _layer(tensor.name))
-    return tuple(by_layer[index] for index in range(num_layers))
-
-
 def _is_tied(keys: Keys, tensors: list[GgufTensor]) -> bool:
     """A head in a file of its own may have neither table and take both from its model.
 
@@ -383,10 +369,6 @@ def _token_id(gguf: Gguf, which: str, vocab_size: int) -> int | None:
 def _label(text: str) -> str:
     """A text of the file that is fit to print: one line, no control characters, not endless."""
     return "".join(letter for letter in text[:200] if letter.isprintable())
-
-
-def _flag(value: GgufValue | None) -> bool | None:
-    return value if isinstance(value, bool) else None
 
 
 def _sampling(metadata: Mapping[str, GgufValue]) -> dict[str, float]:
@@ -422,11 +404,6 @@ def _group(name: str) -> str:
     return "attention" if match and match[2].startswith("attn") else "other"
 
 
-def _layer(name: str) -> int:
-    match = _BLOCK.fullmatch(name)
-    return int(match[1]) if match else -1
-
-
 def _bytes_by(tensors: list[GgufTensor], key: Callable[[GgufTensor], _K]) -> Counter[_K]:
     sums: Counter[_K] = Counter()
     for tensor in tensors:
@@ -451,7 +428,7 @@ def _notes(arch: str, num_prediction: int) -> Iterator[str]:
     if arch in _EMBEDDING_ONLY:
         yield f"{arch} is an embedding model: it does not generate text"
     if arch in _ENCODER_DECODER:
-        yield f"{arch} reads the prompt with an encoder, whose memory is not planned"
+        yield f"{arch} reads the prompt with an encoder, which edgespec does not use"
     if arch in _DIFFUSION:
         yield f"{arch} writes by diffusion, not token by token"
     if num_prediction:

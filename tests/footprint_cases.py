@@ -33,10 +33,10 @@ def model(*tensors: GgufTensor, **changes: Any) -> ModelSpec:
         num_heads=(4, 4), num_kv_heads=(2, 2), key_length=(16, 16), value_length=(16, 16),
         sliding_window=0, is_sliding=(False, False), num_experts=0, num_experts_used=0,
         expert_feed_forward_size=0, keeps_state=False,
-        is_recurrent_layer=(False, False), has_encoder=False,
+        is_recurrent_layer=(False, False),
         tied_embeddings=all(one.name != "output.weight" for one in tensors), group_bytes=(),
-        type_bytes=(), layer_bytes=(), chat_template=None, bos_id=None, eos_id=None, add_bos=None,
-        tokenizer_model="gpt2", tokenizer_pre="", tokenizer_hash="",
+        type_bytes=(), chat_template=None, bos_id=None, eos_id=None,
+        tokenizer_model="gpt2", tokenizer_hash="",
         tensors={one.name: one for one in tensors},
     )  # fmt: skip
     return replace(spec, **changes)

@@ -92,9 +92,9 @@ def model(
         key_length=(head,) * layers, value_length=(head,) * layers, sliding_window=0,
         is_sliding=(False,) * layers, num_experts=0, num_experts_used=0,
         expert_feed_forward_size=0, keeps_state=False,
-        is_recurrent_layer=(False,) * layers, has_encoder=False,
-        tied_embeddings=True, group_bytes=(), type_bytes=(), layer_bytes=(), chat_template=None,
-        bos_id=None, eos_id=None, add_bos=None, tokenizer_model="gpt2", tokenizer_pre="",
+        is_recurrent_layer=(False,) * layers,
+        tied_embeddings=True, group_bytes=(), type_bytes=(), chat_template=None,
+        bos_id=None, eos_id=None, tokenizer_model="gpt2",
         tokenizer_hash="", tensors=tensors,
     )  # fmt: skip
     return replace(spec, **changes)

@@ -233,27 +233,10 @@ EXPORTED size_t edgespec_kernels_packed_bytes(int ggml_type, int64_t rows, int64
     return f ? size_t(rows / f->panel_rows) * f->panel_bytes(k) : 0;
 }
 
-// Bytes of work memory for a product with `tokens` columns of `k` activations.
-EXPORTED size_t edgespec_kernels_work_bytes(int64_t k, int64_t tokens) {
-    return edgespec::multiplication_work_bytes(k, tokens);
-}
-
-// Bytes of work memory for a product of experts; see ExpertSizes.
-EXPORTED size_t edgespec_kernels_expert_bytes(int64_t k, int64_t experts, int64_t slots, int64_t columns, int64_t tokens,
-                                              int threads) {
-    return edgespec::expert_work_bytes({k, experts, slots, columns, tokens}, threads);
-}
-
 // Whether there is attention for keys and values of these lengths, in caches of f16.
 EXPORTED int edgespec_kernels_attends(int64_t dk, int64_t dv) {
     const edgespec::CacheType f16 = edgespec::CacheType::f16;
     return edgespec::computes_attention(dk, f16, dv, f16, edgespec::kCellBlock);
-}
-
-// Bytes of work memory for the attention of a step on `threads` threads.
-EXPORTED size_t edgespec_kernels_attention_bytes(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dv,
-                                                 int64_t cells, int threads) {
-    return edgespec::attention_work_bytes({tokens, heads, kv_heads, dv, cells}, threads);
 }
 
 // The buffer type, for who builds graphs of single products: the check before first use, and timing.

@@ -326,7 +326,7 @@ bool computes(const Tensor* op) {
 
 bool PackedTraits::work_size(int threads, const Tensor* op, size_t& size) {
     if (op->op == ggml::GGML_OP_GET_ROWS) return true;
-    const bool are_floats = format(op->src[0]).multiply_floats;
+    const bool are_floats = format_of(op->src[0])->multiply_floats;  // of weights that lie nowhere, too
     if (op->op == ggml::GGML_OP_MUL_MAT_ID)
         size = expert_work_bytes(Routing(op).sizes, threads);
     else

@@ -13,7 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,13 +22,20 @@ from edgespec.backends.base import Capabilities
 from edgespec.backends.llama.context import LlamaContext, LlamaSettings
 from edgespec.backends.llama.hidden_rows import keep_layer_input
 from edgespec.backends.llama.kernels import attach_uncompared, kernels
-from edgespec.backends.llama.library import LOG, REPACKED
+from edgespec.backends.llama.library import LOG, REPACKED, ggml_function
 from edgespec.memory.bytes.shape import HOST, Device, RunShape
 from edgespec.memory.bytes.simulation import MOST_BYTES, Bytes
 from edgespec.memory.device.kernels import open_library
 from edgespec.models.processes import messages_out
 
 _LAY_OUT = "_ZN13llama_context13sched_reserveEv"  # llama_context::sched_reserve()
+# llama_context::get_gf_res_reserve() const, an llm_graph_result, and what that says of itself with
+# llm_graph_result::get_max_nodes() const. The graph's place in it, and behind it that number
+# (`llama.cpp: src/llama-graph.h`).
+_RESULT = "_ZNK13llama_context18get_gf_res_reserveEv"
+_MOST_NODES = "_ZNK16llm_graph_result13get_max_nodesEv"
+_GRAPH = 32
+_UNKNOWN_WORK = 1 << 20  # of a thread: tiles of products and of attention
 _ROUNDED = 0.005  # MiB that a number of the log may be too small by
 _MOST_SECONDS = 6  # for an answer: 0.02 usually, and 2 where a GPU's driver starts
 _NO_MEMORY = "bad_alloc"  # in llama.cpp's words
@@ -205,7 +212,7 @@ class SimulatedContext(LlamaContext):
         try:
             return allocated(self)
         except OSError:
-            return self._said_by_log()
+            return _with_work(self, self._said_by_log())
 
     def _said_by_log(self) -> dict[str, Bytes]:
         """As much as the log tells: buffers and caches, rounded up to hundredths of a MiB.
@@ -251,7 +258,43 @@ def allocated(context: LlamaContext) -> dict[str, Bytes]:
         there[name in REPACKED] += one.model
         there[2] += one.context
         there[3] += one.compute
-    return {label: Bytes(*sizes) for label, sizes in found.items()}
+    return _with_work(context, {label: Bytes(*sizes) for label, sizes in found.items()})
+
+
+class _GraphPlan(ctypes.Structure):
+    """struct ggml_cplan, of which only the first field counts here."""
+
+    _fields_ = (("work_bytes", ctypes.c_size_t), ("others", ctypes.c_void_p * 6))
+
+
+def _with_work(context: LlamaContext, found: dict[str, Bytes]) -> dict[str, Bytes]:
+    """With what ggml asks for to compute the largest graph.
+
+    Where that is not found: a batch's activations, which are in the buffer for results, and scratch
+    of each thread.
+    """
+    here, threads = found.get(HOST, Bytes(0, 0, 0, 0)), context.settings.threads
+    work = here.compute + threads * _UNKNOWN_WORK
+    with suppress(AttributeError):  # C++ names are others on Windows, and kernels may be plug-ins
+        arguments = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
+        plan = ggml_function("ggml_graph_plan", _GraphPlan, *arguments)
+        if graph := _graph(context):
+            work = plan(graph, threads, None).work_bytes
+    return {**found, HOST: here._replace(work=work)}
+
+
+def _graph(context: LlamaContext) -> int | None:
+    """The address of the graph that the context's buffers were laid out for last.
+
+    Raises AttributeError where llama.cpp does not tell.
+    """
+    library = context.lib._lib
+    result_of, nodes_of = library[_RESULT], library[_MOST_NODES]
+    result_of.restype, result_of.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    nodes_of.restype, nodes_of.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+    result = result_of(context.handle)
+    graph, most_nodes = (ctypes.c_uint64 * (_GRAPH + 2)).from_address(result)[_GRAPH:]
+    return graph if most_nodes == nodes_of(result) else None
 
 
 if __name__ == "__main__":

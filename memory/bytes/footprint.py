@@ -13,15 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from edgespec.memory.bytes.shape import HOST, RunShape, padded
+from edgespec.memory.bytes.shape import HOST, RunShape
 from edgespec.memory.bytes.simulation import Answer, Bytes
-from edgespec.memory.device.host import cpu_features
-from edgespec.memory.device.kernels import (
-    attention_work_bytes,
-    expert_work_bytes,
-    packed_bytes,
-    product_work_bytes,
-)
+from edgespec.memory.device.kernels import packed_bytes
 from edgespec.memory.device.track import MOST_FREED_BYTES
 from edgespec.models.gguf.ggml_types import GGML_NUMBERS
 from edgespec.models.gguf.reader import GgufTensor
@@ -31,7 +25,6 @@ _KV_BLOCK = {"q8_0": 32, "q4_0": 32}
 # What edgespec's kernels keep as it is. They read such matrices beside quantized ones, and none
 # of a file that has no others.
 _FLOATS = ("F32", "F16", "BF16")
-_DOWN_EXPERTS = "ffn_down_exps.weight"  # whose inputs are as many as a token has experts
 _MULTIPLIED_VECTOR = "ffn_gate_inp_shexp.weight"  # the gate of a shared expert
 _F32 = 4
 NOTHING = Bytes(0, 0, 0, 0)
@@ -39,23 +32,13 @@ TABLE, HEAD = "token_embd.weight", "output.weight"
 LOOKUP_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")
 # Architectures with tables that llama.cpp marks (`TENSOR_READ_LAZY`).
 _READS_ROWS = ("gemma4", "qwen4exp")
-_ACTIVATION_BYTES = {"F32": 4.0, "F16": 2.0, "BF16": 2.0}  # else Q8_0 or Q8_K blocks
-_QUANTIZED_ACTIVATION_BYTES = 292 / 256
-# What llama.cpp multiplies in tiles on x86-64 unless it is rearranged, and its scratch for a thread
-# (`ggml/src/ggml-cpu/tiled/tiled.cpp`, `ggml_tiled_supported`).
-_TILED = frozenset(
-    "Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS IQ3_XXS IQ3_S IQ2_XXS IQ2_XS IQ2_S IQ1_S IQ1_M".split()
-)
-_TILE_BYTES = 512 << 10
-_CACHE_LINE = 64
-_COUNT_BYTES = 8  # of a number of tokens, and of a token with its place among an expert's
-_ATTENTION_TILE = 64  # rows of queries and of keys that one thread works on
 # Interpreter, numpy, the command line and llama.cpp's library, on Linux x86-64 with Python 3.11,
-# where all pages of the libraries are in the page cache. Measured: 61 MiB (`docs/memory.md`).
-RUNTIME_BYTES = 66 << 20
+# where all pages of the libraries are in the page cache, and what the C library keeps of freed
+# memory. Measured: 61 MiB without that (`docs/memory.md`).
+RUNTIME_BYTES = (66 << 20) + MOST_FREED_BYTES
 # Of that llama.cpp's library and our modules that decode, which come with the first load; and by
 # how much a process grows with which they came already.
-LIBRARY_BYTES, GROWTH_BYTES = 26 << 20, 4 << 20
+LIBRARY_BYTES, GROWTH_BYTES = (26 << 20) + MOST_FREED_BYTES, (4 << 20) + MOST_FREED_BYTES
 # What llama.cpp keeps of a token and of a merge (`llama.cpp: src/llama-vocab.cpp`): entries of
 # vectors, and nodes of hash tables as glibc rounds them. Such a table has one of these numbers of
 # buckets. Texts of over 15 bytes lie apart, three times: six tenths of all in the worst case. None
@@ -97,38 +80,6 @@ def kv_type_fits(spec: ModelSpec, kind: str) -> bool:
     """Whether the heads of all layers are whole blocks of a cache type."""
     block = _KV_BLOCK.get(kind, 1)
     return all(length % block == 0 for length in (*spec.key_length, *spec.value_length))
-
-
-def work_bytes(spec: ModelSpec, shape: RunShape) -> int:
-    """Bytes the CPU kernels share: one batch of activations in the weights' number format.
-
-    (`ggml/src/ggml-cpu/ggml-cpu.c`, `ggml_graph_plan`; with flash attention, tiles by thread.)
-    """
-    tokens = min(shape.batch_size, shape.context_size)
-    outputs = min(tokens, shape.max_nodes)
-    products = (
-        product_bytes(
-            tensor,
-            outputs if tensor.name in (TABLE, HEAD) else tokens,
-            shape,
-            spec.num_experts_used,
-        )
-        for tensor in multiplied_tensors(spec)
-    )
-    head = max(spec.key_length, default=0)
-    tile = _ATTENTION_TILE
-    attention = _F32 * shape.threads * (4 * tile * head + 2 * tile * tile)
-    if shape.kernels:
-        cells = padded(shape.context_size)
-        sizes = zip(
-            spec.num_heads, spec.num_kv_heads, spec.key_length, spec.value_length, strict=True
-        )
-        for heads, kv_heads, keys, values in set(sizes):
-            length = values or keys  # latent attention has its values in its keys
-            if kv_heads and length:
-                work = attention_work_bytes(tokens, heads, kv_heads, length, cells, shape.threads)
-                attention = max(attention, work)
-    return int(max(attention, *products, 0))
 
 
 def weights_parts(spec: ModelSpec, shape: RunShape, answer: Answer) -> Iterator[Component]:
@@ -178,7 +129,6 @@ def footprint(
     parts = (
         *weights_parts(spec, shape, answer),
         *context_parts(answer),
-        Component("work", work_bytes(spec, shape), is_ceiling=True),
         Component("logits", shape.max_nodes * spec.vocab_size * _F32, is_ceiling=True),
         Component("drafter_tables", drafter_bytes, is_ceiling=True),
     )
@@ -218,10 +168,14 @@ def loading_bytes(spec: ModelSpec, shape: RunShape, here: Bytes) -> int:
 
 
 def context_parts(answer: Answer) -> Iterator[Component]:
-    """What a context takes on each device: its cache, recurrent state included, and buffers."""
+    """What a context takes on each device: its cache, recurrent state included, and buffers.
+
+    `work` is what CPU kernels share: activations in the weights' number format, and scratch.
+    """
     for label, one in answer.items():
         yield Component("kv_cache", one.cache, device=label)
         yield Component("compute", one.compute, is_ceiling=True, device=label)
+        yield Component("work", one.work, is_ceiling=True, device=label)
 
 
 def beside_another(role: str, spec: ModelSpec, parts: Iterable[Component]) -> tuple[Component, ...]:
@@ -254,25 +208,3 @@ def _packed_bytes(tensor: GgufTensor) -> int:
     """As edgespec's kernels read it; 0 for a matrix that they leave to llama.cpp."""
     columns, rows, *others = *tensor.dims, 1
     return packed_bytes(GGML_NUMBERS[tensor.type.name], rows, columns) * prod(others)
-
-
-def product_bytes(tensor: GgufTensor, tokens: int, shape: RunShape, used: int = 0) -> int:
-    """Bytes of work memory for the product of a matrix and `tokens`.
-
-    Of experts' matrices each token is multiplied by those of `used` experts.
-    """
-    columns, kind = tensor.dims[0], tensor.type.name
-    is_packed = shape.kernels and _packed_bytes(tensor) > 0
-    experts = tensor.dims[2] if len(tensor.dims) > 2 else 0
-    rows = tokens * (max(1, used) if tensor.name.endswith(_DOWN_EXPERTS) else 1)
-    if is_packed and experts:
-        return expert_work_bytes(columns, experts, used, rows // tokens, tokens, shape.threads)
-    if is_packed:
-        return product_work_bytes(columns, rows)
-    activations = int(rows * columns * _ACTIVATION_BYTES.get(kind, _QUANTIZED_ACTIVATION_BYTES))
-    if experts:
-        places = _COUNT_BYTES * (experts * (1 + tokens * used) + 3)
-        activations += places + _CACHE_LINE * (experts + 1)
-    is_tiled = kind in _TILED and "avx2" in cpu_features()
-    tiles = _CACHE_LINE + _TILE_BYTES * shape.threads if is_tiled else 0
-    return activations + tiles

@@ -14,7 +14,6 @@ from edgespec.memory.bytes.footprint import (
     beside_another,
     context_parts,
     weights_parts,
-    work_bytes,
 )
 from edgespec.memory.bytes.shape import RunShape
 from edgespec.memory.bytes.simulation import Answer, Wanted
@@ -75,7 +74,6 @@ def head_footprint(
     parts = (
         *weights_parts(head, shape, answer),
         *context_parts(answer),
-        Component("work", work_bytes(head, shape), is_ceiling=True),
         *_rows_of(spec, target, head, shape),
     )
     return beside_another("head", head, (part for part in parts if part.nbytes))

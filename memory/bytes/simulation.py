@@ -34,7 +34,7 @@ from edgespec.models.spec import ModelSpec
 _MODULE = "edgespec.backends.llama.simulator"
 _KIND = "layouts"  # of what is stored
 _QUIET_END = {"GGML_NO_BACKTRACE": "1"}  # where it ends, no debugger is started
-_CONTEXTS = 2  # one more whenever contexts are made in another way for the same settings
+_CONTEXTS = 3  # one more whenever contexts are made in another way for the same settings
 _MOST_KEPT = 400  # answers about a file: a plan takes 10 to 25
 _PATIENCE_S = 60.0  # for one answer, if the process sleeps: busy it ends itself far sooner
 _LOOK_S = 0.25  # between looks at its memory; an answer takes a tenth of that
@@ -50,6 +50,7 @@ class Bytes(NamedTuple):
     packed: int  # as kernels read them
     cache: int  # keys, values and recurrent state
     compute: int  # buffers for the results of a batch
+    work: int = 0  # of kernels on the host, which their threads share
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,23 +73,6 @@ def _packed_bytes(ggml_type: int, rows: int, columns: int) -> int:
     return int(function(ggml_type, rows, columns))
 
 
-@functools.cache
-def product_work_bytes(columns: int, tokens: int) -> int:
-    """Bytes of work memory for the activations of `tokens`, each of `columns` values."""
-    function = _function("edgespec_kernels_work_bytes", ctypes.c_size_t, *2 * (ctypes.c_int64,))
-    return int(function(columns, tokens))
-
-
-@functools.cache
-def expert_work_bytes(
-    columns: int, experts: int, used: int, inputs: int, tokens: int, threads: int
-) -> int:
-    """Bytes of work memory for a product of experts: `inputs` of `columns` values a token."""
-    arguments = (*5 * (ctypes.c_int64,), ctypes.c_int)
-    function = _function("edgespec_kernels_expert_bytes", ctypes.c_size_t, *arguments)
-    return int(function(columns, experts, used, inputs, tokens, threads))
-
-
 def attends(key_length: int, value_length: int) -> bool:
     """Whether attention over f16 keys and values of these lengths is the kernels' own."""
     return not missing_kernels() and _attends(key_length, value_length)
@@ -99,16 +82,6 @@ def attends(key_length: int, value_length: int) -> bool:
 def _attends(key_length: int, value_length: int) -> bool:
     function = _function("edgespec_kernels_attends", ctypes.c_int, *2 * (ctypes.c_int64,))
     return bool(function(key_length, value_length))
-
-
-@functools.cache
-def attention_work_bytes(
-    tokens: int, heads: int, kv_heads: int, value_length: int, cells: int, threads: int
-) -> int:
-    """Bytes of work memory for the attention of a step over `tokens`."""
-    arguments = (*5 * (ctypes.c_int64,), ctypes.c_int)
-    function = _function("edgespec_kernels_attention_bytes", ctypes.c_size_t, *arguments)
-    return int(function(tokens, heads, kv_heads, value_length, cells, threads))
 
 
 @functools.cache

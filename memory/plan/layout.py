@@ -64,33 +64,6 @@ _CPU_BATCHES = ((1024, 64), (0, 128))  # from this width on
 _CELL_HEADER, _LAYER_HEADER = 16, 64
 
 
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """Who shares the cache."""
-
-    users: int
-    more_cells: int = 0  # than a context has
-
-
-ALONE = Sharing(1)
-
-
-class Offloaded(NamedTuple):
-    """Layers on other devices, negative for all; by accelerator, where several share them."""
-
-    layers: int = 0
-    counts: tuple[int, ...] = ()
-
-    @classmethod
-    def shared(cls, counts: Iterable[int]) -> Offloaded:
-        """Of each accelerator so many."""
-        each = tuple(counts)
-        return cls(sum(each), each)
-
-
-ALL_HERE = Offloaded()
-
-
 class Shortage(NamedTuple):
     """What may not suffice: how many bytes there are, on which device if on one, and are taken."""
 
@@ -120,28 +93,20 @@ class Layout:
     kv_type_k: str
     kv_type_v: str
     drafter: str = "none"
-    offloaded: Offloaded = ALL_HERE
+    gpu_layers: int = 0  # on other devices; negative: all
+    counts: tuple[int, ...] = ()  # of these by accelerator, where several share them
     experts_here: int = 0  # layers, the first ones, whose experts lie on the host
     drafter_bytes: int = 0  # ceiling of the drafters' tables
     draft_spec: ModelSpec | None = None
     switch_spec: ModelSpec | None = None
-    sharing: Sharing = ALONE
+    users: int = 1  # generations that may run at once
+    more_cells: int = 0  # of the cache that they share, than a context has
     states: int = 0  # of prefixes, that are kept
-
-    @property
-    def gpu_layers(self) -> int:
-        """Layers on other devices; negative: all."""
-        return self.offloaded.layers
 
     @property
     def specs(self) -> tuple[ModelSpec, ...]:
         """The models that write."""
         return (self.spec,) if self.switch_spec is None else (self.spec, self.switch_spec)
-
-    @property
-    def users(self) -> int:
-        """Generations that may run at once."""
-        return self.sharing.users
 
     @property
     def backend(self) -> str:
@@ -441,7 +406,7 @@ class Layout:
         """The layers by device, of those that have any."""
         everything = self.spec.num_layers + 1
         alone = everything if self.gpu_layers < 0 else min(self.gpu_layers, everything)
-        counts = self.offloaded.counts or (alone,)
+        counts = self.counts or (alone,)
         counts = (*counts, *[0] * (len(self.machine.accelerators) - len(counts)))
         named = zip(self.machine.labels, counts, self.machine.accelerators, strict=False)
         used = {label for _, label in self.overrides}
@@ -476,7 +441,7 @@ class Layout:
 
     @property
     def _uses_gpu(self) -> bool:
-        return not self.offloaded.counts or any(not one.device.worker for one in self.shares)
+        return not self.counts or any(not one.device.worker for one in self.shares)
 
     def cells(self, context: int) -> int:
         """Tokens the cache has room for, of all users together.
@@ -485,7 +450,7 @@ class Layout:
         """
         if self.exact and self.users > 1:
             return self.users * padded(context)
-        return context + self.sharing.more_cells
+        return context + self.more_cells
 
     def max_nodes(self, draft_max: int) -> int:
         """Nodes of a step: the roots of all users, and one longest draft."""

@@ -17,7 +17,7 @@ from functools import partial
 from edgespec.errors import UnsupportedError
 from edgespec.memory.bytes.footprint import kv_type_fits, multiplied_tensors
 from edgespec.memory.bytes.shape import HOST
-from edgespec.memory.plan.layout import DRAFT_SIZES, Layout, Offloaded
+from edgespec.memory.plan.layout import DRAFT_SIZES, Layout
 from edgespec.memory.plan.options import ONNX
 from edgespec.memory.plan.request import Choice, Request
 from edgespec.models.onnx.facts import EXACTLY_PACKED
@@ -115,7 +115,7 @@ def with_layers_placed(layout: Layout) -> tuple[Layout, Choice]:
     if has_devices and layout.machine.is_split:
         layout = spread(layout)
     elif has_devices and asked is not None:
-        layout = replace(layout, offloaded=Offloaded(asked))
+        layout = replace(layout, gpu_layers=asked)
     elif has_devices:
         layout = _on_gpu(layout, context)
     reason = _layers_reason(layout)
@@ -139,17 +139,17 @@ def _on_gpu(layout: Layout, context: int) -> Layout:
 
     Whatever leaves less on the host for a token to read: that is what takes its time.
     """
-    whole = replace(layout, offloaded=Offloaded(_most_on_gpu(layout, context)))
+    whole = replace(layout, gpu_layers=_most_on_gpu(layout, context))
     if whole.gpu_layers < 0 or not may_keep_experts(layout):
         return whole
     layers = range(layout.spec.num_layers + 1)
-    all_there = replace(layout, offloaded=Offloaded(-1))
+    all_there = replace(layout, gpu_layers=-1)
     least = bisect_left(
         layers, True, key=lambda count: _fits(replace(all_there, experts_here=count), context)
     )
     kept = replace(all_there, experts_here=min(least, layout.spec.num_layers))
     if least not in layers:  # not even without experts
-        kept = replace(kept, offloaded=Offloaded(_most_on_gpu(kept, context)))
+        kept = replace(kept, gpu_layers=_most_on_gpu(kept, context))
     return min(whole, kept, key=lambda way: read_bytes(way).get(HOST, 0))
 
 
@@ -159,7 +159,7 @@ def _most_on_gpu(layout: Layout, context: int) -> int:
 
     def is_too_much(layers: int) -> bool:
         count = -1 if layers == everything else layers
-        return not _fits(replace(layout, offloaded=Offloaded(count)), context)
+        return not _fits(replace(layout, gpu_layers=count), context)
 
     if not is_too_much(everything):
         return -1
@@ -188,7 +188,7 @@ def _layers_reason(layout: Layout) -> str:
 def _gain(layout: Layout) -> str:
     """Of experts that lie here: what a token reads here, and what it would with whole layers."""
     override = replace(layout.request, override_tensor=())
-    whole = replace(layout, request=override, experts_here=0, offloaded=Offloaded())
+    whole = replace(layout, request=override, experts_here=0, gpu_layers=0, counts=())
     whole, _ = with_layers_placed(whole)
     ours, other = (read_bytes(way).get(HOST, 0) >> 20 for way in (layout, whole))
     layers = sum(one.layers for one in whole.shares)
@@ -215,7 +215,7 @@ def _shares_reason(layout: Layout) -> str:
         asked = layout.request.gpu_layers == 0
         return "as asked" if asked else "this machine has room for all, and steps take less time"
     shares = ", ".join(f"{one.layers} on {one.device.name}" for one in layout.shares)
-    host = layout.spec.num_layers + 1 - sum(layout.offloaded.counts)
+    host = layout.spec.num_layers + 1 - sum(layout.counts)
     how = "as asked" if layout.request.gpu_layers is not None else "the fastest ones filled first"
     return f"{shares}, {host} here; {how}"
 
@@ -298,10 +298,10 @@ def spread(layout: Layout) -> Layout:
     ways = [_shared(layout, _filled(layout, order[:count])) for count in range(len(order) + 1)]
     if may_keep_experts(layout):
         ways += [_with_experts_here(layout, order[:count]) for count in range(1, len(order) + 1)]
-    fitting = [way for way in ways if not _is_full(way, way.offloaded.counts)]
+    fitting = [way for way in ways if not _is_full(way, way.counts)]
     if not fitting:
         return ways[len(order)]
-    return min(fitting, key=lambda way: step_s(way, way.offloaded.counts))
+    return min(fitting, key=lambda way: step_s(way, way.counts))
 
 
 def may_keep_experts(layout: Layout) -> bool:
@@ -327,7 +327,7 @@ def _with_experts_here(layout: Layout, numbers: Sequence[int]) -> Layout:
 
 
 def _shared(layout: Layout, counts: Sequence[int]) -> Layout:
-    return replace(layout, offloaded=Offloaded.shared(counts))
+    return replace(layout, gpu_layers=sum(counts), counts=tuple(counts))
 
 
 def step_s(layout: Layout, counts: Sequence[int]) -> float:

@@ -26,7 +26,6 @@ from edgespec.memory.plan.drafts import Drafts, largest_cheap
 from edgespec.memory.plan.layout import (
     BATCH_SIZES,
     Layout,
-    Sharing,
     largest_fitting,
     parts_on,
     smallest_batch,
@@ -102,7 +101,7 @@ def make_plan(
         drafter_bytes=drafter_bytes if drafts else 0,
         draft_spec=draft_spec if drafts else None,
         switch_spec=switch_spec,
-        sharing=Sharing(int(users.value)),
+        users=int(users.value),
     )
     layout, gpu_layers = with_layers_placed(layout)
     layout, kv_type = with_exact_cache(layout, kv_type)
@@ -384,7 +383,7 @@ def with_cells_for_all(
         more = [*range(0, most, CONTEXT_STEP), most]
 
         def shared(size: int) -> Layout:
-            return replace(layout, sharing=Sharing(layout.users, size))
+            return replace(layout, more_cells=size)
 
         fitting = largest_fitting(
             more, lambda size: shared(size).excess_bytes(context, batch, draft_max)

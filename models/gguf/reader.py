@@ -17,6 +17,7 @@ import re
 import struct
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import repeat
 from pathlib import Path
 from typing import TypeAlias
 
@@ -361,11 +362,12 @@ class _Reader:
             raise self._bad(f"claims {count} strings in {what}, and {MAX_STRINGS} are read")
         if count * 8 > self.size - self.pos:
             raise self._cut_off(what, count * 8 - (self.size - self.pos))
-        # The one hot loop: 300,000 rounds of 50 ns on a Qwen file, so nothing else happens in it.
+        # The one hot loop: 300,000 rounds of 60 ns on a Qwen file, so nothing else happens in it.
         data, pos, length_at = self.data, self.pos, _U64.unpack_from
         try:
-            for _ in range(count):
-                pos += length_at(data, pos)[0] + 8
+            for _ in repeat(None, count):
+                (length,) = length_at(data, pos)
+                pos += length + 8
         except (struct.error, OverflowError):
             pos = max(pos, self.size) + 8
         self.pos = pos
