@@ -424,7 +424,7 @@ class Scheduler:
                 self._fail(job, problem)
             return
         if num_writing and self._slots.count > 1:
-            num_read = sum(len(piece.tokens) for piece in pieces)
+            num_read = sum(len(tokens) for _, tokens in pieces)
             num_nodes = max((one.previous - num_read for one in decodings), default=0)
             if num_nodes or num_read:
                 self.pace.has_stepped(num_nodes, num_read, (perf_counter() - began) * 1e3, depth)
@@ -445,8 +445,8 @@ class Scheduler:
             if most <= 0:
                 break
             decoding = job.sequence
-            pieces.append(Piece(decoding, decoding.next_piece(most)))
-            most -= len(pieces[-1].tokens) + decoding.backend.pending
+            pieces.append((decoding, decoding.next_piece(most)))
+            most -= len(pieces[-1][1]) + decoding.backend.pending
         return pieces
 
     def _process(self, job: Job, outcome: Outcome) -> None:
