@@ -12,9 +12,8 @@ from time import perf_counter
 
 from edgespec.backends.base import Backend, Logits, SeesImages
 from edgespec.backends.tree import DraftTree
-from edgespec.decode.accept import accept, cut
 from edgespec.decode.generation import Run, Written
-from edgespec.decode.verification import accept_sampled
+from edgespec.decode.verification import accept, accept_sampled, cut
 from edgespec.decode.writers import ALONE
 from edgespec.drafting import constants
 from edgespec.drafting.calibration import Calibration

@@ -509,7 +509,10 @@ _PLAIN_EVERY = 16  # steps at most, of which one reads nothing: what a chunk add
 
 
 class Pace:
-    """Sizes of chunks of prompts.
+    """Sizes of chunks of prompts, so that answers keep a set share of their speed meanwhile.
+
+    Where several prompts wait, answers keep less: small chunks would keep more people waiting, and
+    longer, than they keep others going.
 
     Args:
         latency: most time that reading one prompt may add to a step, in steps.

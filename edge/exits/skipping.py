@@ -26,9 +26,8 @@ from edgespec.backends.llama.skipping import SkippingBackend
 from edgespec.backends.tree import DraftTree
 from edgespec.errors import UnsupportedError
 from edgespec.measure.prompts import PROMPTS
-from edgespec.measure.timing import one_step
+from edgespec.measure.timing import measure_curve, one_step
 from edgespec.memory.device import host
-from edgespec.memory.times.measuring import measure_curve
 from edgespec.memory.times.speed import predicted_speedup
 from edgespec.models.exits.trainer import LONGEST_RUN, agreement_of, gains_of
 from edgespec.models.exits.writer import choose_tokens, import_gguf, write_pruned

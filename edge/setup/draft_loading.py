@@ -15,12 +15,17 @@ from edgespec.backends.llama.head import Followed
 from edgespec.backends.llama.head_files import open_head_file
 from edgespec.drafting.drafters import HEAD
 from edgespec.drafting.drafters.model import HeadDrafter, HeadText, ModelDrafter
-from edgespec.measure.timing import measure_depths, measured_while_busy, one_step, times_behind
+from edgespec.measure.timing import (
+    measure_curve,
+    measure_depths,
+    measured_while_busy,
+    one_step,
+    times_behind,
+)
 from edgespec.memory.device import host
 from edgespec.memory.plan.plan import DRAFT_MODEL_BATCH, DRAFT_MODEL_NODES, Plan, draft_context
 from edgespec.memory.plan.settings import Settings
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.measuring import measure_curve
 from edgespec.models.exits.early_exit import gains_of, read_exit, read_made_for
 from edgespec.models.spec import ModelSpec, read_model_spec
 from edgespec.progress import Progress

@@ -20,7 +20,9 @@ from edgespec.drafting.drafters import HEAD
 from edgespec.drafting.drafters.model import WritingDrafter
 from edgespec.errors import DoesNotFitError
 from edgespec.measure.timing import (
+    expect_slopes,
     fastest_step,
+    measure_curve,
     measure_depths,
     measure_reads,
     measured_while_busy,
@@ -37,7 +39,6 @@ from edgespec.memory.plan.request import Request
 from edgespec.memory.plan.settings import settings_of
 from edgespec.memory.store import cache
 from edgespec.memory.times.curve import CostCurve
-from edgespec.memory.times.measuring import expect_slopes, measure_curve
 from edgespec.models.embedded import embedded_model
 from edgespec.models.hub.resolve import model_file
 from edgespec.models.onnx.folder import read_model

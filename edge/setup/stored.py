@@ -280,7 +280,8 @@ def _library(backend: str) -> str:
 def snapshot_cost(spec: ModelSpec, settings: Settings, count: int) -> float | None:
     """How many times as long plain steps take with so many snapshots as without; None: unknown.
 
-    Each one costs as much as each of those that were measured.
+    A step may write a part of every snapshot, whatever it drafts. Each costs as much as each of
+    those that were measured, in turns with none: the machine's speed drifts by more than it is.
     """
     costs = stored_snapshot_costs(spec, settings)
     if not count or not costs:
