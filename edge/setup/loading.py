@@ -44,7 +44,7 @@ from edgespec.models.hub.resolve import model_file
 from edgespec.models.onnx.folder import read_model
 from edgespec.models.spec import ONNX_FORMAT, ModelSpec, read_model_spec
 from edgespec.progress import Progress
-from edgespec.setup.draft_loading import load_draft_model, load_head
+from edgespec.setup.draft_loading import load_draft_model
 from edgespec.setup.kernel_choice import prepare_kernels
 from edgespec.setup.planning import make_run_plan
 from edgespec.setup.slowdown import compare_with_before
@@ -240,7 +240,6 @@ def _load_one(
         if curve is not None:
             cost = _snapshots_cost(backend, curve, spec, plan)
             model = load_draft_model(backend, spec, plan, report)
-            model = model or load_head(backend, spec, plan, report)
         if model is not None:
             stack.callback(model.close)
         learning = Learning(spec, plan, curve, model, backend.tokenizer.vocab_size)
