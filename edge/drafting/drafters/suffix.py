@@ -72,7 +72,6 @@ class SuffixDrafter(CountingDrafter):
 
     @property
     def nbytes(self) -> int:
-        """Ceiling of the index in bytes."""
         return self.texts.nbytes
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -96,7 +95,6 @@ class SuffixDrafter(CountingDrafter):
     # -- proposing -------------------------------------------------------------------------
 
     def propose(self, context: StepContext, base: Proposal = EMPTY) -> Proposal:
-        """The most probable continuations, best first."""
         votes = self._votes()
         self._proposal = self._chain(votes, context) if votes else EMPTY
         return self._proposal
