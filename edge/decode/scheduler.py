@@ -21,7 +21,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter
 
-from edgespec.backends.base import Backend
 from edgespec.decode.decoding import Decoding
 from edgespec.decode.generation import Chunks, Run
 from edgespec.decode.slots import Slot, Slots
@@ -175,14 +174,6 @@ class Scheduler:
             if wakes or self.is_closed:
                 with self._lock:
                     self._change.notify_all()
-
-    def spare(self, count: int) -> Backend | None:
-        """As `Slots.spare`, for who has the cache."""
-        return self._slots.spare(count)
-
-    def rest(self) -> None:
-        """As `Slots.rest`."""
-        self._slots.rest()
 
     def check(self) -> None:
         """Raise UnsupportedError where the engine cannot be used any more, or not from here."""
